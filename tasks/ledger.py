@@ -55,7 +55,8 @@ class LedgerJob(LedgerConfig):
 
 
 def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
-    """Reads inputs `data`, `model`, which the training began with, and `trained`.
+    """Reads inputs `data`, `model`, which the training began with, `trained`, and `prompts` of a
+    training on groups.
 
     Results: the tables of `dynolab.results.ledger`.
     """
@@ -79,7 +80,8 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         config=config.training,
         steps=steps,
         model=model,
-        examples=work.input_folder("data") / "train.jsonl",
+        examples=work.input_folder("prompts" if "prompts" in work.inputs else "data")
+        / "train.jsonl",
         metrics=trained / "metrics.jsonl",
         segment=segment_steps(model, steps, config.disk_bytes),
     )

@@ -107,7 +107,8 @@ def _moment_table(moments: Sequence[Moment]) -> Markup:
 def _tokens(moment: Moment) -> Markup:
     each = Markup("<code>{}</code> {}")
     return Markup(" · ").join(
-        each.format(Markup(token_text(token)), number(nats, 2, sign=True)) for token, nats in moment.tokens
+        each.format(Markup(token_text(token)), number(nats, 2, sign=True))
+        for token, nats in moment.tokens
     )
 
 

@@ -19,11 +19,8 @@ from dynolab.report.figure import Figure
 from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_figure
 from dynolab.report.inputs.arms import arm_table_of
-from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.inputs.study import Compared, ReportInputs, Training
-from dynolab.report.ledger.heat_map import ledger_map_figure
-from dynolab.report.ledger.pushers import pusher_section
-from dynolab.report.ledger.waterfall import waterfall_figure
+from dynolab.report.ledger.page import ledger_parts
 from dynolab.report.mitigation.page import remedy_figure
 from dynolab.report.mitigation.tables import mitigation_table
 from dynolab.report.page import (
@@ -108,7 +105,7 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
             learning_path_figure(paths),
             gap_figure(paths),
             squeezing_figure(squeezing, titles) if squeezing else None,
-            *_ledger_parts(inputs.ledger),
+            *(ledger_parts(inputs.ledger) if inputs.ledger else []),
             event_section(events),
             contrast_section(trainings[-1], inputs.contrasts) if inputs.contrasts else None,
             *_compared_sections(inputs.compared),
@@ -156,13 +153,6 @@ def _force_figures(inputs: ReportInputs) -> list[Figure | None]:
         kernel_size_figure(kernel) if kernel else None,
         stability_figure(kernel) if kernel else None,
     ]
-
-
-def _ledger_parts(ledger: Ledger | None) -> list[Figure | Section | None]:
-    """The account of the last training: its sums, who pulled whom, and when."""
-    if ledger is None:
-        return []
-    return [waterfall_figure(ledger), pusher_section(ledger), ledger_map_figure(ledger)]
 
 
 def _compared_sections(compared: Compared) -> list[Section]:

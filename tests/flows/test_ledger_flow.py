@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger, StepAccount
 from dynolab.objectives import DPOConfig
 from dynolab.results.ledger import TABLES, FunctionalRow, read_table
 from dynolab.results.study import ARGMAX
-from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
+from dynolab.rollouts.rewards import ALLOWED
+from dynolab.training.config import GroupTrainConfig, LoraConfig, OptimizerConfig, TrainConfig
 from dynolab.training.step_record import StepRecord
+from flows.flow import Plan
+from flows.ledger import FLOW
+from tasks.group_training import GROUP, PROMPTS
 from tasks.ledger import LEDGER, LedgerJob
 from tasks.runtime.stage import run_stage
 from tasks.runtime.work import StageResult
 from tasks.shared.replay import COPIES
 from tasks.training import PREFERENCE
-from tests.flows.analysed import PLAIN, Analysed
+from tests.flows.analysed import PLAIN, WORLD, Analysed
+from tests.flows.in_process import short, step_names
 
 Trained = tuple[TrainConfig, StageResult]
 SGD = OptimizerConfig(name="sgd", learning_rate=1e-2, momentum=0.9)
@@ -41,7 +48,7 @@ def ledger(
     **changes: Any,
 ) -> StageResult:
     """The account of a training; `fresh`: kept again if there is one."""
-    config = LedgerJob(training=training, pairs=2, answers=3, **changes)
+    config = LedgerJob(training=training, **{"pairs": 2, "answers": 3, **changes})
     inputs = {"data": analysed.data, "model": analysed.sft, "trained": result}
     return run_stage(LEDGER, config, inputs, analysed.platform, fresh=fresh)
 
@@ -93,8 +100,7 @@ def test_segments_change_nothing(analysed: Analysed, dpo: Trained) -> None:
 def test_a_ledger_that_was_ended_goes_on(
     analysed: Analysed, dpo: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tables(analysed, ledger(analysed, *dpo))
-    small = two_steps_of_records(analysed)
+    settings = {"disk_bytes": two_steps_of_records(analysed), "answers": 2}
     entered: list[int] = []
     enter = Ledger.enter
 
@@ -106,10 +112,10 @@ def test_a_ledger_that_was_ended_goes_on(
 
     monkeypatch.setattr(Ledger, "enter", ended)
     with pytest.raises(KeyboardInterrupt):
-        ledger(analysed, *dpo, fresh=True, disk_bytes=small)
-    again = ledger(analysed, *dpo, fresh=True, disk_bytes=small)
+        ledger(analysed, *dpo, **settings)
+    resumed = tables(analysed, ledger(analysed, *dpo, **settings))
     assert entered == [5, 4, 3, 2, 3, 2, 1, 0]
-    assert tables(analysed, again) == whole
+    assert resumed == tables(analysed, ledger(analysed, *dpo, fresh=True, answers=2))
 
 
 def test_a_replay_that_differs_is_refused_at_its_first_step(
@@ -127,3 +133,61 @@ def test_a_training_without_probes_has_accounts_of_kinds_alone(analysed: Analyse
     rows = analysed.rows(account, "functionals.jsonl", FunctionalRow)
     assert {(row.split, row.kind) for row in rows} >= {("train", "chosen"), ("train", ARGMAX)}
     assert all(len(row.pairs) == 2 for row in rows)
+
+
+@pytest.fixture(scope="module")
+def grpo(analysed: Analysed) -> Iterator[StageResult]:
+    """A training on groups that watches the data's answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ALLOWED, "tests.training.rewards")
+        config = GroupTrainConfig(
+            rewards=({"name": "tests.training.rewards.some_words"},),
+            engine=PLAIN,
+            optimizer=SGD,
+            steps=3,
+            batch_size=4,
+            completions=4,
+            max_new_tokens=4,
+            temperature=1.3,
+            probe_every=3,
+        )
+        prompts = analysed.run(PROMPTS, DataConfig(world=WORLD))
+        yield analysed.run(GROUP, config, prompts=prompts, data=analysed.data, model=analysed.sft)
+
+
+def test_a_training_on_groups_has_a_line_for_every_completion(
+    analysed: Analysed, grpo: StageResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOWED, "tests.training.rewards")
+    results = analysed.run_plan(planned(analysed, trained=short(grpo)))
+    folder = analysed.folder(results["ledger"])
+    assert results["ledger"].metrics["ledger/closure"] < 1e-5
+    responses = read_table(folder, "responses")
+    assert set(responses["side"]) == {"chosen", "rejected"}
+    assert max(responses["response"]) >= 4
+
+
+def planned(analysed: Analysed, **settings: Any) -> Plan:
+    return analysed.plan(FLOW, analysed.named({"ledger": {"pairs": 1, "answers": 1}, **settings}))
+
+
+def test_the_flow_finds_what_a_training_read(analysed: Analysed, dpo: Trained) -> None:
+    plan = planned(analysed, trained=short(dpo[1]))
+    assert step_names(plan) == ["ledger", "ledger-page"]
+    results = analysed.run_plan(plan)
+    page = analysed.text(results["ledger-page"], "ledger.html")
+    assert "Who pulled these answers down" in page
+    assert results["ledger-page"].metrics["ledger/steps"] == 6
+
+
+@pytest.mark.parametrize(
+    ("trained", "message"),
+    [
+        ("DATA", "is a result of stage data; give one of sft, preference, group"),
+        ("sft/0123456789ab", "is not in the store"),
+        ("sft", "run the study first"),
+    ],
+)
+def test_what_is_no_training_is_refused(analysed: Analysed, trained: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(analysed, trained=trained)

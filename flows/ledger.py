@@ -1,0 +1,107 @@
+"""The ledger: a finished training → the account of all its steps → page."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from dynolab.errors import ConfigError
+from flows.checkpoints import named_result, results_of
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from tasks.group_training import GROUP
+from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
+from tasks.ledger_page import LEDGER_PAGE
+from tasks.runtime.lineage import lineage
+from tasks.runtime.pipeline import Step
+from tasks.runtime.stage import Platform
+from tasks.runtime.work import StageResult
+from tasks.shared.page_helpers import PageConfig
+from tasks.training import PREFERENCE, SFT
+
+TRAINED = "trained"
+READS = {
+    SFT.name: ("data", "model"),
+    PREFERENCE.name: ("data", "model"),
+    GROUP.name: ("data", "model", "prompts"),
+}
+"""Stages that train, with the inputs that a replay reads again."""
+
+
+class LedgerParameters(FlowParameters):
+    """Parameters of the account of a finished training."""
+
+    name: Name = Field("ledger", description="Name of the run and of its page's file.")
+    study: str | None = Field(
+        None, description="Study file whose finished steps can be given as results."
+    )
+    trained: str = Field(
+        description="The training: MLflow's tag `store.address`, or `<stage>/<key>` with the key's "
+        "first digits, or the name of a step of `study`."
+    )
+    ledger: LedgerConfig = LedgerConfig()
+
+
+def plan(parameters: LedgerParameters, platform: Platform) -> Plan:
+    """Plans the account and its page; what the training read is found by its lineage.
+
+    **Raises** `ConfigError` for a result that is no training, or whose inputs are gone.
+    """
+    known = results_of(parameters.study, platform)
+    trained = named_result(TRAINED, parameters.trained, known, platform)
+    if trained.stage not in READS:
+        names = ", ".join(READS)
+        raise ConfigError(
+            TRAINED,
+            parameters.trained,
+            f"is a result of stage {trained.stage}; give one of {names}",
+        )
+    existing = {TRAINED: trained, **_inputs(parameters.trained, trained, platform)}
+    manifest = platform.store.manifest(trained.address, trained.digest)
+    job = LedgerJob.model_validate({**dict(parameters.ledger), "training": manifest.config})
+    page = PageConfig(name=parameters.name, settings=parameters.as_yaml)
+    steps = [
+        Step("ledger", LEDGER, job, {name: name for name in existing}),
+        Step("ledger-page", LEDGER_PAGE, page, {"ledger": "ledger", "data": "data"}),
+    ]
+    return Plan(parameters, steps, existing)
+
+
+def _inputs(reference: str, trained: StageResult, platform: Platform) -> dict[str, StageResult]:
+    """The results that the training read, by their names as its inputs."""
+    parents = {
+        ancestor.role: ancestor.result
+        for ancestor in lineage(platform.store, trained)
+        if ancestor.depth == 1
+    }
+    inputs = {}
+    for name in READS[trained.stage]:
+        if name not in parents:
+            remedy = "it watched no answers; set probe_every of the training"
+            raise ConfigError(TRAINED, reference, remedy)
+        result = parents[name]
+        if result is None:
+            remedy = (
+                f"its input {name} is no longer in the store; run its flow again, then this one"
+            )
+            raise ConfigError(TRAINED, reference, remedy)
+        inputs[name] = result
+    return inputs
+
+
+FLOW = StagedFlow(
+    "ledger",
+    LedgerParameters,
+    plan,
+    page="ledger-page",
+    file="ledger.html",
+    forms={
+        "ledger": Form(
+            "The account of a finished training: which example moved which answer, step by step.",
+            {
+                "study": "study",
+                "trained": "trained",
+                "pairs": "ledger.pairs",
+                "answers": "ledger.answers",
+            },
+        )
+    },
+)

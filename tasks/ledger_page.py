@@ -1,0 +1,26 @@
+"""Stage `ledger-page`: the page of a training's account."""
+
+from __future__ import annotations
+
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, input_metrics, send_page, stage_facts
+
+
+def ledger_page(work: Work[PageConfig]) -> dict[str, float]:
+    """Reads inputs `ledger` and `data`, the rows of its training.
+
+    Results: `ledger.html` and `figures/`; both go to MLflow as well. Returns the ledger's metrics.
+    """
+    from dynolab.report.inputs.ledger import read_ledger
+    from dynolab.report.ledger.page import write_ledger_page
+
+    config = work.config
+    with work.shown():
+        ledger = read_ledger(work.input_folder("ledger"), work.input_folder("data"))
+        write_ledger_page(ledger, config.name, config.settings, stage_facts(work), work.output)
+    send_page(work)
+    return input_metrics(work, "ledger")
+
+
+LEDGER_PAGE = Stage("ledger-page", 1, ledger_page)
