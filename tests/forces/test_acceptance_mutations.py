@@ -144,7 +144,7 @@ def test_attention_detached(setting, route, monkeypatch):
     assert error(setting, route) > 1e-3
 
 
-@pytest.mark.parametrize("broken", ["_table_rows", "_normed"])
+@pytest.mark.parametrize("broken", ["_table_rows", "normed"])
 def test_a_wrong_rule_is_found_and_its_parameters_taken_whole(setting, broken, monkeypatch):
     """The engine tries its rules against autograd before it trusts them."""
     true = getattr(factors, broken)

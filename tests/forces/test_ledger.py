@@ -14,6 +14,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View, central_difference
 from dynolab.forces.ledger.account import Ledger, StepAccount
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
+from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.step_record import StepRecord
@@ -178,8 +179,9 @@ def along(functional: Functional, policy: PolicyFunction, at, push) -> float:
 def test_a_functional_is_its_answers_weighted_log_probabilities(policy):
     model = neox()
     at = {name: p.detach() for name, p in model.named_parameters()}
-    one = slopes_of(FUNCTIONALS, policy, at, batch_tokens=8)
-    many = slopes_of(FUNCTIONALS, policy, at)
+    gradients = GroupedGradients.build(policy, at, [encoded(1), encoded(2)])
+    one = slopes_of(FUNCTIONALS, gradients, at, batch_tokens=8)
+    many = slopes_of(FUNCTIONALS, gradients, at)
     torch.testing.assert_close(one.gradients, many.gradients)
     by_hand = [2.0 * logp(policy, encoded(77)) - 0.5 * logp(policy, encoded(78))]
     assert one.values[1].item() == pytest.approx(by_hand[0])

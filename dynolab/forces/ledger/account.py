@@ -32,16 +32,12 @@ from torch import Tensor
 from dynolab.errors import ConfigError
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.functional import (
-    Functional,
-    Slopes,
-    flatten,
-    flatten_gradient,
-    slopes_of,
-    unflatten,
-)
-from dynolab.forces.map.problem import Updating, updating_responses
-from dynolab.forces.map.weighted import WeightedResponse, scores_along
+from dynolab.forces.ledger.flat import flatten, unflatten
+from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
+from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.responses import StepResponses, step_responses
+from dynolab.forces.map.problem import Updating
+from dynolab.forces.map.weighted import scores_along
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
 from dynolab.training.step_record import StepRecord
@@ -117,6 +113,7 @@ class Ledger:
         self._policy, self._functionals = policy, functionals
         self._batch_tokens, self._by_token = batch_tokens, by_token
         self._next: _Next | None = None
+        self._gradients: GroupedGradients | None = None
 
     def enter(self, record: StepRecord) -> StepAccount:
         """The entries of the step before the one entered last.
@@ -126,14 +123,14 @@ class Ledger:
         policy, after = self._policy, self._next
         weights = flatten(policy.cast(record.before))
         if after is None:
-            end, later = self._slopes(record.after), torch.zeros(())
+            end, later = self._slopes(record, record.after), torch.zeros(())
         else:
             after.check_follows(record, flatten(policy.cast(record.after)))
             end, later = after.slopes, after.sensitivity
-        start = self._slopes(record.before)
+        start = self._slopes(record, record.before)
         mean = (start.gradients + end.gradients) / 2
-        responses, labels = updating_responses(record, policy)
-        gradients = response_gradients(record, policy, responses)
+        responses = step_responses(record, self._route(record), batch_tokens=self._batch_tokens)
+        gradients = responses.gradients
         step = _map_of(record, policy, gradients.sum(0))
         sensitivity = step.out * mean + step.carry * later
         self._next = _Next(record.facts.step, weights, start, sensitivity)
@@ -146,7 +143,7 @@ class Ledger:
         direct, predicted = products(mean, torch.stack([step.direct, change])).T
         return StepAccount(
             step=record.facts.step,
-            responses=tuple(labels),
+            responses=responses.labels,
             lines=-lines,
             decay=direct - pull,
             carried_in=-step.carry * momentum,
@@ -162,7 +159,7 @@ class Ledger:
     def _tokens(
         self,
         record: StepRecord,
-        responses: Sequence[WeightedResponse],
+        responses: StepResponses,
         direction: Float[Tensor, " parameters"],
         functional: int,
         lines: Float[Tensor, "responses functionals"],
@@ -170,7 +167,9 @@ class Ledger:
         """Tokens of the strongest line: `line = Σ_l ∂s_l` along into ⊙ U."""
         strongest = int(lines[:, functional].abs().argmax())
         along = unflatten(direction, record.before)
-        nats = scores_along(self._policy, record.before, [along], [responses[strongest]])[0]
+        nats = scores_along(self._policy, record.before, [along], [responses.weighted[strongest]])[
+            0
+        ]
         return TokenLines(strongest, functional, nats.double())
 
     def save(self, file: Path) -> None:
@@ -184,8 +183,17 @@ class Ledger:
         device = self._policy.device
         self._next = _Next.of({name: tensor.to(device) for name, tensor in tensors.items()})
 
-    def _slopes(self, at: Weights) -> Slopes:
-        return slopes_of(self._functionals, self._policy, at, batch_tokens=self._batch_tokens)
+    def _slopes(self, record: StepRecord, at: Weights) -> Slopes:
+        return slopes_of(
+            self._functionals, self._route(record), at, batch_tokens=self._batch_tokens
+        )
+
+    def _route(self, record: StepRecord) -> GroupedGradients:
+        """How gradients of many answers are taken at once, found at the first step."""
+        if self._gradients is None:
+            answers = [term.sequence for q in self._functionals for term in q.terms]
+            self._gradients = GroupedGradients.build(self._policy, record.before, answers[:2])
+        return self._gradients
 
 
 @dataclass(frozen=True)
@@ -236,21 +244,6 @@ def products(
     for some, others in zip(left.split(SLICE, dim=1), right.split(SLICE, dim=1), strict=True):
         total += some.double() @ others.double().T
     return total
-
-
-def response_gradients(
-    record: StepRecord, policy: PolicyFunction, responses: Sequence[WeightedResponse]
-) -> Float[Tensor, "responses parameters"]:
-    """∇_θ of the loss through each response of a step's batch; their sum is the loss' gradient."""
-    leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
-    return torch.stack([_gradient(response, policy, leaves) for response in responses])
-
-
-def _gradient(
-    response: WeightedResponse, policy: PolicyFunction, leaves: Weights
-) -> Float[Tensor, " parameters"]:
-    """`−∇ Σ_l c_l log π_l`, the objective's c held constant."""
-    return flatten_gradient(-response.scores(policy, leaves).sum(), leaves)
 
 
 def _map_of(

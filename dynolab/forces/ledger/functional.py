@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, by_length
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.logit_function import Weights
-from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
+from dynolab.forces.ledger.grouped import GroupedGradients
 
 
 @dataclass(frozen=True)
@@ -55,64 +56,47 @@ class Slopes:
 
 def slopes_of(
     functionals: Sequence[Functional],
-    policy: PolicyFunction,
+    gradients: GroupedGradients,
     at: Weights,
     *,
     batch_tokens: int = 16_384,
 ) -> Slopes:
     """One forward and one backward of every term.
 
-    **Arguments:**
-
-    - `at`: the weights; gradients are taken with respect to these, in their order, flattened.
-    - `batch_tokens`: bound of sequences × padded length of one forward.
+    **Arguments:** `batch_tokens`: bound of sequences × padded length of one forward.
 
     Where the likeliest token changes between two steps q has a kink; the gradient is that of the
     token that is likeliest now.
     """
-    leaves = {name: w.requires_grad_() for name, w in policy.cast(at).items()}
-    values, gradients = [], []
-    for functional in functionals:
-        value = torch.zeros((), dtype=torch.float64, device=policy.device)
-        gradient = torch.zeros_like(flatten(leaves))
-        sequences = [term.sequence for term in functional.terms]
-        for members in by_length(sequences, batch_tokens):
-            part = _sum([functional.terms[member] for member in members], policy, leaves)
-            gradient += flatten_gradient(part, leaves)
-            value += part.detach().double()
-        values.append(value)
-        gradients.append(gradient)
-    return Slopes(torch.stack(values), torch.stack(gradients))
+    policy = gradients.policy
+    listed = [(number, term) for number, q in enumerate(functionals) for term in q.terms]
+    values = torch.zeros(len(functionals), dtype=torch.float64, device=policy.device)
+    rows: Tensor | float = 0.0
+    for members in by_length([term.sequence for _, term in listed], batch_tokens):
+        numbers, terms = zip(*(listed[member] for member in sorted(members)), strict=True)
+        batch, _ = policy.batch([term.sequence for term in terms])
+        group = torch.tensor(numbers, device=policy.device)
+        weighted = partial(_weighted_logps, terms, batch)
+        part, each = gradients(at, batch, weighted, group, len(functionals))
+        rows = rows + part
+        values.index_add_(0, group[batch.sequence], each.double())
+    assert isinstance(rows, Tensor), "a functional has a term"
+    return Slopes(values, rows)
 
 
-def _sum(terms: Sequence[Term], policy: PolicyFunction, at: Weights) -> Float[Tensor, ""]:
-    batch, _ = policy.batch([term.sequence for term in terms])
-    logits = policy.logits(at, batch)
-    weights = torch.tensor([term.weight for term in terms], dtype=policy.dtype)
+def _weighted_logps(
+    terms: Sequence[Term], batch: TokenBatch, logits: Float[Tensor, "tokens vocabulary"]
+) -> Float[Tensor, " tokens"]:
+    """Each response token's share of its functional."""
+    weights = torch.tensor([term.weight for term in terms], dtype=logits.dtype)
     logps = View(_tokens(terms, batch, logits)).logps(logits).squeeze(-1)
-    return (weights.to(policy.device)[batch.sequence] * logps).sum()
+    return weights.to(logits.device)[batch.sequence] * logps
 
 
-def _tokens(terms: Sequence[Term], batch: TokenBatch, logits: Tensor) -> Tensor:
+def _tokens(
+    terms: Sequence[Term], batch: TokenBatch, logits: Float[Tensor, "tokens vocabulary"]
+) -> Int[Tensor, "tokens 1"]:
+    """The answer's own token at every position, or the likeliest."""
     likeliest = torch.tensor([term.likeliest for term in terms], device=batch.token.device)
-    if not likeliest.any():
-        return batch.token[:, None]
-    best = View.argmax(logits).tokens
-    return torch.where(likeliest[batch.sequence][:, None], best, batch.token[:, None])
-
-
-def flatten(weights: Weights) -> Float[Tensor, " parameters"]:
-    """All tensors as one vector, one after the other."""
-    return torch.cat([w.detach().flatten() for w in weights.values()])
-
-
-def unflatten(vector: Float[Tensor, " parameters"], like: Weights) -> dict[str, Tensor]:
-    """The vector's parts with the names and shapes of some weights."""
-    parts = vector.split([w.numel() for w in like.values()])
-    return {name: part.view_as(w) for (name, w), part in zip(like.items(), parts, strict=True)}
-
-
-def flatten_gradient(value: Float[Tensor, ""], leaves: Weights) -> Float[Tensor, " parameters"]:
-    """The gradient of a value with respect to leaves, as one vector; zero where none leads."""
-    gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-    return torch.cat([g.flatten() for g in gradients])
+    best, own = logits.detach().argmax(-1), batch.token
+    return torch.where(likeliest[batch.sequence], best, own)[:, None]

@@ -99,7 +99,7 @@ def _add(factors: Factors, signal: Signal, generic: set[str]) -> None:
     if weight is None:
         return
     if rule.kind == "norm":
-        _add_dense(factors, weight, signal.summed(_normed(rule, value)))
+        _add_dense(factors, weight, signal.summed(normed(rule, value)))
     elif rule.local:
         factors.point[weight] = Point(value, signal.delta, rule.transposed)
     elif rule.kind == "embedding":
@@ -125,7 +125,7 @@ def _table_rows(module: nn.Module, ids: Int[Tensor, " positions"], delta: Tensor
 
 
 @torch.no_grad()
-def _normed(rule: Rule, value: Tensor) -> Tensor:
+def normed(rule: Rule, value: Tensor) -> Tensor:
     """The norm's output before scale and bias."""
     module = rule.module
     weight = module.weight

@@ -51,7 +51,9 @@ class Signal:
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class Call:
+    """One call of a module; `leaf` stands in for its input, where one does."""
+
     rule: Rule
     input: Tensor
     output: Tensor
@@ -74,7 +76,7 @@ def token_signals(
     """
     batch = weighted_batch([response], policy)
     cut = {id(rule.module) for rule in tail.readers} if tail else set()
-    with _recorded(rules, cut) as calls, torch.enable_grad():
+    with recorded_calls(rules, cut) as calls, torch.enable_grad():
         scores = _scores(policy, at, response, batch)
     if tail is None:
         return _from_the_head(scores, calls, batch.position)
@@ -93,7 +95,7 @@ def _scores(
     return (pull * logits).sum(-1)
 
 
-def _from_the_head(scores: Tensor, calls: Sequence[_Call], position: Tensor) -> list[Signal]:
+def _from_the_head(scores: Tensor, calls: Sequence[Call], position: Tensor) -> list[Signal]:
     """Starts at the logits: row m belongs to token m alone, whatever the head computes."""
     heads = [call for call in calls if call.rule.head]
     body = _on_sequences(calls, position)
@@ -112,7 +114,7 @@ def _from_the_head(scores: Tensor, calls: Sequence[_Call], position: Tensor) -> 
 
 
 def _from_the_last_attention(
-    scores: Tensor, calls: Sequence[_Call], tail: Tail, position: Tensor
+    scores: Tensor, calls: Sequence[Call], tail: Tail, position: Tensor
 ) -> list[Signal]:
     """One backward after the last attention; through it and below, token by token.
 
@@ -150,7 +152,7 @@ def _from_the_last_attention(
     ]
 
 
-def _on_sequences(calls: Sequence[_Call], position: Tensor) -> list[_Call]:
+def _on_sequences(calls: Sequence[Call], position: Tensor) -> list[Call]:
     """The calls on whole sequences.
 
     The head and its adapters are called only on the predicting positions, which are fewer: the
@@ -163,7 +165,7 @@ def _on_sequences(calls: Sequence[_Call], position: Tensor) -> list[_Call]:
     ]
 
 
-def _call_of(rule: Rule, calls: Sequence[_Call]) -> _Call:
+def _call_of(rule: Rule, calls: Sequence[Call]) -> Call:
     return next(call for call in calls if call.rule is rule)
 
 
@@ -189,13 +191,13 @@ def _batched(
     ]
 
 
-def _whole(call: _Call, signal: Tensor) -> Signal:
+def _whole(call: Call, signal: Tensor) -> Signal:
     """A signal at all positions but the last, which predicts nothing."""
     end = call.output.shape[1] - 1
     return Signal(call.rule, call.input[0, :end].detach(), signal[:, 0, :end].detach())
 
 
-def _own(call: _Call, signal: Tensor, position: Tensor) -> Signal:
+def _own(call: Call, signal: Tensor, position: Tensor) -> Signal:
     """A signal at each token's own position: the head sees only those, other modules all."""
     if call.rule.head:
         return Signal(call.rule, call.input[0].detach(), signal[0])
@@ -212,7 +214,7 @@ def find_tail(
     are its readers.
     """
     batch = weighted_batch([sample], policy)
-    with _recorded(rules, set()) as calls, torch.enable_grad():
+    with recorded_calls(rules, set()) as calls, torch.enable_grad():
         scores = _scores(policy, at, sample, batch)
     body = [call for call in _on_sequences(calls, batch.position) if call.rule.kind != "embedding"]
     once = len({id(call.rule) for call in calls}) == len(calls)
@@ -249,12 +251,12 @@ def _stays_at(signal: Tensor, position: Tensor) -> bool:
 
 
 @contextmanager
-def _recorded(rules: Sequence[Rule], cut: set[int]) -> Iterator[list[_Call]]:
+def recorded_calls(rules: Sequence[Rule], cut: set[int]) -> Iterator[list[Call]]:
     """Records every call of the rules' modules, with outputs that require a gradient.
 
     Modules in `cut` (by identity) get a leaf in place of their input.
     """
-    calls: list[_Call] = []
+    calls: list[Call] = []
     leaves: dict[int, tuple[Tensor, Tensor]] = {}
 
     def stand_in(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -268,7 +270,7 @@ def _recorded(rules: Sequence[Rule], cut: set[int]) -> Iterator[list[_Call]]:
             if not output.requires_grad:
                 output.requires_grad_()
             value, leaf = leaves.get(id(module), (arguments[0], None))
-            calls.append(_Call(rule, value, output, leaf))
+            calls.append(Call(rule, value, output, leaf))
 
         return record
 

@@ -19,8 +19,8 @@ from dynolab.forces.map.gram import Kernel
 from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
-from dynolab.objectives import Objective, build_objective
-from dynolab.training.step_record import Recorded, StepRecord
+from dynolab.objectives import Objective
+from dynolab.training.step_record import Recorded
 
 SAMPLE_TOKENS = 4
 """Response tokens on which the parameters' rules are checked: each has its own random weight."""
@@ -70,8 +70,10 @@ def pose(
     if not observed or not updating:
         empty = "updating" if observed else "observed"
         raise ConfigError(empty, [], "give at least one response")
-    plain = [sequence for example in updating for _, sequence in example.responses(objective.sides)]
-    for role, responses in (("observed", observed), ("updating", plain)):
+    sequences = [
+        sequence for example in updating for _, sequence in example.responses(objective.sides)
+    ]
+    for role, responses in (("observed", observed), ("updating", sequences)):
         for number, response in enumerate(responses):
             check_response(f"{role}[{number}]", response, policy.causal)
     if isinstance(update, FrozenUpdate):
@@ -83,20 +85,13 @@ def pose(
     kernel = Kernel.build(policy, at, wanted, scale, sample)
     return Problem(
         kernel=kernel,
-        observed=[WeightedResponse.own(each, policy, observed_temperature) for each in observed],
-        updating=weighted(updating, objective, policy, kernel.at),
+        observed=[
+            WeightedResponse.own(sequence, policy, observed_temperature) for sequence in observed
+        ],
+        updating=_weighted(kernel, updating, objective),
         labels=labelled(updating, objective),
         rate=rate,
     )
-
-
-def updating_responses(
-    record: StepRecord, policy: PolicyFunction
-) -> tuple[list[WeightedResponse], list[Updating]]:
-    """The responses of a recorded step with the objective's c at the weights before it."""
-    objective = build_objective(record.facts.objective)
-    at = policy.cast(record.before)
-    return weighted(record.examples, objective, policy, at), labelled(record.examples, objective)
 
 
 def labelled(updating: Sequence[Recorded], objective: Objective) -> list[Updating]:
@@ -109,27 +104,27 @@ def labelled(updating: Sequence[Recorded], objective: Objective) -> list[Updatin
 
 
 @torch.no_grad()
-def weighted(
-    updating: Sequence[Recorded], objective: Objective, policy: PolicyFunction, at: Weights
+def _weighted(
+    kernel: Kernel, updating: Sequence[Recorded], objective: Objective
 ) -> list[WeightedResponse]:
     """The updating responses, every token with the objective's c, one example at a time."""
     totals = step_totals(updating, objective)
-    responses = []
+    weighted = []
     for example in updating:
-        batch = objective_batch([example], objective, totals, policy)
-        logps = objective_logps(policy, at, batch, objective)
+        batch = objective_batch([example], objective, totals, kernel.policy)
+        logps = objective_logps(kernel.policy, kernel.at, batch, objective)
         token_weights = objective.token_weights(logps, batch).reshape(len(logps), -1)
         sequences = [sequence for _, sequence in example.responses(objective.sides)]
         lengths = [sequence.response_length for sequence in sequences]
         # A batch may list likelier tokens that the loss does not read; they have no weights.
         targets = batch.targets[:, : token_weights.shape[1]]
-        responses += [
+        weighted += [
             WeightedResponse(sequence, own, weights, example.temperature)
             for sequence, own, weights in zip(
                 sequences, targets.split(lengths), token_weights.split(lengths), strict=True
             )
         ]
-    return responses
+    return weighted
 
 
 def _response(sequence: Encoded) -> tuple[int, ...]:

@@ -1,0 +1,76 @@
+"""The responses of a recorded step: their gradients, and the weights that the objective gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.data.batches import TokenBatch
+from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.map.problem import Updating, labelled
+from dynolab.forces.map.weighted import WeightedResponse
+from dynolab.forces.step.split import micro_batches, record_batch
+from dynolab.objectives import Objective, build_objective, read_logps
+from dynolab.training.step_record import StepRecord
+
+
+@dataclass(frozen=True)
+class StepResponses:
+    """A step's responses, entry by entry: what they are, ∇_θ of the loss through each, and s.
+
+    The gradients add up to that of the loss. `weighted` holds every token with the objective's c.
+    """
+
+    labels: tuple[Updating, ...]
+    gradients: Float[Tensor, "responses parameters"]
+    weighted: tuple[WeightedResponse, ...]
+
+
+def step_responses(
+    record: StepRecord, gradients: GroupedGradients, *, batch_tokens: int = 16_384
+) -> StepResponses:
+    """One forward and one backward of a step's batch, at the weights before it.
+
+    A response's gradient is that of `−Σ_l c_l log π_l`, `c_l = −∂loss/∂log π_l` held constant.
+    """
+    objective = build_objective(record.facts.objective)
+    parts, weighted = [], []
+    for examples in micro_batches(record, objective.sides, batch_tokens):
+        batch = record_batch(record, gradients.policy, examples)
+        losses = _Losses(objective, batch)
+        count = len(batch.side)
+        part, _ = gradients(record.before, batch, losses, torch.arange(count), count)
+        parts.append(part)
+        sequences = [
+            (sequence, record.examples[number].temperature)
+            for number in examples
+            for _, sequence in record.examples[number].responses(objective.sides)
+        ]
+        lengths = [sequence.response_length for sequence, _ in sequences]
+        # A batch may list likelier tokens that the loss does not read; they have no weights.
+        targets = batch.targets[:, : losses.token_weights.shape[1]]
+        weighted += [
+            WeightedResponse(sequence, own, weights, temperature)
+            for (sequence, temperature), own, weights in zip(
+                sequences, targets.split(lengths), losses.token_weights.split(lengths), strict=True
+            )
+        ]
+    labels = labelled(record.examples, objective)
+    return StepResponses(tuple(labels), torch.cat(parts), tuple(weighted))
+
+
+class _Losses:
+    """`−Σ_j c_{l,j} log π_{l,j}` of every response token; keeps c."""
+
+    def __init__(self, objective: Objective, batch: TokenBatch) -> None:
+        self._objective, self._batch = objective, batch
+        self.token_weights = torch.empty(0, 0)
+
+    def __call__(self, logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, " tokens"]:
+        logps = read_logps(self._objective, logits, self._batch)
+        weights = self._objective.token_weights(logps.detach(), self._batch)
+        self.token_weights = weights.reshape(len(logps), -1)
+        return -(weights * logps).reshape(len(logps), -1).sum(1)
