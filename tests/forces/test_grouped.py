@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
@@ -72,7 +70,8 @@ def test_a_group_s_gradient_is_its_answers_alone(family: str) -> None:
     def values(logits: torch.Tensor) -> torch.Tensor:
         return weights[batch.sequence] * View.realised(batch).logps(logits).squeeze(-1)
 
-    rows, each = gradients(at, batch, values, GROUPS, 4)
+    rows = gradients.rows(at, 4)
+    each = gradients.add(at, batch, values, GROUPS, into=rows)
     truth = one_by_one(policy, at, weights)
     torch.testing.assert_close(rows, truth, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(each, weights[batch.sequence] * policy.logps(at, batch))
@@ -93,7 +92,8 @@ def test_a_module_that_acts_otherwise_is_left_to_autograd() -> None:
     assert "gpt_neox.layers.0.mlp.dense_h_to_4h.weight" in gradients.generic
     batch, _ = policy.batch(SEQUENCES)
     plain_values = View.realised(batch)
-    rows, _ = gradients(at, batch, lambda z: plain_values.logps(z).squeeze(-1), GROUPS, 4)
+    rows = gradients.rows(at, 4)
+    gradients.add(at, batch, lambda z: plain_values.logps(z).squeeze(-1), GROUPS, into=rows)
     torch.testing.assert_close(rows, one_by_one(policy, at, torch.ones(5)), rtol=1e-9, atol=1e-12)
 
 
@@ -104,10 +104,10 @@ def test_a_padding_row_learns_nothing() -> None:
     at = trained_weights(policy)
     gradients = GroupedGradients.build(policy, at, SEQUENCES[:2])
     assert not gradients.generic
-    sequence = replace(SEQUENCES[0])
-    batch, _ = policy.batch([sequence])
+    batch, _ = policy.batch(SEQUENCES[:1])
     view = View.realised(batch)
-    rows, _ = gradients(at, batch, lambda z: view.logps(z).squeeze(-1), torch.tensor([0]), 1)
+    rows = gradients.rows(at, 1)
+    gradients.add(at, batch, lambda z: view.logps(z).squeeze(-1), torch.tensor([0]), into=rows)
     start = sum(w.numel() for name, w in at.items() if name < "gpt_neox.embed_in.weight")
     table = rows[0, start : start + VOCABULARY * 32].view(VOCABULARY, 32)
     assert not table[SEQUENCES[0].ids[1]].any()

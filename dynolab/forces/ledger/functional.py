@@ -71,16 +71,14 @@ def slopes_of(
     policy = gradients.policy
     listed = [(number, term) for number, q in enumerate(functionals) for term in q.terms]
     values = torch.zeros(len(functionals), dtype=torch.float64, device=policy.device)
-    rows: Tensor | float = 0.0
+    rows = gradients.rows(at, len(functionals))
     for members in by_length([term.sequence for _, term in listed], batch_tokens):
         numbers, terms = zip(*(listed[member] for member in sorted(members)), strict=True)
         batch, _ = policy.batch([term.sequence for term in terms])
         group = torch.tensor(numbers, device=policy.device)
         weighted = partial(_weighted_logps, terms, batch)
-        part, each = gradients(at, batch, weighted, group, len(functionals))
-        rows = rows + part
+        each = gradients.add(at, batch, weighted, group, into=rows)
         values.index_add_(0, group[batch.sequence], each.double())
-    assert isinstance(rows, Tensor), "a functional has a term"
     return Slopes(values, rows)
 
 

@@ -37,13 +37,14 @@ def step_responses(
     A response's gradient is that of `−Σ_l c_l log π_l`, `c_l = −∂loss/∂log π_l` held constant.
     """
     objective = build_objective(record.facts.objective)
-    parts, weighted = [], []
+    labels = labelled(record.examples, objective)
+    rows = gradients.rows(record.before, len(labels))
+    weighted: list[WeightedResponse] = []
     for examples in micro_batches(record, objective.sides, batch_tokens):
         batch = record_batch(record, gradients.policy, examples)
         losses = _Losses(objective, batch)
-        count = len(batch.side)
-        part, _ = gradients(record.before, batch, losses, torch.arange(count), count)
-        parts.append(part)
+        own = rows[len(weighted) : len(weighted) + len(batch.side)]
+        gradients.add(record.before, batch, losses, torch.arange(len(own)), into=own)
         sequences = [
             (sequence, record.examples[number].temperature)
             for number in examples
@@ -58,8 +59,7 @@ def step_responses(
                 sequences, targets.split(lengths), losses.token_weights.split(lengths), strict=True
             )
         ]
-    labels = labelled(record.examples, objective)
-    return StepResponses(tuple(labels), torch.cat(parts), tuple(weighted))
+    return StepResponses(tuple(labels), rows, tuple(weighted))
 
 
 class _Losses:
