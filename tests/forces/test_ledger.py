@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from dynolab.data.batches import collate_examples, count_totals
 from dynolab.errors import ConfigError
-from dynolab.forces import PolicyFunction, View, central_difference
+from dynolab.forces import PolicyFunction
 from dynolab.forces.ledger.account import Ledger, StepAccount
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.objectives import DPOConfig, SFTConfig, build_objective
+from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.step_record import StepRecord
+from tests.forces.brute_ledger import brute_line
 from tests.forces.small_models import encoded, llama, neox, pairs, train_steps, with_reference
 
 STEPS = 5
@@ -97,83 +96,15 @@ def test_an_account_of_the_last_steps_names_what_momentum_brought(policy, optimi
         torch.testing.assert_close(ours.lines, theirs.lines)
 
 
-def dose_gradients(record: StepRecord, model, policy: PolicyFunction) -> list[dict[str, Tensor]]:
-    """Each response's gradient by autograd of the loss alone, cut off at the other responses."""
-    objective = build_objective(record.facts.objective)
-    rows = [example.encoded() for example in record.examples]
-    batch = collate_examples(rows, 0, objective.sides, count_totals(rows, objective.sides))
-    known = [
-        value
-        for example in record.examples
-        for values in (example.chosen_reference, example.rejected_reference)
-        for value in values
-    ]
-    batch = replace(batch, reference=torch.tensor(known, dtype=torch.float64))
-    leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
-    logps = policy.logps(leaves, batch)
-    (pull,) = torch.autograd.grad(objective.loss(logps, batch), logps, retain_graph=True)
-    return [
-        dict(
-            zip(
-                leaves,
-                torch.autograd.grad(
-                    (pull * logps)[batch.sequence == number].sum(),
-                    list(leaves.values()),
-                    retain_graph=True,
-                    materialize_grads=True,
-                ),
-                strict=True,
-            )
-        )
-        for number in range(len(batch.side))
-    ]
-
-
-def dose(record: StepRecord, cause: StepRecord, after: StepRecord, name: str, g: Tensor) -> Tensor:
-    """What a gradient that entered at `cause` moves at `record`; `after` holds its new state."""
-    facts, config = record.facts, record.facts.optimizer
-    age = facts.step - cause.facts.step
-    clipped = cause.facts.clip_factor * g
-    if config.name == "sgd":
-        return -facts.learning_rate * config.momentum**age * clipped
-    if config.name == "adamw":
-        beta1, beta2 = config.betas
-        v = after.state[name]["exp_avg_sq"] / (1 - beta2 ** (facts.step + 1))
-        share = (1 - beta1) * beta1**age / (1 - beta1 ** (facts.step + 1))
-        return -facts.learning_rate * share * clipped / (v.sqrt() + config.epsilon)
-    raise AssertionError(config.name)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw"])
 def test_a_line_is_what_the_response_s_doses_do_at_once_and_later(policy, optimizer):
     """Forwards only: central differences along each dose, at both ends of every later step."""
-    model = neox()
-    records = trained(OPTIMIZERS[optimizer], model, steps=4)
-    followed, steps = records[:3], entries(records[:3], policy)
+    records = trained(OPTIMIZERS[optimizer], steps=4)
+    steps = entries(records[:3], policy)
     for cause in (0, 2):
-        gradients = dose_gradients(followed[cause], model, policy)
         for response in (0, 3):
-            brute = torch.zeros(len(FUNCTIONALS), dtype=torch.float64)
-            for t in range(cause, 3):
-                push = {
-                    name: dose(records[t], records[cause], records[t + 1], name, g)
-                    for name, g in gradients[response].items()
-                }
-                for end in (followed[t].before, followed[t].after):
-                    brute += torch.tensor([along(q, policy, end, push) for q in FUNCTIONALS]) / 2
+            brute = brute_line(policy, FUNCTIONALS, records, cause, response)
             torch.testing.assert_close(steps[cause].lines[response], brute, rtol=1e-6, atol=1e-9)
-
-
-def along(functional: Functional, policy: PolicyFunction, at, push) -> float:
-    """The functional's derivative along a change, by central differences."""
-    total = 0.0
-    for term in functional.terms:
-        batch, _ = policy.batch([term.sequence])
-        view = None
-        if term.likeliest:
-            view = View.argmax(policy.logits(policy.cast(at), batch))
-        total += term.weight * float(central_difference(policy, at, push, batch, view=view).sum())
-    return total
 
 
 def test_a_functional_is_its_answers_weighted_log_probabilities(policy):

@@ -1,0 +1,197 @@
+"""The ledger: whether accounts close, whether lines are right, and what an account costs.
+
+    DYNOLAB_TEST_DATA=FOLDER python -m tests.benchmarks.ledger
+
+FOLDER holds what `deploy/studies/hh_tinystories.yaml` names; without it that study is left out.
+Prints one JSON object on its last line; a figure of one training ends in its name: `_sgd` and
+`_adamw` (DPO on the built-in study), `_grpo` (GRPO there), `_tinystories` (DPO).
+
+- `closure_max`: largest |Σ lines + residual − measured| over the path's length, of all accounts;
+  `residual_share_max`: largest |Σ residual| over the path's length.
+- `lines_vs_brute_force`: largest difference of a line from central differences along the doses of
+  its response, momentum included, over the largest line (toy model, float64, SGD and AdamW).
+- `ledger_over_bound`: a step's slopes and responses over a plain forward and backward of the same
+  tokens, with the model's own attention: 24 functionals of eight answers and a batch of 16 pairs,
+  by example and side.
+- `cost_full_over_training`: the stage (training run again and its account by example and side of
+  26 functionals and ten single answers, the latter by token) over the training.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynolab.data.batches import by_length, collate
+from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.forces import PolicyFunction
+from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.functional import Functional, slopes_of
+from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.responses import step_responses
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
+from dynolab.objectives import DPOConfig, GRPOConfig
+from dynolab.training.config import GroupTrainConfig, OptimizerConfig, TrainConfig
+from dynolab.training.step_record import StepRecord
+from flows.parameters import load_parameters
+from flows.study import StudyParameters, resolved, study_steps
+from tasks.group_training import GROUP, PROMPTS
+from tasks.ledger import LEDGER, LedgerJob
+from tasks.runtime.stage import run_stage
+from tasks.runtime.work import StageResult
+from tasks.shared.policies import load_encoder, load_policy
+from tasks.training import PREFERENCE
+from tests.benchmarks.figures import gather, interleaved, ratio, report
+from tests.flows.in_process import InProcess
+from tests.forces.brute_ledger import brute_line
+from tests.forces.small_models import neox, pairs, train_steps, with_reference
+
+STUDIES = Path(__file__).parents[2] / "deploy" / "studies"
+SGD = OptimizerConfig(name="sgd", learning_rate=1e-2)
+OPTIMIZERS = {
+    "sgd": SGD.model_copy(update={"momentum": 0.9, "weight_decay": 0.1}),
+    "adamw": OptimizerConfig(learning_rate=1e-3, betas=(0.8, 0.95), epsilon=1e-6),
+}
+BRUTE_STEPS, REPEATS = 4, 7
+RECORDED = 50
+"""Step whose batch is timed."""
+
+
+def brute_force() -> dict[str, float]:
+    """Every fourth line of a toy training against central differences."""
+    functionals = [
+        Functional.mean("chosen", [row.chosen for row in pairs(3)]),
+        Functional.mean("likeliest", [row.chosen for row in pairs(2)], likeliest=True),
+    ]
+    differences = []
+    for optimizer in OPTIMIZERS.values():
+        model = neox()
+        config = TrainConfig(
+            objective=DPOConfig(beta=0.5),
+            optimizer=optimizer,
+            clip_norm=0.5,
+            engine={"kind": "plain", "ranks": 1},
+        )
+        examples = with_reference(model, pairs(4))
+        records = train_steps(model, config, examples, steps=BRUTE_STEPS).records
+        policy = PolicyFunction(model, torch.float64)
+        ledger = Ledger(policy, functionals)
+        lines = [ledger.enter(record).lines for record in reversed(records[:-1])][::-1]
+        for cause, own in enumerate(lines):
+            brute = brute_line(policy, functionals, records, cause, 3)
+            differences.append(float((own[3] - brute).abs().max() / own.abs().max()))
+    return {"lines_vs_brute_force": max(differences)}
+
+
+class Study(InProcess):
+    """A study's stages up to SFT, and accounts of trainings that go on from it."""
+
+    def __init__(self, home: Path, file: str) -> None:
+        super().__init__(home)
+        self.parameters = resolved(load_parameters(StudyParameters, STUDIES / file))
+        known = {step.name: step for step in study_steps(self.parameters)}
+        self.results = self.run_steps([known[name] for name in ("data", "base", "sft")])
+
+    def account(self, stage: Any, training: Any, **more: StageResult) -> tuple[StageResult, ...]:
+        """A training and its ledger."""
+        reads = {"data": self.results["data"], "model": self.results["sft"], **more}
+        trained = run_stage(stage, training, reads, self.platform)
+        job = LedgerJob(training=training)
+        return trained, run_stage(LEDGER, job, {**reads, "trained": trained}, self.platform)
+
+    def dpo(self, **changes: Any) -> tuple[StageResult, ...]:
+        """The study's preference training, with changes."""
+        return self.account(PREFERENCE, self.parameters.preference.model_copy(update=changes))
+
+    def grpo(self) -> tuple[StageResult, ...]:
+        """Groups on the study's questions."""
+        training = GroupTrainConfig(
+            objective=GRPOConfig(),
+            rewards=({"name": "world_form"},),
+            optimizer=SGD,
+            engine=self.parameters.base.training.engine,
+            steps=30,
+            batch_size=16,
+            micro_batch_size=16,
+            completions=8,
+            max_new_tokens=16,
+            probe_every=30,
+        )
+        prompts = run_stage(PROMPTS, self.parameters.data, {}, self.platform)
+        return self.account(GROUP, training, prompts=prompts)
+
+    def bound(self, trained: StageResult) -> dict[str, float]:
+        """A step's account over a plain forward and backward of its tokens."""
+        folder = self.folder(trained)
+        policy, encoder = load_policy(folder / "model"), load_encoder(folder / "model")
+        record = StepRecord.load(folder / "forces" / f"step-{RECORDED:08d}")
+        kinds: dict[tuple[str, str], list[Any]] = {}
+        for row in read_rows(self.folder(self.results["data"]) / "probes.jsonl", ProbeRow):
+            answers = kinds.setdefault((row.split, row.kind), [])
+            if len(answers) < 8:
+                answers.append(encoder.response(row.pair_id, row.prompt, row.response))
+        functionals = [Functional.mean(str(kind), answers) for kind, answers in kinds.items()]
+        gradients = GroupedGradients.build(policy, record.before, next(iter(kinds.values()))[:2])
+        logits = ResponseLogits(policy.model.requires_grad_(True))
+        watched = [term.sequence for functional in functionals for term in functional.terms]
+        trained_on = [own for each in record.examples for _, own in each.responses((0, 1))]
+
+        def account() -> None:
+            slopes_of(functionals, gradients, record.before)
+            step_responses(record, gradients)
+
+        def plain() -> None:
+            for sequences in (watched, trained_on):
+                for members in by_length(sequences, 16_384):
+                    policy.model.zero_grad()
+                    batch = collate([sequences[member] for member in members], 0)
+                    token_logps(logits(batch), batch).sum().backward()
+
+        return ratio("ledger_over_bound", *interleaved(account, plain, repeats=REPEATS))
+
+
+def named(name: str, results: tuple[StageResult, ...]) -> dict[str, float]:
+    """An account's figures."""
+    trained, ledger = (result.metrics for result in results)
+    return {
+        f"closure_{name}": ledger["ledger/closure"],
+        f"residual_share_{name}": ledger["ledger/residual_share"],
+        f"cost_full_over_training_{name}": ledger["seconds"] / trained["seconds"],
+    }
+
+
+def largest(figures: Mapping[str, float], key: str) -> float:
+    """Of all trainings."""
+    return max(value for name, value in figures.items() if name.startswith(f"{key}_"))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as home:
+        study = Study(Path(home) / "builtin", "builtin.yaml")
+        sgd = study.dpo()
+        parts = [
+            brute_force,
+            lambda: named("sgd", sgd),
+            lambda: study.bound(sgd[0]),
+            lambda: named(
+                "adamw", study.dpo(optimizer=OptimizerConfig(learning_rate=1e-4, weight_decay=0.01))
+            ),
+            lambda: named("grpo", study.grpo()),
+        ]
+        if "DYNOLAB_TEST_DATA" in os.environ:
+            stories = Path(home) / "tinystories"
+            parts.append(lambda: named("tinystories", Study(stories, "hh_tinystories.yaml").dpo()))
+        figures = gather(parts)
+    figures["closure_max"] = largest(figures, "closure")
+    figures["residual_share_max"] = largest(figures, "residual_share")
+    bars = {"closure_max": 1e-6, "lines_vs_brute_force": 1e-6, "ledger_over_bound": 1.5}
+    report(figures, at_most=bars)
+
+
+if __name__ == "__main__":
+    main()
