@@ -105,7 +105,7 @@ def test_a_run_that_vanished_with_its_worker_is_crashed_by_the_server(
     until(lambda: not platform.lab.ranks(), 10)
     assert platform.state(run)["type"] == "RUNNING"
     assert platform.end(run) == "Crashed"
-    assert "no sign of life" in platform.state(run)["message"]
+    assert "sent no event" in platform.state(run)["message"]
     platform.work_again()
     identical = goes_on(platform, undisturbed, "vanished", POINTS[0])
     tell(
