@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -12,19 +11,17 @@ from pydantic import Field
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.errors import ConfigError
-from dynolab.results.ledger import FunctionalRow
-from dynolab.results.study import ARGMAX, ProbeScore, TrainingSummary
+from dynolab.results.study import ProbeScore, TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import Replay, segment_steps
-from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:
     from dynolab.forces.ledger.account import Ledger
-    from dynolab.forces.ledger.functional import Functional
     from dynolab.forces.ledger.tables import LedgerTables
+    from dynolab.forces.ledger.watched import Watched
 
 CARRY = "carry.safetensors"
 
@@ -68,7 +65,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     model = work.input_folder("model", "model")
     folder = work.input_folder("trained", "model")
     encoder = load_encoder(folder)
-    rows, functionals = watched(work, encoder)
+    rows, functionals = zip(*watched(work, encoder), strict=True)
     ledger = Ledger(
         load_policy(folder, adapter_folder(work, "trained")),
         functionals,
@@ -104,45 +101,22 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     return work.log_metrics({f"ledger/{name}": float(value) for name, value in summary})
 
 
-def watched(
-    work: Work[LedgerJob], encoder: Encoder
-) -> tuple[list[FunctionalRow], list[Functional]]:
+def watched(work: Work[LedgerJob], encoder: Encoder) -> list[Watched]:
     """What is accounted for: means over the answers of a kind, and single answers.
 
     **Raises:** `ConfigError` where no watched answer fits the model's context.
     """
-    from dynolab.forces.ledger.functional import Functional
+    from dynolab.forces.ledger.watched import kind_means, single_answers
 
-    probes = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
-    first = first_pairs(probes, work.config.pairs)
-    groups: dict[tuple[str, str], list[ProbeRow]] = {}
-    for row in first:
-        groups.setdefault((row.split, row.kind), []).append(row)
-    for split in dict.fromkeys(row.split for row in first):
-        if (split, "chosen") in groups:
-            groups[split, ARGMAX] = groups[split, "chosen"]
-    singles = {row.pair_id: row for row in probes if row.split == "train" and row.kind == "chosen"}
-    rows, functionals = [], []
-
-    def watch(name: str, split: str, kind: str, members: Sequence[ProbeRow]) -> None:
-        encoded = [
-            (row, encoder.response(row.pair_id, row.prompt, row.response)) for row in members
-        ]
-        kept = [(row, sequence) for row, sequence in encoded if sequence is not None]
-        if kept:
-            ids = tuple(row.pair_id for row, _ in kept)
-            rows.append(FunctionalRow(name=name, split=split, kind=kind, pairs=ids))
-            functionals.append(
-                Functional.mean(name, [sequence for _, sequence in kept], likeliest=kind == ARGMAX)
-            )
-
-    for (split, kind), members in groups.items():
-        watch(f"{split}/{kind}", split, kind, members)
-    for pair_id in fell_most(work.input_folder("trained"), work.config.answers):
-        watch(pair_id, "train", "chosen", [singles[pair_id]])
-    if not functionals:
+    rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
+    fallen = fell_most(work.input_folder("trained"), work.config.answers)
+    every = [
+        *kind_means(rows, encoder, work.config.pairs),
+        *single_answers(rows, encoder, fallen),
+    ]
+    if not every:
         raise ConfigError("ledger.pairs", work.config.pairs, "no watched answer fits the context")
-    return rows, functionals
+    return every
 
 
 def fell_most(trained: Path, count: int) -> list[str]:

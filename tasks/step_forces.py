@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.data.rows import ProbeRow, first_pairs, read_rows
 from dynolab.results.study import ReplayFacts
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
@@ -91,16 +91,6 @@ def _measure(
 
 def _length(example: Recorded) -> int:
     return sum(sequence.response_length for sequence in example.named().values())
-
-
-def first_pairs(rows: Sequence[ProbeRow], pairs: int) -> list[ProbeRow]:
-    """Every row of the first pairs of each split."""
-    seen: dict[str, dict[str, None]] = {}
-    for row in rows:
-        known = seen.setdefault(row.split, {})
-        if len(known) < pairs:
-            known[row.pair_id] = None
-    return [row for row in rows if row.pair_id in seen[row.split]]
 
 
 FORCES = Stage("forces", 1, measure_forces)

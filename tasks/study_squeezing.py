@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from dynolab.data.encode import Encoded
-from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
 from dynolab.results.squeezing import Forecast, Generation, RisenMass
 from dynolab.results.study import Answer, TrainingSummary
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
-from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:
     from dynolab.forces.function.logit_function import Weights

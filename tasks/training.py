@@ -36,10 +36,12 @@ def run_training(
 
     **Arguments:** `probes`: file of the watched rows; default: `probes.jsonl` of input `data`.
 
-    Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/`, `summary.json`.
+    Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/`, `summary.json`,
+    `ledger.jsonl` if the config has a ledger.
     """
     config = work.config
-    if probes is None and config.probe_every:
+    watches = bool(config.probe_every or config.ledger)
+    if probes is None and watches:
         probes = work.input_folder("data") / "probes.jsonl"
     resume = work.newest_resume()
     states = work.scratch / "resume"
@@ -47,7 +49,7 @@ def run_training(
         config=config,
         model=work.input_folder("model", "model"),
         examples=examples,
-        probes=probes if config.probe_every else None,
+        probes=probes if watches else None,
         reference_cache=work.cache / "reference",
         output=work.output,
         logs=work.logs,
@@ -85,15 +87,18 @@ def _note_checks(file: Path) -> None:
 
 def check_rows(job: TrainJob) -> None:
     """Raises `ConfigError` for rows and settings that cannot be trained, before any rank starts."""
+    from dynolab.forces.ledger.watched import check_kinds
     from dynolab.rollouts.rewards import Rewards
     from dynolab.training.alarm import check_watched
     from dynolab.training.examples import load_examples, load_prompts, training_encoder
     from models.language import folder_context, load_tokenizer
 
     config = job.config
+    probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
     if config.alarm is not None:
-        probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
         check_watched(config.alarm, probes)
+    if config.ledger is not None:
+        check_kinds(config.ledger.kinds, probes, "ledger.kinds")
     encoder = training_encoder(config, load_tokenizer(job.model), folder_context(job.model))
     if isinstance(config, GroupTrainConfig):
         Rewards(config.rewards)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -55,6 +55,16 @@ class ProbeRow(Row):
     response: str
     made_by: str
     flags: tuple[str, ...] = ()
+
+
+def first_pairs(rows: Sequence[ProbeRow], pairs: int) -> list[ProbeRow]:
+    """Every row of the first pairs of each split."""
+    seen: dict[str, dict[str, None]] = {}
+    for row in rows:
+        known = seen.setdefault(row.split, {})
+        if len(known) < pairs:
+            known[row.pair_id] = None
+    return [row for row in rows if row.pair_id in seen[row.split]]
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)

@@ -18,7 +18,7 @@ predicted)` is the whole change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dynolab.data.rows import Row, Split
 
@@ -86,6 +86,21 @@ class LedgerSummary(Row):
     responses: int
     closure: float
     residual_share: float
+
+
+class StepLine(Row):
+    """What one response did at one step, without what momentum brings later: `ledger.jsonl`.
+
+    `functional` is a kind of answers, whose mean log-probability it moved by `nats`; `response` is
+    the response's number in the step's batch.
+    """
+
+    step: int
+    functional: str
+    example: str
+    side: Literal["chosen", "rejected"]
+    response: int
+    nats: float
 
 
 def write_table(folder: Path, name: str, columns: Mapping[str, Sequence[object]]) -> None:

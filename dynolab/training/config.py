@@ -63,6 +63,17 @@ class BestConfig(BaseModel):
     largest: bool = Field(True, description="False: the smallest is best.")
 
 
+class InRunLedgerConfig(BaseModel):
+    """The account of single steps, kept while training runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    every: int = Field(4, ge=1, description="Steps between accounts; each is of one step.")
+    kinds: tuple[str, ...] = Field(
+        ("chosen", "rejected"), min_length=1, description="Kinds of answers; each has an account."
+    )
+    pairs: int = Field(8, ge=1, description="Training pairs whose answers are averaged.")
+
+
 class LoopConfig(BaseModel):
     """Settings common to every training, on rows or on groups."""
 
@@ -97,6 +108,12 @@ class LoopConfig(BaseModel):
         None,
         exclude_if=lambda best: best is None,
         description="Keep the model of the best probe instead of the last step's.",
+    )
+
+    ledger: InRunLedgerConfig | None = Field(
+        None,
+        exclude_if=lambda ledger: ledger is None,
+        description="Accounts of single steps while training runs: who moved the watched answers.",
     )
 
     @model_validator(mode="after")
@@ -154,6 +171,10 @@ class LoopConfig(BaseModel):
     def probes_at(self, step: int) -> bool:
         """Whether a probe is due after `step` updates."""
         return bool(self.probe_every) and (step % self.probe_every == 0 or step == self.steps)
+
+    def observes(self, step: int) -> bool:
+        """Whether the ledger accounts for the update that follows `step` others."""
+        return self.ledger is not None and step % self.ledger.every == 0
 
     def checkpoints_after(self, step: int) -> bool:
         """Whether a resume state is due after the update at 0-based `step`."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from dynolab import distributed
 from dynolab.data.batches import TokenBatch, Totals
+from dynolab.data.encode import Encoder
 from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
@@ -50,7 +53,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def train(job: TrainJob, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+StepObserver = Callable[[StepRecord], Mapping[str, float]]
+"""Sees a step that was made; returns metrics of it."""
+
+BuildObserver = Callable[["PreTrainedModel", Encoder, Sequence[ProbeRow], Path], StepObserver]
+"""Makes an observer of a copy of the policy, its encoder, the watched rows and a file for lines."""
+
+
+def train(
+    job: TrainJob,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    build_observer: BuildObserver | None = None,
+) -> None:
     """Runs a training job to its end; with several ranks, every rank calls it.
 
     **Arguments:**
@@ -58,20 +73,25 @@ def train(job: TrainJob, policy: PreTrainedModel, tokenizer: PreTrainedTokenizer
     - `job`: settings and paths.
     - `policy`: the initial weights, as loaded from `job.model`.
     - `tokenizer`: the policy's tokenizer.
+    - `build_observer`: of the steps that `job.config.ledger` names; called on rank 0.
 
     Writes `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/` and `summary.json` into
     `job.output`, and resume states into `job.resume_out`.
 
     **Raises** `ConfigError` for invalid data or settings, `Diverged` if training diverges.
     """
-    Trainer(job, policy, tokenizer).run()
+    Trainer(job, policy, tokenizer, build_observer).run()
 
 
 class Trainer:
     """One training run; `run` reads as the algorithm."""
 
     def __init__(
-        self, job: TrainJob, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+        self,
+        job: TrainJob,
+        policy: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        build_observer: BuildObserver | None = None,
     ) -> None:
         self.job, self.config, self.tokenizer = job, job.config, tokenizer
         if job.config.lora is not None:
@@ -87,6 +107,7 @@ class Trainer:
         self.source = self._build_source()
         self.probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
         check_watched(job.config.alarm, self.probes)
+        self.observer = self._build_observer(build_observer)
         self.scorer: ProbeScorer | None = None
         self.alarm: Alarm | None = None
         self.best: Best | None = None
@@ -152,18 +173,20 @@ class Trainer:
     ) -> dict[str, float]:
         """Updates the weights once; returns the step's metrics."""
         config = self.config
-        recording = step in config.record_steps
-        before = (engine.master_weights(), engine.optimizer_state()) if recording else None
+        recorded = step in config.record_steps or config.observes(step)
+        before = (engine.master_weights(), engine.optimizer_state()) if recorded else None
         sums, strength_quantiles = self._accumulate(engine, examples)
         rate = learning_rate(config.optimizer, config.warmup_steps, step)
         norm = engine.step(rate)
         self._check_finite("gradient norm", norm, examples)
+        seen: Mapping[str, float] = {}
         if before is not None:
-            self._record(engine, step, rate, norm, examples, *before)
+            seen = self._record(engine, step, rate, norm, examples, *before)
         means = {name: value / len(examples) for name, value in sums.items()}
         return {
             **means,
             **strength_quantiles,
+            **seen,
             "train/loss": sums["train/loss"],
             "train/grad_norm": norm,
             "train/learning_rate": rate,
@@ -260,11 +283,11 @@ class Trainer:
         batch: Sequence[StepExample],
         before: dict[str, Tensor],
         state: dict[str, dict[str, Tensor]],
-    ) -> None:
-        """Writes the record of the step that has just run."""
+    ) -> Mapping[str, float]:
+        """Records the step that has just run, for the store and the observer, as configured."""
         after = engine.master_weights()
         if distributed.rank() != 0:
-            return
+            return {}
         facts = StepFacts(
             step=step,
             learning_rate=rate,
@@ -274,7 +297,9 @@ class Trainer:
             optimizer=self.config.optimizer,
         )
         record = StepRecord(facts, self._recorded(batch), before, after, state)
-        record.save(self.job.output / "forces" / f"step-{step:08d}")
+        if step in self.config.record_steps:
+            record.save(self.job.output / "forces" / f"step-{step:08d}")
+        return self.observer(record) if self.observer and self.config.observes(step) else {}
 
     def _recorded(self, examples: Sequence[StepExample]) -> tuple[Recorded, ...]:
         sides, temperature = self.objective.sides, self.source.temperature
@@ -323,6 +348,13 @@ class Trainer:
         from dynolab.training.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(logits, self.config)
+
+    def _build_observer(self, build: BuildObserver | None) -> StepObserver | None:
+        """The observer of the ledger's steps, on rank 0."""
+        if self.config.ledger is None or build is None or distributed.rank() != 0:
+            return None
+        model = copy.deepcopy(self.policy)
+        return build(model, self.encoder, self.probes, self.job.output / "ledger.jsonl")
 
     def _build_alarm(self) -> Alarm | None:
         """Builds the alarm; when resuming, replays the metrics logged before."""

@@ -27,7 +27,7 @@ from dynolab.training.job import TrainJob
 
 log = logging.getLogger(__name__)
 
-CARRIED = ("metrics.jsonl", "probes.jsonl", "forces", "best")
+CARRIED = ("metrics.jsonl", "probes.jsonl", "ledger.jsonl", "forces", "best")
 """Results so far, copied into the state so that a resumed run's results are complete."""
 
 
@@ -41,6 +41,7 @@ FREE = {
     "checkpoint_every",
     "record_steps",
     "alarm",
+    "ledger",
 }
 """Settings that may differ in a resumed run: they change none of the updates done before."""
 

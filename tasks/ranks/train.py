@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dynolab import distributed
 from dynolab.training.job import TrainJob
@@ -22,8 +24,16 @@ def run(job: TrainJob) -> None:
     policy = load_language_model(
         job.model, attention=job.config.engine.attention, tokenizer=tokenizer
     )
-    train(job, policy, tokenizer)
+    train(job, policy, tokenizer, partial(_observer, job) if job.config.ledger else None)
     distributed.leave()
+
+
+def _observer(job: TrainJob, *parts: Any) -> Any:
+    """The ledger of the steps that the job's settings name."""
+    from dynolab.forces.ledger.in_run import InRunLedger
+
+    assert job.config.ledger is not None
+    return InRunLedger(job.config.ledger, *parts)
 
 
 def main() -> None:

@@ -76,6 +76,7 @@ class Replay:
                 "probe_every": 0,
                 "alarm": None,
                 "best": None,
+                "ledger": None,
                 "checkpoint_every": self.segment if begin is None else 0,
                 "record_steps": tuple(recorded),
             }

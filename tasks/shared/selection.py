@@ -12,11 +12,10 @@ from pathlib import Path
 from pydantic import Field
 
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.rows import Example, ProbeRow, read_rows
+from dynolab.data.rows import Example, ProbeRow, first_pairs, read_rows
 from dynolab.errors import ConfigError
 from dynolab.objectives.registry import RowObjectiveConfig
 from tasks.runtime.work import StageConfig
-from tasks.step_forces import first_pairs
 
 
 class SelectionConfig(StageConfig):

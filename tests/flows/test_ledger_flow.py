@@ -11,8 +11,8 @@ from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger, StepAccount
 from dynolab.objectives import DPOConfig
-from dynolab.results.ledger import TABLES, FunctionalRow, read_table
-from dynolab.results.study import ARGMAX
+from dynolab.results.ledger import TABLES, FunctionalRow, StepLine, read_table
+from dynolab.results.study import ARGMAX, MetricsLine
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, LoraConfig, OptimizerConfig, TrainConfig
 from dynolab.training.step_record import StepRecord
@@ -191,3 +191,60 @@ def test_the_flow_finds_what_a_training_read(analysed: Analysed, dpo: Trained) -
 def test_what_is_no_training_is_refused(analysed: Analysed, trained: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         planned(analysed, trained=trained)
+
+
+IN_RUN = {"every": 2, "kinds": ("chosen", "argmax"), "pairs": 2}
+
+
+def test_a_ledger_in_the_run_changes_no_weight_and_adds_up(
+    analysed: Analysed, dpo: Trained
+) -> None:
+    plain = analysed.folder(dpo[1], "model") / "model.safetensors"
+    _, watched = trained(analysed, ledger=IN_RUN)
+    folder = analysed.folder(watched)
+    assert (folder / "model" / "model.safetensors").read_bytes() == plain.read_bytes()
+    lines = analysed.rows(watched, "ledger.jsonl", StepLine)
+    assert {line.step for line in lines} == {0, 2, 4}
+    assert {line.functional for line in lines} == {"chosen", "argmax"}
+    metrics = {
+        line.step: line.metrics for line in analysed.rows(watched, "metrics.jsonl", MetricsLine)
+    }
+    for step in (0, 2, 4):
+        own = metrics[step + 1]
+        parts = ("chosen", "rejected", "momentum", "decay", "residual")
+        total = sum(own[f"ledger/chosen/{part}"] for part in parts)
+        assert total == pytest.approx(own["ledger/chosen/measured"], abs=1e-7)
+        mine = [
+            line.nats
+            for line in lines
+            if (line.step, line.functional, line.side) == (step, "chosen", "rejected")
+        ]
+        assert sum(mine) == pytest.approx(own["ledger/chosen/rejected"])
+    assert "ledger/chosen/measured" not in metrics[2]
+
+
+def test_a_ledger_in_the_run_says_what_a_whole_one_says_of_a_step_alone(
+    analysed: Analysed,
+) -> None:
+    """Without momentum a line acts in its own step alone."""
+    plain = {"optimizer": SGD.model_copy(update={"momentum": 0.0}), "steps": 3}
+    training, result = trained(
+        analysed, ledger={"every": 1, "kinds": ("chosen",), "pairs": 2}, **plain
+    )
+    table = read_table(analysed.folder(ledger(analysed, training, result)), "lines")
+    whole = {
+        (step, response): nats
+        for step, response, functional, nats in zip(
+            *(table[name] for name in ("step", "response", "functional", "nats")), strict=True
+        )
+        if functional == "train/chosen"
+    }
+    lines = analysed.rows(result, "ledger.jsonl", StepLine)
+    assert {(line.step, line.response) for line in lines} == set(whole)
+    for line in lines:
+        assert line.nats == pytest.approx(whole[line.step, line.response], rel=1e-3, abs=1e-7)
+
+
+def test_a_kind_that_is_not_watched_is_refused_before_training(analysed: Analysed) -> None:
+    with pytest.raises(ConfigError, match=r"ledger\.kinds = 'said': no watched training answer"):
+        trained(analysed, ledger={"kinds": ("said",)})

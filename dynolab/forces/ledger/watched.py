@@ -1,0 +1,65 @@
+"""Which functionals a ledger accounts for, from the rows that are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import ProbeRow, Split, first_pairs
+from dynolab.errors import ConfigError
+from dynolab.forces.ledger.functional import Functional
+from dynolab.results.ledger import FunctionalRow
+from dynolab.results.study import ARGMAX
+
+Watched = tuple[FunctionalRow, Functional]
+
+
+def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[Watched]:
+    """The mean over the answers of every kind of the first `pairs` pairs of each split.
+
+    Beside the chosen answers it has the policy's own likeliest tokens, kind `argmax`. Answers
+    that do not fit the model's context are left out.
+    """
+    members: dict[tuple[Split, str], list[ProbeRow]] = {}
+    for row in first_pairs(rows, pairs):
+        members.setdefault((row.split, row.kind), []).append(row)
+    groups = dict(members)
+    for split, kind in members:
+        if kind == "chosen":
+            groups[split, ARGMAX] = members[split, kind]
+    watched = [
+        mean_of(f"{split}/{kind}", split, kind, own, encoder)
+        for (split, kind), own in groups.items()
+    ]
+    return [each for each in watched if each is not None]
+
+
+def single_answers(
+    rows: Sequence[ProbeRow], encoder: Encoder, pair_ids: Sequence[str]
+) -> list[Watched]:
+    """The chosen answers of some training pairs, each for itself."""
+    chosen = {row.pair_id: row for row in rows if row.split == "train" and row.kind == "chosen"}
+    watched = [mean_of(name, "train", "chosen", [chosen[name]], encoder) for name in pair_ids]
+    return [each for each in watched if each is not None]
+
+
+def mean_of(
+    name: str, split: Split, kind: str, rows: Sequence[ProbeRow], encoder: Encoder
+) -> Watched | None:
+    """The mean over some rows' answers; None if none of them fits the context."""
+    encoded = [(row, encoder.response(row.pair_id, row.prompt, row.response)) for row in rows]
+    kept = [(row.pair_id, sequence) for row, sequence in encoded if sequence is not None]
+    if not kept:
+        return None
+    ids, sequences = zip(*kept, strict=True)
+    functional = Functional.mean(name, sequences, likeliest=kind == ARGMAX)
+    return FunctionalRow(name=name, split=split, kind=kind, pairs=ids), functional
+
+
+def check_kinds(kinds: Collection[str], rows: Sequence[ProbeRow], field: str) -> None:
+    """Raises `ConfigError` for a kind that no watched training row has."""
+    known = list(dict.fromkeys(row.kind for row in rows if row.split == "train"))
+    for kind in kinds:
+        if kind not in (*known, ARGMAX):
+            there = f"choose of {', '.join(known)}" if known else "watch answers: data.probe_pairs"
+            raise ConfigError(field, kind, f"no watched training answer is of this kind; {there}")
