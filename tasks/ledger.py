@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -82,7 +82,8 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         metrics=trained / "metrics.jsonl",
         segment=segment_steps(model, steps, config.disk_bytes),
     )
-    tables = LedgerTables([row.name for row in rows], encoder.tokenizer.convert_ids_to_tokens)
+    read: Any = encoder.tokenizer.convert_ids_to_tokens
+    tables = LedgerTables([row.name for row in rows], read)
     done = _go_on(work, ledger, tables)
     with work.shown(steps) as progress:
         for record in replay.records(

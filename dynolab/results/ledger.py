@@ -80,12 +80,15 @@ class LedgerSummary(Row):
     - `closure`: largest |Σ lines + residual − measured| over the functional's path length, the sum
       of its absolute changes over the steps.
     - `residual_share`: largest |Σ residual| over the path length.
+    - `whole`: every step was accounted for, momentum by its cause. Else single steps were, with
+      momentum where it acted, so that `carried_in` counts at every one of them.
     """
 
     steps: int
     responses: int
     closure: float
     residual_share: float
+    whole: bool = True
 
 
 class StepLine(Row):

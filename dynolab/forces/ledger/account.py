@@ -21,7 +21,7 @@ backwards.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,6 +89,45 @@ class StepAccount:
         return self.measured - self.predicted
 
 
+@dataclass(frozen=True)
+class StepMade:
+    """What an optimizer step was made of: its responses' gradients, its map, and its change Δθ."""
+
+    number: int
+    labels: tuple[Updating, ...]
+    gradients: Float[Tensor, "responses parameters"]
+    map: OptimizerMap
+    change: Float[Tensor, " parameters"]
+
+
+def account_of(
+    step: StepMade, start: Slopes, end: Slopes, later: Tensor
+) -> tuple[StepAccount, Float[Tensor, "functionals parameters"]]:
+    """A step's entries, and U of the step.
+
+    **Arguments:** `start`, `end`: slopes at both ends; `later`: U of the step after it; a zero
+    counts momentum where it acts, in a step that is looked at alone.
+    """
+    made, mean = step.map, (start.gradients + end.gradients) / 2
+    sensitivity = made.out * mean + made.carry * later
+    # Products of rows with rows; single vectors stand below the responses.
+    entering = torch.cat([step.gradients * made.into, torch.stack([made.pull, made.momentum])])
+    by_sensitivity = products(sensitivity, entering).T
+    pull, momentum = by_sensitivity[-2:]
+    direct, predicted = products(mean, torch.stack([made.direct, step.change])).T
+    account = StepAccount(
+        step=step.number,
+        responses=step.labels,
+        lines=-by_sensitivity[:-2],
+        decay=direct - pull,
+        carried_in=-made.carry * momentum,
+        before=start.values,
+        after=end.values,
+        predicted=predicted,
+    )
+    return account, sensitivity
+
+
 class Ledger:
     """The account of a training, step by step from the last back to the first.
 
@@ -128,33 +167,21 @@ class Ledger:
             after.check_follows(record, flatten(policy.cast(record.after)))
             end, later = after.slopes, after.sensitivity
         start = self._slopes(record, record.before)
-        mean = (start.gradients + end.gradients) / 2
         responses = step_responses(record, self._route(record), batch_tokens=self._batch_tokens)
-        gradients = responses.gradients
-        step = _map_of(record, policy, gradients.sum(0))
-        sensitivity = step.out * mean + step.carry * later
+        step = StepMade(
+            number=record.facts.step,
+            labels=responses.labels,
+            gradients=responses.gradients,
+            map=_map_of(record, policy, responses.gradients.sum(0)),
+            change=flatten(policy.cast(change_of(record.before, record.after))),
+        )
+        entries, sensitivity = account_of(step, start, end, later)
         self._next = _Next(record.facts.step, weights, start, sensitivity)
-        change = flatten(policy.cast(change_of(record.before, record.after)))
-        # Products of rows with rows; one column for each single vector.
-        by_sensitivity = products(
-            sensitivity, torch.cat([gradients * step.into, torch.stack([step.pull, step.momentum])])
-        )
-        lines, (pull, momentum) = by_sensitivity[:, :-2].T, by_sensitivity[:, -2:].T
-        direct, predicted = products(mean, torch.stack([step.direct, change])).T
-        return StepAccount(
-            step=record.facts.step,
-            responses=responses.labels,
-            lines=-lines,
-            decay=direct - pull,
-            carried_in=-step.carry * momentum,
-            before=start.values,
-            after=end.values,
-            predicted=predicted,
-            tokens=tuple(
-                self._tokens(record, responses, step.into * sensitivity[number], number, lines)
-                for number in self._by_token
-            ),
-        )
+        tokens = [
+            self._tokens(record, responses, step.map.into * sensitivity[number], number, entries)
+            for number in self._by_token
+        ]
+        return replace(entries, tokens=tuple(tokens))
 
     def _tokens(
         self,
@@ -162,14 +189,12 @@ class Ledger:
         responses: StepResponses,
         direction: Float[Tensor, " parameters"],
         functional: int,
-        lines: Float[Tensor, "responses functionals"],
+        entries: StepAccount,
     ) -> TokenLines:
         """Tokens of the strongest line: `line = Σ_l ∂s_l` along into ⊙ U."""
-        strongest = int(lines[:, functional].abs().argmax())
-        along = unflatten(direction, record.before)
-        nats = scores_along(self._policy, record.before, [along], [responses.weighted[strongest]])[
-            0
-        ]
+        strongest = int(entries.lines[:, functional].abs().argmax())
+        along, response = unflatten(direction, record.before), responses.weighted[strongest]
+        nats = scores_along(self._policy, record.before, [along], [response])[0]
         return TokenLines(strongest, functional, nats.double())
 
     def save(self, file: Path) -> None:

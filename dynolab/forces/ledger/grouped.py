@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -102,7 +103,7 @@ class GroupedGradients:
             for call, delta in zip(calls, deltas, strict=True):
                 where = _groups_of(call, batch, group.to(into.device))
                 if where is not None:
-                    _add(call, delta.flatten(0, -2), where, named)
+                    add_call(call, delta.flatten(0, -2), where, named)
         if leaves:
             of_token = group.to(into.device)[batch.sequence]
             _add_generic(
@@ -139,7 +140,7 @@ def _groups_of(
     return None
 
 
-def _add(
+def add_call(
     call: Call,
     signal: Float[Tensor, "positions d_out"],
     where: Int[Tensor, " positions"],
@@ -196,7 +197,8 @@ def _add_table(
     out: Float[Tensor, "groups size"],
 ) -> None:
     """Rows of an embedding; a padding row learns nothing."""
-    ids, padding = call.input.flatten(), call.rule.module.padding_idx
+    module: Any = call.rule.module
+    ids, padding = call.input.flatten(), module.padding_idx
     if padding is not None:
         signal = signal * (ids != padding)[:, None]
     stops = torch.bincount(where, minlength=len(out)).cumsum(0).tolist()

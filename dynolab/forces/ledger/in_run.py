@@ -17,6 +17,8 @@ from dynolab.results.ledger import StepLine
 from dynolab.training.config import InRunLedgerConfig
 from dynolab.training.step_record import StepRecord
 
+SIDES = ("chosen", "rejected")
+
 
 class InRunLedger:
     """Writes what every response of a step did at once, as the step has been made.
@@ -83,18 +85,14 @@ def _lines(account: StepAccount, kinds: Sequence[str]) -> list[StepLine]:
 
 def _parts(account: StepAccount) -> dict[str, list[float]]:
     """Sums over a step's responses by side, and what else moved the answers."""
-    sides = {
-        side: sum(
-            account.lines[number]
-            for number, response in enumerate(account.responses)
-            if response.side == side
-        )
-        for side in dict.fromkeys(response.side for response in account.responses)
+    parts = {
+        side: account.lines[[response.side == side for response in account.responses]].sum(0)
+        for side in SIDES
     }
-    rest = {
+    parts |= {
         "decay": account.decay,
         "momentum": account.carried_in,
         "residual": account.residual,
         "measured": account.measured,
     }
-    return {name: values.tolist() for name, values in {**sides, **rest}.items()}
+    return {name: values.tolist() for name, values in parts.items()}

@@ -16,11 +16,18 @@ PER_STEP = ("before", "after", "predicted", "decay", "carried_in")
 class LedgerTables:
     """Collects entries, the last step first.
 
-    **Arguments:** `names`: of the functionals; `read_token`: a token's text by its id.
+    **Arguments:** `names`: of the functionals; `read_token`: a token's text by its id; `whole`:
+    whether every step is entered (`LedgerSummary`).
     """
 
-    def __init__(self, names: Sequence[str], read_token: Callable[[int], str] = str) -> None:
-        self._names, self._read_token = list(names), read_token
+    def __init__(
+        self,
+        names: Sequence[str],
+        read_token: Callable[[int], str] = str,
+        *,
+        whole: bool = True,
+    ) -> None:
+        self._names, self._read_token, self._whole = list(names), read_token, whole
         self._tables: dict[str, dict[str, list[object]]] = {
             name: {column: [] for column in columns} for name, columns in TABLES.items()
         }
@@ -90,14 +97,16 @@ class LedgerTables:
             path = np.abs(change).sum()
             residual = (change - predicted).sum()
             nats = lines["nats"][lines["functional"] == name].astype(float).sum()
-            explained = nats + decay.sum() + carried_in[0]
-            closures.append(abs(explained + residual - (after[-1] - before[0])) / path)
+            momentum = carried_in[0] if self._whole else carried_in.sum()
+            explained = nats + decay.sum() + momentum
+            closures.append(abs(explained + residual - change.sum()) / path)
             shares.append(abs(residual) / path)
         return LedgerSummary(
             steps=len(set(self._tables["steps"]["step"])),
             responses=len(self._tables["responses"]["step"]),
             closure=max(closures),
             residual_share=max(shares),
+            whole=self._whole,
         )
 
     def _arrays(self, table: str) -> dict[str, np.ndarray]:

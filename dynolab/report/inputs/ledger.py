@@ -22,7 +22,8 @@ class FunctionalAccount:
     """The account of one functional over a whole training, in nats.
 
     `start`, `end`: its values; `lines`: one for each of the training's responses; `decay`: what
-    weight decay did; `carried_in`: what momentum from before the first step did; `residual`: what
+    weight decay did; `carried_in`: what momentum from before the first step did, or in single steps
+    momentum from before each; `residual`: what
     the first order leaves unexplained; `path`: its value before every step, and after the last.
     """
 
@@ -122,6 +123,7 @@ class Ledger:
 def read_ledger(folder: Path, data: Path) -> Ledger:
     """Reads the results of a ledger stage and of the data stage that it was trained on."""
     functionals = rows(folder, "functionals.jsonl", FunctionalRow)
+    summary = read_value(folder / "ledger.json", LedgerSummary)
     steps, lines, responses = (
         {
             name: np.array(values)
@@ -131,8 +133,8 @@ def read_ledger(folder: Path, data: Path) -> Ledger:
         for table in ("steps", "lines", "responses")
     )
     return Ledger(
-        summary=read_value(folder / "ledger.json", LedgerSummary),
-        accounts=tuple(_account(row, steps, lines) for row in functionals),
+        summary=summary,
+        accounts=tuple(_account(row, steps, lines, summary.whole) for row in functionals),
         example=responses["example"],
         side=responses["side"],
         step=responses["step"],
@@ -174,10 +176,10 @@ def _account(row: FunctionalRow, steps: dict[str, Any], lines: dict[str, Any]) -
     return FunctionalAccount(
         row=row,
         start=float(before[0]),
-        end=float(after[-1]),
+        end=float(before[0] + (after - before).sum()),
         lines=lines["nats"][lines["functional"] == row.name],
         decay=float(decay.sum()),
-        carried_in=float(carried_in[0]),
+        carried_in=float(carried_in[0] if whole else carried_in.sum()),
         residual=float((after - before - predicted).sum()),
         path=np.append(before, after[-1]),
     )
