@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -150,7 +151,7 @@ class ForceCallback(TrainerCallback):
         pending, self._pending = self._pending, None
         step = StepMade(
             number=state.global_step,
-            labels=tuple(label for labels in pending.labels for label in labels),
+            labels=pending.labels,
             gradients=pending.gradients,
             map=pending.map,
             change=flatten(self._weights()) - pending.before,
@@ -183,7 +184,7 @@ class ForceCallback(TrainerCallback):
         functionals = [functional for _, functional in self._watched]
         return slopes_of(functionals, self._gradients, self._weights())
 
-    def _label(self, step: int, forward: Forward) -> list[Updating]:
+    def _label(self, forward: Forward) -> list[Updating]:
         """What each sequence is, told apart by its tokens; its text goes into the tables."""
         tokenizer: Any = self.trainer.processing_class
         labels = []
@@ -252,19 +253,15 @@ class ForceCallback(TrainerCallback):
         self.trainer.control.should_log = due
 
 
+@dataclass(frozen=True)
 class _Pending:
     """A step between its gradient and its update."""
 
-    def __init__(
-        self,
-        labels: tuple[list[Updating], ...],
-        gradients: Tensor,
-        before: Tensor,
-        map: OptimizerMap,
-        start: Slopes,
-    ) -> None:
-        self.labels, self.gradients, self.before = labels, gradients, before
-        self.map, self.start = map, start
+    labels: tuple[Updating, ...]
+    gradients: Tensor
+    before: Tensor
+    map: OptimizerMap
+    start: Slopes
 
 
 def _config(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> OptimizerConfig:

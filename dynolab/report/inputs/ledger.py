@@ -167,7 +167,9 @@ def _moments(folder: Path, responses: dict[str, Any]) -> dict[str, list[Moment]]
     return {name: sorted(own, key=lambda m: -abs(m.nats)) for name, own in moments.items()}
 
 
-def _account(row: FunctionalRow, steps: dict[str, Any], lines: dict[str, Any]) -> FunctionalAccount:
+def _account(
+    row: FunctionalRow, steps: dict[str, Any], lines: dict[str, Any], whole: bool
+) -> FunctionalAccount:
     own = steps["functional"] == row.name
     order = np.argsort(steps["step"][own])
     before, after, predicted, decay, carried_in = (

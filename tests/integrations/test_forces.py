@@ -1,0 +1,142 @@
+"""Forces in real trainers: what moved which answer adds up, and training goes on as without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import Trainer
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+from dynolab.errors import ConfigError
+from dynolab.integrations.forces import ForceCallback
+from dynolab.report.inputs.ledger import read_ledger
+from dynolab.results.ledger import read_table
+from tests.integrations.test_callback import SHARED, STEPS, adapted, dpo, plain, probes
+from tests.training.small import make_policy, make_rows, make_tokenizer
+
+PARTS = ("chosen", "rejected", "decay", "momentum", "residual")
+
+
+def sft(folder: Path, **more: Any) -> Trainer:
+    rows = make_rows(8)
+    columns = {
+        "prompt": [row.prompt for row in rows],
+        "completion": [row.chosen for row in rows],
+    }
+    arguments = SFTConfig(output_dir=str(folder), max_length=48, bf16=False, **SHARED | more)
+    tokenizer = make_tokenizer()
+    return SFTTrainer(
+        make_policy(tokenizer),
+        args=arguments,
+        train_dataset=Dataset.from_dict(columns),
+        processing_class=tokenizer,
+    )
+
+
+def grpo(folder: Path) -> Trainer:
+    def reward(completions: list[str], **more: Any) -> list[float]:
+        return [float(sum(map(ord, text)) % 7) for text in completions]
+
+    arguments = GRPOConfig(
+        output_dir=str(folder),
+        num_generations=4,
+        max_completion_length=6,
+        temperature=0.8,
+        bf16=False,
+        beta=0.1,
+        **SHARED | {"per_device_train_batch_size": 4},
+    )
+    tokenizer = make_tokenizer()
+    tokenizer.padding_side = "left"
+    make_policy(tokenizer).save_pretrained(folder / "start")
+    return GRPOTrainer(
+        str(folder / "start"),
+        reward_funcs=reward,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": [row.prompt for row in make_rows(8)]}),
+        processing_class=tokenizer,
+    )
+
+
+def accumulated(folder: Path) -> Trainer:
+    return sft(folder, gradient_accumulation_steps=3, max_grad_norm=0.05)
+
+
+def with_momentum(folder: Path) -> Trainer:
+    return sft(folder, optim="sgd", optim_args="momentum=0.9", weight_decay=0.1)
+
+
+TRAINERS = [plain, sft, dpo, adapted, grpo, accumulated, with_momentum]
+
+
+@pytest.mark.parametrize("make", TRAINERS)
+def test_an_account_adds_up_and_training_goes_on_as_without(
+    make: Callable[[Path], Trainer], tmp_path: Path
+) -> None:
+    weights = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        trainer = make(tmp_path / str(watched))
+        if watched:
+            trainer.add_callback(ForceCallback(trainer, probes(), every=2))
+        trainer.train()
+        assert trainer.model is not None
+        weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
+    logged = [line for line in trainer.state.log_history if "ledger/chosen/measured" in line]
+    assert [line["step"] for line in logged] == [0, 2, 4]
+    for line in logged:
+        for kind in ("chosen", "rejected"):
+            total = sum(line[f"ledger/{kind}/{part}"] for part in PARTS)
+            assert total == pytest.approx(line[f"ledger/{kind}/measured"], abs=2e-5)
+    ledger = read_ledger(tmp_path / "True" / "ledger", tmp_path / "True" / "ledger")
+    assert ledger.summary.steps == 3
+    assert ledger.summary.closure < 1e-3
+    assert ledger.summary.residual_share < 0.2
+    page = (tmp_path / "True" / "ledger" / "ledger.html").read_text()
+    assert "Who moved it" in page
+
+
+def test_sides_are_told_by_the_loss(tmp_path: Path) -> None:
+    trainer = dpo(tmp_path)
+    trainer.add_callback(ForceCallback(trainer, probes(), every=STEPS))
+    trainer.train()
+    responses = read_table(tmp_path / "ledger", "responses")
+    assert sorted(responses["side"]) == ["chosen", "chosen", "rejected", "rejected"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optim": "adafactor"}, "trainer.optimizer = 'Adafactor'"),
+        ({"padding_free": True}, "packing"),
+        ({"packing": True}, "packing"),
+        ({"bf16": True}, "trainer.args.bf16"),
+    ],
+)
+def test_what_it_cannot_account_for_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer = sft(tmp_path, **changes)
+        trainer.add_callback(ForceCallback(trainer, probes()))
+        trainer.train()
+
+
+def test_a_gradient_that_sequences_do_not_make_up_is_refused(tmp_path: Path) -> None:
+    trainer = sft(tmp_path)
+    loss = trainer.compute_loss
+
+    def penalised(model: Any, *arguments: Any, **named: Any) -> Any:
+        return loss(model, *arguments, **named) + model.embed_out.weight.square().sum()
+
+    trainer.compute_loss = penalised  # type: ignore[method-assign]
+    trainer.add_callback(ForceCallback(trainer, probes()))
+    with pytest.raises(ConfigError, match="is not made by its sequences' tokens"):
+        trainer.train()
