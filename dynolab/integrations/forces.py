@@ -132,10 +132,9 @@ class ForceCallback(TrainerCallback):
                 f"a gradient of which {error:.2g} is not made by its sequences' tokens",
                 "train without auxiliary losses, soft prompts and shared experts",
             )
+        labels = [label for forward in self._live.forwards for label in self._label(forward)]
         self._pending = _Pending(
-            labels=tuple(
-                self._label(state.global_step, forward) for forward in self._live.forwards
-            ),
+            labels=tuple(labels),
             gradients=gradients,
             before=flatten(self._weights()).clone(),
             map=self._map(clip * total, clip),

@@ -28,7 +28,8 @@ def sft(folder: Path, **more: Any) -> Trainer:
         "prompt": [row.prompt for row in rows],
         "completion": [row.chosen for row in rows],
     }
-    arguments = SFTConfig(output_dir=str(folder), max_length=48, bf16=False, **SHARED | more)
+    settings = {"max_length": 48, "bf16": False, **SHARED, **more}
+    arguments = SFTConfig(output_dir=str(folder), **settings)
     tokenizer = make_tokenizer()
     return SFTTrainer(
         make_policy(tokenizer),
@@ -87,8 +88,7 @@ def test_an_account_adds_up_and_training_goes_on_as_without(
         trainer.train()
         assert trainer.model is not None
         weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
-    for name, value in weights[0].items():
-        assert torch.equal(value, weights[1][name]), name
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     logged = [line for line in trainer.state.log_history if "ledger/chosen/measured" in line]
     assert [line["step"] for line in logged] == [0, 2, 4]
     for line in logged:
@@ -97,8 +97,7 @@ def test_an_account_adds_up_and_training_goes_on_as_without(
             assert total == pytest.approx(line[f"ledger/{kind}/measured"], abs=2e-5)
     ledger = read_ledger(tmp_path / "True" / "ledger", tmp_path / "True" / "ledger")
     assert ledger.summary.steps == 3
-    assert ledger.summary.closure < 1e-3
-    assert ledger.summary.residual_share < 0.2
+    assert ledger.summary.closure < 1e-4
     page = (tmp_path / "True" / "ledger" / "ledger.html").read_text()
     assert "Who moved it" in page
 
@@ -115,8 +114,7 @@ def test_sides_are_told_by_the_loss(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"optim": "adafactor"}, "trainer.optimizer = 'Adafactor'"),
-        ({"padding_free": True}, "packing"),
-        ({"packing": True}, "packing"),
+        ({"padding_free": True, "max_length": None}, "trainer.args.packing"),
         ({"bf16": True}, "trainer.args.bf16"),
     ],
 )
@@ -134,7 +132,9 @@ def test_a_gradient_that_sequences_do_not_make_up_is_refused(tmp_path: Path) -> 
     loss = trainer.compute_loss
 
     def penalised(model: Any, *arguments: Any, **named: Any) -> Any:
-        return loss(model, *arguments, **named) + model.embed_out.weight.square().sum()
+        return (
+            loss(model, *arguments, **named) + model.get_output_embeddings().weight.square().sum()
+        )
 
     trainer.compute_loss = penalised  # type: ignore[method-assign]
     trainer.add_callback(ForceCallback(trainer, probes()))

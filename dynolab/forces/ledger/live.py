@@ -160,8 +160,10 @@ class LiveGradients:
 
 
 def _keep_pull(forward: Forward, pull: Tensor) -> None:
-    forward.pull = pull.detach()
-    forward.push = -pull.detach().sum(1)
+    """Where there is no label, log π is a constant zero, whatever pulls at it."""
+    assert forward.labels is not None
+    forward.pull = pull.detach() * (forward.labels >= 0)
+    forward.push = -forward.pull.sum(1)
 
 
 def _add_push(forward: Forward, pull: Tensor) -> None:

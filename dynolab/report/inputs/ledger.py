@@ -80,6 +80,11 @@ class Ledger:
         return sorted(set(self.example.tolist()))
 
     @cached_property
+    def steps(self) -> list[int]:
+        """The steps that are accounted for and learned from something."""
+        return sorted(set(self.step.tolist()))
+
+    @cached_property
     def _number(self) -> Int[ndarray, " responses"]:
         """Each response's example as its place in `examples`."""
         return np.searchsorted(np.array(self.examples), self.example)
@@ -95,10 +100,9 @@ class Ledger:
     def by_step(
         self, account: FunctionalAccount, examples: Sequence[int]
     ) -> Float[ndarray, "examples steps"]:
-        """What some of `examples` did at each step, NaN at steps without them."""
-        cells = np.full((len(self.examples), len(account.path) - 1), np.nan)
-        first = self.step.min()
-        places = self._number, self.step - first
+        """What some of `examples` did at each of `steps`, NaN at those without them."""
+        cells = np.full((len(self.examples), len(self.steps)), np.nan)
+        places = self._number, np.searchsorted(self.steps, self.step)
         cells[places] = 0.0
         np.add.at(cells, places, account.lines)
         return cells[list(examples)]

@@ -64,7 +64,7 @@ def _cells(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[object]
             [None if np.isnan(cell) else float(f"{cell:.3g}") for cell in line] for line in cells
         ],
         "y": [plotly_text(ledger.examples[place], 16) for place in places],
-        "x": list(range(cells.shape[1])),
+        "x": ledger.steps,
     }
 
 
