@@ -8,6 +8,7 @@
 - what one training step did: `StepRecord`, `step_forces`, `one_step`, `token_forces`;
 - which token pushes which: `force_map` of `recorded_examples`, `pair_totals`, `breakdown`;
 - the kernel, the terms of the force, hidden layers: `kernel_…`, `…_terms`, `feature_…`;
+- forces in other trainers: `ForceCallback`;
 - answers that are watched: `ProbeCallback`, `score_probes`, `learning_paths`, `AlarmConfig`;
 - pairs before training, and policies compared: `audit_pairs`, `contests`, `win_rate`;
 - errors: `DynolabError`, and `ConfigError` for a setting that cannot work.
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from dynolab.forces.map.analysis import recorded_examples as recorded_examples
     from dynolab.forces.map.totals import pair_totals as pair_totals
     from dynolab.integrations.callback import ProbeCallback as ProbeCallback
+    from dynolab.integrations.forces import ForceCallback as ForceCallback
     from dynolab.judges import (
         ExactJudge as ExactJudge,
         agreement as agreement,
@@ -118,6 +120,7 @@ _MODULES = {
     "forces.map.analysis": ("recorded_examples",),
     "forces.map.totals": ("pair_totals",),
     "integrations.callback": ("ProbeCallback",),
+    "integrations.forces": ("ForceCallback",),
     "judges": ("ExactJudge", "agreement", "contests", "win_rate"),
     "likelihood.token_logps": ("ResponseLogits",),
     "objectives": (
