@@ -67,7 +67,7 @@ def _details(account: FunctionalAccount, pushers: Sequence[Pusher], ledger: Ledg
     parts = [_pusher_table(pushers, ledger.rows)]
     if moments := ledger.moments.get(name):
         parts.append(_moment_table(moments[:MOMENTS]))
-    return Markup("<details>{}{}</details>").format(summary, Markup().join(parts))
+    return Markup('<details class="more">{}{}</details>').format(summary, Markup().join(parts))
 
 
 def _pusher_table(pushers: Sequence[Pusher], rows: Mapping[str, Example]) -> Markup:
