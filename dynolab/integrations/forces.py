@@ -24,9 +24,8 @@ from dynolab.forces.ledger.live import Forward, LiveGradients
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.watched import check_kinds, kind_means
 from dynolab.forces.map.problem import Updating
-from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
+from dynolab.forces.step.optimizers import OptimizerMap, UpdateFacts, optimizer_map
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.step_record import StepFacts
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -206,7 +205,7 @@ class ForceCallback(TrainerCallback):
         for name, gradient in zip(self._live.names, clipped.split(sizes), strict=True):
             parameter = parameters[name]
             state = optimizer.state.get(parameter, {})
-            facts = StepFacts.model_construct(
+            facts = UpdateFacts(
                 step=int(state.get("step", 0)),
                 learning_rate=float(groups[id(parameter)]["lr"]),
                 clip_factor=clip,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dynolab.forces.function.logit_function import Weights
+from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import StepFacts
 
 
@@ -28,6 +29,16 @@ class FrozenUpdate:
     def along(self, gradient: Weights) -> dict[str, Tensor]:
         """The part of the update that a part of the gradient makes, −scale ⊙ g."""
         return {name: -self.scale[name] * g for name, g in gradient.items()}
+
+
+@dataclass(frozen=True)
+class UpdateFacts:
+    """What `StepFacts` says of an update, for steps that no record holds."""
+
+    step: int
+    learning_rate: float
+    clip_factor: float
+    optimizer: OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ class OptimizerMap:
 
 
 def optimizer_map(
-    facts: StepFacts, theta: Tensor, state: Mapping[str, Tensor], gradient: Tensor
+    facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], gradient: Tensor
 ) -> OptimizerMap:
     """One parameter's map of one realised step.
 
@@ -90,7 +101,9 @@ def freeze_update(
     )
 
 
-def _sgd(facts: StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor) -> OptimizerMap:
+def _sgd(
+    facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
+) -> OptimizerMap:
     """`b' = μ b + κ g + λ θ`, `Δθ = −η b'`; κ the clip factor, b = 0 before the first step."""
     config = facts.optimizer
     return OptimizerMap(
@@ -103,7 +116,9 @@ def _sgd(facts: StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
     )
 
 
-def _adamw(facts: StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor) -> OptimizerMap:
+def _adamw(
+    facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
+) -> OptimizerMap:
     """Decoupled decay (Loshchilov & Hutter, arXiv 1711.05101), torch's order of operations.
 
     `m' = β₁ m + (1 − β₁) κ g`, `v' = β₂ v + (1 − β₂)(κ g)²`,
@@ -126,7 +141,7 @@ def _adamw(facts: StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tens
 
 
 def _rmsprop(
-    facts: StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
+    facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
 ) -> OptimizerMap:
     """`u = κ g + λ θ`, `v' = α v + (1 − α) u²`, `b' = μ b + u/(√v' + ε)`, `Δθ = −η b'`."""
     kappa, config = facts.clip_factor, facts.optimizer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -55,7 +57,7 @@ def ledger_map_figure(ledger: Ledger) -> Figure:
     )
 
 
-def _cells(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[object]]:
+def _cells(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
     order = np.argsort(-ledger.by_example(account))
     places = order if len(order) <= 2 * STRONGEST else np.r_[order[:STRONGEST], order[-STRONGEST:]]
     cells = ledger.by_step(account, places.tolist())
