@@ -40,7 +40,7 @@ up: setup
 
 # Two workers, with one thread each; a file's tests share its fixtures.
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile \
+	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	    -m "not study and not faults and (real_path or not services and not ranks)"
 
 test-services: setup

@@ -36,8 +36,27 @@ STARTS_SERVERS = {
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONGEST = (
+    "forces/test_acceptance.py",
+    "flows/test_cache.py",
+    "training/test_every_objective.py",
+    "forces/test_kernel_size.py",
+    "integrations/test_forces.py",
+    "flows/test_ledger_flow.py",
+    "forces/test_lora.py",
+    "data/test_prefixes.py",
+    "flows/test_kinds_of_training.py",
+    "report/test_report.py",
+    "library/test_wheel.py",
+    "flows/test_mitigation_flow.py",
+)
+"""Files that take longest, first: a file is one worker's, and none should be left over at the end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts a server is a test of services, whoever forgot to say so."""
+    """Long files begin; what starts a server is a test of services, whoever forgot to say so."""
+    places = {f"tests/{file}": place for place, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
     for item in items:
         if STARTS_SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.services)
