@@ -50,7 +50,7 @@ LONGEST = (
     "library/test_wheel.py",
     "flows/test_mitigation_flow.py",
 )
-"""Files that take longest, first: a file is one worker's, and none should be left over at the end."""
+"""Files that take longest; they go first, as a file is one worker's from begin to end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,13 +11,25 @@ from torch import Tensor
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.ledger.account import Ledger, StepAccount
+from dynolab.forces.ledger.flat import flatten
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.objectives import DPOConfig, SFTConfig
+from dynolab.forces.ledger.responses import step_responses
+from dynolab.objectives import DPOConfig, SFTConfig, build_objective
+from dynolab.objectives.clipping import ClippedConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import StepFacts, StepRecord
 from tests.forces.brute_ledger import brute_line
-from tests.forces.small_models import encoded, llama, neox, pairs, train_steps, with_reference
+from tests.forces.families import ETA, Case, case
+from tests.forces.small_models import (
+    encoded,
+    every_objective,
+    llama,
+    neox,
+    pairs,
+    train_steps,
+    with_reference,
+)
 
 STEPS = 5
 OPTIMIZERS = {
@@ -167,3 +179,39 @@ def test_the_tokens_of_a_line_add_up_to_it(policy, optimizer):
             assert own.abs().max() == own[tokens.response].abs()
             assert len(tokens.nats) == len(step.responses[tokens.response].tokens)
             torch.testing.assert_close(tokens.nats.sum(), own[tokens.response])
+
+
+CASES = [
+    (config, temperature)
+    for config in every_objective()
+    for temperature in ([1.0, 0.7] if isinstance(config, ClippedConfig) else [1.0])
+]
+
+
+@pytest.fixture(scope="module")
+def pairs_of_llama() -> Case:
+    return case("llama_tied", count=3)
+
+
+@pytest.mark.parametrize(("config", "temperature"), CASES, ids=repr)
+def test_the_responses_of_every_objective_make_up_its_gradient(pairs_of_llama, config, temperature):
+    """Losses that read likelier tokens, and those at other temperatures, as well."""
+    here, objective = pairs_of_llama, build_objective(config)
+    facts = StepFacts(
+        step=0,
+        learning_rate=ETA,
+        grad_norm=1.0,
+        clip_factor=1.0,
+        objective=config,
+        optimizer=OptimizerConfig(name="sgd"),
+    )
+    weights = here.policy.weights
+    record = StepRecord(facts, tuple(here.updating(objective, temperature)), weights, weights, {})
+    gradients = GroupedGradients.build(here.policy, weights, [encoded(1), encoded(2)])
+    whole = step_responses(record, gradients)
+    split = step_responses(record, gradients, batch_tokens=16)
+    truth = -flatten(here.descent(objective, temperature)) / ETA
+    torch.testing.assert_close(whole.gradients.sum(0), truth, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(split.gradients, whole.gradients, rtol=1e-8, atol=1e-12)
+    for label, response in zip(whole.labels, whole.weighted, strict=True):
+        assert label.tokens == response.sequence.ids[response.sequence.prompt_length :]
