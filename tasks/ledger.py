@@ -58,6 +58,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     Results: the tables of `dynolab.results.ledger`.
     """
     from dynolab.forces.ledger.account import Ledger
+    from dynolab.forces.ledger.sources import SourceAccounts
     from dynolab.forces.ledger.tables import LedgerTables
 
     config, trained = work.config, work.input_folder("trained")
@@ -66,8 +67,15 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     folder = work.input_folder("trained", "model")
     encoder = load_encoder(folder)
     rows, functionals = zip(*watched(work, encoder), strict=True)
+    policy = load_policy(folder, adapter_folder(work, "trained"))
+    singles = [
+        (row.name, functional.terms[0].sequence)
+        for row, functional in zip(rows, functionals, strict=True)
+        if row.single
+    ]
+    sources = SourceAccounts(policy, singles)
     ledger = Ledger(
-        load_policy(folder, adapter_folder(work, "trained")),
+        policy,
         functionals,
         batch_tokens=config.batch_tokens,
         by_token=[number for number, row in enumerate(rows) if row.single],
@@ -91,6 +99,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         ):
             entries = ledger.enter(record)
             tables.add(entries)
+            tables.add_sources(sources.enter(record))
             done = steps - entries.step
             progress.update(done, f"step {entries.step}")
             if entries.step and entries.step % replay.segment == 0:

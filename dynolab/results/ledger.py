@@ -10,6 +10,8 @@
   on).
 - `tokens.parquet`: `step`, `response`, `functional`, `place` (in the response), `token`, `nats`: of
   some lines the tokens, which add up to them.
+- `sources.parquet`: `step`, `functional`, `lbk`, `sign_delta`, `kernel_bound`: the papers' measures
+  of a step on single answers (`dynolab.forces.ledger.sources`).
 - `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`.
 
 For every functional `Σ nats + Σ decay + carried_in of the first step + Σ (after − before −
@@ -51,6 +53,13 @@ TABLES = {
         "place": "int32",
         "token": "string",
         "nats": "float64",
+    },
+    "sources": {
+        "step": "int32",
+        "functional": "string",
+        "lbk": "float64",
+        "sign_delta": "float64",
+        "kernel_bound": "float64",
     },
 }
 """Tables and their columns with Arrow's types."""

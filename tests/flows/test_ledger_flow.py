@@ -14,7 +14,13 @@ from dynolab.objectives import DPOConfig
 from dynolab.results.ledger import TABLES, FunctionalRow, StepLine, read_table
 from dynolab.results.study import ARGMAX, MetricsLine
 from dynolab.rollouts.rewards import ALLOWED
-from dynolab.training.config import GroupTrainConfig, LoraConfig, OptimizerConfig, TrainConfig
+from dynolab.training.config import (
+    EngineConfig,
+    GroupTrainConfig,
+    LoraConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
 from dynolab.training.step_record import StepRecord
 from flows.flow import Plan
 from flows.ledger import FLOW
@@ -79,6 +85,9 @@ def test_a_ledger_closes(analysed: Analysed, changes: dict[str, Any]) -> None:
     assert set(lines["step"]) == set(range(6))
     responses = read_table(folder, "responses")
     assert set(responses["side"]) == {"chosen", "rejected"}
+    sources = read_table(folder, "sources")
+    assert len(sources["step"]) == 6 * 3
+    assert all(value >= 0 for value in sources["lbk"])
 
 
 def tables(analysed: Analysed, account: StageResult) -> dict[str, Any]:
@@ -248,3 +257,11 @@ def test_a_ledger_in_the_run_says_what_a_whole_one_says_of_a_step_alone(
 def test_a_kind_that_is_not_watched_is_refused_before_training(analysed: Analysed) -> None:
     with pytest.raises(ConfigError, match=r"ledger\.kinds = 'said': no watched training answer"):
         trained(analysed, ledger={"kinds": ("said",)})
+
+
+@pytest.mark.ranks
+def test_a_training_on_two_ranks_is_replayed_on_two(analysed: Analysed) -> None:
+    training, result = trained(analysed, engine=EngineConfig(ranks=2, zero_stage=2), steps=4)
+    account = ledger(analysed, training, result, disk_bytes=two_steps_of_records(analysed))
+    assert account.metrics["ledger/steps"] == 4
+    assert account.metrics["ledger/closure"] < 1e-5

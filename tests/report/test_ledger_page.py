@@ -11,6 +11,7 @@ from dynolab.report.inputs.ledger import Ledger, read_ledger
 from dynolab.report.ledger.heat_map import ledger_map_figure
 from dynolab.report.ledger.page import write_ledger_page
 from dynolab.report.ledger.pushers import pusher_section
+from dynolab.report.ledger.sources import sources_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.results.ledger import FunctionalRow, LedgerSummary, write_table
 
@@ -64,6 +65,17 @@ def ledger(tmp_path: Path) -> Ledger:
             "place": [0, 1],
             "token": ["Ġ<b>", "end"],
             "nats": [-3.5, -0.5],
+        },
+    )
+    write_table(
+        tmp_path,
+        "sources",
+        {
+            "step": [1, 0],
+            "functional": ["b", "b"],
+            "lbk": [1.0, 1.0],
+            "sign_delta": [0.5, -2.0],
+            "kernel_bound": [0.1, 0.2],
         },
     )
     functionals = [
@@ -124,6 +136,14 @@ def test_the_map_is_empty_where_an_example_was_in_no_batch(ledger: Ledger) -> No
     (cells,) = figure.plot.data
     assert list(cells.y) == ["b", "c", "a"]
     assert [list(row) for row in cells.z] == [[None, 0.25], [None, -0.5], [-2.0, None]]
+
+
+def test_accumulated_influence_stands_beside_the_path(ledger: Ledger) -> None:
+    figure = sources_figure(ledger)
+    assert figure is not None
+    moved, influence = figure.plot.data
+    assert list(moved.y) == [0.0, -3.5, -2.5]
+    assert list(influence.y) == pytest.approx([0.0, -2.0, -2.0 + (0.9 * -2.0 + 0.1 * 0.5)])
 
 
 def test_the_page_is_whole(ledger: Ledger, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dynolab.forces.ledger.account import StepAccount
+from dynolab.forces.ledger.sources import SourceMeasures
 from dynolab.results.ledger import TABLES, LedgerSummary, read_table, write_table
 
 PER_STEP = ("before", "after", "predicted", "decay", "carried_in")
@@ -68,6 +69,11 @@ class LedgerTables:
                 token=[*map(self._read_token, entries.responses[split.response].tokens)],
                 nats=split.nats.tolist(),
             )
+
+    def add_sources(self, measures: Sequence[SourceMeasures]) -> None:
+        """Appends the papers' measures of one step."""
+        for each in measures:
+            self._append("sources", **{name: [value] for name, value in vars(each).items()})
 
     def _append(self, table: str, **columns: Sequence[object]) -> None:
         for name, values in columns.items():

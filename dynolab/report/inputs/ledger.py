@@ -63,7 +63,8 @@ class Moment:
 class Ledger:
     """A ledger's tables; entry i of `example`, `side` and `step` belongs to line i.
 
-    `rows`: the data's training rows by id; `moments`: lines with their tokens, by functional.
+    `rows`: the data's training rows by id; `moments`: lines with their tokens, by functional;
+    `sign_delta`: of single answers, step by step.
     """
 
     summary: LedgerSummary
@@ -73,6 +74,7 @@ class Ledger:
     step: Int[ndarray, " responses"]
     rows: Mapping[str, Example]
     moments: Mapping[str, Sequence[Moment]]
+    sign_delta: Mapping[str, Float[ndarray, " steps"]]
 
     @cached_property
     def examples(self) -> list[str]:
@@ -144,7 +146,16 @@ def read_ledger(folder: Path, data: Path) -> Ledger:
         step=responses["step"],
         rows={row.id: row for row in read_rows(data / "train.jsonl", Example)},
         moments=_moments(folder, responses),
+        sign_delta=_sign_delta(folder),
     )
+
+
+def _sign_delta(folder: Path) -> dict[str, ndarray]:
+    """SignDelta of every answer that has it, in the order of the steps."""
+    columns = {name: np.array(values) for name, values in read_table(folder, "sources").items()}
+    order = np.argsort(columns["step"], kind="stable")
+    names, values = columns["functional"][order], columns["sign_delta"][order]
+    return {name: values[names == name] for name in dict.fromkeys(names.tolist())}
 
 
 def _moments(folder: Path, responses: dict[str, Any]) -> dict[str, list[Moment]]:

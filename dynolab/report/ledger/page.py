@@ -10,14 +10,20 @@ from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.ledger.heat_map import ledger_map_figure
 from dynolab.report.ledger.pushers import pusher_section
+from dynolab.report.ledger.sources import sources_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.report.page import Page, Section, Tile, write_page
 from dynolab.report.text import number
 
 
 def ledger_parts(ledger: Ledger) -> list[Figure | Section | None]:
-    """Sums by source, who pulled single answers down, and which example pushed when."""
-    return [waterfall_figure(ledger), pusher_section(ledger), ledger_map_figure(ledger)]
+    """Sums by source, who pulled single answers down, who pushed when, and the papers' measures."""
+    return [
+        waterfall_figure(ledger),
+        pusher_section(ledger),
+        ledger_map_figure(ledger),
+        sources_figure(ledger),
+    ]
 
 
 def write_ledger_page(
