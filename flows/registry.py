@@ -13,6 +13,7 @@ FLOWS = {
     "audit": "Rank preference pairs, before training, by what a step on each would do.",
     "forces": "Measure which token pushes which, at checkpoints of the store, a folder or the Hub.",
     "ledger": "Account for a whole training: which example moved which answer at which step.",
+    "counterfactual": "Train without some pairs, beside what the ledger says that these did.",
     "judge": "Compare models' answers by judges: exact rewards, a model's likelihood or an LLM.",
     "probes": "Build the answers that a study watches, of any kind, from any pairs.",
     "mitigation": "Compare remedies against squeezing: changes to DPO, its pairs, its start.",

@@ -110,6 +110,12 @@ class LoopConfig(BaseModel):
         description="Keep the model of the best probe instead of the last step's.",
     )
 
+    without: tuple[str, ...] = Field(
+        (),
+        exclude_if=lambda ids: not ids,
+        description="Ids of examples that are left out of their batches; the others keep batch and "
+        "weight, so that the difference is what these did.",
+    )
     ledger: InRunLedgerConfig | None = Field(
         None,
         exclude_if=lambda ledger: ledger is None,
@@ -153,6 +159,13 @@ class LoopConfig(BaseModel):
             raise ConfigError("probe_every", 0, "the alarm needs probes; set 1 or more")
         if self.best is not None and not self.probe_every:
             raise ConfigError("probe_every", 0, "best needs probes; set 1 or more")
+        if self.without and (self.record_steps or self.ledger is not None):
+            raise ConfigError(
+                "without",
+                list(self.without),
+                "steps without some of their examples are not recorded; set record_steps: [] and "
+                "no ledger",
+            )
         late = [step for step in self.record_steps if not 0 <= step < self.steps]
         if late:
             raise ConfigError("record_steps", late, f"must lie in 0..{self.steps - 1}")

@@ -163,19 +163,21 @@ class Trainer:
         config, began = self.config, time.perf_counter()
         drawn = self.source.draw(engine, step)
         values = dict(drawn.metrics)
-        if drawn.examples:
-            values |= self._learn(engine, step, drawn.examples)
+        kept = [example for example in drawn.examples if example.id not in config.without]
+        if kept:
+            totals = count_step(drawn.examples, self.objective.sides)
+            values |= self._learn(engine, step, kept, totals)
         values["train/examples_per_s"] = config.batch_size / (time.perf_counter() - began)
         self._log(step + 1, values)
 
     def _learn(
-        self, engine: Engine, step: int, examples: Sequence[StepExample]
+        self, engine: Engine, step: int, examples: Sequence[StepExample], totals: Totals
     ) -> dict[str, float]:
         """Updates the weights once; returns the step's metrics."""
         config = self.config
         recorded = step in config.record_steps or config.observes(step)
         before = (engine.master_weights(), engine.optimizer_state()) if recorded else None
-        sums, strength_quantiles = self._accumulate(engine, examples)
+        sums, strength_quantiles = self._accumulate(engine, examples, totals)
         rate = learning_rate(config.optimizer, config.warmup_steps, step)
         norm = engine.step(rate)
         self._check_finite("gradient norm", norm, examples)
@@ -193,10 +195,9 @@ class Trainer:
         }
 
     def _accumulate(
-        self, engine: Engine, examples: Sequence[StepExample]
+        self, engine: Engine, examples: Sequence[StepExample], totals: Totals
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Accumulates this rank's gradients; returns sums over all ranks, and quantiles."""
-        totals = count_step(examples, self.objective.sides)
         sums: dict[str, Tensor] = {}
         step_strengths: list[Tensor] = []
         for micro in self._micro_batches(examples):

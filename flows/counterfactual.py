@@ -1,0 +1,130 @@
+"""What would have been: preference training without some examples, beside the ledger's totals."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from pydantic import Field
+
+from dynolab.errors import ConfigError
+from dynolab.report.inputs.ledger import Ledger, read_ledger
+from dynolab.results.counterfactual import Dropped
+from dynolab.training.config import EngineConfig, TrainConfig
+from flows.checkpoints import results_of
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.parameters import load_parameters
+from flows.study import StudyParameters, resolved
+from tasks.counterfactual import COUNTERFACTUAL, WHOLE, CounterfactualConfig
+from tasks.runtime.pipeline import Step
+from tasks.runtime.stage import Platform
+from tasks.runtime.work import StageResult
+from tasks.training import PREFERENCE
+
+NEEDED = ("sft", "ledger")
+
+
+class CounterfactualParameters(FlowParameters):
+    """Parameters of retrainings without some examples."""
+
+    name: Name = Field("counterfactual", description="Name of the run and of its page's file.")
+    study: str = Field(description="Study file whose steps have run, with a ledger.")
+    groups: int = Field(50, ge=0, description="Random groups of examples; each is a training.")
+    group_size: int = Field(6, ge=1, description="Examples of a random group.")
+    blamed: int = Field(
+        10, ge=0, description="Single answers; each has a training without those it blames."
+    )
+    blamed_size: int = Field(6, ge=1, description="Examples that pulled an answer down hardest.")
+    seed: int = Field(0, ge=0, description="Of the random groups.")
+
+
+def plan(parameters: CounterfactualParameters, platform: Platform) -> Plan:
+    """Plans one training as it was, one without each group, and the page.
+
+    **Raises** `ConfigError` for a study that has not run, or has no ledger.
+    """
+    study = resolved(load_parameters(StudyParameters, Path(parameters.study)))
+    trained_on = "filter" if study.preference_filter else "data"
+    finished = results_of(parameters.study, platform)
+    for name in (trained_on, *NEEDED):
+        if name not in finished:
+            remedy = f"its step {name} has not run; set ledger: {{}} in it and run dynolab study"
+            raise ConfigError("study", parameters.study, remedy)
+    existing = {name: finished[name] for name in NEEDED} | {"data": finished[trained_on]}
+    groups = dropped_groups(parameters, _read(existing, platform))
+    training = retraining(study.preference)
+    reads = {"data": "data", "model": "sft"}
+    steps = [Step(WHOLE, PREFERENCE, training, reads)]
+    steps += [
+        Step(
+            group.name,
+            PREFERENCE,
+            training.model_copy(update={"without": group.examples}),
+            reads,
+        )
+        for group in groups
+    ]
+    page = CounterfactualConfig(
+        name=parameters.name, settings=parameters.as_yaml, groups=tuple(groups)
+    )
+    shown = {name: name for name in ("data", "ledger", WHOLE, *(group.name for group in groups))}
+    return Plan(parameters, [*steps, Step("counterfactual", COUNTERFACTUAL, page, shown)], existing)
+
+
+def _read(existing: dict[str, StageResult], platform: Platform) -> Ledger:
+    folders = [
+        platform.store.folder(existing[name].address, existing[name].digest)
+        for name in ("ledger", "data")
+    ]
+    return read_ledger(*folders)
+
+
+def dropped_groups(parameters: CounterfactualParameters, ledger: Ledger) -> list[Dropped]:
+    """Random groups, and those that the ledger blames for each single answer's fall."""
+    size = min(parameters.group_size, len(ledger.examples))
+    draw = random.Random(parameters.seed)
+    groups = [
+        Dropped(name=f"random-{number}", examples=tuple(sorted(draw.sample(ledger.examples, size))))
+        for number in range(parameters.groups)
+    ]
+    singles = [account for account in ledger.accounts if account.row.single]
+    for number, account in enumerate(singles[: parameters.blamed]):
+        worst = ledger.pushers(account)[: parameters.blamed_size]
+        names = tuple(sorted(pusher.example for pusher in worst))
+        groups.append(Dropped(name=f"blamed-{number}", examples=names, answer=account.row.name))
+    return groups
+
+
+def retraining(training: TrainConfig) -> TrainConfig:
+    """The training in one process, with nothing recorded, probed at its end."""
+    update = {
+        "engine": EngineConfig(kind="plain", ranks=1, attention=training.engine.attention),
+        "record_steps": (),
+        "checkpoint_every": 0,
+        "probe_every": training.steps,
+        "alarm": None,
+        "best": None,
+        "ledger": None,
+    }
+    return training.model_copy(update=update)
+
+
+FLOW = StagedFlow(
+    "counterfactual",
+    CounterfactualParameters,
+    plan,
+    page="counterfactual",
+    file="counterfactual.html",
+    forms={
+        "counterfactual": Form(
+            "Preference training without some pairs, beside what the ledger says that these did.",
+            {
+                "study": "study",
+                "groups": "groups",
+                "group_size": "group_size",
+                "blamed": "blamed",
+                "blamed_size": "blamed_size",
+            },
+        )
+    },
+)

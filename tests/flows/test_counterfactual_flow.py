@@ -1,0 +1,142 @@
+"""Trainings without some examples, beside what a ledger says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from dynolab.data.rows import read_value
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction
+from dynolab.forces.ledger.flat import flatten
+from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.responses import step_responses
+from dynolab.objectives import DPOConfig
+from dynolab.results.counterfactual import Agreement, Dropped, Effect
+from dynolab.training.config import OptimizerConfig, TrainConfig
+from dynolab.training.step_record import StepRecord
+from flows.counterfactual import FLOW
+from flows.parameters import load_parameters
+from flows.study import StudyParameters, resolved, study_steps
+from models.language import load_language_model
+from tasks.counterfactual import agree
+from tasks.training import PREFERENCE
+from tests.flows.analysed import PLAIN, Analysed
+from tests.flows.in_process import InProcess, step_names
+
+ONE_PROCESS = {"kind": "plain", "ranks": 1}
+STUDY: dict[str, Any] = {
+    "name": "small",
+    "data": {"world": {"entities": 20, "train_pairs": 12, "heldout_pairs": 6, "corpus_rows": 64}},
+    "base": {"training": {"engine": ONE_PROCESS, "steps": 4, "batch_size": 4}},
+    "sft": {"engine": ONE_PROCESS, "steps": 4, "batch_size": 4},
+    "preference": {
+        "objective": {"name": "dpo"},
+        "optimizer": {"name": "sgd", "learning_rate": 1.0e-2},
+        "engine": ONE_PROCESS,
+        "steps": 6,
+        "batch_size": 4,
+        "probe_every": 6,
+    },
+    "ledger": {"pairs": 2, "answers": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("study") / "small.yaml"
+    file.write_text(yaml.safe_dump(STUDY))
+    return file
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, study_file: Path) -> InProcess:
+    """A store with the study's steps up to its ledger."""
+    here = InProcess(tmp_path_factory.mktemp("home"))
+    steps = study_steps(resolved(load_parameters(StudyParameters, study_file)))
+    wanted = ("data", "base", "sft", "preference", "ledger")
+    here.run_steps([step for step in steps if step.name in wanted])
+    return here
+
+
+def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_file: Path) -> None:
+    settings = {"study": str(study_file), "groups": 4, "group_size": 3, "blamed_size": 2}
+    plan = lab.plan(FLOW, settings)
+    assert step_names(plan) == [
+        "whole",
+        *(f"random-{number}" for number in range(4)),
+        "blamed-0",
+        "blamed-1",
+        "counterfactual",
+    ]
+    results = lab.run_plan(plan)
+    effects = lab.rows(results["counterfactual"], "effects.jsonl", Effect)
+    agreement = read_value(lab.folder(results["counterfactual"]) / "agreement.json", Agreement)
+    assert (agreement.groups, agreement.blamed) == (4, 2)
+    assert agreement.lds > 0.5, "short trainings with small steps are nearly linear"
+    assert agreement.same_sign == 1
+    for effect in effects:
+        if effect.group.startswith("blamed"):
+            assert effect.measured == pytest.approx(effect.predicted, rel=0.5, abs=1e-4)
+    page = lab.text(results["counterfactual"], "counterfactual.html")
+    assert "Without those that the ledger blames" in page
+
+
+def test_a_study_without_a_ledger_is_refused(lab: InProcess, tmp_path: Path) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text(yaml.safe_dump(STUDY | {"ledger": None}))
+    with pytest.raises(ConfigError, match="its step ledger has not run"):
+        lab.plan(FLOW, {"study": str(file)})
+
+
+def test_a_training_without_an_example_lacks_its_gradient_and_no_other(analysed: Analysed) -> None:
+    """One step of SGD: the rest keep their weight in the batch."""
+    config = TrainConfig(
+        objective=DPOConfig(),
+        optimizer=OptimizerConfig(name="sgd", learning_rate=0.1),
+        engine=PLAIN,
+        steps=1,
+        batch_size=4,
+        record_steps=(0,),
+    )
+    reads = {"data": analysed.data, "model": analysed.sft}
+    whole = analysed.run(PREFERENCE, config, **reads)
+    record = StepRecord.load(analysed.folder(whole) / "forces" / "step-00000000")
+    dropped = record.examples[1].id
+    changes = {"record_steps": (), "without": (dropped,)}
+    without = analysed.run(PREFERENCE, config.model_copy(update=changes), **reads)
+    policy = PolicyFunction(load_language_model(analysed.folder(whole, "model")), torch.float64)
+    sample = [sequence for example in record.examples for sequence in example.named().values()]
+    gradients = GroupedGradients.build(policy, record.before, sample[:2])
+    responses = step_responses(record, gradients)
+    own = [label.id == dropped for label in responses.labels]
+    expected = 0.1 * responses.gradients[own].sum(0)
+    ends = []
+    for result in (whole, without):
+        weights = load_file(analysed.folder(result, "model") / "model.safetensors")
+        ends.append(flatten({name: weights[name].double() for name in record.before}))
+    assert float((ends[1] - ends[0] - expected).norm() / expected.norm()) < 1e-3
+
+
+def test_without_some_examples_steps_are_not_recorded() -> None:
+    with pytest.raises(ConfigError, match="without"):
+        TrainConfig(without=("a",), record_steps=(0,))
+
+
+def test_the_score_is_the_mean_rank_correlation_over_groups() -> None:
+    groups = [Dropped(name=f"g{number}", examples=("a",)) for number in range(4)]
+    groups.append(Dropped(name="b", examples=("a",), answer="x"))
+    values = {"g0": (1, 2), "g1": (2, 4), "g2": (3, 6), "g3": (4, 8), "b": (1, -1)}
+    effects = [
+        Effect(group=name, functional=functional, predicted=p, measured=sign * m)
+        for name, (p, m) in values.items()
+        for functional, sign in (("x", 1), ("y", -1))
+    ]
+    found = agree(effects, groups)
+    assert found.lds == pytest.approx(0.0)
+    assert (found.groups, found.blamed, found.same_sign) == (4, 1, 0.0)
