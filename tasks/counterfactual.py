@@ -63,7 +63,7 @@ def ends(work: Work[CounterfactualConfig], name: str, ledger: Ledger) -> dict[st
     """Every functional at the end of a training, from its last probe."""
     scores = list(read_rows(work.input_folder(name) / "probes.jsonl", ProbeScore))
     last = max(score.step for score in scores)
-    known = {(s.split, s.kind, s.pair_id): s for s in scores if s.step == last}
+    known = {(str(s.split), s.kind, s.pair_id): s for s in scores if s.step == last}
     return {account.row.name: _value(account.row, known) for account in ledger.accounts}
 
 

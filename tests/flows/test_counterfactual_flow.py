@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 
 from dynolab.data.rows import read_value
 from dynolab.errors import ConfigError
@@ -80,9 +79,10 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
     assert (agreement.groups, agreement.blamed) == (4, 2)
     assert agreement.lds > 0.5, "short trainings with small steps are nearly linear"
     assert agreement.same_sign == 1
+    # The likeliest tokens are others without the group.
     for effect in effects:
-        if effect.group.startswith("blamed"):
-            assert effect.measured == pytest.approx(effect.predicted, rel=0.5, abs=1e-4)
+        if not effect.functional.endswith("argmax"):
+            assert effect.measured == pytest.approx(effect.predicted, rel=0.25, abs=0.06)
     page = lab.text(results["counterfactual"], "counterfactual.html")
     assert "Without those that the ledger blames" in page
 
@@ -118,7 +118,8 @@ def test_a_training_without_an_example_lacks_its_gradient_and_no_other(analysed:
     expected = 0.1 * responses.gradients[own].sum(0)
     ends = []
     for result in (whole, without):
-        weights = load_file(analysed.folder(result, "model") / "model.safetensors")
+        model = load_language_model(analysed.folder(result, "model"))
+        weights = dict(model.named_parameters())
         ends.append(flatten({name: weights[name].double() for name in record.before}))
     assert float((ends[1] - ends[0] - expected).norm() / expected.norm()) < 1e-3
 
