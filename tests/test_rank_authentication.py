@@ -98,7 +98,8 @@ def test_a_rank_that_has_trained_leaves_its_group(
     monkeypatch.setattr(language, "load_language_model", lambda source, **settings: None)
     monkeypatch.setattr(loop, "train", lambda *given: joined.append(dist.is_initialized()))
     engine = SimpleNamespace(kind="deepspeed", attention="sdpa")
-    run(cast(TrainJob, SimpleNamespace(config=SimpleNamespace(engine=engine), model="model")))
+    config = SimpleNamespace(engine=engine, ledger=None)
+    run(cast(TrainJob, SimpleNamespace(config=config, model="model")))
     assert joined == [True]
     assert not dist.is_initialized()
     distributed.leave()  # of no group: nothing to do

@@ -245,4 +245,5 @@ def test_what_an_earlier_attempt_left_is_no_part_of_a_state(started: TrainJob) -
 
 def test_free_settings_are_settings() -> None:
     assert set(TrainConfig.model_fields) >= FREE
-    assert resume.CARRIED == ("metrics.jsonl", "probes.jsonl", "forces", "best")
+    carried = ("metrics.jsonl", "probes.jsonl", "ledger.jsonl", "forces", "best")
+    assert carried == resume.CARRIED
