@@ -104,6 +104,8 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
             progress.update(done, f"step {entries.step}")
             if entries.step and entries.step % replay.segment == 0:
                 _keep(work, ledger, tables, done)
+    if not done:
+        raise ConfigError("trained", steps, "no step of the training moved a weight; train another")
     tables.write(work.output)
     work.write_tables(functionals=rows)
     summary = tables.summary()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +22,7 @@ from dynolab.forces.ledger.functional import Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.live import Forward, LiveGradients
 from dynolab.forces.ledger.tables import LedgerTables
-from dynolab.forces.ledger.watched import check_kinds, kind_means
+from dynolab.forces.ledger.watched import check_kinds, training_means
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.optimizers import OptimizerMap, UpdateFacts, optimizer_map
 from dynolab.training.config import OptimizerConfig
@@ -76,7 +76,7 @@ class ForceCallback(TrainerCallback):
         check_kinds(kinds, rows, "kinds")
         self.trainer, self.every = trainer, every
         self.folder = folder or Path(str(trainer.args.output_dir)) / "ledger"
-        self._rows = [row for row in rows if row.split == "train"]
+        self._rows = list(rows)
         self._kinds, self._pairs = tuple(kinds), pairs
         self._texts: dict[str, str] = {}
         self._pending: _Pending | None = None
@@ -89,11 +89,7 @@ class ForceCallback(TrainerCallback):
         self._policy = PolicyFunction(model)
         context = model.config.get_text_config().max_position_embeddings
         encoder = Encoder(self.trainer.processing_class, int(context), "drop")  # type: ignore[arg-type]
-        self._watched = [
-            (row, functional)
-            for row, functional in kind_means(self._rows, encoder, self._pairs)
-            if row.kind in self._kinds
-        ]
+        self._watched = training_means(self._kinds, self._rows, encoder, self._pairs, "kinds")
         temperature = float(getattr(self.trainer, "temperature", 1.0))
         self._live = LiveGradients(self._policy, temperature)
         answers = [term.sequence for _, functional in self._watched for term in functional.terms]
@@ -123,9 +119,11 @@ class ForceCallback(TrainerCallback):
             }
         )
         total = gradients.sum(0)
-        clip = float(clipped @ total / (total @ total))
-        error = float((clipped - clip * total).norm() / clipped.norm())
-        if not error < UNEXPLAINED:
+        # Groups of equal rewards have no gradient: such a step moves by momentum and decay alone.
+        clip = float(clipped @ total / (total @ total)) if total.any() else 1.0
+        left = (clipped - clip * total).norm()
+        if not left <= UNEXPLAINED * clipped.norm():
+            error = float(left / clipped.norm())
             raise ConfigError(
                 "trainer",
                 f"a gradient of which {error:.2g} is not made by its sequences' tokens",
@@ -205,11 +203,12 @@ class ForceCallback(TrainerCallback):
         for name, gradient in zip(self._live.names, clipped.split(sizes), strict=True):
             parameter = parameters[name]
             state = optimizer.state.get(parameter, {})
+            group = groups.get(id(parameter), optimizer.param_groups[0])
             facts = UpdateFacts(
                 step=int(state.get("step", 0)),
-                learning_rate=float(groups[id(parameter)]["lr"]),
+                learning_rate=float(group["lr"]),
                 clip_factor=clip,
-                optimizer=_config(optimizer, groups[id(parameter)]),
+                optimizer=_config(optimizer, group),
             )
             tensors = {
                 key: value.detach().flatten()
@@ -217,7 +216,11 @@ class ForceCallback(TrainerCallback):
                 if isinstance(value, Tensor) and value.shape == parameter.shape
             }
             theta = parameter.detach().flatten()
-            maps.append(optimizer_map(facts, theta, tensors, gradient / clip))
+            made = optimizer_map(facts, theta, tensors, gradient / clip)
+            if parameter.grad is None or id(parameter) not in groups:  # torch leaves it alone
+                still = torch.zeros_like(theta)
+                made = replace(made, out=still, direct=still)
+            maps.append(made)
         if len({made.carry for made in maps}) > 1:
             raise ConfigError("trainer.optimizer", "groups", "give all parameters one momentum")
         return OptimizerMap(
@@ -232,19 +235,11 @@ class ForceCallback(TrainerCallback):
         """Sums by side, through the trainer's log."""
         from transformers import Trainer
 
-        sides = [response.side for response in account.responses]
-        values: dict[str, float] = {}
-        for place, (row, _) in enumerate(self._watched):
-            for side in ("chosen", "rejected"):
-                own = account.lines[[each == side for each in sides], place]
-                values[f"ledger/{row.kind}/{side}"] = float(own.sum())
-            for part, column in (
-                ("decay", account.decay),
-                ("momentum", account.carried_in),
-                ("residual", account.residual),
-                ("measured", account.measured),
-            ):
-                values[f"ledger/{row.kind}/{part}"] = float(column[place])
+        values = {
+            f"ledger/{row.kind}/{part}": float(own[place])
+            for part, own in account.parts().items()
+            for place, (row, _) in enumerate(self._watched)
+        }
         # The base class's log, as TRL's begins its averages anew; the step's own log still comes.
         due = self.trainer.control.should_log
         Trainer.log(self.trainer, values)

@@ -176,6 +176,26 @@ def test_a_training_on_groups_has_a_line_for_every_completion(
     assert max(responses["response"]) >= 4
 
 
+def test_a_training_that_moved_nothing_has_no_ledger(
+    analysed: Analysed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of equal rewards teach nothing."""
+    monkeypatch.setenv(ALLOWED, "tests.training.rewards")
+    config = GroupTrainConfig(
+        rewards=({"name": "tests.training.rewards.some_words", "weight": 0.0},),
+        engine=PLAIN,
+        steps=1,
+        batch_size=4,
+        completions=2,
+        max_new_tokens=2,
+        probe_every=1,
+    )
+    prompts = analysed.run(PROMPTS, DataConfig(world=WORLD))
+    still = analysed.run(GROUP, config, prompts=prompts, data=analysed.data, model=analysed.sft)
+    with pytest.raises(ConfigError, match="no step of the training moved a weight"):
+        analysed.run_plan(planned(analysed, trained=short(still)))
+
+
 def planned(analysed: Analysed, **settings: Any) -> Plan:
     return analysed.plan(FLOW, analysed.named({"ledger": {"pairs": 1, "answers": 1}, **settings}))
 

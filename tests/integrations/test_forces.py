@@ -39,17 +39,24 @@ def sft(folder: Path, **more: Any) -> Trainer:
     )
 
 
-def grpo(folder: Path) -> Trainer:
-    def reward(completions: list[str], **more: Any) -> list[float]:
-        return [float(sum(map(ord, text)) % 7) for text in completions]
+def some_reward(completions: list[str], **more: Any) -> list[float]:
+    return [float(sum(map(ord, text)) % 7) for text in completions]
 
+
+def no_reward(completions: list[str], **more: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def grpo(
+    folder: Path, reward: Callable[..., list[float]] = some_reward, beta: float = 0.1
+) -> Trainer:
     arguments = GRPOConfig(
         output_dir=str(folder),
         num_generations=4,
         max_completion_length=6,
         temperature=0.8,
         bf16=False,
-        beta=0.1,
+        beta=beta,
         **SHARED | {"per_device_train_batch_size": 4},
     )
     tokenizer = make_tokenizer()
@@ -68,11 +75,33 @@ def accumulated(folder: Path) -> Trainer:
     return sft(folder, gradient_accumulation_steps=3, max_grad_norm=0.05)
 
 
+def without_gradient(folder: Path) -> Trainer:
+    """Groups of equal rewards, which teach nothing."""
+    return grpo(folder, no_reward, beta=0.0)
+
+
+def with_unused(folder: Path) -> Trainer:
+    """A parameter that no token reaches: torch's optimizer leaves it alone, decay and all."""
+    trainer = sft(folder, weight_decay=0.5)
+    trainer.model.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
+    return trainer
+
+
 def with_momentum(folder: Path) -> Trainer:
     return sft(folder, optim="sgd", optim_args="momentum=0.9", weight_decay=0.1)
 
 
-TRAINERS = [plain, sft, dpo, adapted, grpo, accumulated, with_momentum]
+TRAINERS = [
+    plain,
+    sft,
+    dpo,
+    adapted,
+    grpo,
+    accumulated,
+    with_momentum,
+    without_gradient,
+    with_unused,
+]
 
 
 @pytest.mark.parametrize("make", TRAINERS)
@@ -139,4 +168,30 @@ def test_a_gradient_that_sequences_do_not_make_up_is_refused(tmp_path: Path) -> 
     trainer.compute_loss = penalised  # type: ignore[method-assign]
     trainer.add_callback(ForceCallback(trainer, probes()))
     with pytest.raises(ConfigError, match="is not made by its sequences' tokens"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("rows", "kinds", "message"),
+    [
+        (probes(), ("said",), "kinds = 'said': no watched training answer is of this kind"),
+        (
+            [row for row in probes() if row.kind == "rejected"],
+            ("argmax",),
+            "kinds = 'argmax': no watched training answer is of this kind",
+        ),
+        (
+            [row.model_copy(update={"response": " w1" * 60}) for row in probes()],
+            ("chosen",),
+            "kinds = 'chosen': its answers are longer than the model's context",
+        ),
+    ],
+    ids=["unknown", "argmax of no chosen answer", "too long"],
+)
+def test_answers_that_cannot_be_watched_are_refused(
+    rows: list[Any], kinds: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer = sft(tmp_path)
+        trainer.add_callback(ForceCallback(trainer, rows, kinds=kinds))
         trainer.train()

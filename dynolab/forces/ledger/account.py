@@ -88,6 +88,20 @@ class StepAccount:
         """What the slopes at both ends leave unexplained, measured − predicted."""
         return self.measured - self.predicted
 
+    def parts(self) -> dict[str, Float[Tensor, " functionals"]]:
+        """Sums over the responses of each side, and what else moved the functionals."""
+        sides = {
+            side: self.lines[[response.side == side for response in self.responses]].sum(0)
+            for side in ("chosen", "rejected")
+        }
+        return {
+            **sides,
+            "decay": self.decay,
+            "momentum": self.carried_in,
+            "residual": self.residual,
+            "measured": self.measured,
+        }
+
 
 @dataclass(frozen=True)
 class StepMade:

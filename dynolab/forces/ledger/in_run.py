@@ -12,12 +12,10 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.account import Ledger, StepAccount
-from dynolab.forces.ledger.watched import check_kinds, kind_means
+from dynolab.forces.ledger.watched import training_means
 from dynolab.results.ledger import StepLine
 from dynolab.training.config import InRunLedgerConfig
 from dynolab.training.step_record import StepRecord
-
-SIDES = ("chosen", "rejected")
 
 
 class InRunLedger:
@@ -32,7 +30,7 @@ class InRunLedger:
     - `probes`: rows that are watched.
     - `file`: where lines are appended, one JSON object each (`StepLine`).
 
-    **Raises:** `ConfigError` for a kind that is not watched.
+    **Raises:** `ConfigError` for a kind that is not watched, or of which no answer fits.
     """
 
     def __init__(
@@ -43,28 +41,20 @@ class InRunLedger:
         probes: Sequence[ProbeRow],
         file: Path,
     ) -> None:
-        check_kinds(config.kinds, probes, "ledger.kinds")
-        training = [row for row in probes if row.split == "train"]
-        self._watched = [
-            (row.kind, functional)
-            for row, functional in kind_means(training, encoder, config.pairs)
-            if row.kind in config.kinds
-        ]
+        watched = training_means(config.kinds, probes, encoder, config.pairs, "ledger.kinds")
+        self._kinds = [row.kind for row, _ in watched]
+        self._functionals = [functional for _, functional in watched]
         self._policy, self._file = PolicyFunction(model.to(distributed.device())), file
 
     def __call__(self, record: StepRecord) -> dict[str, float]:
         """Writes the step's lines; returns its sums as metrics, `ledger/<kind>/<part>`, in nats."""
-        account = Ledger(self._policy, [functional for _, functional in self._watched]).enter(
-            record
-        )
-        kinds = [kind for kind, _ in self._watched]
+        account = Ledger(self._policy, self._functionals).enter(record)
         with self._file.open("a") as file:
-            for line in _lines(account, kinds):
-                file.write(line.model_dump_json() + "\n")
+            file.writelines(line.model_dump_json() + "\n" for line in _lines(account, self._kinds))
         return {
-            f"ledger/{kind}/{part}": values[place]
-            for place, kind in enumerate(kinds)
-            for part, values in _parts(account).items()
+            f"ledger/{kind}/{part}": float(values[place])
+            for part, values in account.parts().items()
+            for place, kind in enumerate(self._kinds)
         }
 
 
@@ -81,18 +71,3 @@ def _lines(account: StepAccount, kinds: Sequence[str]) -> list[StepLine]:
         for place, kind in enumerate(kinds)
         for number, response in enumerate(account.responses)
     ]
-
-
-def _parts(account: StepAccount) -> dict[str, list[float]]:
-    """Sums over a step's responses by side, and what else moved the answers."""
-    parts = {
-        side: account.lines[[response.side == side for response in account.responses]].sum(0)
-        for side in SIDES
-    }
-    parts |= {
-        "decay": account.decay,
-        "momentum": account.carried_in,
-        "residual": account.residual,
-        "measured": account.measured,
-    }
-    return {name: values.tolist() for name, values in parts.items()}

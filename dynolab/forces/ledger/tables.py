@@ -57,7 +57,6 @@ class LedgerTables:
             functional=self._names * count,
             nats=entries.lines.flatten().tolist(),
         )
-
         for split in entries.tokens:
             length = len(split.nats)
             self._append(
@@ -105,8 +104,9 @@ class LedgerTables:
             nats = lines["nats"][lines["functional"] == name].astype(float).sum()
             momentum = carried_in[0] if self._whole else carried_in.sum()
             explained = nats + decay.sum() + momentum
-            closures.append(abs(explained + residual - change.sum()) / path)
-            shares.append(abs(residual) / path)
+            # What never moved has no path, and nothing that could fail to close.
+            closures.append(abs(explained + residual - change.sum()) / (path or 1.0))
+            shares.append(abs(residual) / (path or 1.0))
         return LedgerSummary(
             steps=len(set(self._tables["steps"]["step"])),
             responses=len(self._tables["responses"]["step"]),

@@ -56,10 +56,34 @@ def mean_of(
     return FunctionalRow(name=name, split=split, kind=kind, pairs=ids), functional
 
 
+def training_means(
+    kinds: Collection[str], rows: Sequence[ProbeRow], encoder: Encoder, pairs: int, field: str
+) -> list[Watched]:
+    """The means of `kind_means` of some kinds, of training pairs.
+
+    **Arguments:** `field`: the setting that names the kinds, for messages.
+
+    **Raises:** `ConfigError` for a kind that is not watched, or of which no answer fits.
+    """
+    check_kinds(kinds, rows, field)
+    training = [row for row in rows if row.split == "train"]
+    means = [each for each in kind_means(training, encoder, pairs) if each[0].kind in kinds]
+    lacking = set(kinds) - {row.kind for row, _ in means}
+    if lacking:
+        raise ConfigError(
+            field,
+            min(lacking),
+            "its answers are longer than the model's context; watch shorter ones, or more pairs",
+        )
+    return means
+
+
 def check_kinds(kinds: Collection[str], rows: Sequence[ProbeRow], field: str) -> None:
     """Raises `ConfigError` for a kind that no watched training row has."""
     known = list(dict.fromkeys(row.kind for row in rows if row.split == "train"))
+    if "chosen" in known:
+        known.append(ARGMAX)
     for kind in kinds:
-        if kind not in (*known, ARGMAX):
+        if kind not in known:
             there = f"choose of {', '.join(known)}" if known else "watch answers: data.probe_pairs"
             raise ConfigError(field, kind, f"no watched training answer is of this kind; {there}")
