@@ -35,6 +35,7 @@ STAGES = {
     "preference-forces",
     "kernel",
     "squeezing",
+    "ledger",
     "report",
 }
 KINDS = {
