@@ -92,6 +92,27 @@ def share_interval(hits: float, n: int) -> Interval:
     return Interval(hits / n, float(below.low), float(above.high), n)
 
 
+def stratified_total(values: Float[ndarray, " strata"], sizes: Int[ndarray, " strata"]) -> Interval:
+    """`Σ_k n_k y_k`, a total over strata in a row of which one value y_k each was drawn.
+
+    `± t₀.₉₇₅(K−1) · √(Σ_k n_k (n_k − 1) s²)`, `s² = Σ_k (y_k − y_{k+1})² / (2 (K − 1))` over the K
+    strata with n_k > 1: differences of neighbours estimate the variance within a stratum, and a
+    trend widens the interval (Wolter, Introduction to Variance Estimation, 2007, 8.2). Strata of
+    one value add no variance.
+    """
+    total = float((sizes * values).sum())
+    drawn = sizes > 1
+    count = int(drawn.sum())
+    if count == 0:
+        return Interval(total, total, total, len(values))
+    if count == 1:
+        return Interval(total, np.nan, np.nan, len(values))
+    own, size = values[drawn], sizes[drawn].astype(float)
+    variance = (np.diff(own) ** 2).sum() / (2 * (count - 1))
+    half = student_975(count - 1) * float((size * (size - 1)).sum() * variance) ** 0.5
+    return Interval(total, total - half, total + half, len(values))
+
+
 def ratio_interval(
     parts: Float[ndarray, " rows"], wholes: Float[ndarray, " rows"], pair: Shaped[ndarray, " rows"]
 ) -> Interval:

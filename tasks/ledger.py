@@ -16,7 +16,7 @@ from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
-from tasks.shared.replay import Replay, segment_steps
+from tasks.shared.replay import Replay, learned_steps, segment_steps
 
 if TYPE_CHECKING:
     from dynolab.forces.ledger.account import Ledger
@@ -39,6 +39,11 @@ class LedgerConfig(StageConfig):
         ge=0,
         description="Training pairs with an account of their own: whose chosen answers fell most.",
     )
+    every: int = Field(
+        1,
+        ge=1,
+        description="One step is drawn of so many, and sums have intervals; 1: every step.",
+    )
     batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of one forward.")
     disk_bytes: int = Field(
         2**31, ge=1, description="Of recorded steps at once; more needs fewer replays' starts."
@@ -57,7 +62,10 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
 
     Results: the tables of `dynolab.results.ledger`.
     """
+    import numpy as np
+
     from dynolab.forces.ledger.account import Ledger
+    from dynolab.forces.ledger.sampling import sampled_steps
     from dynolab.forces.ledger.sources import SourceAccounts
     from dynolab.forces.ledger.tables import LedgerTables
 
@@ -79,7 +87,11 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         functionals,
         batch_tokens=config.batch_tokens,
         by_token=[number for number, row in enumerate(rows) if row.single],
+        whole=config.every == 1,
     )
+    learned = learned_steps(trained / "metrics.jsonl")
+    weights = sampled_steps(learned, config.every, config.training.seed)
+    gaps = dict(zip(weights, np.diff([*map(learned.index, weights), len(learned)]), strict=True))
     replay = Replay(
         work=work,
         config=config.training,
@@ -88,22 +100,25 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         examples=work.input_folder("prompts" if "prompts" in work.inputs else "data")
         / "train.jsonl",
         metrics=trained / "metrics.jsonl",
-        segment=segment_steps(model, steps, config.disk_bytes),
+        read=frozenset(weights),
+        segment=segment_steps(model, steps, config.disk_bytes * config.every),
     )
     read: Any = encoder.tokenizer.convert_ids_to_tokens
-    tables = LedgerTables([row.name for row in rows], read)
+    tables = LedgerTables([row.name for row in rows], read, every=config.every)
     done = _go_on(work, ledger, tables)
     with work.shown(steps) as progress:
         for record in replay.records(
             steps - done, lambda text: progress.update(progress.step, text)
         ):
-            entries = ledger.enter(record)
-            tables.add(entries)
-            tables.add_sources(sources.enter(record))
-            done = steps - entries.step
-            progress.update(done, f"step {entries.step}")
-            if entries.step and entries.step % replay.segment == 0:
-                _keep(work, ledger, tables, done)
+            step = record.facts.step
+            gap = int(gaps[step])
+            tables.add(ledger.enter(record, gap=gap), weights[step])
+            tables.add_sources(sources.enter(record, gap=gap))
+            done = steps - step
+            progress.update(done, f"step {step}")
+            begin = step - step % replay.segment
+            if begin and not any(begin <= other < step for other in weights):
+                _keep(work, ledger, tables, steps - begin)
     if not done:
         raise ConfigError("trained", steps, "no step of the training moved a weight; train another")
     tables.write(work.output)
@@ -163,5 +178,5 @@ def _go_on(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables) -> int:
     return done
 
 
-LEDGER = Stage("ledger", 1, keep_ledger, operational=frozenset({"disk_bytes", "batch_tokens"}))
+LEDGER = Stage("ledger", 2, keep_ledger, operational=frozenset({"disk_bytes", "batch_tokens"}))
 """`disk_bytes` decides how often training is run again, not what comes of it."""

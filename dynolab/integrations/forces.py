@@ -152,7 +152,7 @@ class ForceCallback(TrainerCallback):
             map=pending.map,
             change=flatten(self._weights()) - pending.before,
         )
-        account, _ = account_of(step, pending.start, self._slopes(), torch.zeros(()))
+        account, _ = account_of(step, pending.start, self._slopes())
         self._tables.add(account)
         self._log(account)
 

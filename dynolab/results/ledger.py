@@ -7,7 +7,7 @@
 - `steps.parquet`: `step`, `functional`, `before` and `after` (its values at both ends of the step),
   `predicted` (to first order along the step's change of the weights), `decay` (what the step's
   weight decay did, then and later), `carried_in` (what the momentum before the step did from it
-  on).
+  on), `weight` (the number of steps that this one stands for: 1, unless steps were sampled).
 - `tokens.parquet`: `step`, `response`, `functional`, `place` (in the response), `token`, `nats`: of
   some lines the tokens, which add up to them.
 - `sources.parquet`: `step`, `functional`, `lbk`, `sign_delta`, `kernel_bound`: the papers' measures
@@ -15,7 +15,9 @@
 - `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`.
 
 For every functional `Σ nats + Σ decay + carried_in of the first step + Σ (after − before −
-predicted)` is the whole change.
+predicted)` is the whole change. Where steps were sampled, the sums are over `weight` times what a
+step has, and estimate it (`dynolab.statistics.stratified_total`); the first and the last step are
+always there.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ TABLES = {
         "predicted": "float64",
         "decay": "float64",
         "carried_in": "float64",
+        "weight": "int32",
     },
     "tokens": {
         "step": "int32",
@@ -87,7 +90,7 @@ class LedgerSummary(Row):
     """How well a ledger closes.
 
     - `closure`: largest |Σ lines + residual − measured| over the functional's path length, the sum
-      of its absolute changes over the steps.
+      of its absolute changes over the steps. With sampled steps: how far the estimate is off.
     - `residual_share`: largest |Σ residual| over the path length.
     - `whole`: every step was accounted for, momentum by its cause. Else single steps were, with
       momentum where it acted, so that `carried_in` counts at every one of them.
@@ -98,6 +101,7 @@ class LedgerSummary(Row):
     closure: float
     residual_share: float
     whole: bool = True
+    every: int = 1
 
 
 class StepLine(Row):

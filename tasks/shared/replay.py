@@ -36,6 +36,7 @@ class Replay:
     - `config`: the training's settings; `steps`: how many it made.
     - `model`, `examples`: what it began with.
     - `metrics`: the training's own `metrics.jsonl`, which the replay must repeat to the bit.
+    - `read`: the steps that are recorded.
     """
 
     work: Work[Any]
@@ -44,10 +45,11 @@ class Replay:
     model: Path
     examples: Path
     metrics: Path
+    read: frozenset[int]
     segment: int
 
     def records(self, stop: int, on_step: Callable[[str], None]) -> Iterator[StepRecord]:
-        """The steps below `stop`, the last one first.
+        """The steps to be read below `stop`, the last one first.
 
         Steps that moved no weight are left out: they have no record.
 
@@ -78,7 +80,7 @@ class Replay:
                 "best": None,
                 "ledger": None,
                 "checkpoint_every": self.segment if begin is None else 0,
-                "record_steps": tuple(recorded),
+                "record_steps": tuple(step for step in recorded if step in self.read),
             }
         )
         states.mkdir(parents=True, exist_ok=True)
@@ -108,6 +110,11 @@ class Replay:
                     f"{json.dumps(theirs.get(step))}; train and replay on the same machine with "
                     "the same versions and number of threads",
                 )
+
+
+def learned_steps(metrics: Path) -> list[int]:
+    """The steps of a training that learned from something, by its `metrics.jsonl`."""
+    return [step - 1 for step in sorted(_by_step(metrics))]
 
 
 def _by_step(metrics: Path) -> dict[int, dict[str, float]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dynolab.data.rows import Example, write_rows
@@ -54,7 +56,8 @@ def ledger(tmp_path: Path) -> Ledger:
             strict=True,
         )
     )
-    write_table(tmp_path, "steps", steps | {"decay": [0.125, 0, 0, 0], "carried_in": [0] * 4})
+    more = {"decay": [0.125, 0, 0, 0], "carried_in": [0] * 4, "weight": [1] * 4}
+    write_table(tmp_path, "steps", steps | more)
     write_table(
         tmp_path,
         "tokens",
@@ -106,6 +109,22 @@ def test_the_bars_lead_from_start_to_end(ledger: Ledger) -> None:
         "b, chosen y⁺",
     ]
     assert list(menu.buttons[1].args[0]["y"][0]) == [-5.0, 2.5, -5.0, 0.0, 0.0, 0.0, -7.5]
+
+
+def test_sampled_steps_count_for_those_that_were_not_drawn(ledger: Ledger) -> None:
+    """Step 1 stands for three steps."""
+    summary = ledger.summary.model_copy(update={"every": 3})
+    drawn = replace(ledger, summary=summary, weights=np.array([1, 3]))
+    (bars,) = waterfall_figure(drawn).plot.data
+    whole = waterfall_figure(ledger).plot.data[0]
+    lines = dict(zip(drawn.steps, drawn.by_step(drawn.accounts[0], range(3)).T, strict=True))
+    assert sum(bars.y[1:3]) == pytest.approx(sum(whole.y[1:3]) + 2 * np.nansum(lines[1]))
+    assert list(bars.x)[-2:] == ["steps not drawn", "end"]
+    assert bars.y[0] + sum(bars.y[1:-1]) == pytest.approx(bars.y[-1])
+    assert "One step of 3 was drawn" in waterfall_figure(drawn).message
+    # Sums of single examples stay those of the drawn steps.
+    totals = drawn.by_example(drawn.accounts[0])
+    assert totals.tolist() == ledger.by_example(ledger.accounts[0]).tolist()
 
 
 def test_pushers_are_summed_over_their_steps_and_sides(ledger: Ledger) -> None:

@@ -16,6 +16,10 @@ optimizer is `b_t = β b_{t−1} + into_t ⊙ g_t + pull_t`, `Δθ_t = direct_t 
 Learning rate, warm-up, clipping and preconditioner are inside into and out. Momentum is charged
 to the response that it came from, however long ago. U needs what comes later: the walk is
 backwards.
+
+Where only some steps are entered, `push_t = out_t ⊙ q̄_t` is taken to be linear between a step and
+the one L steps after it, which was entered before: `U_s = Σ_{j<L} β^j ((1 − j/L) push_s + j/L
+push_{s+L}) + β^L U_{s+L}`; for L = 1 that is the U above.
 """
 
 from __future__ import annotations
@@ -114,16 +118,40 @@ class StepMade:
     change: Float[Tensor, " parameters"]
 
 
-def account_of(
-    step: StepMade, start: Slopes, end: Slopes, later: Tensor
-) -> tuple[StepAccount, Float[Tensor, "functionals parameters"]]:
-    """A step's entries, and U of the step.
+@dataclass(frozen=True)
+class Later:
+    """What an entered step leaves to the one entered next, some steps before it.
 
-    **Arguments:** `start`, `end`: slopes at both ends; `later`: U of the step after it; a zero
-    counts momentum where it acts, in a step that is looked at alone.
+    `sensitivity`: U of the step; `push`: `out ⊙ q̄`, which only steps further away than one need.
+    """
+
+    sensitivity: Float[Tensor, "functionals parameters"]
+    push: Float[Tensor, "functionals parameters"] | None
+
+    def sensitivity_before(
+        self, push: Float[Tensor, "functionals parameters"], carry: float, gap: int
+    ) -> Float[Tensor, "functionals parameters"]:
+        """U of a step `gap` steps before, which pushes by `push`."""
+        if gap == 1:
+            return push + carry * self.sensitivity
+        assert self.push is not None
+        here = sum(carry**age * (1 - age / gap) for age in range(gap))
+        there = sum(carry**age * age / gap for age in range(gap))
+        return here * push + there * self.push + carry**gap * self.sensitivity
+
+
+def account_of(
+    step: StepMade, start: Slopes, end: Slopes, later: Later | None = None, gap: int = 1
+) -> tuple[StepAccount, Later]:
+    """A step's entries, and what the step before it needs.
+
+    **Arguments:** `start`, `end`: slopes at both ends; `later`: of the step entered last, `gap`
+    steps after this one; without it momentum counts where it acts, as in a step that is looked at
+    alone.
     """
     made, mean = step.map, (start.gradients + end.gradients) / 2
-    sensitivity = made.out * mean + made.carry * later
+    push = made.out * mean
+    sensitivity = push if later is None else later.sensitivity_before(push, made.carry, gap)
     # Products of rows with rows; single vectors stand below the responses.
     entering = torch.cat([step.gradients * made.into, torch.stack([made.pull, made.momentum])])
     by_sensitivity = products(sensitivity, entering).T
@@ -139,7 +167,7 @@ def account_of(
         after=end.values,
         predicted=predicted,
     )
-    return account, sensitivity
+    return account, Later(sensitivity, push)
 
 
 class Ledger:
@@ -150,9 +178,12 @@ class Ledger:
     - `policy`: the recorded model.
     - `functionals`: what is accounted for.
     - `batch_tokens`: bound of sequences × padded length of one forward.
-    - `by_token`: numbers of the functionals whose strongest line of each step is split into tokens.
+    - `by_token`: numbers of the functionals whose hardest line downwards of each step is split into
+      tokens.
+    - `whole`: every step is entered. Else steps may be left out.
 
-    Memory: about three gradients per functional and one per response of a batch.
+    Memory: about three gradients per functional, four where steps are left out, and one per
+    response of a batch.
     """
 
     def __init__(
@@ -162,24 +193,27 @@ class Ledger:
         *,
         batch_tokens: int = 16_384,
         by_token: Sequence[int] = (),
+        whole: bool = True,
     ) -> None:
         self._policy, self._functionals = policy, functionals
         self._batch_tokens, self._by_token = batch_tokens, by_token
+        self._whole = whole
         self._next: _Next | None = None
         self._gradients: GroupedGradients | None = None
 
-    def enter(self, record: StepRecord) -> StepAccount:
-        """The entries of the step before the one entered last.
+    def enter(self, record: StepRecord, *, gap: int = 1) -> StepAccount:
+        """The entries of the step that is `gap` steps before the one entered last.
 
-        **Raises:** `ConfigError` where the record does not end where the one entered last begins.
+        **Raises:** `ConfigError` where `gap` is 1 and the record does not end where the one entered
+        last begins.
         """
         policy, after = self._policy, self._next
         weights = flatten(policy.cast(record.before))
-        if after is None:
-            end, later = self._slopes(record, record.after), torch.zeros(())
-        else:
+        if after is not None and gap == 1:
             after.check_follows(record, flatten(policy.cast(record.after)))
-            end, later = after.slopes, after.sensitivity
+            end = after.slopes
+        else:
+            end = self._slopes(record, record.after)
         start = self._slopes(record, record.before)
         responses = step_responses(record, self._route(record), batch_tokens=self._batch_tokens)
         step = StepMade(
@@ -189,10 +223,12 @@ class Ledger:
             map=_map_of(record, policy, responses.gradients.sum(0)),
             change=flatten(policy.cast(change_of(record.before, record.after))),
         )
-        entries, sensitivity = account_of(step, start, end, later)
-        self._next = _Next(record.facts.step, weights, start, sensitivity)
+        entries, later = account_of(step, start, end, None if after is None else after.later, gap)
+        kept = replace(later, push=None) if self._whole else later
+        self._next = _Next(record.facts.step, weights, start, kept)
+        into = step.map.into
         tokens = [
-            self._tokens(record, responses, step.map.into * sensitivity[number], number, entries)
+            self._tokens(record, responses, into * later.sensitivity[number], number, entries)
             for number in self._by_token
         ]
         return replace(entries, tokens=tuple(tokens))
@@ -205,11 +241,11 @@ class Ledger:
         functional: int,
         entries: StepAccount,
     ) -> TokenLines:
-        """Tokens of the strongest line: `line = Σ_l ∂s_l` along into ⊙ U."""
-        strongest = int(entries.lines[:, functional].abs().argmax())
-        along, response = unflatten(direction, record.before), responses.weighted[strongest]
+        """Tokens of the hardest line downwards: `line = Σ_l ∂s_l` along into ⊙ U."""
+        hardest = int(entries.lines[:, functional].argmin())
+        along, response = unflatten(direction, record.before), responses.weighted[hardest]
         nats = scores_along(self._policy, record.before, [along], [response])[0]
-        return TokenLines(strongest, functional, nats.double())
+        return TokenLines(hardest, functional, nats.double())
 
     def save(self, file: Path) -> None:
         """Writes what the steps still to come need, so that `load` goes on from here."""
@@ -242,7 +278,7 @@ class _Next:
     step: int
     weights: Float[Tensor, " parameters"]
     slopes: Slopes
-    sensitivity: Float[Tensor, "functionals parameters"]
+    later: Later
 
     def check_follows(self, record: StepRecord, after: Float[Tensor, " parameters"]) -> None:
         if not torch.equal(after, self.weights):
@@ -254,13 +290,14 @@ class _Next:
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        return {
+        tensors = {
             "step": torch.tensor(self.step),
             "weights": self.weights,
             "values": self.slopes.values,
             "gradients": self.slopes.gradients,
-            "sensitivity": self.sensitivity,
+            "sensitivity": self.later.sensitivity,
         }
+        return tensors if self.later.push is None else {**tensors, "push": self.later.push}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> _Next:
@@ -268,7 +305,7 @@ class _Next:
             step=int(tensors["step"]),
             weights=tensors["weights"],
             slopes=Slopes(tensors["values"], tensors["gradients"]),
-            sensitivity=tensors["sensitivity"],
+            later=Later(tensors["sensitivity"], tensors.get("push")),
         )
 
 

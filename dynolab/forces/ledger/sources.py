@@ -36,11 +36,15 @@ class SourceAccounts:
         self._sequences = [sequence for _, sequence in answers]
         self._next: list[TokenTerms] | None = None
 
-    def enter(self, record: StepRecord) -> list[SourceMeasures]:
-        """What a step did to each answer, as the papers measure it."""
+    def enter(self, record: StepRecord, *, gap: int = 1) -> list[SourceMeasures]:
+        """What a step did to each answer, as the papers measure it.
+
+        **Arguments:** `gap`: steps from this one to the one entered last.
+        """
         if not self._sequences:
             return []
-        after = self._next or self._terms(record, before=False)
+        after = self._next if gap == 1 else None
+        after = after or self._terms(record, before=False)
         before = self._terms(record, before=True)
         updating = [response.terms for response in step_terms(record, self._policy)]
         rate = record.facts.learning_rate * record.facts.clip_factor

@@ -17,8 +17,8 @@ PER_STEP = ("before", "after", "predicted", "decay", "carried_in")
 class LedgerTables:
     """Collects entries, the last step first.
 
-    **Arguments:** `names`: of the functionals; `read_token`: a token's text by its id; `whole`:
-    whether every step is entered (`LedgerSummary`).
+    **Arguments:** `names`: of the functionals; `read_token`: a token's text by its id; `whole`,
+    `every`: of `LedgerSummary`.
     """
 
     def __init__(
@@ -27,19 +27,22 @@ class LedgerTables:
         read_token: Callable[[int], str] = str,
         *,
         whole: bool = True,
+        every: int = 1,
     ) -> None:
-        self._names, self._read_token, self._whole = list(names), read_token, whole
+        self._names, self._read_token = list(names), read_token
+        self._whole, self._every = whole, every
         self._tables: dict[str, dict[str, list[object]]] = {
             name: {column: [] for column in columns} for name, columns in TABLES.items()
         }
 
-    def add(self, entries: StepAccount) -> None:
-        """Appends one step's entries."""
+    def add(self, entries: StepAccount, weight: int = 1) -> None:
+        """Appends the entries of a step that stands for `weight` steps."""
         count = len(entries.responses)
         self._append(
             "steps",
             step=[entries.step] * len(self._names),
             functional=self._names,
+            weight=[weight] * len(self._names),
             **{column: getattr(entries, column).tolist() for column in PER_STEP},
         )
         self._append(
@@ -91,28 +94,33 @@ class LedgerTables:
     def summary(self) -> LedgerSummary:
         """How well the account closes."""
         steps, lines = self._arrays("steps"), self._arrays("lines")
+        by_step = dict(zip(steps["step"].tolist(), steps["weight"].tolist(), strict=True))
+        stands_for = np.array([by_step[step] for step in lines["step"].tolist()])
         closures, shares = [], []
         for name in self._names:
             own = steps["functional"] == name
             order = np.argsort(steps["step"][own])
-            before, after, predicted, decay, carried_in = (
-                steps[column][own][order].astype(float) for column in PER_STEP
+            before, after, predicted, decay, carried_in, weight = (
+                steps[column][own][order].astype(float) for column in (*PER_STEP, "weight")
             )
             change = after - before
-            path = np.abs(change).sum()
-            residual = (change - predicted).sum()
-            nats = lines["nats"][lines["functional"] == name].astype(float).sum()
+            path = (weight * np.abs(change)).sum()
+            residual = (weight * (change - predicted)).sum()
+            mine = lines["functional"] == name
+            nats = (stands_for[mine] * lines["nats"][mine].astype(float)).sum()
             momentum = carried_in[0] if self._whole else carried_in.sum()
-            explained = nats + decay.sum() + momentum
+            explained = nats + (weight * decay).sum() + momentum
+            measured = change.sum() if self._every == 1 else after[-1] - before[0]
             # What never moved has no path, and nothing that could fail to close.
-            closures.append(abs(explained + residual - change.sum()) / (path or 1.0))
+            closures.append(abs(explained + residual - measured) / (path or 1.0))
             shares.append(abs(residual) / (path or 1.0))
         return LedgerSummary(
-            steps=len(set(self._tables["steps"]["step"])),
+            steps=len(by_step),
             responses=len(self._tables["responses"]["step"]),
             closure=max(closures),
             residual_share=max(shares),
             whole=self._whole,
+            every=self._every,
         )
 
     def _arrays(self, table: str) -> dict[str, np.ndarray]:

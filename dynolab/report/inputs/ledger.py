@@ -15,16 +15,17 @@ from numpy import ndarray
 from dynolab.data.rows import Example, read_rows, read_value
 from dynolab.report.inputs.files import rows
 from dynolab.results.ledger import FunctionalRow, LedgerSummary, read_table
+from dynolab.statistics import Interval, stratified_total
 
 
 @dataclass(frozen=True)
 class FunctionalAccount:
     """The account of one functional over a whole training, in nats.
 
-    `start`, `end`: its values; `lines`: one for each of the training's responses; `decay`: what
+    `start`, `end`: its values; `lines`: one for each of the responses accounted for; `decay`: what
     weight decay did; `carried_in`: what momentum from before the first step did, or in single steps
-    momentum from before each; `residual`: what
-    the first order leaves unexplained; `path`: its value before every step, and after the last.
+    momentum from before each; `residual`: what the first order leaves unexplained; `path`: its
+    value before every step, and after the last. Sums over sampled steps are estimates.
     """
 
     row: FunctionalRow
@@ -63,6 +64,7 @@ class Moment:
 class Ledger:
     """A ledger's tables; entry i of `example`, `side` and `step` belongs to line i.
 
+    `weights`: the number of steps that each step stands for, in the order of `steps`.
     `rows`: the data's training rows by id; `moments`: lines with their tokens, by functional;
     `sign_delta`: of single answers, step by step.
     """
@@ -72,6 +74,7 @@ class Ledger:
     example: Shaped[ndarray, " responses"]
     side: Shaped[ndarray, " responses"]
     step: Int[ndarray, " responses"]
+    weights: Int[ndarray, " steps"]
     rows: Mapping[str, Example]
     moments: Mapping[str, Sequence[Moment]]
     sign_delta: Mapping[str, Float[ndarray, " steps"]]
@@ -86,17 +89,30 @@ class Ledger:
         """The steps that are accounted for and learned from something."""
         return sorted(set(self.step.tolist()))
 
+    @property
+    def sampled(self) -> bool:
+        """Whether steps were drawn, so that sums are estimates."""
+        return self.summary.every > 1
+
     @cached_property
     def _number(self) -> Int[ndarray, " responses"]:
         """Each response's example as its place in `examples`."""
         return np.searchsorted(np.array(self.examples), self.example)
 
-    def side_total(self, account: FunctionalAccount, side: str) -> float:
-        """What all responses of a side did."""
-        return float(account.lines[self.side == side].sum())
+    def side_total(self, account: FunctionalAccount, side: str) -> Interval:
+        """What all responses of a side did; exact, unless steps were sampled."""
+        own = np.where(self.side == side, account.lines, 0.0)
+        place = np.searchsorted(self.steps, self.step)
+        return stratified_total(np.bincount(place, own, len(self.steps)), self.weights)
+
+    def not_sampled(self, account: FunctionalAccount) -> float:
+        """How far the estimated parts miss the measured change."""
+        sides = (self.side_total(account, side).mean for side in ("chosen", "rejected"))
+        parts = sum(sides) + account.decay + account.carried_in + account.residual
+        return account.end - account.start - parts
 
     def by_example(self, account: FunctionalAccount) -> Float[ndarray, " examples"]:
-        """What each of `examples` did."""
+        """What each of `examples` did in the steps accounted for."""
         return np.bincount(self._number, account.lines, len(self.examples))
 
     def by_step(
@@ -138,12 +154,14 @@ def read_ledger(folder: Path, data: Path) -> Ledger:
         }
         for table in ("steps", "lines", "responses")
     )
+    weights = dict(zip(steps["step"].tolist(), steps["weight"].tolist(), strict=True))
     return Ledger(
         summary=summary,
         accounts=tuple(_account(row, steps, lines, summary.whole) for row in functionals),
         example=responses["example"],
         side=responses["side"],
         step=responses["step"],
+        weights=np.array([weights[step] for step in sorted(set(responses["step"].tolist()))]),
         rows={row.id: row for row in read_rows(data / "train.jsonl", Example)},
         moments=_moments(folder, responses),
         sign_delta=_sign_delta(folder),
@@ -159,7 +177,7 @@ def _sign_delta(folder: Path) -> dict[str, ndarray]:
 
 
 def _moments(folder: Path, responses: dict[str, Any]) -> dict[str, list[Moment]]:
-    """Lines with their tokens, the strongest first."""
+    """Lines with their tokens, the hardest downwards first."""
     labels = {
         (step, response): (example, side)
         for step, response, example, side in zip(
@@ -179,7 +197,7 @@ def _moments(folder: Path, responses: dict[str, Any]) -> dict[str, list[Moment]]
         example, side = labels[step, response]
         total = sum(nats for _, nats in own)
         moments.setdefault(functional, []).append(Moment(step, example, side, total, tuple(own)))
-    return {name: sorted(own, key=lambda m: -abs(m.nats)) for name, own in moments.items()}
+    return {name: sorted(own, key=lambda moment: moment.nats) for name, own in moments.items()}
 
 
 def _account(
@@ -187,16 +205,17 @@ def _account(
 ) -> FunctionalAccount:
     own = steps["functional"] == row.name
     order = np.argsort(steps["step"][own])
-    before, after, predicted, decay, carried_in = (
-        steps[name][own][order] for name in ("before", "after", "predicted", "decay", "carried_in")
+    before, after, predicted, decay, carried_in, weight = (
+        steps[name][own][order]
+        for name in ("before", "after", "predicted", "decay", "carried_in", "weight")
     )
     return FunctionalAccount(
         row=row,
         start=float(before[0]),
-        end=float(before[0] + (after - before).sum()),
+        end=float(after[-1] if whole else before[0] + (after - before).sum()),
         lines=lines["nats"][lines["functional"] == row.name],
-        decay=float(decay.sum()),
+        decay=float((weight * decay).sum()),
         carried_in=float(carried_in[0] if whole else carried_in.sum()),
-        residual=float((after - before - predicted).sum()),
+        residual=float((weight * (after - before - predicted)).sum()),
         path=np.append(before, after[-1]),
     )

@@ -31,18 +31,29 @@ def write_ledger_page(
 ) -> None:
     """Writes the self-contained `ledger.html`, and every figure as a file in `figures/`."""
     summary = ledger.summary
+    closes = Tile(
+        "Closes to",
+        number(summary.closure, 2),
+        "of the path’s length: lines, decay and residual against the measured change",
+    )
+    misses = Tile(
+        "Estimate misses",
+        number(summary.closure, 2),
+        f"of the path’s length at most, from one step of {summary.every}",
+    )
     page = Page(
         name=name,
-        lead="What every response of every step of a training did to the watched answers, from its "
-        "step to the end of training, in nats of log-probability. The lines add up to what was "
-        "measured.",
+        lead="What every response of a training did to the watched answers, from its step to the "
+        "end of training, in nats of log-probability. "
+        + (
+            "Steps were drawn: sums by side are estimates for the whole training with intervals, "
+            "those of single examples are of the drawn steps alone."
+            if ledger.sampled
+            else "The lines add up to what was measured."
+        ),
         tiles=[
             Tile("Steps", str(summary.steps), f"{summary.responses} responses"),
-            Tile(
-                "Closes to",
-                number(summary.closure, 2),
-                "of the path’s length: lines, decay and residual against the measured change",
-            ),
+            misses if ledger.sampled else closes,
             Tile(
                 "Not explained",
                 number(summary.residual_share, 2),

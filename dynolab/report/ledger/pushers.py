@@ -36,6 +36,7 @@ def pusher_section(ledger: Ledger) -> Section | None:
             )
         )
         details.append(_details(account, pushers, ledger))
+    steps = "the drawn steps alone" if ledger.sampled else "the whole training"
     head = ("pair", "prompt", "Δ chosen", "pulled down by", "pushed up by", "its own pair did")
     return section(
         "pushers",
@@ -43,9 +44,9 @@ def pusher_section(ledger: Ledger) -> Section | None:
         _message(singles, ledger),
         table(head, lines, "ssnssn"),
         *details,
-        note="The chosen answers that fell most over the training. Numbers are nats over the whole "
-        "training, sums of the example's lines; “its chosen” and “its rejected” are the parts that "
-        "went through either answer of the pusher.",
+        note="The chosen answers that fell most over the training. Numbers are nats, sums of the "
+        f"example's lines over {steps}; “its chosen” and “its rejected” are the parts that went "
+        "through either answer of the pusher.",
     )
 
 
@@ -62,7 +63,7 @@ def _details(account: FunctionalAccount, pushers: Sequence[Pusher], ledger: Ledg
     """A fold-out with the strongest pushers each way, and the strongest moments by token."""
     name = account.row.name
     summary = Markup("<summary>{}</summary>").format(
-        f"{name}: the strongest {EACH_WAY} examples each way, and the strongest steps by token"
+        f"{name}: the strongest {EACH_WAY} examples each way, and what pulled hardest by token"
     )
     parts = [_pusher_table(pushers, ledger.rows)]
     if moments := ledger.moments.get(name):

@@ -11,15 +11,14 @@ from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.style import DOWN, MUTED, PAPER, SPLITS, UP, ZERO, style_of
 from dynolab.report.text import number, plotly_text
 from dynolab.results.study import ARGMAX
+from dynolab.statistics import Interval
 
-BARS = (
-    "start",
+PARTS = (
     "chosen answers",
     "rejected answers",
     "weight decay",
     "earlier momentum",
     "not explained",
-    "end",
 )
 
 
@@ -27,9 +26,10 @@ def waterfall_figure(ledger: Ledger) -> Figure:
     """One bar per source of change; a menu chooses the functional."""
     account = ledger.accounts[0]
     plot = go.Figure(layout=base_layout(420, showlegend=False))
+    parts = (*PARTS, "steps not drawn") if ledger.sampled else PARTS
     plot.add_waterfall(
-        x=BARS,
-        measure=["absolute", *["relative"] * 5, "total"],
+        x=["start", *parts, "end"],
+        measure=["absolute", *["relative"] * len(parts), "total"],
         connector={"line": {"color": ZERO}},
         increasing={"marker": {"color": UP}},
         decreasing={"marker": {"color": DOWN}},
@@ -80,36 +80,48 @@ def menu(choices: list[tuple[str, list[Any]]]) -> dict[str, Any]:
 
 
 def _bars(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
-    changes = [
-        ledger.side_total(account, "chosen"),
-        ledger.side_total(account, "rejected"),
-        account.decay,
-        account.carried_in,
-        account.residual,
-    ]
+    sides = [ledger.side_total(account, side) for side in ("chosen", "rejected")]
+    others = [account.decay, account.carried_in, account.residual]
+    if ledger.sampled:
+        others.append(ledger.not_sampled(account))
+    changes = [*(side.mean for side in sides), *others]
     return {
         "y": [round(value, 5) for value in (account.start, *changes, account.end)],
         "text": [
             number(account.start),
-            *(number(change, sign=True) for change in changes),
+            *(_with_margin(side) for side in sides),
+            *(number(change, sign=True) for change in others),
             number(account.end),
         ],
     }
 
 
+def _with_margin(total: Interval) -> str:
+    """A total; with half its interval's width where it is an estimate."""
+    margin = total.high - total.mean
+    text = number(total.mean, sign=True)
+    return f"{text} ± {number(margin, 2)}" if margin > 0 else text
+
+
 def _message(ledger: Ledger) -> str:
-    told = []
+    sums = []
     for account in ledger.accounts:
         if account.row.split == "train" and account.row.kind in ("chosen", "rejected", ARGMAX):
             if account.row.single:
                 continue
             change = number(account.end - account.start, sign=True)
-            up = number(ledger.side_total(account, "chosen"), sign=True)
-            down = number(ledger.side_total(account, "rejected"), sign=True)
+            up, down = (
+                _with_margin(ledger.side_total(account, side)) for side in ("chosen", "rejected")
+            )
             label = style_of(account.row.kind).label
-            told.append(f"{label} {change} = {up} from chosen and {down} from rejected answers")
-    closes = number(ledger.summary.closure, 2)
+            sums.append(f"{label} {change} = {up} from chosen and {down} from rejected answers")
+    summary = ledger.summary
+    if ledger.sampled:
+        return (
+            f"{'; '.join(sums)}. One step of {summary.every} was drawn, {summary.steps} in all; "
+            "what follows ± is half of a 95% interval."
+        )
     return (
-        f"{'; '.join(told)}. The account of {ledger.summary.responses} responses in "
-        f"{ledger.summary.steps} steps closes to {closes} of the path’s length."
+        f"{'; '.join(sums)}. The account of {summary.responses} responses in "
+        f"{summary.steps} steps closes to {number(summary.closure, 2)} of the path’s length."
     )
