@@ -119,16 +119,20 @@ def test_steps_between_two_entered_ones_push_in_between(gap, beta):
     torch.testing.assert_close(known.sensitivity_before(first, beta, gap), sensitivity)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "sgd momentum", "adamw"])
-def test_an_account_of_some_steps_has_their_lines(policy, optimizer):
-    """Exactly without momentum; with it up to how pushes between the steps bend."""
+@pytest.mark.parametrize(
+    ("optimizer", "tolerance"), [("sgd", 1e-12), ("sgd momentum", 0.01), ("adamw", 0.1)]
+)
+def test_an_account_of_some_steps_has_their_lines(policy, optimizer, tolerance):
+    """Exactly without momentum; with it up to how pushes between the steps bend.
+
+    Adam's bias correction bends most at the first steps, which these are.
+    """
     records = trained(OPTIMIZERS[optimizer])
     whole = entries(records, policy)
     ledger = Ledger(policy, FUNCTIONALS[:2], whole=False)
     for step, gap in ((4, 1), (2, 2), (0, 2)):
         own, true = ledger.enter(records[step], gap=gap).lines, whole[step].lines[:, :2]
-        exact = optimizer == "sgd"
-        assert (own - true).norm() <= (1e-12 if exact else 0.05) * true.norm()
+        assert (own - true).norm() <= tolerance * true.norm()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw"])
