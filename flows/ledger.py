@@ -101,6 +101,7 @@ FLOW = StagedFlow(
                 "trained": "trained",
                 "pairs": "ledger.pairs",
                 "answers": "ledger.answers",
+                "every": "ledger.every",
             },
         )
     },

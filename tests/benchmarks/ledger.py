@@ -14,7 +14,13 @@ Prints one JSON object on its last line; a figure of one training ends in its na
   tokens, with the model's own attention: 24 functionals of eight answers and a batch of 16 pairs,
   by example and side.
 - `cost_full_over_training`: the stage (training run again and its account by example and side of
-  26 functionals and ten single answers, the latter by token) over the training.
+  26 functionals and ten single answers, the latter by token) over the training;
+  `cost_sampled_over_training`: of one step in ten.
+- `interval_coverage`: how many of the sums by functional and side over all steps lie in the
+  intervals from one step in ten, in 200 draws from the whole account, the lowest of all trainings;
+  `interval_coverage_run`: of the sampled accounts themselves, whose momentum is interpolated.
+- `in_run_overhead`: what a ledger in the run adds to a training, over the training: two
+  functionals of eight answers, every fourth step.
 """
 
 from __future__ import annotations
@@ -23,20 +29,29 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from dynolab.data.batches import by_length, collate
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.forces import PolicyFunction
-from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.account import Ledger as Account
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
+from dynolab.forces.ledger.sampling import sampled_steps
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import DPOConfig, GRPOConfig
-from dynolab.training.config import GroupTrainConfig, OptimizerConfig, TrainConfig
+from dynolab.report.inputs.ledger import Ledger, read_ledger
+from dynolab.statistics import stratified_total
+from dynolab.training.config import (
+    GroupTrainConfig,
+    InRunLedgerConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
 from dynolab.training.step_record import StepRecord
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
@@ -58,6 +73,8 @@ OPTIMIZERS = {
     "adamw": OptimizerConfig(learning_rate=1e-3, betas=(0.8, 0.95), epsilon=1e-6),
 }
 BRUTE_STEPS, REPEATS = 4, 7
+TRAININGS = ("sgd", "adamw", "grpo", "tinystories")
+EVERY, DRAWS = 10, 200
 RECORDED = 50
 """Step whose batch is timed."""
 
@@ -80,12 +97,20 @@ def brute_force() -> dict[str, float]:
         examples = with_reference(model, pairs(4))
         records = train_steps(model, config, examples, steps=BRUTE_STEPS).records
         policy = PolicyFunction(model, torch.float64)
-        ledger = Ledger(policy, functionals)
+        ledger = Account(policy, functionals)
         lines = [ledger.enter(record).lines for record in reversed(records[:-1])][::-1]
         for cause, own in enumerate(lines):
             brute = brute_line(policy, functionals, records, cause, 3)
             differences.append(float((own[3] - brute).abs().max() / own.abs().max()))
     return {"lines_vs_brute_force": max(differences)}
+
+
+class Accounts(NamedTuple):
+    """A training and its two ledgers."""
+
+    trained: StageResult
+    whole: StageResult
+    sampled: StageResult
 
 
 class Study(InProcess):
@@ -97,18 +122,26 @@ class Study(InProcess):
         known = {step.name: step for step in study_steps(self.parameters)}
         self.results = self.run_steps([known[name] for name in ("data", "base", "sft")])
 
-    def account(self, stage: Any, training: Any, **more: StageResult) -> tuple[StageResult, ...]:
-        """A training and its ledger."""
+    def account(self, stage: Any, training: Any, **more: StageResult) -> Accounts:
+        """A training, its ledger, and that of one step in ten."""
         reads = {"data": self.results["data"], "model": self.results["sft"], **more}
         trained = run_stage(stage, training, reads, self.platform)
-        job = LedgerJob(training=training)
-        return trained, run_stage(LEDGER, job, {**reads, "trained": trained}, self.platform)
+        whole, sampled = (
+            run_stage(
+                LEDGER,
+                LedgerJob(training=training, every=every),
+                {**reads, "trained": trained},
+                self.platform,
+            )
+            for every in (1, EVERY)
+        )
+        return Accounts(trained, whole, sampled)
 
-    def dpo(self, **changes: Any) -> tuple[StageResult, ...]:
+    def dpo(self, **changes: Any) -> Accounts:
         """The study's preference training, with changes."""
         return self.account(PREFERENCE, self.parameters.preference.model_copy(update=changes))
 
-    def grpo(self) -> tuple[StageResult, ...]:
+    def grpo(self) -> Accounts:
         """Groups on the study's questions."""
         training = GroupTrainConfig(
             objective=GRPOConfig(),
@@ -154,43 +187,104 @@ class Study(InProcess):
 
         return ratio("ledger_over_bound", *interleaved(account, plain, repeats=REPEATS))
 
+    def figures(self, name: str, accounts: Accounts) -> dict[str, float]:
+        """Of a training's accounts."""
+        seconds = [result.metrics["seconds"] for result in accounts]
+        whole, sampled = (
+            read_ledger(self.folder(result), self.folder(self.results["data"]))
+            for result in (accounts.whole, accounts.sampled)
+        )
+        return {
+            f"closure_{name}": whole.summary.closure,
+            f"residual_share_{name}": whole.summary.residual_share,
+            f"cost_full_over_training_{name}": seconds[1] / seconds[0],
+            f"cost_sampled_over_training_{name}": seconds[2] / seconds[0],
+            f"interval_coverage_{name}": coverage(whole),
+            f"interval_coverage_run_{name}": run_coverage(whole, sampled),
+        }
 
-def named(name: str, results: tuple[StageResult, ...]) -> dict[str, float]:
-    """An account's figures."""
-    trained, ledger = (result.metrics for result in results)
-    return {
-        f"closure_{name}": ledger["ledger/closure"],
-        f"residual_share_{name}": ledger["ledger/residual_share"],
-        f"cost_full_over_training_{name}": ledger["seconds"] / trained["seconds"],
-    }
+    def in_run(self) -> dict[str, float]:
+        """Trainings with a ledger in the run and without."""
+        watched = InRunLedgerConfig(every=4, kinds=("chosen", "rejected"), pairs=8)
+        reads = {"data": self.results["data"], "model": self.results["sft"]}
+
+        def train(ledger: InRunLedgerConfig | None) -> None:
+            config = self.parameters.preference.model_copy(
+                update={"ledger": ledger, "record_steps": (), "probe_every": 0}
+            )
+            run_stage(PREFERENCE, config, reads, self.platform, fresh=True)
+
+        own = interleaved(lambda: train(watched), lambda: train(None), repeats=3)
+        figures = ratio("in_run_overhead", *own)
+        return {**figures, "in_run_overhead": figures["in_run_overhead"] - 1}
 
 
-def largest(figures: Mapping[str, float], key: str) -> float:
-    """Of all trainings."""
-    return max(value for name, value in figures.items() if name.startswith(f"{key}_"))
+def coverage(whole: Ledger) -> float:
+    """Of intervals from drawn steps of an account; the draws are seeded by their number."""
+    held = []
+    for account in whole.accounts:
+        for side in ("chosen", "rejected"):
+            values = whole.side_steps(account, side)
+            for seed in range(DRAWS):
+                drawn = sampled_steps(range(len(values)), EVERY, seed)
+                total = stratified_total(values[list(drawn)], np.array(list(drawn.values())))
+                held.append(total.low <= values.sum() <= total.high)
+    return float(np.mean(held))
+
+
+def run_coverage(whole: Ledger, sampled: Ledger) -> float:
+    """Of the intervals of an account of drawn steps."""
+    held = []
+    for full, part in zip(whole.accounts, sampled.accounts, strict=True):
+        for side in ("chosen", "rejected"):
+            total = sampled.side_total(part, side)
+            held.append(total.low <= whole.side_total(full, side).mean <= total.high)
+    return float(np.mean(held))
+
+
+def of_trainings(figures: Mapping[str, float], key: str) -> list[float]:
+    """A figure of every training."""
+    return [figures[f"{key}_{name}"] for name in TRAININGS if f"{key}_{name}" in figures]
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         study = Study(Path(home) / "builtin", "builtin.yaml")
         sgd = study.dpo()
+        adamw = OptimizerConfig(learning_rate=1e-4, weight_decay=0.01)
         parts = [
             brute_force,
-            lambda: named("sgd", sgd),
-            lambda: study.bound(sgd[0]),
-            lambda: named(
-                "adamw", study.dpo(optimizer=OptimizerConfig(learning_rate=1e-4, weight_decay=0.01))
-            ),
-            lambda: named("grpo", study.grpo()),
+            lambda: study.figures("sgd", sgd),
+            lambda: study.bound(sgd.trained),
+            study.in_run,
+            lambda: study.figures("adamw", study.dpo(optimizer=adamw)),
+            lambda: study.figures("grpo", study.grpo()),
         ]
         if "DYNOLAB_TEST_DATA" in os.environ:
             stories = Path(home) / "tinystories"
-            parts.append(lambda: named("tinystories", Study(stories, "hh_tinystories.yaml").dpo()))
+            parts.append(lambda: on_tinystories(stories))
         figures = gather(parts)
-    figures["closure_max"] = largest(figures, "closure")
-    figures["residual_share_max"] = largest(figures, "residual_share")
-    bars = {"closure_max": 1e-6, "lines_vs_brute_force": 1e-6, "ledger_over_bound": 1.5}
-    report(figures, at_most=bars)
+    for name in ("closure", "residual_share", "cost_full_over_training"):
+        figures[f"{name}_max"] = max(of_trainings(figures, name))
+    figures["cost_sampled_over_training"] = max(of_trainings(figures, "cost_sampled_over_training"))
+    figures["interval_coverage"] = min(of_trainings(figures, "interval_coverage"))
+    report(
+        figures,
+        at_least={"interval_coverage": 0.9},
+        at_most={
+            "closure_max": 1e-6,
+            "lines_vs_brute_force": 1e-6,
+            "ledger_over_bound": 1.5,
+            "cost_sampled_over_training": 2.0,
+            "in_run_overhead": 0.25,
+        },
+    )
+
+
+def on_tinystories(home: Path) -> dict[str, float]:
+    """DPO on the small stories model."""
+    study = Study(home, "hh_tinystories.yaml")
+    return study.figures("tinystories", study.dpo())
 
 
 if __name__ == "__main__":

@@ -101,9 +101,12 @@ class Ledger:
 
     def side_total(self, account: FunctionalAccount, side: str) -> Interval:
         """What all responses of a side did; exact, unless steps were sampled."""
+        return stratified_total(self.side_steps(account, side), self.weights)
+
+    def side_steps(self, account: FunctionalAccount, side: str) -> Float[ndarray, " steps"]:
+        """What the responses of a side did at each of `steps`."""
         own = np.where(self.side == side, account.lines, 0.0)
-        place = np.searchsorted(self.steps, self.step)
-        return stratified_total(np.bincount(place, own, len(self.steps)), self.weights)
+        return np.bincount(np.searchsorted(self.steps, self.step), own, len(self.steps))
 
     def not_sampled(self, account: FunctionalAccount) -> float:
         """How far the estimated parts miss the measured change."""
