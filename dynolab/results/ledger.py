@@ -5,7 +5,8 @@
 - `responses.parquet`: `step`, `response`, `example` (its row's id), `side` (`chosen`, or `rejected`
   where it is pushed down), `tokens`: what a line's response is.
 - `steps.parquet`: `step`, `functional`, `before` and `after` (its values at both ends of the step),
-  `predicted` (to first order along the step's change of the weights), `decay` (what the step's
+  `predicted` (to first order along the step's change of the weights), `rounding` (the part of it
+  that the trainer's arithmetic did beside the optimizer's formula), `decay` (what the step's
   weight decay did, then and later), `carried_in` (what the momentum before the step did from it
   on), `weight` (the number of steps that this one stands for: 1, unless steps were sampled).
 - `tokens.parquet`: `step`, `response`, `functional`, `place` (in the response), `token`, `nats`: of
@@ -14,10 +15,10 @@
   of a step on single answers (`dynolab.forces.ledger.sources`).
 - `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`.
 
-For every functional `Σ nats + Σ decay + carried_in of the first step + Σ (after − before −
-predicted)` is the whole change. Where steps were sampled, the sums are over `weight` times what a
-step has, and estimate it (`dynolab.statistics.stratified_total`); the first and the last step are
-always there.
+For every functional `Σ nats + Σ decay + Σ rounding + carried_in of the first step + Σ (after −
+before − predicted)` is the whole change. Where steps were sampled, the sums are over `weight` times
+what a step has, and estimate it (`dynolab.statistics.stratified_total`); the first and the last
+step are always there.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ TABLES = {
         "before": "float64",
         "after": "float64",
         "predicted": "float64",
+        "rounding": "float64",
         "decay": "float64",
         "carried_in": "float64",
         "weight": "int32",
@@ -91,7 +93,7 @@ class LedgerSummary(Row):
 
     - `closure`: largest |Σ lines + residual − measured| over the functional's path length, the sum
       of its absolute changes over the steps. With sampled steps: how far the estimate is off.
-    - `residual_share`: largest |Σ residual| over the path length.
+    - `residual_share`, `rounding_share`: largest |Σ residual| and |Σ rounding| over that length.
     - `whole`: every step was accounted for, momentum by its cause. Else single steps were, with
       momentum where it acted, so that `carried_in` counts at every one of them.
     """
@@ -100,6 +102,7 @@ class LedgerSummary(Row):
     responses: int
     closure: float
     residual_share: float
+    rounding_share: float
     whole: bool = True
     every: int = 1
 

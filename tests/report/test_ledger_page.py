@@ -56,7 +56,12 @@ def ledger(tmp_path: Path) -> Ledger:
             strict=True,
         )
     )
-    more = {"decay": [0.125, 0, 0, 0], "carried_in": [0] * 4, "weight": [1] * 4}
+    more = {
+        "decay": [0.125, 0, 0, 0],
+        "carried_in": [0] * 4,
+        "weight": [1] * 4,
+        "rounding": [0] * 4,
+    }
     write_table(tmp_path, "steps", steps | more)
     write_table(
         tmp_path,
@@ -86,7 +91,9 @@ def ledger(tmp_path: Path) -> Ledger:
         FunctionalRow(name="b", split="train", kind="chosen", pairs=("b",)),
     ]
     write_rows(tmp_path / "functionals.jsonl", functionals)
-    summary = LedgerSummary(steps=2, responses=4, closure=1e-9, residual_share=0.05)
+    summary = LedgerSummary(
+        steps=2, responses=4, closure=1e-9, residual_share=0.05, rounding_share=0
+    )
     (tmp_path / "ledger.json").write_text(summary.model_dump_json())
     examples = [
         Example(id=name, prompt=f"what is {name}", chosen=f" {name} it is", rejected=" <i>no</i>")

@@ -5,12 +5,14 @@ the slope `q̄_t = ½ (∇q(θ_t) + ∇q(θ_{t+1}))` being the mean of both ends
 optimizer is `b_t = β b_{t−1} + into_t ⊙ g_t + pull_t`, `Δθ_t = direct_t − out_t ⊙ b_t`
 (`OptimizerMap`), and `g_t = Σ_i g_{t,i}` the gradient of the batch's responses. So
 
-`Σ_t ⟨q̄_t, Δθ_t⟩ = Σ_s (Σ_i line(s, i) + decay(s)) + carried_in`, with
+`Σ_t ⟨q̄_t, Δθ_t⟩ = Σ_s (Σ_i line(s, i) + decay(s) + rounding(s)) + carried_in`, with
 
 - `U_s = out_s ⊙ q̄_s + β U_{s+1}`: how q answers, in this and all later steps, to what enters
   momentum at step s;
 - `line(s, i) = −⟨U_s, into_s ⊙ g_{s,i}⟩`: all that response i did at step s, at once and later;
 - `decay(s) = ⟨q̄_s, direct_s⟩ − ⟨U_s, pull_s⟩`: weight decay;
+- `rounding(s) = ⟨q̄_s, Δθ_s − (direct_s − out_s ⊙ b_s)⟩`: what the trainer's own arithmetic did
+  beside the formula; small steps in float32 lose digits where they are added to the weights;
 - `carried_in = −β ⟨U_0, b_{−1}⟩`: momentum from before the first step.
 
 Learning rate, warm-up, clipping and preconditioner are inside into and out. Momentum is charged
@@ -68,7 +70,8 @@ class StepAccount:
 
     `lines[i]` belongs to response `responses[i]`: what it did from this step to the last. `before`
     and `after` are the functionals at both ends of the step, `predicted` is ⟨q̄, Δθ⟩ with the
-    step's real Δθ. `carried_in` is what the momentum that the step began with did from here on.
+    step's real Δθ, and `rounding` the part of it that the optimizer's formula does not give.
+    `carried_in` is what the momentum that the step began with did from here on.
     `tokens` are those of some lines.
     """
 
@@ -80,6 +83,7 @@ class StepAccount:
     before: Float[Tensor, " functionals"]
     after: Float[Tensor, " functionals"]
     predicted: Float[Tensor, " functionals"]
+    rounding: Float[Tensor, " functionals"]
     tokens: tuple[TokenLines, ...] = ()
 
     @property
@@ -102,6 +106,7 @@ class StepAccount:
             **sides,
             "decay": self.decay,
             "momentum": self.carried_in,
+            "rounding": self.rounding,
             "residual": self.residual,
             "measured": self.measured,
         }
@@ -156,7 +161,9 @@ def account_of(
     entering = torch.cat([step.gradients * made.into, torch.stack([made.pull, made.momentum])])
     by_sensitivity = products(sensitivity, entering).T
     pull, momentum = by_sensitivity[-2:]
-    direct, predicted = products(mean, torch.stack([made.direct, step.change])).T
+    by_formula = made.history - made.scale * step.gradients.sum(0)
+    changes = torch.stack([made.direct, step.change, step.change - by_formula])
+    direct, predicted, rounding = products(mean, changes).T
     account = StepAccount(
         step=step.number,
         responses=step.labels,
@@ -166,6 +173,7 @@ def account_of(
         before=start.values,
         after=end.values,
         predicted=predicted,
+        rounding=rounding,
     )
     return account, Later(sensitivity, push)
 

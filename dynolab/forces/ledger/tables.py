@@ -11,7 +11,7 @@ from dynolab.forces.ledger.account import StepAccount
 from dynolab.forces.ledger.sources import SourceMeasures
 from dynolab.results.ledger import TABLES, LedgerSummary, read_table, write_table
 
-PER_STEP = ("before", "after", "predicted", "decay", "carried_in")
+PER_STEP = ("before", "after", "predicted", "rounding", "decay", "carried_in")
 
 
 class LedgerTables:
@@ -96,11 +96,11 @@ class LedgerTables:
         steps, lines = self._arrays("steps"), self._arrays("lines")
         by_step = dict(zip(steps["step"].tolist(), steps["weight"].tolist(), strict=True))
         stands_for = np.array([by_step[step] for step in lines["step"].tolist()])
-        closures, shares = [], []
+        closures, shares, rounded = [], [], []
         for name in self._names:
             own = steps["functional"] == name
             order = np.argsort(steps["step"][own])
-            before, after, predicted, decay, carried_in, weight = (
+            before, after, predicted, rounding, decay, carried_in, weight = (
                 steps[column][own][order].astype(float) for column in (*PER_STEP, "weight")
             )
             change = after - before
@@ -109,16 +109,18 @@ class LedgerTables:
             mine = lines["functional"] == name
             nats = (stands_for[mine] * lines["nats"][mine].astype(float)).sum()
             momentum = carried_in[0] if self._whole else carried_in.sum()
-            explained = nats + (weight * decay).sum() + momentum
+            explained = nats + (weight * (decay + rounding)).sum() + momentum
             measured = change.sum() if self._every == 1 else after[-1] - before[0]
             # What never moved has no path, and nothing that could fail to close.
             closures.append(abs(explained + residual - measured) / (path or 1.0))
             shares.append(abs(residual) / (path or 1.0))
+            rounded.append(abs((weight * rounding).sum()) / (path or 1.0))
         return LedgerSummary(
             steps=len(by_step),
             responses=len(self._tables["responses"]["step"]),
             closure=max(closures),
             residual_share=max(shares),
+            rounding_share=max(rounded),
             whole=self._whole,
             every=self._every,
         )

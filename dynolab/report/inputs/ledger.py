@@ -24,8 +24,8 @@ class FunctionalAccount:
 
     `start`, `end`: its values; `lines`: one for each of the responses accounted for; `decay`: what
     weight decay did; `carried_in`: what momentum from before the first step did, or in single steps
-    momentum from before each; `residual`: what the first order leaves unexplained; `path`: its
-    value before every step, and after the last. Sums over sampled steps are estimates.
+    momentum from before each; `residual`: what the first order and rounding leave unexplained;
+    `path`: its value before every step, and after the last. Sums over sampled steps are estimates.
     """
 
     row: FunctionalRow
@@ -208,9 +208,9 @@ def _account(
 ) -> FunctionalAccount:
     own = steps["functional"] == row.name
     order = np.argsort(steps["step"][own])
-    before, after, predicted, decay, carried_in, weight = (
-        steps[name][own][order]
-        for name in ("before", "after", "predicted", "decay", "carried_in", "weight")
+    columns = ("before", "after", "predicted", "rounding", "decay", "carried_in", "weight")
+    before, after, predicted, rounding, decay, carried_in, weight = (
+        steps[name][own][order] for name in columns
     )
     return FunctionalAccount(
         row=row,
@@ -219,6 +219,6 @@ def _account(
         lines=lines["nats"][lines["functional"] == row.name],
         decay=float((weight * decay).sum()),
         carried_in=float(carried_in[0] if whole else carried_in.sum()),
-        residual=float((weight * (after - before - predicted)).sum()),
+        residual=float((weight * (after - before - predicted + rounding)).sum()),
         path=np.append(before, after[-1]),
     )

@@ -49,7 +49,8 @@ def waterfall_figure(ledger: Ledger) -> Figure:
         _message(ledger),
         "Every response of every batch has a line in the ledger: what it did to the answers from "
         "its step to the end, momentum, learning rate and clipping included. The bars are sums of "
-        "lines; “not explained” is what the first order along the path leaves. Sampled completions "
+        "lines; “not explained” is what the first order along the path and rounding leave. Sampled "
+        "completions "
         "count as chosen where they are pushed up. The menu chooses whose account it is: the mean "
         "log-probability of the answers of a kind, or that of one chosen answer.",
         plot,
