@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
@@ -84,7 +85,10 @@ def response_hidden(causal: nn.Module, batch: TokenBatch) -> Float[Tensor, "toke
         position_ids=batch.position_ids,
         use_cache=False,
     ).last_hidden_state
-    return hidden[batch.token_row, batch.position]
+    # Responses share their prompt's last position. The gradients of what is read there are added
+    # in one order by `embedding`; by indexing, in any order of the threads.
+    place = batch.token_row * hidden.shape[1] + batch.position
+    return functional.embedding(place, hidden.flatten(0, 1))
 
 
 _measured: WeakKeyDictionary[nn.Module, dict[str, Layouts]] = WeakKeyDictionary()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dynolab.data.prefixes import PrefixBatch, Tails, places_of
 from dynolab.likelihood.decoder import logits_of, run_decoder
@@ -35,7 +36,7 @@ def prefixed_hidden(causal: nn.Module, batch: PrefixBatch) -> Float[Tensor, "tok
     for tails in batch.tails:
         if tails.input_ids.shape[1]:
             hidden.append(_continue_prompts(causal, batch, cache, tails).flatten(0, 1))
-    return torch.cat(hidden)[batch.position]
+    return functional.embedding(batch.position, torch.cat(hidden))  # as in `response_hidden`
 
 
 def _continue_prompts(
@@ -48,7 +49,10 @@ def _continue_prompts(
     kept = int(before.sum(1).max())
     mask = torch.cat([before[:, -kept:], tails.attention_mask], dim=1)
     copies = [
-        (layer.keys[tails.prompt][:, :, -kept:], layer.values[tails.prompt][:, :, -kept:])
+        (
+            layer.keys.index_select(0, tails.prompt)[:, :, -kept:],
+            layer.values.index_select(0, tails.prompt)[:, :, -kept:],
+        )
         for layer in cache.layers
     ]
     hidden: Tensor = run_decoder(

@@ -109,6 +109,27 @@ def parts_of(monkeypatch: pytest.MonkeyPatch, tokens: int) -> Iterator[None]:
         yield
 
 
+def test_gradients_of_shared_prompts_are_added_in_one_order():
+    """To the bit, on several threads: many responses read their prompt's last position."""
+    model = model_of("llama_tied", torch.float32).requires_grad_(True)
+    sequences, rows = sequences_of([(6, [1] * 3000)])
+    batch = share_prompts(collate(sequences, 0), rows)
+    logits = ResponseLogits(model)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        gradients = []
+        for _ in range(12):
+            hidden = logits.hidden(batch)
+            weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
+            model.zero_grad()
+            (weights * hidden).sum().backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in model.model.parameters()]))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(gradients[0], each) for each in gradients)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 def test_packed_rows_equal_one_sequence_at_a_time(
