@@ -11,6 +11,8 @@
   on), `weight` (the number of steps that this one stands for: 1, unless steps were sampled).
 - `tokens.parquet`: `step`, `response`, `functional`, `place` (in the response), `token`, `nats`: of
   some lines the tokens, which add up to them.
+- `blocks.parquet`: `step`, `block` (a layer, or a module before or after the layers), `functional`,
+  `side`, `nats`: the sum of the step's lines of a side through the block's parameters.
 - `sources.parquet`: `step`, `functional`, `lbk`, `sign_delta`, `kernel_bound`: the papers' measures
   of a step on single answers (`dynolab.forces.ledger.sources`).
 - `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`.
@@ -57,6 +59,13 @@ TABLES = {
         "functional": "string",
         "place": "int32",
         "token": "string",
+        "nats": "float64",
+    },
+    "blocks": {
+        "step": "int32",
+        "block": "string",
+        "functional": "string",
+        "side": "string",
         "nats": "float64",
     },
     "sources": {

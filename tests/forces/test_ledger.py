@@ -11,6 +11,7 @@ from torch import Tensor
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.ledger.account import Later, Ledger, StepAccount
+from dynolab.forces.ledger.blocks import block_of
 from dynolab.forces.ledger.flat import flatten
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
@@ -211,6 +212,20 @@ def test_the_tokens_of_a_line_add_up_to_it(policy, optimizer):
             assert own.min() == own[tokens.response]
             assert len(tokens.nats) == len(step.responses[tokens.response].tokens)
             torch.testing.assert_close(tokens.nats.sum(), own[tokens.response])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw"])
+def test_blocks_of_parameters_add_up_to_the_sums_of_both_sides(policy, optimizer):
+    for step in entries(trained(OPTIMIZERS[optimizer]), policy):
+        assert {"embed_in", "layers.0", "layers.1", "final_layer_norm"} <= set(step.blocks)
+        sides = torch.stack([step.parts()[side] for side in ("chosen", "rejected")], 1)
+        torch.testing.assert_close(sum(step.blocks.values()), sides)
+
+
+def test_a_block_is_a_layer_or_a_module_beside_the_layers():
+    assert block_of("gpt_neox.layers.3.mlp.dense.weight") == "layers.3"
+    assert block_of("base_model.model.model.layers.11.q_proj.lora_A.default.weight") == "layers.11"
+    assert block_of("model.embed_tokens.weight") == "embed_tokens"
 
 
 CASES = [

@@ -10,6 +10,7 @@ import pytest
 
 from dynolab.data.rows import Example, write_rows
 from dynolab.report.inputs.ledger import Ledger, read_ledger
+from dynolab.report.ledger.blocks import blocks_figure
 from dynolab.report.ledger.heat_map import ledger_map_figure
 from dynolab.report.ledger.page import write_ledger_page
 from dynolab.report.ledger.pushers import pusher_section
@@ -86,6 +87,17 @@ def ledger(tmp_path: Path) -> Ledger:
             "kernel_bound": [0.1, 0.2],
         },
     )
+    write_table(
+        tmp_path,
+        "blocks",
+        {
+            "step": [1, 1, 0, 0],
+            "block": ["layers.0", "layers.0", "lm_head", "layers.0"],
+            "functional": ["b"] * 4,
+            "side": ["chosen", "rejected", "rejected", "rejected"],
+            "nats": [2.5, -1.0, -3.5, -0.5],
+        },
+    )
     functionals = [
         FunctionalRow(name="train/chosen", split="train", kind="chosen", pairs=("a", "b")),
         FunctionalRow(name="b", split="train", kind="chosen", pairs=("b",)),
@@ -155,6 +167,16 @@ def test_the_table_names_who_pulled_an_answer_down(ledger: Ledger) -> None:
 def test_a_ledger_without_single_answers_has_no_such_table(ledger: Ledger) -> None:
     whole = Ledger(**{**vars(ledger), "accounts": ledger.accounts[:1]})
     assert pusher_section(whole) is None
+
+
+def test_bars_of_blocks_are_sums_over_the_steps(ledger: Ledger) -> None:
+    figure = blocks_figure(ledger)
+    assert figure is not None
+    up, down = figure.plot.data
+    assert list(up.x) == ["layers.0", "lm_head"]
+    assert list(up.y) == [2.5, 0.0]
+    assert list(down.y) == [-1.5, -3.5]
+    assert "layers.0 carried most: +2.50 from chosen and −1.50 from rejected" in figure.message
 
 
 def test_the_map_is_empty_where_an_example_was_in_no_batch(ledger: Ledger) -> None:

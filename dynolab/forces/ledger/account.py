@@ -27,7 +27,7 @@ push_{s+L}) + β^L U_{s+L}`; for L = 1 that is the U above.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -38,6 +38,7 @@ from torch import Tensor
 from dynolab.errors import ConfigError
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.ledger.blocks import block_columns
 from dynolab.forces.ledger.flat import flatten, unflatten
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
@@ -64,6 +65,9 @@ class TokenLines:
     nats: Float[Tensor, " tokens"]
 
 
+SIDES = ("chosen", "rejected")
+
+
 @dataclass(frozen=True)
 class StepAccount:
     """One step's entries, in nats; a column is a functional.
@@ -72,7 +76,8 @@ class StepAccount:
     and `after` are the functionals at both ends of the step, `predicted` is ⟨q̄, Δθ⟩ with the
     step's real Δθ, and `rounding` the part of it that the optimizer's formula does not give.
     `carried_in` is what the momentum that the step began with did from here on.
-    `tokens` are those of some lines.
+    `tokens` are those of some lines; `blocks` the sums of the lines of each of `SIDES` through the
+    parameters of a block (`block_of`).
     """
 
     step: int
@@ -85,6 +90,7 @@ class StepAccount:
     predicted: Float[Tensor, " functionals"]
     rounding: Float[Tensor, " functionals"]
     tokens: tuple[TokenLines, ...] = ()
+    blocks: Mapping[str, Float[Tensor, "functionals 2"]] = field(default_factory=dict)
 
     @property
     def measured(self) -> Float[Tensor, " functionals"]:
@@ -100,7 +106,7 @@ class StepAccount:
         """Sums over the responses of each side, and what else moved the functionals."""
         sides = {
             side: self.lines[[response.side == side for response in self.responses]].sum(0)
-            for side in ("chosen", "rejected")
+            for side in SIDES
         }
         return {
             **sides,
@@ -239,7 +245,11 @@ class Ledger:
             self._tokens(record, responses, into * later.sensitivity[number], number, entries)
             for number in self._by_token
         ]
-        return replace(entries, tokens=tuple(tokens))
+        return replace(
+            entries,
+            tokens=tuple(tokens),
+            blocks=_by_block(step, later.sensitivity, block_columns(record.before)),
+        )
 
     def _tokens(
         self,
@@ -277,6 +287,20 @@ class Ledger:
             answers = [term.sequence for q in self._functionals for term in q.terms]
             self._gradients = GroupedGradients.build(self._policy, record.before, answers[:2])
         return self._gradients
+
+
+def _by_block(
+    step: StepMade,
+    sensitivity: Float[Tensor, "functionals parameters"],
+    columns: Mapping[str, Sequence[slice]],
+) -> dict[str, Float[Tensor, "functionals 2"]]:
+    """`−⟨U, into ⊙ Σ_i g_i⟩` over the responses of each side, block by block."""
+    sides = [[response.side == side for response in step.labels] for side in SIDES]
+    entering = step.map.into * torch.stack([step.gradients[own].sum(0) for own in sides])
+    return {
+        block: -torch.stack([products(sensitivity[:, at], entering[:, at]) for at in own]).sum(0)
+        for block, own in columns.items()
+    }
 
 
 @dataclass(frozen=True)

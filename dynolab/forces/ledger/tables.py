@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dynolab.forces.ledger.account import StepAccount
+from dynolab.forces.ledger.account import SIDES, StepAccount
 from dynolab.forces.ledger.sources import SourceMeasures
 from dynolab.results.ledger import TABLES, LedgerSummary, read_table, write_table
 
@@ -60,6 +60,15 @@ class LedgerTables:
             functional=self._names * count,
             nats=entries.lines.flatten().tolist(),
         )
+        for block, sums in entries.blocks.items():
+            self._append(
+                "blocks",
+                step=[entries.step] * sums.numel(),
+                block=[block] * sums.numel(),
+                functional=[name for name in self._names for _ in SIDES],
+                side=[*SIDES] * len(self._names),
+                nats=sums.flatten().tolist(),
+            )
         for split in entries.tokens:
             length = len(split.nats)
             self._append(

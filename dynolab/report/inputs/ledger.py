@@ -66,7 +66,8 @@ class Ledger:
 
     `weights`: the number of steps that each step stands for, in the order of `steps`.
     `rows`: the data's training rows by id; `moments`: lines with their tokens, by functional;
-    `sign_delta`: of single answers, step by step.
+    `sign_delta`: of single answers, step by step; `blocks`: by functional what each block of the
+    parameters passed on from chosen and from rejected answers, in the steps accounted for.
     """
 
     summary: LedgerSummary
@@ -78,6 +79,7 @@ class Ledger:
     rows: Mapping[str, Example]
     moments: Mapping[str, Sequence[Moment]]
     sign_delta: Mapping[str, Float[ndarray, " steps"]]
+    blocks: Mapping[str, Mapping[str, tuple[float, float]]]
 
     @cached_property
     def examples(self) -> list[str]:
@@ -168,7 +170,23 @@ def read_ledger(folder: Path, data: Path) -> Ledger:
         rows={row.id: row for row in read_rows(data / "train.jsonl", Example)},
         moments=_moments(folder, responses),
         sign_delta=_sign_delta(folder),
+        blocks=_blocks(folder),
     )
+
+
+def _blocks(folder: Path) -> dict[str, dict[str, tuple[float, float]]]:
+    """Sums over the steps, by functional and block, in the order of the model's parameters."""
+    columns = read_table(folder, "blocks")
+    sums: dict[str, dict[str, dict[str, float]]] = {}
+    for block, functional, side, nats in zip(
+        *(columns[name] for name in ("block", "functional", "side", "nats")), strict=True
+    ):
+        own = sums.setdefault(functional, {}).setdefault(block, {"chosen": 0.0, "rejected": 0.0})
+        own[side] += nats
+    return {
+        functional: {block: (own["chosen"], own["rejected"]) for block, own in blocks.items()}
+        for functional, blocks in sums.items()
+    }
 
 
 def _sign_delta(folder: Path) -> dict[str, ndarray]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.ledger import Ledger
+from dynolab.report.ledger.blocks import blocks_figure
 from dynolab.report.ledger.heat_map import ledger_map_figure
 from dynolab.report.ledger.pushers import pusher_section
 from dynolab.report.ledger.sources import sources_figure
@@ -17,11 +18,15 @@ from dynolab.report.text import number
 
 
 def ledger_parts(ledger: Ledger) -> list[Figure | Section | None]:
-    """Sums by source, who pulled single answers down, who pushed when, and the papers' measures."""
+    """Sums by source, who pulled single answers down, who pushed when, and through which weights.
+
+    The papers' measures stand below.
+    """
     return [
         waterfall_figure(ledger),
         pusher_section(ledger),
         ledger_map_figure(ledger),
+        blocks_figure(ledger),
         sources_figure(ledger),
     ]
 
