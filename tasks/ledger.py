@@ -83,26 +83,25 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     replay = Replay(
         work=work,
         config=config.training,
-        steps=steps,
         model=model,
         examples=work.input_folder("prompts" if "prompts" in work.inputs else "data")
         / "train.jsonl",
         metrics=trained / "metrics.jsonl",
-        segment=segment_steps(model, steps, config.disk_bytes),
     )
+    segment = segment_steps(model, steps, config.disk_bytes)
     read: Any = encoder.tokenizer.convert_ids_to_tokens
     tables = LedgerTables([row.name for row in rows], read)
     done = _go_on(work, ledger, tables)
     with work.shown(steps) as progress:
-        for record in replay.records(
-            steps - done, lambda text: progress.update(progress.step, text)
+        for record in replay.backwards(
+            steps - done, segment, lambda text: progress.update(progress.step, text)
         ):
             entries = ledger.enter(record)
             tables.add(entries)
             tables.add_sources(sources.enter(record))
             done = steps - entries.step
             progress.update(done, f"step {entries.step}")
-            if entries.step and entries.step % replay.segment == 0:
+            if entries.step and entries.step % segment == 0:
                 _keep(work, ledger, tables, done)
     if not done:
         raise ConfigError("trained", steps, "no step of the training moved a weight; train another")

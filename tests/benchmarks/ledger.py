@@ -13,6 +13,8 @@ Prints one JSON object on its last line; a figure of one training ends in its na
 - `ledger_over_bound`: a step's slopes and responses over a plain forward and backward of the same
   tokens, with the model's own attention: 24 functionals of eight answers and a batch of 16 pairs,
   by example and side.
+- `store_bytes_per_recorded_step`: bytes in the result of the built-in study's preference training
+  that are there because a step was recorded, over the recorded steps.
 - `cost_full_over_training`: the stage (training run again and its account by example and side of
   26 functionals and ten single answers, the latter by token) over the training.
 """
@@ -37,7 +39,6 @@ from dynolab.forces.ledger.responses import step_responses
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import DPOConfig, GRPOConfig
 from dynolab.training.config import GroupTrainConfig, OptimizerConfig, TrainConfig
-from dynolab.training.step_record import StepRecord
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.group_training import GROUP, PROMPTS
@@ -129,7 +130,7 @@ class Study(InProcess):
         """A step's account over a plain forward and backward of its tokens."""
         folder = self.folder(trained)
         policy, encoder = load_policy(folder / "model"), load_encoder(folder / "model")
-        record = StepRecord.load(folder / "forces" / f"step-{RECORDED:08d}")
+        record = self.record(trained, RECORDED)
         kinds: dict[tuple[str, str], list[Any]] = {}
         for row in read_rows(self.folder(self.results["data"]) / "probes.jsonl", ProbeRow):
             answers = kinds.setdefault((row.split, row.kind), [])
@@ -153,6 +154,13 @@ class Study(InProcess):
                     token_logps(logits(batch), batch).sum().backward()
 
         return ratio("ledger_over_bound", *interleaved(account, plain, repeats=REPEATS))
+
+    def store_bytes(self, trained: StageResult) -> dict[str, float]:
+        """What the store holds because of a recorded step."""
+        manifest = self.platform.store.manifest(trained.address, trained.digest)
+        sizes = [size for path, size in manifest.sizes.items() if path.startswith("forces/")]
+        steps = len(self.parameters.preference.record_steps)
+        return {"store_bytes_per_recorded_step": sum(sizes) / steps}
 
 
 def named(name: str, results: tuple[StageResult, ...]) -> dict[str, float]:
@@ -178,6 +186,7 @@ def main() -> None:
             brute_force,
             lambda: named("sgd", sgd),
             lambda: study.bound(sgd[0]),
+            lambda: study.store_bytes(sgd[0]),
             lambda: named(
                 "adamw", study.dpo(optimizer=OptimizerConfig(learning_rate=1e-4, weight_decay=0.01))
             ),
@@ -190,6 +199,7 @@ def main() -> None:
     figures["closure_max"] = largest(figures, "closure")
     figures["residual_share_max"] = largest(figures, "residual_share")
     bars = {"closure_max": 1e-6, "lines_vs_brute_force": 1e-6, "ledger_over_bound": 1.5}
+    bars |= {"store_bytes_per_recorded_step": 1e6}
     report(figures, at_most=bars)
 
 
