@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -64,14 +64,15 @@ class RecordCache:
         if not (record / TENSORS).exists():
             return StepRecord.load(record)
         place = self._place(record)
+        files = _FILES.validate_json((record / TENSORS).read_bytes())
         try:
-            if not _holds(place, _FILES.validate_json((record / TENSORS).read_bytes())):
-                shutil.rmtree(place)
-                return None
-            os.utime(place)
-            return StepRecord.load(record, place)
-        except FileNotFoundError:  # never here, or removed by another process to make room
-            return None
+            if all(hash_file(place / name) == entry for name, entry in files.items()):
+                os.utime(place)
+                return StepRecord.load(record, place)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # never here, or deleted by another process to make room
+        shutil.rmtree(place, ignore_errors=True)
+        return None
 
     def _place(self, record: Path) -> Path:
         return self.folder / hash_bytes((record / TENSORS).read_bytes())
@@ -97,11 +98,6 @@ class RecordCache:
         except OSError as error:
             log.warning("the cache of recorded steps goes without one: %s", error)
             shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _holds(place: Path, files: Mapping[str, FileEntry]) -> bool:
-    """Whether a folder's files have the hashes; FileNotFoundError if one is missing."""
-    return all(hash_file(place / name) == entry for name, entry in files.items())
 
 
 def _use(place: Path) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dynolab.errors import ConfigError
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.recorded_examples import (
@@ -74,8 +75,13 @@ class StepRecord:
         """Reads a record; tensors are on the CPU.
 
         **Arguments:** `tensors`: folder of the safetensors files; default: `folder`.
+
+        **Raises** `ConfigError` for a folder of a stage's result, whose tensors are elsewhere.
         """
-        tensors = tensors or folder
+        if tensors is None:
+            if not (folder / "before.safetensors").exists():
+                raise ConfigError("record", str(folder), "holds no weights; read it by RecordCache")
+            tensors = folder
         state: dict[str, dict[str, Tensor]] = {}
         for flat, tensor in load_file(tensors / "optimizer.safetensors").items():
             name, key = flat.rsplit("|", 1)
