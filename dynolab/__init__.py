@@ -5,7 +5,8 @@
 - rows and tokens: `load_data`, `build_world`, `read_rows`, `Example`, `ProbeRow`, `Encoder`;
 - objectives: `build_objective` and its configs, as `DPOConfig`;
 - what the force engine moves: `PolicyFunction` (a language model), `ModuleFunction`;
-- what one training step did: `StepRecord`, `step_forces`, `one_step`, `token_forces`;
+- a recorded training step: `StepRecord`, `RecordCache`; what a step did: `step_forces`, `one_step`,
+  `token_forces`;
 - which token pushes which: `force_map` of `recorded_examples`, `pair_totals`, `breakdown`;
 - the kernel, the terms of the force, hidden layers: `kernel_…`, `…_terms`, `feature_…`;
 - forces in other trainers: `ForceCallback`;
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from dynolab.results.judges import PolicyAnswer as PolicyAnswer
     from dynolab.results.study import ProbeScore as ProbeScore
     from dynolab.training.alarm import AlarmConfig as AlarmConfig
+    from dynolab.training.record_cache import RecordCache as RecordCache
     from dynolab.training.step_record import StepRecord as StepRecord
 
 __version__ = "0.1.0"
@@ -144,6 +146,7 @@ _MODULES = {
     "results.judges": ("PolicyAnswer",),
     "results.study": ("ProbeScore",),
     "training.alarm": ("AlarmConfig",),
+    "training.record_cache": ("RecordCache",),
     "training.step_record": ("StepRecord",),
 }
 """The public names of every module."""

@@ -15,6 +15,7 @@ from flows.study import StudyParameters, resolved, study_steps
 from tasks.base import BASE, BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.runtime.existing_results import existing_result
+from tasks.runtime.lineage import lineage
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
@@ -156,6 +157,15 @@ def named_result(
         remedy = f"choose one of {names}" if names else "run the study first"
         raise ConfigError(field, reference, f"the study has no such finished step; {remedy}")
     return existing_result(platform.store, field, reference)
+
+
+def inputs_of(result: StageResult, platform: Platform) -> dict[str, StageResult | None]:
+    """What a result's stage read, by the names of its inputs; None: no longer in the store."""
+    return {
+        ancestor.role: ancestor.result
+        for ancestor in lineage(platform.store, result)
+        if ancestor.depth == 1
+    }
 
 
 def check_files(

@@ -19,6 +19,7 @@ from flows.checkpoints import (
     check_data_named_once,
     check_named,
     import_steps,
+    inputs_of,
     named_data,
     resolved_sources,
 )
@@ -98,10 +99,17 @@ def model_step(label: str) -> str:
     return f"model-{label}"
 
 
+def _read_by(label: str) -> str:
+    """Names of the existing results that a checkpoint's training read begin so."""
+    return f"{model_step(label)}."
+
+
 def resolved_forces(
     parameters: ForcesParameters, platform: Platform
 ) -> tuple[ForcesParameters, dict[str, StageResult]]:
     """Pins the sources to their current content, and looks up the results that they name.
+
+    A recorded step may have to be replayed, so what its training read is looked up, too.
 
     **Raises** `ConfigError` for an unknown result, one without the needed files, and data without
     the observed kinds or the answers that the objective needs.
@@ -120,6 +128,11 @@ def resolved_forces(
         model_step(fields[field]) if field in fields else field: result
         for field, result in results.items()
     }
+    for label, checkpoint in checkpoints.items():
+        if checkpoint.step is not None:
+            read = inputs_of(existing[model_step(label)], platform)
+            there = {name: result for name, result in read.items() if result is not None}
+            existing |= {_read_by(label) + name: result for name, result in there.items()}
     if named is None:
         update = {"checkpoints": checkpoints, "data": resolve_data(parameters.data)}
         return parameters.model_copy(update=update), existing
@@ -151,12 +164,16 @@ def forces_steps(parameters: ForcesParameters, existing: Collection[str]) -> lis
     if parameters.needs_reference:
         reference = {"reference": models[parameters.reference_label]}
     checkpoints = {models[label]: parameters.checkpoints[label] for label in labels}
+    read = {
+        label: {name: name for name in existing if name.startswith(_read_by(label))}
+        for label in labels
+    }
     analyses = [
         Step(
             f"analysis-{label}",
             ANALYSIS,
             AnalysisJob(**dict(parameters.analysis), step=checkpoint.step),
-            {"data": "data", "model": models[label], **reference},
+            {"data": "data", "model": models[label], **reference, **read[label]},
         )
         for label, checkpoint in parameters.checkpoints.items()
     ]
@@ -179,7 +196,11 @@ def forces_steps(parameters: ForcesParameters, existing: Collection[str]) -> lis
             "kernel",
             KERNEL,
             kernel,
-            {"data": "data", **{f"model_{label}": models[label] for label in labels}},
+            {
+                "data": "data",
+                **{f"model_{label}": models[label] for label in labels},
+                **{name: name for names in read.values() for name in names},
+            },
         ),
         Step("force-page", FORCE_PAGE, page, {"kernel": "kernel", **analysed}),
     ]

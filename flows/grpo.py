@@ -168,7 +168,7 @@ def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
     ]
     if training.record_steps:
         watched = {"data": f"data-{seed}", "trained": trained}
-        steps.append(Step(f"{trained}-forces", FORCES, parameters.forces, watched))
+        steps.append(Step(f"{trained}-forces", FORCES, parameters.forces, reads | watched))
     if isinstance(training.objective, ClippedConfig):
         test = DisplacementJob(
             **dict(parameters.displacement),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from dynolab.errors import ConfigError
-from flows.checkpoints import named_result, results_of
+from flows.checkpoints import inputs_of, named_result, results_of
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from tasks.group_training import GROUP
 from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
 from tasks.ledger_page import LEDGER_PAGE
-from tasks.runtime.lineage import lineage
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
@@ -67,11 +66,7 @@ def plan(parameters: LedgerParameters, platform: Platform) -> Plan:
 
 def _inputs(reference: str, trained: StageResult, platform: Platform) -> dict[str, StageResult]:
     """The results that the training read, by their names as its inputs."""
-    parents = {
-        ancestor.role: ancestor.result
-        for ancestor in lineage(platform.store, trained)
-        if ancestor.depth == 1
-    }
+    parents = inputs_of(trained, platform)
     inputs = {}
     for name in READS[trained.stage]:
         if name not in parents:

@@ -177,12 +177,17 @@ def study_steps(
         *foresights,
         *ledgers,
         Step("probe", PROBE, parameters.probe, {"data": "data", **models}),
-        Step("sft-forces", FORCES, parameters.forces, {"data": "data", "trained": "sft"}),
+        Step(
+            "sft-forces",
+            FORCES,
+            parameters.forces,
+            {"data": "data", "trained": "sft", "model": "base"},
+        ),
         Step(
             "preference-forces",
             FORCES,
             parameters.forces,
-            {"data": "data", "trained": "preference"},
+            {trained_on: trained_on, "data": "data", "trained": "preference", "model": "sft"},
         ),
         Step(
             "kernel",
@@ -191,7 +196,7 @@ def study_steps(
             {"data": "data", **{f"model_{label}": label for label in models}},
         ),
         *(step for steps in contrasts for step in steps),
-        _squeezing_step(parameters),
+        _squeezing_step(parameters, trained_on),
         Step(
             "report",
             REPORT,
@@ -251,13 +256,13 @@ def _ledger(parameters: StudyParameters, trained_on: str) -> list[Step]:
     ]
 
 
-def _squeezing_step(parameters: StudyParameters) -> Step:
+def _squeezing_step(parameters: StudyParameters, trained_on: str) -> Step:
     """The step on squeezing: of SFT, preference training and, if run, contrast `resampled`."""
     started = {"sft": "base", "preference": "sft"}
     if "resampled" in parameters.contrasts:
         started["resampled"] = "sft"
     job = SqueezingJob(**dict(parameters.squeezing), trainings=started)
-    reads = {name: name for name in ("data", "base", *started, "probe")}
+    reads = {name: name for name in ("data", trained_on, "base", *started, "probe")}
     return Step("squeezing", SQUEEZING, job, reads)
 
 

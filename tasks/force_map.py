@@ -17,6 +17,7 @@ from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.recorded_steps import recorded_step
 from tasks.shared.selection import SelectionConfig, observed_answers, updating_rows
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class AnalysisJob(AnalysisConfig):
 
 
 def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
-    """Reads inputs `model`, `data`, and, if the objective needs one, `reference`.
+    """Reads inputs `model`, `data`, if the objective needs one, `reference`, and, for a recorded
+    step, what the training of `model` read.
 
     Results: `map/` (the force map as a memory-mapped matrix with its manifest), `totals.jsonl`,
     `terms.jsonl`, `analysis.json`, `token_maps.jsonl`.
@@ -147,12 +149,8 @@ def _question(work: Work[AnalysisJob]) -> Question:
 
 
 def _record(work: Work[AnalysisJob]) -> StepRecord | None:
-    from dynolab.training.step_record import StepRecord
-
     step = work.config.step
-    if step is None:
-        return None
-    return StepRecord.load(work.input_folder("model", f"forces/step-{step:08d}"))
+    return None if step is None else recorded_step(work, "model", step)
 
 
 def _adapter(work: Work[AnalysisJob]) -> Path | None:

@@ -16,6 +16,7 @@ from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.recorded_steps import recorded_step
 from tasks.shared.selection import SelectionConfig, observed_rows, updating_rows
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class KernelJob(KernelConfig):
 
 
 def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
-    """Reads input `data`, and `model_<label>` for every checkpoint.
+    """Reads input `data`, `model_<label>` for every checkpoint, and what trainings with a recorded
+    step read.
 
     Results: `sizes.jsonl`, ‖K‖ of every pair at every checkpoint, and `kernel.json`, the rank
     correlations between checkpoints with their verdicts.
@@ -120,7 +122,6 @@ def _sizes(
     work: Work[KernelJob], label: str, observed: list[Encoded], updating: list[Encoded]
 ) -> KernelSizes:
     from dynolab.forces.kernel.size import kernel_sizes
-    from dynolab.training.step_record import StepRecord
 
     config, step = work.config, work.config.steps.get(label)
     folder = work.input_folder(MODEL + label, "model")
@@ -130,7 +131,7 @@ def _sizes(
     image_bytes = (config.rank + config.probes) * longest * vocabulary * policy.dtype.itemsize
     at = None
     if step is not None:
-        at = StepRecord.load(work.input_folder(MODEL + label, f"forces/step-{step:08d}")).before
+        at = recorded_step(work, MODEL + label, step).before
     return kernel_sizes(
         policy,
         observed,

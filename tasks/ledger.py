@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -95,20 +96,21 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     replay = Replay(
         work=work,
         config=config.training,
-        steps=steps,
         model=model,
         examples=work.input_folder("prompts" if "prompts" in work.inputs else "data")
         / "train.jsonl",
         metrics=trained / "metrics.jsonl",
-        read=frozenset(weights),
-        segment=segment_steps(model, steps, config.disk_bytes * config.every),
     )
+    segment = segment_steps(model, steps, config.disk_bytes * config.every)
     read: Any = encoder.tokenizer.convert_ids_to_tokens
     tables = LedgerTables([row.name for row in rows], read, every=config.every)
     done = _go_on(work, ledger, tables)
+    remaining = [step for step in weights if step < steps - done]
+    # The first steps of segments: where a ledger that is ended goes on.
+    begins = {step for early, step in pairwise(remaining) if early // segment < step // segment}
     with work.shown(steps) as progress:
-        for record in replay.records(
-            steps - done, lambda text: progress.update(progress.step, text)
+        for record in replay.backwards(
+            remaining, segment, lambda text: progress.update(progress.step, text)
         ):
             step = record.facts.step
             gap = int(gaps[step])
@@ -116,9 +118,8 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
             tables.add_sources(sources.enter(record, gap=gap))
             done = steps - step
             progress.update(done, f"step {step}")
-            begin = step - step % replay.segment
-            if begin and not any(begin <= other < step for other in weights):
-                _keep(work, ledger, tables, steps - begin)
+            if step in begins:
+                _keep(work, ledger, tables, done)
     if not done:
         raise ConfigError("trained", steps, "no step of the training moved a weight; train another")
     tables.write(work.output)

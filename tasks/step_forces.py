@@ -15,6 +15,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.recorded_steps import record_folders, recorded_steps
 
 if TYPE_CHECKING:
     from dynolab.training.step_record import Recorded
@@ -28,13 +29,13 @@ class ForcesConfig(StageConfig):
 
 
 def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
-    """Reads inputs `data` and `trained`, a training stage with recorded steps.
+    """Reads inputs `data` and `trained`, a training stage with recorded steps, and what that read.
 
     Results: `forces.jsonl`, `replay.json`, and `token_map.json` of the last recorded step.
     """
-    records = sorted((work.input_folder("trained") / "forces").glob("step-*"))
-    with work.shown(len(records)) as progress:
-        replays = _measure(work, records, progress)
+    folders = record_folders(work, "trained")
+    with work.shown(len(folders)) as progress:
+        replays = _measure(work, folders, progress)
     return {
         "seconds": work.seconds,
         "recorded_steps": float(len(replays)),
@@ -44,11 +45,10 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
 
 
 def _measure(
-    work: Work[ForcesConfig], records: Sequence[Path], progress: StageProgress
+    work: Work[ForcesConfig], folders: Sequence[Path], progress: StageProgress
 ) -> list[ReplayFacts]:
     from dynolab.forces import build_token_map, step_forces
     from dynolab.forces.step.metrics import force_metrics
-    from dynolab.training.step_record import StepRecord
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     probes = first_pairs(rows, work.config.pairs)
@@ -57,8 +57,7 @@ def _measure(
     encoder = load_encoder(folder)
     replays = []
     with (work.output / "forces.jsonl").open("w") as file:
-        for number, record_folder in enumerate(records, start=1):
-            record = StepRecord.load(record_folder)
+        for number, record in enumerate(recorded_steps(work, "trained", folders), start=1):
             objective = record.facts.objective.name
             forces = step_forces(
                 record,
@@ -74,7 +73,7 @@ def _measure(
             progress.update(number, f"step {record.facts.step}")
     dumped = [replay.model_dump() for replay in replays]
     (work.output / "replay.json").write_text(json.dumps(dumped, indent=1))
-    if records:
+    if folders:
         example = min(record.examples, key=_length)  # the shortest, for a readable map
         pushes = build_token_map(
             record,

@@ -16,6 +16,7 @@ from dynolab.results.study import Answer, TrainingSummary
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.recorded_steps import record_folders, recorded_steps
 
 if TYPE_CHECKING:
     from dynolab.forces.function.logit_function import Weights
@@ -40,7 +41,7 @@ class SqueezingJob(SqueezingConfig):
 
 
 def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
-    """Reads inputs `data`, `probe`, the trainings and the models that they started from.
+    """Reads inputs `data`, `probe`, the trainings, and what those that record steps read.
 
     Results: `risen.jsonl`, where probability rose from the start of every training to each of its
     recorded steps and to its end; `forecasts.jsonl`, first-order forecasts of every recorded step;
@@ -72,7 +73,6 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
     """A training's risen probability at its recorded steps and end, and its steps' forecasts."""
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.squeezing.forecast import forecasts
-    from dynolab.training.step_record import StepRecord
     from models.language import load_language_model
 
     config, folder = work.config, work.input_folder(name)
@@ -98,8 +98,7 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
     mass_of = partial(_risen, work, name, ResponseLogits(start.eval()), policy, answers)
     risen: list[RisenMass] = []
     step_forecasts: list[Forecast] = []
-    for recorded in sorted((folder / "forces").glob("step-*")):
-        record = StepRecord.load(recorded)
+    for record in recorded_steps(work, name, record_folders(work, name)):
         step_forecasts += forecasts(record, policy, training=name, batch_tokens=config.batch_tokens)
         if record.facts.step:
             risen += mass_of(record.before, record.facts.step)

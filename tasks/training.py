@@ -23,6 +23,9 @@ from tasks.runtime.work import Work
 
 Config = TypeVar("Config", bound=LoopConfig)
 
+RECORDS = "records"
+"""Folder of this machine's cache with the tensors of recorded steps (`RecordCache`)."""
+
 
 def train(work: Work[TrainConfig]) -> dict[str, float]:
     """Trains input `model` on the rows of input `data`."""
@@ -36,8 +39,9 @@ def run_training(
 
     **Arguments:** `probes`: file of the watched rows; default: `probes.jsonl` of input `data`.
 
-    Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/`, `summary.json`,
-    `ledger.jsonl` if the config has a ledger.
+    Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/` (records of steps without
+    their tensors, which this machine's cache takes; `tasks.shared.recorded_steps` reads both),
+    `summary.json`, `ledger.jsonl` if the config has a ledger.
     """
     config = work.config
     watches = bool(config.probe_every or config.ledger)
@@ -51,6 +55,7 @@ def run_training(
         examples=examples,
         probes=probes if watches else None,
         reference_cache=work.cache / "reference",
+        record_cache=work.cache / RECORDS,
         output=work.output,
         logs=work.logs,
         resume_out=states,
@@ -128,5 +133,5 @@ def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> 
     )
 
 
-SFT = Stage("sft", 3, train)
-PREFERENCE = Stage("preference", 3, train)
+SFT = Stage("sft", 4, train)
+PREFERENCE = Stage("preference", 4, train)

@@ -21,6 +21,8 @@ class TrainJob(BaseModel):
     `logs`: folder of diagnostics after a failure; default: `output`.
     `reference_cache`: folder that keeps the reference's log-probabilities for later trainings on
     the same rows and model.
+    `record_cache`: folder of the `RecordCache` that takes the tensors of recorded steps; default:
+    they stay in `output`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,6 +35,7 @@ class TrainJob(BaseModel):
     resume_from: Path | None = None
     logs: Path | None = None
     reference_cache: Path | None = None
+    record_cache: Path | None = None
 
     def input_digests(self) -> dict[str, str]:
         """Sha256 of the examples and of the initial model's files, by file name."""

@@ -42,6 +42,7 @@ from dynolab.training.example_source import Offline, Source
 from dynolab.training.examples import load_examples, load_prompts, training_encoder
 from dynolab.training.job import TrainJob
 from dynolab.training.optimizer import clip_factor, learning_rate
+from dynolab.training.record_cache import RecordCache
 from dynolab.training.recorded_examples import Recorded, recorded
 from dynolab.training.resume import load_state, save_state
 from dynolab.training.sampled_examples import Online
@@ -285,7 +286,7 @@ class Trainer:
         before: dict[str, Tensor],
         state: dict[str, dict[str, Tensor]],
     ) -> Mapping[str, float]:
-        """Records the step that has just run, for the store and the observer, as configured."""
+        """Records the step that has just run, for later and for the observer, as configured."""
         after = engine.master_weights()
         if distributed.rank() != 0:
             return {}
@@ -299,7 +300,10 @@ class Trainer:
         )
         record = StepRecord(facts, self._recorded(batch), before, after, state)
         if step in self.config.record_steps:
-            record.save(self.job.output / "forces" / f"step-{step:08d}")
+            folder = self.job.output / "forces" / f"step-{step:08d}"
+            record.save(folder)
+            if self.job.record_cache is not None:
+                RecordCache(self.job.record_cache).take(folder)
         return self.observer(record) if self.observer and self.config.observes(step) else {}
 
     def _recorded(self, examples: Sequence[StepExample]) -> tuple[Recorded, ...]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dynolab.errors import ConfigError
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.recorded_examples import (
@@ -70,18 +71,27 @@ class StepRecord:
         save_file(_contiguous(flat), folder / "optimizer.safetensors")
 
     @classmethod
-    def load(cls, folder: Path) -> StepRecord:
-        """Reads a record; tensors are on the CPU."""
+    def load(cls, folder: Path, tensors: Path | None = None) -> StepRecord:
+        """Reads a record; tensors are on the CPU.
+
+        **Arguments:** `tensors`: folder of the safetensors files; default: `folder`.
+
+        **Raises** `ConfigError` for a folder of a stage's result, whose tensors are elsewhere.
+        """
+        if tensors is None:
+            if not (folder / "before.safetensors").exists():
+                raise ConfigError("record", str(folder), "holds no weights; read it by RecordCache")
+            tensors = folder
         state: dict[str, dict[str, Tensor]] = {}
-        for flat, tensor in load_file(folder / "optimizer.safetensors").items():
+        for flat, tensor in load_file(tensors / "optimizer.safetensors").items():
             name, key = flat.rsplit("|", 1)
             state.setdefault(name, {})[key] = tensor
         lines = (folder / "batch.jsonl").read_text().splitlines()
         return cls(
             facts=StepFacts.model_validate_json((folder / "step.json").read_text()),
             examples=tuple(read_recorded(line) for line in lines),
-            before=load_file(folder / "before.safetensors"),
-            after=load_file(folder / "after.safetensors"),
+            before=load_file(tensors / "before.safetensors"),
+            after=load_file(tensors / "after.safetensors"),
             state=state,
         )
 

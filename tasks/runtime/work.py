@@ -141,9 +141,12 @@ class Work(Generic[Config]):
 
     def input_holds(self, name: str, folder: str) -> bool:
         """Whether an input contains `folder`."""
+        return any(path.startswith(f"{folder}/") for path in self.input_manifest(name).files)
+
+    def input_manifest(self, name: str) -> Manifest:
+        """The manifest of an input: its settings, and the digests of what it read."""
         source = self.inputs[name]
-        files = self._store.manifest(source.address, source.digest).files
-        return any(path.startswith(f"{folder}/") for path in files)
+        return self._store.manifest(source.address, source.digest)
 
     def commit_resume(self, step: int, folder: Path, extra: dict[str, Any]) -> None:
         """Commit the state after `step` optimizer steps; the store keeps the newest few.

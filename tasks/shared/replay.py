@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,60 +27,77 @@ COMPARED = ("train/loss", "train/grad_norm")
 
 @dataclass(frozen=True)
 class Replay:
-    """A training that is run again from its start, segment by segment.
+    """A training that is run again from its start, or in segments from states of the replay.
 
-    It runs once as a whole, keeps a resume state every `segment` steps and records the steps of
-    the last segment. Every earlier segment is then run again from its state. Records of one
-    segment are on disk at a time.
-
-    - `config`: the training's settings; `steps`: how many it made.
+    - `config`: the training's settings.
     - `model`, `examples`: what it began with.
     - `metrics`: the training's own `metrics.jsonl`, which the replay must repeat to the bit.
-    - `read`: the steps that are recorded.
     """
 
     work: Work[Any]
     config: LoopConfig
-    steps: int
     model: Path
     examples: Path
     metrics: Path
-    read: frozenset[int]
-    segment: int
 
-    def records(self, stop: int, on_step: Callable[[str], None]) -> Iterator[StepRecord]:
-        """The steps to be read below `stop`, the last one first.
+    def backwards(
+        self, steps: Sequence[int], segment: int, on_step: Callable[[str], None]
+    ) -> Iterator[StepRecord]:
+        """Some steps, which learned, the last one first.
 
-        Steps that moved no weight are left out: they have no record.
+        The training runs once as a whole, keeps a resume state every `segment` steps and records
+        the steps of the last segment. Every earlier segment is then run again from its state.
+        Records of one segment are on disk at a time.
 
         **Raises:** `ConfigError` at the first step that differs from the training.
         """
         folder = self.work.scratch / "replay"
         states = folder / "states"
-        begins = range(0, stop, self.segment)
-        for begin in reversed(begins):
+        parts: dict[int, list[int]] = {}
+        for step in sorted(steps, reverse=True):
+            parts.setdefault(step - step % segment, []).insert(0, step)
+        for number, (begin, recorded) in enumerate(parts.items()):
             output = folder / f"from-{begin}"
-            end = min(begin + self.segment, stop)
-            first = begin == begins[-1]
-            on_step("trains again" if first else f"trains steps {begin} to {end - 1} again")
-            self._run(output, states, None if first else begin, range(begin, end))
-            self._compare(output / "metrics.jsonl")
+            if number == 0:
+                on_step("trains again")
+                self._run(output, recorded, states, checkpoint_every=segment)
+            else:
+                on_step(f"trains again from step {begin}")
+                self._run(output, recorded, states, begin=begin)
             for record in sorted((output / "forces").glob("step-*"), reverse=True):
                 yield StepRecord.load(record)
             shutil.rmtree(output)
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _run(self, output: Path, states: Path, begin: int | None, recorded: range) -> None:
-        """Trains up to the end of the recorded steps; from a state, or from the start."""
+    def run(self, output: Path, recorded: Sequence[int]) -> None:
+        """Trains once from the start to the last of the recorded steps.
+
+        **Raises:** `ConfigError` at the first step that differs from the training.
+        """
+        self._run(output, recorded, output / "states")
+
+    def _run(
+        self,
+        output: Path,
+        recorded: Sequence[int],
+        states: Path,
+        *,
+        begin: int = 0,
+        checkpoint_every: int = 0,
+    ) -> None:
+        """Trains up to the last recorded step; from the state after `begin` steps if there are any.
+
+        Records the steps, and compares what it logged with the training.
+        """
         config = self.config.model_copy(
             update={
-                "steps": recorded.stop,
+                "steps": recorded[-1] + 1,
                 "probe_every": 0,
                 "alarm": None,
                 "best": None,
                 "ledger": None,
-                "checkpoint_every": self.segment if begin is None else 0,
-                "record_steps": tuple(step for step in recorded if step in self.read),
+                "checkpoint_every": checkpoint_every,
+                "record_steps": tuple(recorded),
             }
         )
         states.mkdir(parents=True, exist_ok=True)
@@ -97,19 +114,27 @@ class Replay:
             resume_from=states / f"step-{begin:08d}" if begin else None,
         )
         start(job, self.work, while_running=lambda: None)
+        self._compare(output / "metrics.jsonl")
 
     def _compare(self, replayed: Path) -> None:
         """Refuses a replay whose loss or gradient norm is not the training's, to the bit."""
         ours, theirs = _by_step(replayed), _by_step(self.metrics)
         for step in sorted(ours):
             if ours[step] != theirs.get(step):
-                raise ConfigError(
-                    "replay of step",
+                raise replay_differs(
                     step - 1,
                     f"gave {json.dumps(ours[step])} where the training had "
-                    f"{json.dumps(theirs.get(step))}; train and replay on the same machine with "
-                    "the same versions and number of threads",
+                    f"{json.dumps(theirs.get(step))}",
                 )
+
+
+def replay_differs(step: int, how: str) -> ConfigError:
+    """The error of a replay whose step is not the training's."""
+    return ConfigError(
+        "replay of step",
+        step,
+        f"{how}; train and replay on the same machine with the same versions and number of threads",
+    )
 
 
 def learned_steps(metrics: Path) -> list[int]:

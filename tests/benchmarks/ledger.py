@@ -13,6 +13,8 @@ Prints one JSON object on its last line; a figure of one training ends in its na
 - `ledger_over_bound`: a step's slopes and responses over a plain forward and backward of the same
   tokens, with the model's own attention: 24 functionals of eight answers and a batch of 16 pairs,
   by example and side.
+- `store_bytes_per_recorded_step`: bytes in the result of the built-in study's preference training
+  that are there because a step was recorded, over the recorded steps.
 - `cost_full_over_training`: the stage (training run again and its account by example and side of
   26 functionals and ten single answers, the latter by token) over the training;
   `cost_sampled_over_training`: of one step in ten.
@@ -52,7 +54,6 @@ from dynolab.training.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from dynolab.training.step_record import StepRecord
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.group_training import GROUP, PROMPTS
@@ -162,7 +163,7 @@ class Study(InProcess):
         """A step's account over a plain forward and backward of its tokens."""
         folder = self.folder(trained)
         policy, encoder = load_policy(folder / "model"), load_encoder(folder / "model")
-        record = StepRecord.load(folder / "forces" / f"step-{RECORDED:08d}")
+        record = self.record(trained, RECORDED)
         kinds: dict[tuple[str, str], list[Any]] = {}
         for row in read_rows(self.folder(self.results["data"]) / "probes.jsonl", ProbeRow):
             answers = kinds.setdefault((row.split, row.kind), [])
@@ -202,6 +203,13 @@ class Study(InProcess):
             f"interval_coverage_{name}": coverage(whole),
             f"interval_coverage_run_{name}": run_coverage(whole, sampled),
         }
+
+    def store_bytes(self, trained: StageResult) -> dict[str, float]:
+        """What the store holds because of a recorded step."""
+        manifest = self.platform.store.manifest(trained.address, trained.digest)
+        sizes = [size for path, size in manifest.sizes.items() if path.startswith("forces/")]
+        steps = len(self.parameters.preference.record_steps)
+        return {"store_bytes_per_recorded_step": sum(sizes) / steps}
 
     def in_run(self) -> dict[str, float]:
         """Trainings with a ledger in the run and without."""
@@ -256,6 +264,7 @@ def main() -> None:
             brute_force,
             lambda: study.figures("sgd", sgd),
             lambda: study.bound(sgd.trained),
+            lambda: study.store_bytes(sgd.trained),
             study.in_run,
             lambda: study.figures("adamw", study.dpo(optimizer=adamw)),
             lambda: study.figures("grpo", study.grpo()),
@@ -277,6 +286,7 @@ def main() -> None:
             "ledger_over_bound": 1.5,
             "cost_sampled_over_training": 2.0,
             "in_run_overhead": 0.25,
+            "store_bytes_per_recorded_step": 1e6,
         },
     )
 

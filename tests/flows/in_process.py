@@ -12,6 +12,8 @@ from pydantic import BaseModel
 
 from dynolab.data.rows import read_rows
 from dynolab.store import Store
+from dynolab.training.record_cache import RecordCache
+from dynolab.training.step_record import StepRecord
 from flows.flow import Parameters, Plan, StagedFlow
 from flows.parameters import validated
 from tasks.runtime.pipeline import Step, plan
@@ -19,6 +21,7 @@ from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import PlainLines, Progress
 from tasks.runtime.work import StageResult
+from tasks.training import RECORDS
 from tests.runtime.doubles import MemoryTracking
 
 Row = TypeVar("Row", bound=BaseModel)
@@ -67,6 +70,13 @@ class InProcess:
 
     def folder(self, result: StageResult, subfolder: str | None = None) -> Path:
         return self.platform.store.folder(result.address, result.digest, subfolder)
+
+    def record(self, result: StageResult, step: int) -> StepRecord:
+        """A recorded step, with the tensors that this machine's cache has."""
+        cache = RecordCache(self.platform.settings.cache / RECORDS)
+        record = cache.load(self.folder(result, f"forces/step-{step:08d}"))
+        assert record is not None
+        return record
 
     def rows(self, result: StageResult, file: str, kind: type[Row]) -> list[Row]:
         """All rows of one of a result's files."""

@@ -18,7 +18,6 @@ from dynolab.forces.ledger.responses import step_responses
 from dynolab.objectives import DPOConfig
 from dynolab.results.counterfactual import Agreement, Dropped, Effect
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from dynolab.training.step_record import StepRecord
 from flows.counterfactual import FLOW
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
@@ -106,7 +105,7 @@ def test_a_training_without_an_example_lacks_its_gradient_and_no_other(analysed:
     )
     reads = {"data": analysed.data, "model": analysed.sft}
     whole = analysed.run(PREFERENCE, config, **reads)
-    record = StepRecord.load(analysed.folder(whole) / "forces" / "step-00000000")
+    record = analysed.record(whole, 0)
     dropped = record.examples[1].id
     changes = {"record_steps": (), "without": (dropped,)}
     without = analysed.run(PREFERENCE, config.model_copy(update=changes), **reads)

@@ -21,7 +21,6 @@ from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
 from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
 from dynolab.results.study import TokenMap
 from dynolab.training.reference import score_reference
-from dynolab.training.step_record import StepRecord
 from flows.flow import Plan
 from flows.forces import FLOW, ForcesParameters
 from models.language import folder_context, load_language_model, load_tokenizer
@@ -119,7 +118,7 @@ def test_a_recorded_step_brings_its_weights_and_its_metric(analysed: Analysed) -
     config = AnalysisJob(objective=SFTConfig(), step=3, **SMALL)
     result = analysed.run(ANALYSIS, config, data=analysed.data, model=analysed.sft)
     policy, observed, updating = question(analysed)
-    record = StepRecord.load(analysed.folder(analysed.sft, "forces/step-00000003"))
+    record = analysed.record(analysed.sft, 3)
     expected = force_map(
         policy,
         observed,

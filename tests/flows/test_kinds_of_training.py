@@ -19,7 +19,6 @@ from dynolab.results.study import ForceRow, TokenMap
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.recorded_examples import read_recorded
-from dynolab.training.step_record import StepRecord
 from flows import forces, grpo
 from models.language import folder_context, load_tokenizer
 from tasks.force_map import ANALYSIS, AnalysisJob
@@ -114,7 +113,7 @@ def test_a_step_of_adapters_has_the_map_of_those_alone(
 ) -> None:
     """On the rows that it trained on, the map in its metric adds up to what its sides did."""
     model = trained["adapters"]
-    record = StepRecord.load(analysed.folder(model, f"forces/step-{STEP:08d}"))
+    record = analysed.record(model, STEP)
     assert all("lora_" in name for name in record.before)
     result = run_analysis(analysed, model, updating="recorded")
     facts = read_value(analysed.folder(result) / "analysis.json", AnalysisFacts)
@@ -131,7 +130,7 @@ def totals_gap(lab: Analysed, result: StageResult, model: StageResult) -> float:
     folder = lab.folder(model, "model")
     adapter = lab.folder(model, "adapter") if (folder.parent / "adapter").exists() else None
     policy = load_policy(folder, adapter)
-    record = StepRecord.load(lab.folder(model, f"forces/step-{STEP:08d}"))
+    record = lab.record(model, STEP)
     split = split_step(record, policy)
     encoder = Encoder(load_tokenizer(folder), folder_context(folder), "error")
     observed = observed_answers(lab.folder(lab.data), SelectionConfig(**SMALL), encoder)

@@ -27,7 +27,6 @@ from dynolab.results.study import TrainingSummary
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import ALLOWED, Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from dynolab.training.step_record import StepRecord
 from flows import mitigation, reproduce, study
 from flows.comparison import resolved_comparison
 from flows.flow import Plan, StagedFlow
@@ -179,14 +178,15 @@ def test_on_policy_arms_learn_from_ranked_answers_of_the_model_as_it_is(
     plan = planned(analysed, seeds=[0], arms=arms, training=recorded)
     training = next(step.config for step in plan.steps if step.name == "on-policy-0")
     assert isinstance(training, GroupTrainConfig) and training.completions == 2
-    trained = analysed.folder(analysed.run_plan(plan)["on-policy-0"])
+    arm = analysed.run_plan(plan)["on-policy-0"]
+    trained = analysed.folder(arm)
     prompts = analysed.rows(results["prompts-0"], "train.jsonl", PromptRow)
     model = load_language_model(trained / "model")
     tokenizer, rewards = load_tokenizer(trained / "model"), Rewards(training.rewards)
     generator = ModelGenerator(model, tokenizer, 64)
     seen = set()
     for step in training.record_steps:
-        record = StepRecord.load(trained / "forces" / f"step-{step:08d}")
+        record = analysed.record(arm, step)
         model.load_state_dict(record.before, strict=False)
         rows = [prompts[row] for row in draw(step, training.batch_size, len(prompts), 0)]
         asked = [encode_prompt(tokenizer, row.prompt) for row in rows]

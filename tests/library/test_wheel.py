@@ -141,8 +141,7 @@ def test_the_examples_of_the_readme_run(
     programs: Path, examples: list[Path], analysed: Analysed, tmp_path: Path
 ) -> None:
     """One after the other in one process, which imports torch and transformers once."""
-    record = analysed.folder(analysed.sft, "forces/step-00000003")
-    shutil.copytree(record, tmp_path / "forces" / "step-00000050")
+    analysed.record(analysed.sft, 3).save(tmp_path / "forces" / "step-00000050")
     shutil.copytree(analysed.folder(analysed.sft, "model"), tmp_path / "model")
     code = (
         "import runpy, sys; [(runpy.run_path(file), print('ran', file)) for file in sys.argv[1:]]"

@@ -76,7 +76,7 @@ class Settings(BaseModel):
 
     @property
     def cache(self) -> Path:
-        """Verified local copies of a remote store's files."""
+        """Verified local copies of a remote store's files, and files that can be made again."""
         return self.home / "cache"
 
     @property
