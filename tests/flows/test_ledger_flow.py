@@ -77,7 +77,7 @@ def test_a_ledger_closes(analysed: Analysed, changes: dict[str, Any]) -> None:
     training, result = trained(analysed, **changes)
     account = ledger(analysed, training, result)
     assert account.metrics["ledger/steps"] == 6
-    assert account.metrics["ledger/closure"] < 1e-6
+    assert account.metrics["ledger/closure"] < 1e-5
     folder = analysed.folder(account)
     functionals = analysed.rows(account, "functionals.jsonl", FunctionalRow)
     lines = read_table(folder, "lines")
@@ -192,7 +192,7 @@ def test_a_training_on_groups_has_a_line_for_every_completion(
     monkeypatch.setenv(ALLOWED, "tests.training.rewards")
     results = analysed.run_plan(planned(analysed, trained=short(grpo)))
     folder = analysed.folder(results["ledger"])
-    assert results["ledger"].metrics["ledger/closure"] < 1e-6
+    assert results["ledger"].metrics["ledger/closure"] < 1e-5
     responses = read_table(folder, "responses")
     assert set(responses["side"]) == {"chosen", "rejected"}
     assert max(responses["response"]) >= 4
@@ -305,4 +305,4 @@ def test_a_training_on_two_ranks_is_replayed_on_two(analysed: Analysed) -> None:
     training, result = trained(analysed, engine=EngineConfig(ranks=2, zero_stage=2), steps=4)
     account = ledger(analysed, training, result, disk_bytes=two_steps_of_records(analysed))
     assert account.metrics["ledger/steps"] == 4
-    assert account.metrics["ledger/closure"] < 1e-6
+    assert account.metrics["ledger/closure"] < 1e-5
