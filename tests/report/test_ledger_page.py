@@ -141,6 +141,7 @@ def test_sampled_steps_count_for_those_that_were_not_drawn(ledger: Ledger) -> No
     assert list(bars.x)[-2:] == ["steps not drawn", "end"]
     assert bars.y[0] + sum(bars.y[1:-1]) == pytest.approx(bars.y[-1])
     assert "One step of 3 was drawn" in waterfall_figure(drawn).message
+    assert sources_figure(drawn) is None
     # Sums of single examples stay those of the drawn steps.
     totals = drawn.by_example(drawn.accounts[0])
     assert totals.tolist() == ledger.by_example(ledger.accounts[0]).tolist()

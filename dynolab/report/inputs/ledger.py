@@ -67,7 +67,7 @@ class Ledger:
     `weights`: the number of steps that each step stands for, in the order of `steps`.
     `rows`: the data's training rows by id; `moments`: lines with their tokens, by functional;
     `sign_delta`: of single answers, step by step; `blocks`: by functional what each block of the
-    parameters passed on from chosen and from rejected answers, in the steps accounted for.
+    parameters passed on from chosen and from rejected answers.
     """
 
     summary: LedgerSummary
@@ -170,23 +170,34 @@ def read_ledger(folder: Path, data: Path) -> Ledger:
         rows={row.id: row for row in read_rows(data / "train.jsonl", Example)},
         moments=_moments(folder, responses),
         sign_delta=_sign_delta(folder),
-        blocks=_blocks(folder),
+        blocks=_blocks(folder, weights),
     )
 
 
-def _blocks(folder: Path) -> dict[str, dict[str, tuple[float, float]]]:
+def _blocks(folder: Path, weights: Mapping[int, int]) -> dict[str, dict[str, tuple[float, float]]]:
     """Sums over the steps, by functional and block, in the order of the model's parameters."""
     columns = read_table(folder, "blocks")
     sums: dict[str, dict[str, dict[str, float]]] = {}
-    for block, functional, side, nats in zip(
-        *(columns[name] for name in ("block", "functional", "side", "nats")), strict=True
+    for step, block, functional, side, nats in zip(
+        *(columns[name] for name in ("step", "block", "functional", "side", "nats")), strict=True
     ):
         own = sums.setdefault(functional, {}).setdefault(block, {"chosen": 0.0, "rejected": 0.0})
-        own[side] += nats
+        own[side] += weights[step] * nats
     return {
-        functional: {block: (own["chosen"], own["rejected"]) for block, own in blocks.items()}
+        functional: {
+            block: (blocks[block]["chosen"], blocks[block]["rejected"])
+            for block in sorted(blocks, key=_depth)
+        }
         for functional, blocks in sums.items()
     }
+
+
+def _depth(block: str) -> tuple[int, int, str]:
+    """Embeddings, then layers by their number, then what stands after them."""
+    number = block.rpartition(".")[2]
+    if number.isdigit():
+        return 1, int(number), block
+    return (0 if "emb" in block or block in ("wte", "wpe") else 2), 0, block
 
 
 def _sign_delta(folder: Path) -> dict[str, ndarray]:

@@ -50,8 +50,8 @@ def ledger_map_figure(ledger: Ledger) -> Figure:
         "Which example pushed when",
         _message(ledger, shown[0]),
         f"A cell: what the row's example did at the column's step to the chosen account, then and "
-        f"later through momentum. Shown are the {STRONGEST} examples that pushed up hardest over "
-        "the whole training and, below, as many that pushed down. Empty: the example was not in "
+        f"later through momentum. Shown are the {STRONGEST} examples that pushed up hardest "
+        "and, below, as many that pushed down. Empty: the example was not in "
         "that step's batch.",
         plot,
     )
@@ -72,9 +72,10 @@ def _cells(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
 
 def _message(ledger: Ledger, account: FunctionalAccount) -> str:
     totals = ledger.by_example(account)
+    when = "in the drawn steps" if ledger.sampled else "over the whole training"
     up, down = ledger.examples[int(totals.argmax())], ledger.examples[int(totals.argmin())]
     return (
         f"On {functional_name(account)}, “{up}” pushed up hardest, "
-        f"{number(float(totals.max()), sign=True)} nats over the whole training, and “{down}” "
+        f"{number(float(totals.max()), sign=True)} nats {when}, and “{down}” "
         f"pushed down hardest, {number(float(totals.min()), sign=True)}."
     )

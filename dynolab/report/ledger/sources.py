@@ -14,9 +14,12 @@ from dynolab.statistics import rank_correlation
 
 
 def sources_figure(ledger: Ledger) -> Figure | None:
-    """Path and accumulated influence of the answers with an account of their own."""
+    """Path and accumulated influence of the answers with an account of their own.
+
+    None where steps were drawn: a running sum needs all of them.
+    """
     singles = [account for account in ledger.accounts if account.row.name in ledger.sign_delta]
-    if not singles:
+    if not singles or ledger.sampled:
         return None
     plot = subplots(
         ["Δ log π, measured", "accumulated SignDelta"],
