@@ -74,6 +74,12 @@ SHORT = (
     "audit.pairs=4",
     "audit.heldout_pairs=2",
     "squeezing.pairs=1",
+    "kernel.observed_pairs=1",
+    "kernel.updating_pairs=2",
+    "kernel.rank=1",
+    "kernel.probes=2",
+    "ledger.pairs=1",
+    "ledger.answers=1",
 )
 
 pytestmark = [
