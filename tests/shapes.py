@@ -2,16 +2,22 @@
 
 Before anything of the library is imported, jaxtyping's hook is set to hand the rooms' functions to
 `check_shapes`. `addopts` in pyproject.toml names the plugin; `-p no:tests.shapes` leaves it out.
+
+jaxtyping would wrap functions without shapes too, which makes the force tests take twice as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from functools import partial
+from inspect import isclass
+from types import CodeType, FunctionType
+from typing import Any, get_args, get_type_hints
 
+import jaxtyping
 import pytest
 from beartype import beartype
-from jaxtyping import AbstractArray, install_import_hook
+from jaxtyping import AbstractArray, install_import_hook, jaxtyped
 
 ROOMS = (
     "dynolab.data",
@@ -28,6 +34,42 @@ ROOMS = (
 def pytest_load_initial_conftests() -> None:
     """Sets jaxtyping's hook."""
     install_import_hook(ROOMS, f"{__name__}.{check_shapes.__name__}")
+    # The hook looks the decorator up there.
+    jaxtyping.jaxtyped = lambda *, typechecker: partial(check_where_shaped, typechecker)
+
+
+def check_where_shaped(typechecker: Callable[..., Any], target: Any) -> Any:
+    """jaxtyping's decorator on functions and data classes with shapes; others stay as they are."""
+    function = target.__init__ if isclass(target) else target
+    if not isinstance(function, FunctionType):
+        return target
+    return jaxtyped(target, typechecker=typechecker) if names_shapes(function) else target
+
+
+NAMES_SHAPES: dict[tuple[str, str, CodeType], bool] = {}
+"""By definition: functions within functions are made in every call."""
+
+
+def names_shapes(function: FunctionType) -> bool:
+    """Whether an argument or the result has a shape."""
+    # Data classes of like fields have equal code.
+    definition = function.__module__, function.__qualname__, function.__code__
+    if definition not in NAMES_SHAPES:
+        hints = (resolved(hint, function) for hint in function.__annotations__.values())
+        NAMES_SHAPES[definition] = any(map(has_shape, hints))
+    return NAMES_SHAPES[definition]
+
+
+def resolved(hint: object, function: FunctionType) -> object:
+    """The type that an annotation names, or `Any` where its names are unknown, as in jaxtyping."""
+
+    def probe() -> None: ...
+
+    probe.__annotations__ = {"hint": hint}
+    try:
+        return get_type_hints(probe, function.__globals__, include_extras=True)["hint"]
+    except Exception:
+        return Any
 
 
 def check_shapes(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -13,6 +15,9 @@ from tests.forces.families import FAMILIES
 from tests.likelihood.test_packed import SHAPES, WINDOWED, model_of, one_by_one, sequences_of
 from tests.training.small import make_tokenizer
 
+unchanged_model = cache(model_of)
+"""A family's model, whose layouts are measured once."""
+
 
 @pytest.mark.parametrize("batch_tokens", [12, 40, 1000])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -21,7 +26,7 @@ from tests.training.small import make_tokenizer
 def test_shared_prompts_equal_one_sequence_at_a_time(
     family: str, shape: str, batch_tokens: int
 ) -> None:
-    model = model_of(family)
+    model = unchanged_model(family)
     sequences, _ = sequences_of(SHAPES[shape])
     seen: list[int] = []
     with dtype_preserving(model):

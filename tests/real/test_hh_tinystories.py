@@ -62,8 +62,8 @@ SHORT = (
     "sft.probe_every=4",
     "sft.checkpoint_every=2",
     "sft.record_steps=[0]",
-    "preference.steps=3",
-    "preference.probe_every=3",
+    "preference.steps=2",
+    "preference.probe_every=2",
     "preference.checkpoint_every=0",
     "sft.warmup_steps=0",
     "preference.warmup_steps=0",
@@ -74,6 +74,12 @@ SHORT = (
     "audit.pairs=4",
     "audit.heldout_pairs=2",
     "squeezing.pairs=1",
+    "kernel.observed_pairs=1",
+    "kernel.updating_pairs=2",
+    "kernel.rank=1",
+    "kernel.probes=2",
+    "ledger.pairs=1",
+    "ledger.answers=1",
 )
 
 pytestmark = [
