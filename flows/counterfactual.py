@@ -1,4 +1,4 @@
-"""What would have been: preference training without some examples, beside the ledger's totals."""
+"""What would have been: preference training without some examples, beside what predicted it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pydantic import Field
 from dynolab.errors import ConfigError
 from dynolab.report.inputs.ledger import Ledger, read_ledger
 from dynolab.results.counterfactual import Dropped
-from dynolab.training.config import EngineConfig, TrainConfig
+from dynolab.training.config import DIFFERENTIATED, EngineConfig, TrainConfig
 from flows.checkpoints import results_of
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved
 from tasks.counterfactual import COUNTERFACTUAL, WHOLE, CounterfactualConfig
+from tasks.metagradient import METAGRADIENT, MetagradientConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
@@ -39,11 +40,15 @@ class CounterfactualParameters(FlowParameters):
 
 
 def plan(parameters: CounterfactualParameters, platform: Platform) -> Plan:
-    """Plans one training as it was, one without each group, and the page.
+    """Plans one training as it was, its metagradient where its optimizer has one, one training
+    without each group, and the page.
 
-    **Raises** `ConfigError` for a study that has not run, or has no ledger.
+    **Raises** `ConfigError` for a study that has not run, or has no ledger of all its steps.
     """
     study = resolved(load_parameters(StudyParameters, Path(parameters.study)))
+    if study.ledger is not None and study.ledger.every > 1:
+        remedy = "what an example did in the steps not drawn is unknown; set every: 1 in the study"
+        raise ConfigError("ledger.every", study.ledger.every, remedy)
     trained_on = "filter" if study.preference_filter else "data"
     finished = results_of(parameters.study, platform)
     for name in (trained_on, *NEEDED):
@@ -54,7 +59,8 @@ def plan(parameters: CounterfactualParameters, platform: Platform) -> Plan:
     groups = dropped_groups(parameters, _read(existing, platform))
     training = retraining(study.preference)
     reads = {"data": "data", "model": "sft"}
-    steps = [Step(WHOLE, PREFERENCE, training, reads)]
+    steps = [Step(WHOLE, PREFERENCE, training, reads), *_metagradient(study, training)]
+    shown = ["data", "ledger", *(step.name for step in steps), *(group.name for group in groups)]
     steps += [
         Step(
             group.name,
@@ -67,8 +73,20 @@ def plan(parameters: CounterfactualParameters, platform: Platform) -> Plan:
     page = CounterfactualConfig(
         name=parameters.name, settings=parameters.as_yaml, groups=tuple(groups)
     )
-    shown = {name: name for name in ("data", "ledger", WHOLE, *(group.name for group in groups))}
-    return Plan(parameters, [*steps, Step("counterfactual", COUNTERFACTUAL, page, shown)], existing)
+    steps += [Step("counterfactual", COUNTERFACTUAL, page, {name: name for name in shown})]
+    return Plan(parameters, steps, existing)
+
+
+def _metagradient(study: StudyParameters, training: TrainConfig) -> list[Step]:
+    if training.optimizer.name not in DIFFERENTIATED or study.ledger is None:
+        return []
+    config = MetagradientConfig(
+        training=training,
+        batch_tokens=study.ledger.batch_tokens,
+        disk_bytes=study.ledger.disk_bytes,
+    )
+    reads = {"data": "data", "model": "sft", "trained": WHOLE, "ledger": "ledger"}
+    return [Step("metagradient", METAGRADIENT, config, reads)]
 
 
 def _read(existing: dict[str, StageResult], platform: Platform) -> Ledger:

@@ -1,4 +1,4 @@
-"""Stage `counterfactual`: retrainings without some examples against what the ledger says."""
+"""Stage `counterfactual`: retrainings without some examples against what was said of these."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from pydantic import Field
 
 from dynolab.data.rows import read_rows
 from dynolab.report.inputs.ledger import Ledger, read_ledger
-from dynolab.results.counterfactual import Agreement, Dropped, Effect
+from dynolab.results.counterfactual import (
+    Agreement,
+    Dropped,
+    Effect,
+    Estimate,
+    ExampleDerivative,
+)
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX, ProbeScore
 from dynolab.statistics import rank_correlation, share_interval
@@ -20,6 +26,9 @@ from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
 WHOLE = "whole"
 DRAWS = 2_000  # of the bootstrap
 
+Totals = Mapping[tuple[str, str], float]
+"""What each example is said to have done to each functional, by both names, in nats."""
+
 
 class CounterfactualConfig(PageConfig):
     """Which retraining went without which examples."""
@@ -28,35 +37,60 @@ class CounterfactualConfig(PageConfig):
 
 
 def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
-    """Reads inputs `data`, `ledger`, `whole`, and one training for every group.
+    """Reads inputs `data`, `ledger`, `whole`, one training for every group, and `metagradient` of
+    a training that has one.
 
-    Results: `effects.jsonl`, `agreement.json`, `counterfactual.html` and `figures/`.
+    Results: `effects.jsonl`, `agreement.jsonl`, `counterfactual.html` and `figures/`.
     """
     from dynolab.report.ledger.counterfactual import write_counterfactual_page
 
     config = work.config
     ledger = read_ledger(work.input_folder("ledger"), work.input_folder("data"))
+    estimates = estimates_of(work, ledger)
     with work.shown(len(config.groups)) as progress:
         whole = ends(work, WHOLE, ledger)
         effects = []
         for number, group in enumerate(config.groups, start=1):
             without = ends(work, group.name, ledger)
-            effects += effects_of(group, ledger, whole, without)
+            effects += effects_of(group, estimates, whole, without)
             progress.update(number, group.name)
-    agreement = agree(effects, config.groups)
-    work.write_tables(effects=effects)
-    (work.output / "agreement.json").write_text(agreement.model_dump_json(indent=1))
+    agreements = agree(effects, config.groups)
+    work.write_tables(effects=effects, agreement=agreements)
     write_counterfactual_page(
         effects,
         config.groups,
-        agreement,
+        agreements,
         name=config.name,
         settings=config.settings,
         stages=stage_facts(work),
         folder=work.output,
     )
     send_page(work)
-    return work.log_metrics({f"counterfactual/{name}": float(v) for name, v in agreement})
+    return work.log_metrics(
+        {
+            f"counterfactual/{agreement.estimate}/{name}": float(value)
+            for agreement in agreements
+            for name, value in agreement
+            if name != "estimate"
+        }
+    )
+
+
+def estimates_of(work: Work[CounterfactualConfig], ledger: Ledger) -> dict[Estimate, Totals]:
+    """What every estimate says that each example did."""
+    totals: dict[Estimate, Totals] = {
+        "ledger": {
+            (account.row.name, example): float(nats)
+            for account in ledger.accounts
+            for example, nats in zip(ledger.examples, ledger.by_example(account), strict=True)
+        }
+    }
+    if "metagradient" in work.inputs:
+        file = work.input_folder("metagradient") / "derivatives.jsonl"
+        totals["metagradient"] = {
+            (row.functional, row.example): row.nats for row in read_rows(file, ExampleDerivative)
+        }
+    return totals
 
 
 def ends(work: Work[CounterfactualConfig], name: str, ledger: Ledger) -> dict[str, float]:
@@ -75,23 +109,37 @@ def _value(row: FunctionalRow, known: Mapping[tuple[str, str, str], ProbeScore])
 
 
 def effects_of(
-    group: Dropped, ledger: Ledger, whole: Mapping[str, float], without: Mapping[str, float]
+    group: Dropped,
+    estimates: Mapping[Estimate, Totals],
+    whole: Mapping[str, float],
+    without: Mapping[str, float],
 ) -> list[Effect]:
     """Predicted and measured effect of a group on every functional."""
-    places = [ledger.examples.index(name) for name in group.examples]
     return [
         Effect(
             group=group.name,
-            functional=account.row.name,
-            predicted=-float(ledger.by_example(account)[places].sum()),
-            measured=without[account.row.name] - whole[account.row.name],
+            functional=functional,
+            estimate=estimate,
+            predicted=-sum(totals[functional, example] for example in group.examples),
+            measured=without[functional] - value,
         )
-        for account in ledger.accounts
+        for estimate, totals in estimates.items()
+        for functional, value in whole.items()
     ]
 
 
-def agree(effects: Sequence[Effect], groups: Sequence[Dropped]) -> Agreement:
-    """LDS over the random groups, and the blamed groups' signs."""
+def agree(effects: Sequence[Effect], groups: Sequence[Dropped]) -> list[Agreement]:
+    """Of every estimate: LDS and error over the random groups, and the blamed groups' signs."""
+    estimates = dict.fromkeys(effect.estimate for effect in effects)
+    return [
+        _agreement(estimate, [each for each in effects if each.estimate == estimate], groups)
+        for estimate in estimates
+    ]
+
+
+def _agreement(
+    estimate: Estimate, effects: Sequence[Effect], groups: Sequence[Dropped]
+) -> Agreement:
     random = [group.name for group in groups if group.answer is None]
     names = list(dict.fromkeys(effect.functional for effect in effects))
     known = {(effect.group, effect.functional): effect for effect in effects}
@@ -100,14 +148,17 @@ def agree(effects: Sequence[Effect], groups: Sequence[Dropped]) -> Agreement:
         for part in ("predicted", "measured")
     )
     lds, low, high = _lds(predicted, measured)
+    size = np.linalg.norm(measured)
     blamed = [known[group.name, group.answer] for group in groups if group.answer is not None]
     hits = sum(effect.predicted * effect.measured > 0 for effect in blamed)
     share = share_interval(hits, len(blamed))
     return Agreement(
+        estimate=estimate,
         groups=len(random),
         lds=lds,
         lds_low=low,
         lds_high=high,
+        error=float(np.linalg.norm(predicted - measured) / size) if size else float("nan"),
         blamed=len(blamed),
         same_sign=share.mean,
         same_sign_low=share.low,
@@ -132,4 +183,4 @@ def _lds(predicted: np.ndarray, measured: np.ndarray) -> tuple[float, float, flo
     return whole, float(low), float(high)
 
 
-COUNTERFACTUAL = Stage("counterfactual", 1, compare_retrainings)
+COUNTERFACTUAL = Stage("counterfactual", 2, compare_retrainings)

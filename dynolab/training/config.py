@@ -30,6 +30,10 @@ class OptimizerConfig(BaseModel):
     weight_decay: float = Field(0.0, ge=0)
 
 
+DIFFERENTIATED = ("sgd",)
+"""Optimizers that metagradients go through (`dynolab.forces.ledger.metagradient`)."""
+
+
 class EngineConfig(BaseModel):
     """Where the steps run: DeepSpeed ranks, or this process alone."""
 

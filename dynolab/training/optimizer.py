@@ -16,6 +16,9 @@ STATE_TENSORS = {
 }
 """The optimizer state tensors that have the shape of their parameter."""
 
+CLIP_EPSILON = 1e-6
+"""What torch and DeepSpeed add to a gradient's norm before they clip by it."""
+
 
 def build_optimizer(
     config: OptimizerConfig, parameters: Iterable[nn.Parameter]
@@ -56,4 +59,4 @@ def learning_rate(config: OptimizerConfig, warmup_steps: int, step: int) -> floa
 
 def clip_factor(grad_norm: float, clip_norm: float) -> float:
     """Factor by which torch and DeepSpeed scale a gradient of this global norm to clip it."""
-    return min(1.0, clip_norm / (grad_norm + 1e-6))
+    return min(1.0, clip_norm / (grad_norm + CLIP_EPSILON))

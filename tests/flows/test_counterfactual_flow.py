@@ -1,4 +1,4 @@
-"""Trainings without some examples, beside what a ledger says of them."""
+"""Trainings without some examples, beside what a ledger and a metagradient say of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 import yaml
 
-from dynolab.data.rows import read_value
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.ledger.flat import flatten
@@ -43,6 +42,7 @@ STUDY: dict[str, Any] = {
     },
     "ledger": {"pairs": 2, "answers": 2},
 }
+WANTED = ("data", "base", "sft", "preference", "ledger")
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, study_file: Path) -> InProcess
     """A store with the study's steps up to its ledger."""
     here = InProcess(tmp_path_factory.mktemp("home"))
     steps = study_steps(resolved(load_parameters(StudyParameters, study_file)))
-    wanted = ("data", "base", "sft", "preference", "ledger")
-    here.run_steps([step for step in steps if step.name in wanted])
+    here.run_steps([step for step in steps if step.name in WANTED])
     return here
 
 
@@ -67,6 +66,7 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
     plan = lab.plan(FLOW, settings)
     assert step_names(plan) == [
         "whole",
+        "metagradient",
         *(f"random-{number}" for number in range(4)),
         "blamed-0",
         "blamed-1",
@@ -74,16 +74,43 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
     ]
     results = lab.run_plan(plan)
     effects = lab.rows(results["counterfactual"], "effects.jsonl", Effect)
-    agreement = read_value(lab.folder(results["counterfactual"]) / "agreement.json", Agreement)
-    assert (agreement.groups, agreement.blamed) == (4, 2)
-    assert agreement.lds > 0.5, "short trainings with small steps are nearly linear"
-    assert agreement.same_sign == 1
+    agreements = lab.rows(results["counterfactual"], "agreement.jsonl", Agreement)
+    assert [each.estimate for each in agreements] == ["ledger", "metagradient"]
+    for agreement in agreements:
+        assert (agreement.groups, agreement.blamed) == (4, 2)
+        assert agreement.lds > 0.5, "short trainings with small steps are nearly linear"
+        assert agreement.same_sign == 1
     # The likeliest tokens are others without the group.
     for effect in effects:
         if not effect.functional.endswith("argmax"):
             assert effect.measured == pytest.approx(effect.predicted, rel=0.25, abs=0.06)
     page = lab.text(results["counterfactual"], "counterfactual.html")
     assert "Without those that the ledger blames" in page
+    assert "There is no metagradient" not in page
+
+
+def test_no_metagradient_is_planned_through_an_optimizer_that_has_none(
+    lab: InProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "adam.yaml"
+    adam = STUDY["preference"] | {"optimizer": {"name": "adamw", "learning_rate": 1.0e-4}}
+    file.write_text(yaml.safe_dump(STUDY | {"preference": adam}))
+    steps = study_steps(resolved(load_parameters(StudyParameters, file)))
+    lab.run_steps([step for step in steps if step.name in WANTED])
+    plan = lab.plan(FLOW, {"study": str(file), "groups": 3, "group_size": 3, "blamed": 1})
+    assert "metagradient" not in step_names(plan)
+    results = lab.run_plan(plan)
+    (agreement,) = lab.rows(results["counterfactual"], "agreement.jsonl", Agreement)
+    assert agreement.estimate == "ledger"
+    page = lab.text(results["counterfactual"], "counterfactual.html")
+    assert "There is no metagradient: it goes through sgd alone" in page
+
+
+def test_a_ledger_of_drawn_steps_is_refused(lab: InProcess, tmp_path: Path) -> None:
+    file = tmp_path / "drawn.yaml"
+    file.write_text(yaml.safe_dump(STUDY | {"ledger": {**STUDY["ledger"], "every": 2}}))
+    with pytest.raises(ConfigError, match=r"ledger\.every = 2: what an example did"):
+        lab.plan(FLOW, {"study": str(file), "groups": 3})
 
 
 def test_a_study_without_a_ledger_is_refused(lab: InProcess, tmp_path: Path) -> None:
@@ -133,10 +160,12 @@ def test_the_score_is_the_mean_rank_correlation_over_groups() -> None:
     groups.append(Dropped(name="b", examples=("a",), answer="x"))
     values = {"g0": (1, 2), "g1": (2, 4), "g2": (3, 6), "g3": (4, 8), "b": (1, -1)}
     effects = [
-        Effect(group=name, functional=functional, predicted=p, measured=sign * m)
+        Effect(group=name, functional=functional, estimate="ledger", predicted=p, measured=sign * m)
         for name, (p, m) in values.items()
         for functional, sign in (("x", 1), ("y", -1))
     ]
-    found = agree(effects, groups)
+    (found,) = agree(effects, groups)
     assert found.lds == pytest.approx(0.0)
     assert (found.groups, found.blamed, found.same_sign) == (4, 1, 0.0)
+    # On x, measured is twice what was predicted; on y minus twice.
+    assert found.error == pytest.approx((5 / 4) ** 0.5)

@@ -224,7 +224,7 @@ class Ledger:
         policy, after = self._policy, self._next
         weights = flatten(policy.cast(record.before))
         if after is not None and gap == 1:
-            after.check_follows(record, flatten(policy.cast(record.after)))
+            check_follows(record, flatten(policy.cast(record.after)), after.step, after.weights)
             end = after.slopes
         else:
             end = self._slopes(record, record.after)
@@ -312,15 +312,6 @@ class _Next:
     slopes: Slopes
     later: Later
 
-    def check_follows(self, record: StepRecord, after: Float[Tensor, " parameters"]) -> None:
-        if not torch.equal(after, self.weights):
-            raise ConfigError(
-                "records",
-                record.facts.step,
-                f"the weights after this step are not those before step {self.step}; give every "
-                "step of one training, the last one first",
-            )
-
     def tensors(self) -> dict[str, Tensor]:
         tensors = {
             "step": torch.tensor(self.step),
@@ -338,6 +329,22 @@ class _Next:
             weights=tensors["weights"],
             slopes=Slopes(tensors["values"], tensors["gradients"]),
             later=Later(tensors["sensitivity"], tensors.get("push")),
+        )
+
+
+def check_follows(
+    record: StepRecord,
+    after: Float[Tensor, " parameters"],
+    step: int,
+    before: Float[Tensor, " parameters"],
+) -> None:
+    """Raises `ConfigError` unless a record's weights after it are those before a later step."""
+    if not torch.equal(after, before):
+        raise ConfigError(
+            "records",
+            record.facts.step,
+            f"the weights after this step are not those before step {step}; give every step of one "
+            "training, the last one first",
         )
 
 

@@ -56,6 +56,16 @@ def mean_of(
     return FunctionalRow(name=name, split=split, kind=kind, pairs=ids), functional
 
 
+def functional_of(row: FunctionalRow, rows: Sequence[ProbeRow], encoder: Encoder) -> Functional:
+    """The functional of a ledger's row, from the same watched rows."""
+    kind = "chosen" if row.kind == ARGMAX else row.kind
+    known = {each.pair_id: each for each in rows if (each.split, each.kind) == (row.split, kind)}
+    own = [known[pair] for pair in row.pairs]
+    watched = mean_of(row.name, row.split, row.kind, own, encoder)
+    assert watched is not None, "the ledger's answers fit the model's context"
+    return watched[1]
+
+
 def training_means(
     kinds: Collection[str], rows: Sequence[ProbeRow], encoder: Encoder, pairs: int, field: str
 ) -> list[Watched]:

@@ -1,4 +1,4 @@
-"""The page of retrainings: what a ledger says that examples did, and what happens without them."""
+"""The page of retrainings: what examples are said to have done, and what happens without them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from dynolab.report.page import Page, Section, Tile, section, table, write_page
 from dynolab.report.style import CHOSEN, HISTORY
 from dynolab.report.text import number, plotly_text
 from dynolab.results.counterfactual import Agreement, Dropped, Effect
+from dynolab.training.config import DIFFERENTIATED
 
 
 def write_counterfactual_page(
     effects: Sequence[Effect],
     groups: Sequence[Dropped],
-    agreement: Agreement,
+    agreements: Sequence[Agreement],
     *,
     name: str,
     settings: str,
@@ -24,43 +25,93 @@ def write_counterfactual_page(
     folder: Path,
 ) -> None:
     """Writes the self-contained `counterfactual.html`, and its figure as a file in `figures/`."""
-    lds = f"[{number(agreement.lds_low, 2)}, {number(agreement.lds_high, 2)}]"
-    signs = f"[{number(agreement.same_sign_low, 2)}, {number(agreement.same_sign_high, 2)}]"
     page = Page(
         name=name,
-        lead="Trainings without some examples, all else alike, beside what the ledger says that "
-        "these examples did. The ledger is bookkeeping of one training; this shows how well it "
-        "predicts others.",
+        lead="Trainings without some examples, all else alike, beside what was predicted of them. "
+        "The ledger is bookkeeping of one training; this shows how well it predicts others.",
         tiles=[
-            Tile("LDS", number(agreement.lds, 2), f"{lds}, {agreement.groups} random groups"),
-            Tile(
-                "Blamed groups that answer as predicted",
-                number(agreement.same_sign, 2),
-                f"{signs}, {agreement.blamed} answers",
-            ),
+            tile
+            for each in agreements
+            for tile in (
+                Tile(
+                    f"LDS of the {each.estimate}",
+                    number(each.lds, 2),
+                    f"{interval(each.lds_low, each.lds_high)}, {each.groups} random groups",
+                ),
+                Tile(
+                    f"Blamed groups that answer as the {each.estimate} says",
+                    number(each.same_sign, 2),
+                    f"{interval(each.same_sign_low, each.same_sign_high)}, {each.blamed} answers",
+                ),
+            )
         ],
-        content=[blamed_section(effects, groups, agreement), effects_figure(effects, groups)],
+        content=[
+            estimates_section(agreements),
+            blamed_section(effects, groups, agreements[0]),
+            effects_figure(effects, groups),
+        ],
         settings=settings,
         stages=stages,
     )
     write_page(page, folder, "counterfactual.html")
 
 
+def interval(low: float, high: float) -> str:
+    """A 95 % interval."""
+    return f"[{number(low, 2)}, {number(high, 2)}]"
+
+
+def estimates_section(agreements: Sequence[Agreement]) -> Section:
+    """How well each estimate predicts."""
+    rows = [
+        (
+            each.estimate,
+            number(each.lds, 2),
+            interval(each.lds_low, each.lds_high),
+            number(each.error, 2),
+            number(each.same_sign, 2),
+            interval(each.same_sign_low, each.same_sign_high),
+        )
+        for each in agreements
+    ]
+    lacking = {each.estimate for each in agreements} == {"ledger"}
+    return section(
+        "estimates",
+        "How well each predicts",
+        "LDS over the random groups: "
+        + ", ".join(
+            f"{each.estimate} {number(each.lds, 2)} {interval(each.lds_low, each.lds_high)}"
+            for each in agreements
+        )
+        + ".",
+        table(("estimate", "LDS", "95 %", "error", "same sign", "95 %"), rows, "snnnnn"),
+        note="Ledger: minus the dropped examples’ lines, what they did on the way of the training "
+        "that was made. Metagradient (MAGIC, arXiv 2504.16430): minus the derivative of the "
+        "training’s end by their weights, through all later steps. LDS: rank correlation over "
+        "random groups, mean over accounts. "
+        "Error: ‖predicted − measured‖ / ‖measured‖ over the same. Same sign: of the blamed groups."
+        + (
+            f" There is no metagradient: it goes through {', '.join(DIFFERENTIATED)} alone."
+            if lacking
+            else ""
+        ),
+    )
+
+
 def blamed_section(
     effects: Sequence[Effect], groups: Sequence[Dropped], agreement: Agreement
 ) -> Section:
     """Each single answer without the examples that the ledger blames for its fall."""
-    known = {(effect.group, effect.functional): effect for effect in effects}
-    rows = [
-        (
-            group.answer,
-            ", ".join(group.examples),
-            number(known[group.name, group.answer].predicted, sign=True),
-            number(known[group.name, group.answer].measured, sign=True),
-        )
-        for group in groups
-        if group.answer is not None
-    ]
+    known = {(each.group, each.functional, each.estimate): each for each in effects}
+    estimates = list(dict.fromkeys(each.estimate for each in effects))
+    rows = []
+    for group in groups:
+        if group.answer is None:
+            continue
+        own = [known[group.name, group.answer, estimate] for estimate in estimates]
+        numbers = [*(each.predicted for each in own), own[0].measured]
+        examples = ", ".join(group.examples)
+        rows.append((group.answer, examples, *(number(nats, sign=True) for nats in numbers)))
     holds = agreement.same_sign_low > 0.5
     verdict = "does" if holds else "does not reliably do"
     return section(
@@ -68,38 +119,51 @@ def blamed_section(
         "Without those that the ledger blames",
         f"Dropping the examples that pulled an answer down hardest {verdict} what the ledger says: "
         f"{number(agreement.same_sign, 2)} of {agreement.blamed} answers moved as predicted.",
-        table(("answer", "dropped", "predicted", "measured"), rows, "ssnn"),
-        note="Nats. Predicted: minus the dropped examples’ lines. Measured: the answer after the "
-        "training without them, less that after the whole training.",
+        table(
+            ("answer", "dropped", *estimates, "measured"), rows, "ss" + "n" * (len(estimates) + 1)
+        ),
+        note="Nats. Measured: the answer after the training without the dropped examples, less "
+        "that after the whole training; before it, what each estimate predicts.",
     )
 
 
 def effects_figure(effects: Sequence[Effect], groups: Sequence[Dropped]) -> Figure:
     """Predicted against measured effects, of random and of blamed groups."""
     blamed = {group.name for group in groups if group.answer is not None}
+    estimates = list(dict.fromkeys(each.estimate for each in effects))
     plot = subplots(
-        ["measured against predicted"], 480, x={"title_text": "predicted, nats"}, y_title="nats"
+        [f"measured against the {estimate}’s" for estimate in estimates],
+        480,
+        x={"title_text": "predicted, nats"},
+        y_title="nats",
     )
-    for label, color, own in (
-        ("random groups", HISTORY, [e for e in effects if e.group not in blamed]),
-        ("blamed groups", CHOSEN, [e for e in effects if e.group in blamed]),
-    ):
-        plot.add_scatter(
-            x=[round(effect.predicted, 5) for effect in own],
-            y=[round(effect.measured, 5) for effect in own],
-            text=[plotly_text(f"{e.group} on {e.functional}") for e in own],
-            mode="markers",
-            name=label,
-            marker={"color": color, "size": 5, "opacity": 0.6},
-            hovertemplate="%{text}: predicted %{x:+.3g}, measured %{y:+.3g}<extra></extra>",
-        )
-    ends = [e.predicted for e in effects]
-    add_diagonal(plot, (min(ends), max(ends)))
+    for column, estimate in enumerate(estimates, start=1):
+        of_estimate = [each for each in effects if each.estimate == estimate]
+        for label, color, of_blamed in (
+            ("random groups", HISTORY, False),
+            ("blamed groups", CHOSEN, True),
+        ):
+            own = [each for each in of_estimate if (each.group in blamed) == of_blamed]
+            plot.add_scatter(
+                x=[round(effect.predicted, 5) for effect in own],
+                y=[round(effect.measured, 5) for effect in own],
+                text=[plotly_text(f"{e.group} on {e.functional}") for e in own],
+                mode="markers",
+                name=label,
+                legendgroup=label,
+                showlegend=column == 1,
+                marker={"color": color, "size": 5, "opacity": 0.6},
+                hovertemplate="%{text}: predicted %{x:+.3g}, measured %{y:+.3g}<extra></extra>",
+                row=1,
+                col=column,
+            )
+        ends = [effect.predicted for effect in of_estimate]
+        add_diagonal(plot, (min(ends), max(ends)), row=1, col=column)
     return Figure(
         "effects",
         "What was predicted and what happened",
-        f"{len(effects)} effects of {len(groups)} groups on every account.",
+        f"{len(effects) // len(estimates)} effects of {len(groups)} groups on every account.",
         "A dot: one group’s removal on one account. On the dashed line the retraining does what "
-        "the ledger says.",
+        "was predicted.",
         plot,
     )
