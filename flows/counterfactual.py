@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -15,7 +16,7 @@ from flows.checkpoints import results_of
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved
-from tasks.counterfactual import COUNTERFACTUAL, WHOLE, CounterfactualConfig
+from tasks.counterfactual import COUNTERFACTUAL, WHOLE, CounterfactualConfig, reseeded
 from tasks.metagradient import METAGRADIENT, MetagradientConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
@@ -37,6 +38,9 @@ class CounterfactualParameters(FlowParameters):
     )
     blamed_size: int = Field(6, ge=1, description="Examples that pulled an answer down hardest.")
     seed: int = Field(0, ge=0, description="Of the random groups.")
+    further_seeds: int = Field(
+        2, ge=0, description="Further seeds of training, each with and without the blamed groups."
+    )
 
 
 def plan(parameters: CounterfactualParameters, platform: Platform) -> Plan:
@@ -70,11 +74,35 @@ def plan(parameters: CounterfactualParameters, platform: Platform) -> Plan:
         )
         for group in groups
     ]
+    seeds = tuple(range(training.seed, training.seed + 1 + parameters.further_seeds))
+    again = _reseeded(training, groups, seeds[1:], reads)
+    steps += again
+    shown += [step.name for step in again]
     page = CounterfactualConfig(
-        name=parameters.name, settings=parameters.as_yaml, groups=tuple(groups)
+        name=parameters.name, settings=parameters.as_yaml, groups=tuple(groups), seeds=seeds
     )
     steps += [Step("counterfactual", COUNTERFACTUAL, page, {name: name for name in shown})]
     return Plan(parameters, steps, existing)
+
+
+def _reseeded(
+    training: TrainConfig,
+    groups: Sequence[Dropped],
+    seeds: Sequence[int],
+    reads: Mapping[str, str],
+) -> list[Step]:
+    """The whole training and those without the blamed groups, with other seeds."""
+    dropped = {group.name: group.examples for group in groups if group.answer is not None}
+    return [
+        Step(
+            reseeded(name, seed),
+            PREFERENCE,
+            training.model_copy(update={"seed": seed, "without": examples}),
+            reads,
+        )
+        for seed in seeds
+        for name, examples in {WHOLE: (), **dropped}.items()
+    ]
 
 
 def _metagradient(study: StudyParameters, training: TrainConfig) -> list[Step]:
@@ -142,6 +170,7 @@ FLOW = StagedFlow(
                 "group_size": "group_size",
                 "blamed": "blamed",
                 "blamed_size": "blamed_size",
+                "further_seeds": "further_seeds",
             },
         )
     },

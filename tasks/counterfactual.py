@@ -15,6 +15,7 @@ from dynolab.results.counterfactual import (
     Effect,
     Estimate,
     ExampleDerivative,
+    Repeat,
 )
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX, ProbeScore
@@ -34,13 +35,23 @@ class CounterfactualConfig(PageConfig):
     """Which retraining went without which examples."""
 
     groups: tuple[Dropped, ...] = Field(description="Each is the name of an input, a training.")
+    seeds: tuple[int, ...] = Field(
+        description="Of the trainings; the first is that of the ledger's. With the others there "
+        "are a whole training and one without each blamed group."
+    )
+
+
+def reseeded(name: str, seed: int) -> str:
+    """The input of a training with another seed."""
+    return f"{name}-seed-{seed}"
 
 
 def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
     """Reads inputs `data`, `ledger`, `whole`, one training for every group, and `metagradient` of
     a training that has one.
 
-    Results: `effects.jsonl`, `agreement.jsonl`, `counterfactual.html` and `figures/`.
+    Results: `effects.jsonl`, `repeats.jsonl`, `agreement.jsonl`, `counterfactual.html` and
+    `figures/`.
     """
     from dynolab.report.ledger.counterfactual import write_counterfactual_page
 
@@ -54,12 +65,14 @@ def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
             without = ends(work, group.name, ledger)
             effects += effects_of(group, estimates, whole, without)
             progress.update(number, group.name)
-    agreements = agree(effects, config.groups)
-    work.write_tables(effects=effects, agreement=agreements)
+    repeats = repeats_of(work, ledger, effects)
+    agreements = agree(effects, config.groups, repeats)
+    work.write_tables(effects=effects, repeats=repeats, agreement=agreements)
     write_counterfactual_page(
         effects,
         config.groups,
         agreements,
+        repeats,
         name=config.name,
         settings=config.settings,
         stages=stage_facts(work),
@@ -128,17 +141,44 @@ def effects_of(
     ]
 
 
-def agree(effects: Sequence[Effect], groups: Sequence[Dropped]) -> list[Agreement]:
+def repeats_of(
+    work: Work[CounterfactualConfig], ledger: Ledger, effects: Sequence[Effect]
+) -> list[Repeat]:
+    """What dropping each blamed group did to its answer, under every seed."""
+    own, *others = work.config.seeds
+    measured = {(effect.group, effect.functional): effect.measured for effect in effects}
+    blamed = {group.name: group.answer for group in work.config.groups if group.answer is not None}
+    repeats = [
+        Repeat(group=group, functional=answer, seed=own, measured=measured[group, answer])
+        for group, answer in blamed.items()
+    ]
+    for seed in others:
+        whole = ends(work, reseeded(WHOLE, seed), ledger)
+        for group, answer in blamed.items():
+            without = ends(work, reseeded(group, seed), ledger)[answer]
+            change = without - whole[answer]
+            repeats.append(Repeat(group=group, functional=answer, seed=seed, measured=change))
+    return repeats
+
+
+def agree(
+    effects: Sequence[Effect], groups: Sequence[Dropped], repeats: Sequence[Repeat]
+) -> list[Agreement]:
     """Of every estimate: LDS and error over the random groups, and the blamed groups' signs."""
     estimates = dict.fromkeys(effect.estimate for effect in effects)
     return [
-        _agreement(estimate, [each for each in effects if each.estimate == estimate], groups)
+        _agreement(
+            estimate, [each for each in effects if each.estimate == estimate], groups, repeats
+        )
         for estimate in estimates
     ]
 
 
 def _agreement(
-    estimate: Estimate, effects: Sequence[Effect], groups: Sequence[Dropped]
+    estimate: Estimate,
+    effects: Sequence[Effect],
+    groups: Sequence[Dropped],
+    repeats: Sequence[Repeat],
 ) -> Agreement:
     random = [group.name for group in groups if group.answer is None]
     names = list(dict.fromkeys(effect.functional for effect in effects))
@@ -149,9 +189,12 @@ def _agreement(
     )
     lds, low, high = _lds(predicted, measured)
     size = np.linalg.norm(measured)
-    blamed = [known[group.name, group.answer] for group in groups if group.answer is not None]
-    hits = sum(effect.predicted * effect.measured > 0 for effect in blamed)
-    share = share_interval(hits, len(blamed))
+    blamed = sum(group.answer is not None for group in groups)
+    seeds = len({repeat.seed for repeat in repeats}) or 1
+    hits = sum(
+        known[repeat.group, repeat.functional].predicted * repeat.measured > 0 for repeat in repeats
+    )
+    share = share_interval(hits / seeds, blamed)
     return Agreement(
         estimate=estimate,
         groups=len(random),
@@ -159,7 +202,8 @@ def _agreement(
         lds_low=low,
         lds_high=high,
         error=float(np.linalg.norm(predicted - measured) / size) if size else float("nan"),
-        blamed=len(blamed),
+        blamed=blamed,
+        seeds=seeds,
         same_sign=share.mean,
         same_sign_low=share.low,
         same_sign_high=share.high,
@@ -183,4 +227,4 @@ def _lds(predicted: np.ndarray, measured: np.ndarray) -> tuple[float, float, flo
     return whole, float(low), float(high)
 
 
-COUNTERFACTUAL = Stage("counterfactual", 2, compare_retrainings)
+COUNTERFACTUAL = Stage("counterfactual", 3, compare_retrainings)

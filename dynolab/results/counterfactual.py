@@ -45,6 +45,18 @@ class Effect(Row):
     measured: float
 
 
+class Repeat(Row):
+    """What dropping a blamed group did to its answer under one training seed: `repeats.jsonl`.
+
+    `measured`: in nats, as in `Effect`; the first seed is the ledger's own training's.
+    """
+
+    group: str
+    functional: str
+    seed: int
+    measured: float
+
+
 class Agreement(Row):
     """How well an estimate predicts retrainings: `agreement.jsonl`.
 
@@ -52,8 +64,8 @@ class Agreement(Row):
       measured effects (the linear datamodeling score; Park et al., arXiv 2303.14186), with the 95 %
       interval of a bootstrap over groups.
     - `error`: `‖predicted − measured‖ / ‖measured‖` over all effects of random groups.
-    - `same_sign`: share of the blamed groups whose removal moved their answer as predicted, with a
-      95 % interval.
+    - `same_sign`: share of the blamed groups whose removal moved their answer as predicted, over
+      `seeds` training seeds, with a 95 % interval in which an answer counts once.
     """
 
     estimate: Estimate
@@ -63,6 +75,7 @@ class Agreement(Row):
     lds_high: float
     error: float
     blamed: int
+    seeds: int
     same_sign: float
     same_sign_low: float
     same_sign_high: float

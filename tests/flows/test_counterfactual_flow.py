@@ -15,7 +15,7 @@ from dynolab.forces.ledger.flat import flatten
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.objectives import DPOConfig
-from dynolab.results.counterfactual import Agreement, Dropped, Effect
+from dynolab.results.counterfactual import Agreement, Dropped, Effect, Repeat
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from flows.counterfactual import FLOW
 from flows.parameters import load_parameters
@@ -62,7 +62,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory, study_file: Path) -> InProcess
 
 
 def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_file: Path) -> None:
-    settings = {"study": str(study_file), "groups": 4, "group_size": 3, "blamed_size": 2}
+    settings = {
+        "study": str(study_file),
+        "groups": 4,
+        "group_size": 3,
+        "blamed_size": 2,
+        "further_seeds": 1,
+    }
     plan = lab.plan(FLOW, settings)
     assert step_names(plan) == [
         "whole",
@@ -70,6 +76,9 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
         *(f"random-{number}" for number in range(4)),
         "blamed-0",
         "blamed-1",
+        "whole-seed-1",
+        "blamed-0-seed-1",
+        "blamed-1-seed-1",
         "counterfactual",
     ]
     results = lab.run_plan(plan)
@@ -77,13 +86,21 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
     agreements = lab.rows(results["counterfactual"], "agreement.jsonl", Agreement)
     assert [each.estimate for each in agreements] == ["ledger", "metagradient"]
     for agreement in agreements:
-        assert (agreement.groups, agreement.blamed) == (4, 2)
+        assert (agreement.groups, agreement.blamed, agreement.seeds) == (4, 2, 2)
         assert agreement.lds > 0.5, "short trainings with small steps are nearly linear"
         assert agreement.same_sign == 1
     # The likeliest tokens are others without the group.
     for effect in effects:
         if not effect.functional.endswith("argmax"):
             assert effect.measured == pytest.approx(effect.predicted, rel=0.25, abs=0.06)
+    repeats = lab.rows(results["counterfactual"], "repeats.jsonl", Repeat)
+    assert [(each.group, each.seed) for each in repeats] == [
+        ("blamed-0", 0),
+        ("blamed-1", 0),
+        ("blamed-0", 1),
+        ("blamed-1", 1),
+    ]
+    assert len({each.measured for each in repeats}) == 4
     page = lab.text(results["counterfactual"], "counterfactual.html")
     assert "Without those that the ledger blames" in page
     assert "There is no metagradient" not in page
@@ -164,8 +181,13 @@ def test_the_score_is_the_mean_rank_correlation_over_groups() -> None:
         for name, (p, m) in values.items()
         for functional, sign in (("x", 1), ("y", -1))
     ]
-    (found,) = agree(effects, groups)
-    assert found.lds == pytest.approx(0.0)
-    assert (found.groups, found.blamed, found.same_sign) == (4, 1, 0.0)
+    repeats = [
+        Repeat(group="b", functional="x", seed=seed, measured=nats)
+        for seed, nats in ((0, -1), (1, 2))
+    ]
+    (agreement,) = agree(effects, groups, repeats)
+    assert agreement.lds == pytest.approx(0.0)
+    assert (agreement.groups, agreement.blamed, agreement.seeds) == (4, 1, 2)
+    assert agreement.same_sign == 0.5
     # On x, measured is twice what was predicted; on y minus twice.
-    assert found.error == pytest.approx((5 / 4) ** 0.5)
+    assert agreement.error == pytest.approx((5 / 4) ** 0.5)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from dynolab.report.figure import Figure, add_diagonal, subplots
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.page import Page, Section, Tile, section, table, write_page
 from dynolab.report.style import CHOSEN, HISTORY
 from dynolab.report.text import number, plotly_text
-from dynolab.results.counterfactual import Agreement, Dropped, Effect
+from dynolab.results.counterfactual import Agreement, Dropped, Effect, Repeat
+from dynolab.statistics import mean_interval
 from dynolab.training.config import DIFFERENTIATED
 
 
@@ -18,6 +21,7 @@ def write_counterfactual_page(
     effects: Sequence[Effect],
     groups: Sequence[Dropped],
     agreements: Sequence[Agreement],
+    repeats: Sequence[Repeat],
     *,
     name: str,
     settings: str,
@@ -41,13 +45,14 @@ def write_counterfactual_page(
                 Tile(
                     f"Blamed groups that answer as the {each.estimate} says",
                     number(each.same_sign, 2),
-                    f"{interval(each.same_sign_low, each.same_sign_high)}, {each.blamed} answers",
+                    f"{interval(each.same_sign_low, each.same_sign_high)}, {each.blamed} answers "
+                    f"under {each.seeds} seeds",
                 ),
             )
         ],
         content=[
             estimates_section(agreements),
-            blamed_section(effects, groups, agreements[0]),
+            blamed_section(effects, groups, agreements[0], repeats),
             effects_figure(effects, groups),
         ],
         settings=settings,
@@ -99,7 +104,10 @@ def estimates_section(agreements: Sequence[Agreement]) -> Section:
 
 
 def blamed_section(
-    effects: Sequence[Effect], groups: Sequence[Dropped], agreement: Agreement
+    effects: Sequence[Effect],
+    groups: Sequence[Dropped],
+    agreement: Agreement,
+    repeats: Sequence[Repeat],
 ) -> Section:
     """Each single answer without the examples that the ledger blames for its fall."""
     known = {(each.group, each.functional, each.estimate): each for each in effects}
@@ -111,19 +119,34 @@ def blamed_section(
         own = [known[group.name, group.answer, estimate] for estimate in estimates]
         numbers = [*(each.predicted for each in own), own[0].measured]
         examples = ", ".join(group.examples)
-        rows.append((group.answer, examples, *(number(nats, sign=True) for nats in numbers)))
+        seeds = mean_interval(
+            np.array([each.measured for each in repeats if each.group == group.name])
+        )
+        rows.append(
+            (
+                group.answer,
+                examples,
+                *(number(nats, sign=True) for nats in numbers),
+                f"{number(seeds.mean, sign=True)} {interval(seeds.low, seeds.high)}",
+            )
+        )
     holds = agreement.same_sign_low > 0.5
     verdict = "does" if holds else "does not reliably do"
     return section(
         "blamed",
         "Without those that the ledger blames",
         f"Dropping the examples that pulled an answer down hardest {verdict} what the ledger says: "
-        f"{number(agreement.same_sign, 2)} of {agreement.blamed} answers moved as predicted.",
+        f"under {agreement.seeds} training seeds, a share of {number(agreement.same_sign, 2)} of "
+        f"{agreement.blamed} answers moved as predicted "
+        f"{interval(agreement.same_sign_low, agreement.same_sign_high)}.",
         table(
-            ("answer", "dropped", *estimates, "measured"), rows, "ss" + "n" * (len(estimates) + 1)
+            ("answer", "dropped", *estimates, "measured", "over seeds"),
+            rows,
+            "ss" + "n" * (len(estimates) + 2),
         ),
         note="Nats. Measured: the answer after the training without the dropped examples, less "
-        "that after the whole training; before it, what each estimate predicts.",
+        "that after the whole training; before it, what each estimate predicts. Over seeds: the "
+        "mean over trainings with other orders of the examples, with a 95 % interval.",
     )
 
 
