@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from dynolab.audit.foresight import foresight
@@ -10,6 +12,7 @@ from dynolab.report.inputs.audit import Audit
 from dynolab.results.audit import ChosenChange, PairAudit
 
 
+@cache
 def audit(
     *, trained: bool = True, text: str = "it is", mark: str = "", train: int = 24, held: int = 12
 ) -> Audit:

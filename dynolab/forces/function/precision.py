@@ -37,6 +37,9 @@ def dtype_preserving(model: nn.Module) -> AbstractContextManager[Any]:
     return _KeepFloat64(model)
 
 
+_NARROWING = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
+
+
 class _KeepFloat64(TorchFunctionMode):
     """Makes torch functions on float64 tensors return float64, whatever dtype is requested."""
 
@@ -48,9 +51,12 @@ class _KeepFloat64(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        # Most calls read an attribute: there is no dtype to replace.
+        if len(args) == 1 and not kwargs and func not in _NARROWING:
+            return func(*args)
         first = args[0] if args else None
         if isinstance(first, Tensor) and first.dtype == torch.float64 and not self._holds(first):
-            if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
+            if func in _NARROWING:
                 return first
             args = tuple(_not_narrower(value) for value in args)
             kwargs = {name: _not_narrower(value) for name, value in kwargs.items()}
