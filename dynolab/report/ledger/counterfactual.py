@@ -44,9 +44,9 @@ def write_counterfactual_page(
                 ),
                 Tile(
                     f"Blamed groups that answer as the {each.estimate} says",
-                    number(each.same_sign, 2),
-                    f"{interval(each.same_sign_low, each.same_sign_high)}, {each.blamed} answers "
-                    f"under {each.seeds} seeds",
+                    f"{percent(each.same_sign)} %",
+                    f"[{percent(each.same_sign_low)}, {percent(each.same_sign_high)}], "
+                    f"{each.blamed} answers under {each.seeds} seeds",
                 ),
             )
         ],
@@ -59,6 +59,11 @@ def write_counterfactual_page(
         stages=stages,
     )
     write_page(page, folder, "counterfactual.html")
+
+
+def percent(share: float) -> str:
+    """A share of answers; a dash where there are none."""
+    return f"{100 * share:.0f}" if np.isfinite(share) else "–"
 
 
 def interval(low: float, high: float) -> str:
@@ -136,9 +141,9 @@ def blamed_section(
         "blamed",
         "Without those that the ledger blames",
         f"Dropping the examples that pulled an answer down hardest {verdict} what the ledger says: "
-        f"under {agreement.seeds} training seeds, a share of {number(agreement.same_sign, 2)} of "
-        f"{agreement.blamed} answers moved as predicted "
-        f"{interval(agreement.same_sign_low, agreement.same_sign_high)}.",
+        f"under {agreement.seeds} training seeds, {percent(agreement.same_sign)} % "
+        f"[{percent(agreement.same_sign_low)}, {percent(agreement.same_sign_high)}] of "
+        f"{agreement.blamed} answers moved as predicted.",
         table(
             ("answer", "dropped", *estimates, "measured", "over seeds"),
             rows,
