@@ -178,6 +178,11 @@ def test_records_that_do_not_follow_each_other_are_refused(policy):
         entries([records[0], records[4]], policy)
 
 
+def test_a_gap_in_a_ledger_of_all_steps_is_refused(policy):
+    with pytest.raises(ConfigError, match=r"gap = 2: must be 1 where every step is entered"):
+        Ledger(policy, FUNCTIONALS).enter(trained(OPTIMIZERS["sgd"], steps=1)[0], gap=2)
+
+
 def test_in_float32_the_account_closes_to_rounding():
     model = llama()
     records = trained(OPTIMIZERS["adamw"], model)

@@ -51,7 +51,7 @@ def trained(  # type: ignore[no-untyped-def]
     return train_steps(model, config, with_reference(model, pairs(4)), steps=steps).records
 
 
-def found(records: Sequence[StepRecord], policy: PolicyFunction, **settings: int) -> Tensor:
+def derivatives(records: Sequence[StepRecord], policy: PolicyFunction, **settings: int) -> Tensor:
     """Derivatives by the weights of steps × examples × functionals."""
     backwards = Metagradient(policy, FUNCTIONALS, **settings)
     return torch.stack([backwards.enter(record).nats for record in reversed(records)]).flip(0)
@@ -114,7 +114,9 @@ def test_it_is_autograd_through_the_whole_training(policy, optimizer, objective)
         dim=-1,
     )
     for settings in ({}, {"batch_tokens": 16}):
-        torch.testing.assert_close(found(records, policy, **settings), truth, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(
+            derivatives(records, policy, **settings), truth, rtol=1e-6, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_it_is_what_another_weight_in_every_step_does(policy, objective) -> None
     """Central differences; with a dose the step's gradient is no loss's, and its derivative not
     symmetric."""
     records, step = trained(HEAVY, objective), 1e-4
-    nats = found(records, policy)
+    nats = derivatives(records, policy)
     for number in (0, 3):
         doses = torch.ones(2, len(records), 4, dtype=torch.float64)
         doses[:, :, number] += torch.tensor([step, -step])[:, None]
@@ -141,7 +143,7 @@ def test_at_small_steps_it_is_the_ledger_s_account(policy) -> None:
     ledger = Ledger(policy, FUNCTIONALS)
     lines = torch.stack([ledger.enter(record).lines for record in reversed(records)]).flip(0)
     by_example = lines.unflatten(1, (4, 2)).sum(2)
-    torch.testing.assert_close(found(records, policy), by_example, rtol=1e-3, atol=1e-12)
+    torch.testing.assert_close(derivatives(records, policy), by_example, rtol=1e-3, atol=1e-12)
 
 
 def test_tied_weights_are_differentiated_once() -> None:
@@ -149,12 +151,12 @@ def test_tied_weights_are_differentiated_once() -> None:
     policy, records = PolicyFunction(model, torch.float64), trained(PLAIN, model=model, steps=2)
     doses = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
     (truth,) = torch.autograd.grad(end(records, policy, doses)[0], doses)
-    torch.testing.assert_close(found(records, policy)[..., 0], truth, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(derivatives(records, policy)[..., 0], truth, rtol=1e-6, atol=1e-9)
 
 
 def test_what_it_cannot_differentiate_is_named(policy) -> None:
     first, second = trained(PLAIN, steps=2)
     with pytest.raises(ConfigError, match=r"optimizer\.name"):
-        found(trained(OptimizerConfig(name="adamw"), steps=1), policy)
+        derivatives(trained(OptimizerConfig(name="adamw"), steps=1), policy)
     with pytest.raises(ConfigError, match="the last one first"):
-        found([second, first], policy)
+        derivatives([second, first], policy)

@@ -219,8 +219,10 @@ class Ledger:
         """The entries of the step that is `gap` steps before the one entered last.
 
         **Raises:** `ConfigError` where `gap` is 1 and the record does not end where the one entered
-        last begins.
+        last begins, and for another gap in a ledger of all steps.
         """
+        if gap > 1 and self._whole:
+            raise ConfigError("gap", gap, "must be 1 where every step is entered; set whole=False")
         policy, after = self._policy, self._next
         weights = flatten(policy.cast(record.before))
         if after is not None and gap == 1:
