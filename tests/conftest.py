@@ -38,18 +38,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONGEST = (
-    "forces/test_acceptance.py",
     "flows/test_cache.py",
-    "training/test_every_objective.py",
-    "forces/test_kernel_size.py",
-    "integrations/test_forces.py",
     "flows/test_ledger_flow.py",
-    "forces/test_lora.py",
-    "data/test_prefixes.py",
-    "flows/test_kinds_of_training.py",
-    "report/test_report.py",
+    "training/test_every_objective.py",
+    "forces/test_acceptance.py",
+    "flows/test_counterfactual_flow.py",
+    "flows/test_recorded_steps.py",
     "library/test_wheel.py",
+    "forces/test_kernel_size.py",
+    "flows/test_kinds_of_training.py",
     "flows/test_mitigation_flow.py",
+    "report/test_report.py",
+    "data/test_chat.py",
+    "forces/test_lora.py",
 )
 """Files that take longest; they go first, as a file is one worker's from begin to end."""
 
