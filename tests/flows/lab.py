@@ -17,6 +17,7 @@ from uuid import uuid4
 import psutil
 
 from tasks.runtime.system.processes import marked_processes, port_in_use
+from tasks.training import RECORDS
 from tests.flows.history import History, finished_history
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,8 +154,12 @@ class Lab:
         return left
 
     def adopt(self, finished: Lab, *, without: Sequence[str] = ()) -> Lab:
-        """This lab with the results of another home, but for those of some stages."""
-        shutil.copytree(finished.home / "store", self.home / "store")
+        """This lab with the results of another home, but for those of some stages.
+
+        The recorded steps' tensors come along: to make them again takes as many threads as before.
+        """
+        for folder in ("store", f"cache/{RECORDS}"):
+            shutil.copytree(finished.home / folder, self.home / folder)
         for name in without:
             shutil.rmtree(self.home / "store" / "stages" / name)
         return self
