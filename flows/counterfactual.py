@@ -1,4 +1,4 @@
-"""What would have been: preference training without some examples, beside what predicted it."""
+"""Retrains without some pairs; sets the changes beside what ledger and metagradient predicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flows and their descriptions; each is `FLOW` in `flows/<name>.py`."""
+"""The flows and their descriptions; each is `FLOW` in `flows/<name>.py` or package."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a study does: one file per stage. Each reads manifests and writes one."""
+"""What a study does: a file for each stage or pair of stages. Each reads manifests, writes one."""

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from pydantic import Field
 
-from dynolab.data.files import named_path
+from dynolab.data.source_checks import named_path
 from dynolab.errors import ConfigError, reading
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
 from models.folder import check_settings, loaded_files, read_settings
 from tasks.runtime.stage import Stage
-from tasks.runtime.training_monitor import Supervisor
+from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import StageConfig, Work
 
 
@@ -61,7 +61,7 @@ def _train(work: Work[BaseConfig]) -> None:
         resume_out=states,
     )
     work.step = config.steps
-    with Supervisor(work, states, config.steps):
+    with TrainingMonitor(work, states, config.steps):
         run(job)
 
 

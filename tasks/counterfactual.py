@@ -1,4 +1,4 @@
-"""Stage `counterfactual`: retrainings without some examples against what was said of these."""
+"""Stage `counterfactual`: measured effects of dropping examples beside the predicted ones."""
 
 from __future__ import annotations
 

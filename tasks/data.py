@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynolab.data.files import named_path
 from dynolab.data.rows import write_rows
+from dynolab.data.source_checks import named_path
 from dynolab.data.sources.load import DataConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work

@@ -1,4 +1,4 @@
-"""Stage `metagradient`: a training's end, differentiated by the weights of its examples."""
+"""Stage `metagradient`: derivatives of final log-probabilities by each example's loss weight."""
 
 from __future__ import annotations
 

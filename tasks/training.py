@@ -18,7 +18,7 @@ from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.stage import Stage
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.training_monitor import Supervisor
+from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import Work
 
 Config = TypeVar("Config", bound=LoopConfig)
@@ -65,8 +65,8 @@ def run_training(
     work.step, work.world_size = config.steps, config.engine.ranks
     if config.engine.kind == "deepspeed":
         work.zero_stage = config.engine.zero_stage
-    with Supervisor(work, states, config.steps) as supervisor:
-        start(job, work, supervisor.check)
+    with TrainingMonitor(work, states, config.steps) as monitor:
+        start(job, work, monitor.check)
     shutil.rmtree(states, ignore_errors=True)
     summary = read_value(work.output / "summary.json", TrainingSummary)
     work.step = summary.steps

@@ -1,4 +1,4 @@
-"""The rows of results: what stages write and pages read, each with its meaning and unit."""
+"""Rows of a study's results: scores, metrics, changes of pairs, each with its meaning and unit."""
 
 from __future__ import annotations
 

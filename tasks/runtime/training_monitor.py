@@ -17,7 +17,7 @@ from tasks.runtime.work import Work
 POLL_SECONDS = 0.5
 
 
-class Supervisor:
+class TrainingMonitor:
     """Two threads that watch one training run: one for its metrics, one for its resume states.
 
     The first reads the ranks' metrics file and feeds tracking, progress and the alarm. The second
@@ -36,7 +36,7 @@ class Supervisor:
         self._metrics_thread = _PollingThread(f"follow-{work.name}", self._tail.poll)
         self._states_thread = _PollingThread(f"keep-{work.name}", self._keep_newest)
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self) -> TrainingMonitor:
         self._states.mkdir(parents=True, exist_ok=True)
         self._metrics_thread.start()
         self._states_thread.start()

@@ -15,7 +15,7 @@ from doubles import MemoryRun
 
 from tasks.runtime import training_monitor as supervisor_module
 from tasks.runtime.track.progress import PlainLines, Progress
-from tasks.runtime.training_monitor import Supervisor
+from tasks.runtime.training_monitor import TrainingMonitor
 from tests.flows.lab import until
 
 
@@ -42,8 +42,8 @@ class Training:
         self._keep(step)
         self.kept.append(step)
 
-    def supervised(self) -> Supervisor:
-        return Supervisor(self.work, self.states, 10)
+    def supervised(self) -> TrainingMonitor:
+        return TrainingMonitor(self.work, self.states, 10)
 
     def save(self, step: int) -> None:
         unfinished = self.states / f".step-{step:08d}.unfinished"

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.chat import template_digest
-from dynolab.data.files import (
+from dynolab.data.source_checks import (
     check_source,
     dataset_commit,
     file_digest,

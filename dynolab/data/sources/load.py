@@ -10,12 +10,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynolab.data.chat import Message, Write, plain_writer, template_writer
-from dynolab.data.files import dataset_commit
 from dynolab.data.probes.build import build_probes, watched_pairs
 from dynolab.data.probes.built import read_built_probes
 from dynolab.data.probes.flags import flag_rows, repeated
 from dynolab.data.probes.overlap import TrainingTexts, disjoint
 from dynolab.data.rows import Example, ProbeRow, PromptRow, answer
+from dynolab.data.source_checks import dataset_commit
 from dynolab.data.sources import readers
 from dynolab.data.sources.config import (
     NO_WRITER,

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.data.files import check_source, dataset_commit, file_digest, named_file, pinned
+from dynolab.data.source_checks import check_source, dataset_commit, file_digest, named_file, pinned
 from dynolab.data.sources.readers import hub_records, read_records
 from dynolab.data.topics.words import COMMON, FIELDS, TOPICS
 from dynolab.errors import ConfigError

@@ -1,4 +1,6 @@
-"""Lines of a training's account, from its last step back to its first.
+"""The ledger's mathematics: what each response of each step did to what is watched, in nats.
+
+Steps are entered from the last to the first.
 
 With functionals q and weights θ_t, one step is `Δq_t = q(θ_{t+1}) − q(θ_t) = ⟨q̄_t, Δθ_t⟩ + O(η³)`,
 the slope `q̄_t = ½ (∇q(θ_t) + ∇q(θ_{t+1}))` being the mean of both ends (the trapezoid rule). The

@@ -1,4 +1,4 @@
-"""The papers' own measures of a step, beside the ledger: LBK and SignDelta, under their names."""
+"""LBK and SignDelta of a step, the papers' own measures, for comparison with the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals: gradients of each response token's score at the output of every module."""
+"""Gradients of each response token's score at the output of every module."""
 
 from __future__ import annotations
 
