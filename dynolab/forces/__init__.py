@@ -4,7 +4,8 @@
 `one_step` along a whole change of the weights, `split` along the parts of a recorded optimizer
 step, `token_map` along one update token at a time. `force_map` is the push of many updating
 responses' tokens on many observed ones', `breakdown` the same by parameter block. `step_forces`
-and `build_token_map` turn a step's record into result rows. `kernel_sizes` measures how strongly
+and `build_token_map` turn a step's record into result rows, `step_validity` says how far first
+order carries from it. `kernel_sizes` measures how strongly
 responses (or a classifier's examples, through `ModuleFunction`) are coupled, `kernel_stability`
 whether the same pairs stay strongly coupled.
 """
@@ -53,6 +54,7 @@ from dynolab.forces.step.one_step import (
     one_step,
 )
 from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
+from dynolab.forces.step.second_order import SecondOrder, second_order
 from dynolab.forces.step.split import (
     SideGradients,
     UpdateSplit,
@@ -64,6 +66,7 @@ from dynolab.forces.step.split import (
 )
 from dynolab.forces.step.step_forces import StepForces, step_forces
 from dynolab.forces.step.token_map import build_token_map, token_forces
+from dynolab.forces.step.validity import step_validity
 
 __all__ = [
     "Breakdown",
@@ -83,6 +86,7 @@ __all__ = [
     "OneStep",
     "PaperInfluence",
     "PolicyFunction",
+    "SecondOrder",
     "SideGradients",
     "StepForces",
     "TangentKernel",
@@ -118,10 +122,12 @@ __all__ = [
     "response_terms",
     "response_token",
     "rounding_floor",
+    "second_order",
     "side_gradients",
     "split_step",
     "step_forces",
     "step_terms",
+    "step_validity",
     "token_forces",
     "token_terms",
 ]

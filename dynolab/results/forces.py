@@ -152,3 +152,49 @@ class KernelFindings(Measured):
     rank: int
     probes: int
     agreements: tuple[AgreementRow, ...]
+
+
+class Sweep(Measured):
+    """Share of the squared change that first order leaves unexplained at a multiple of a step.
+
+    `predicted` from the second order, `measured`
+    by taking it, None where it was not taken.
+    """
+
+    multiple: float
+    predicted: float
+    measured: float | None
+
+
+class BendingPart(Measured):
+    """A part's share of the second order: `⟨part, second⟩/‖second‖²` over the watched answers.
+
+    `part` is `softmax`, the change of the prediction (ΔA), or a parameter block, whose change bends
+    the network's Jacobian (ΔK). Shares add up to one; a negative one straightens.
+    """
+
+    part: str
+    share: float
+
+
+class Validity(Measured):
+    """How far first order carries from a recorded step: `validity.jsonl`.
+
+    The change is that of the step or, with `since`, of all steps from that one to this; first
+    order is taken at the weights before it. `unexplained` = `Σ(measured − first)²/Σ measured²` over
+    the `answers`. The radius of validity is the multiple of the change at which this share reaches
+    `bound`: `predicted` and `measured` by the `sweep`, NaN where its multiples lie on one side of
+    the bound.
+    """
+
+    stage: str
+    step: int
+    since: int | None
+    learning_rate: float
+    answers: int
+    bound: float
+    unexplained: float
+    predicted: float
+    measured: float
+    sweep: tuple[Sweep, ...]
+    parts: tuple[BendingPart, ...]

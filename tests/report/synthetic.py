@@ -10,6 +10,7 @@ import numpy as np
 from dynolab.data.rows import ProbeRow
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.study import ReportInputs, StudyFacts, Training
+from dynolab.results.forces import BendingPart, Sweep, Validity
 from dynolab.results.study import (
     Answer,
     ForceRow,
@@ -212,6 +213,37 @@ def replay(stage: str, rate: float, steps: Sequence[int]) -> tuple[ReplayFacts, 
     )
 
 
+def validity(stage: str, rate: float, steps: Sequence[int]) -> tuple[Validity, ...]:
+    """Each step alone, and from the second on also all since the first."""
+    return tuple(
+        Validity(
+            stage=stage,
+            step=step,
+            since=since,
+            learning_rate=rate,
+            answers=208,
+            bound=0.05,
+            unexplained=1e-5 if since is None else 2e-2,
+            predicted=70.0 if since is None else 1.6,
+            measured=81.0 if since is None else 1.9,
+            sweep=tuple(
+                Sweep(
+                    multiple=2.0**power,
+                    predicted=(1e-5 if since is None else 2e-2) * 4.0**power / (1 + 4.0**power),
+                    measured=None if power % 2 else 1e-5 * 4.0**power,
+                )
+                for power in range(-4, 9)
+            ),
+            parts=(
+                BendingPart(part="softmax", share=1.08),
+                BendingPart(part="layers.0", share=-0.08),
+            ),
+        )
+        for step in steps
+        for since in ([None] if step == steps[0] else [None, steps[0]])
+    )
+
+
 def answers() -> tuple[Answer, ...]:
     """Different answers after SFT, the first one's to all prompts after preference training."""
     said = {"base": " mm mm", "sft": " it is {}", "preference": " it is 0"}
@@ -243,6 +275,7 @@ def training(name: str, stage: str, **more: object) -> Training:
             metrics=metrics(stage, 120),
             forces=forces(stage, SFT, steps),
             replay=replay(stage, 2e-4, steps),
+            validity=validity(stage, 2e-4, steps),
         )
     else:
         after_sft = {k: START.get(k, -48.0) + float(s(np.array(1.0))) for k, s in SFT.items()}
@@ -254,6 +287,7 @@ def training(name: str, stage: str, **more: object) -> Training:
             metrics=metrics(stage, 100),
             forces=forces(stage, DPO, steps),
             replay=replay(stage, 1e-2, steps),
+            validity=validity(stage, 1e-2, steps),
             token_map=token_map(),
         )
     return dataclasses.replace(found, **more)  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ def with_trainings(*trainings: Training) -> ReportInputs:
 def test_figures_hold_valid_json_and_known_colours(folder: Path) -> None:
     """A colour without a dark partner would stay light on a dark page."""
     assert len(set(DARK.values())) == len(DARK)
-    assert check_figures(folder, "report.html") == 11
+    assert check_figures(folder, "report.html") == 12
 
 
 def test_summary_is_flat_finite_json(folder: Path) -> None:
@@ -94,6 +94,17 @@ def test_summary_is_flat_finite_json(folder: Path) -> None:
             id="contrasts beside the study's own training",
         ),
         pytest.param("SFT narrows the gap", id="a message that follows the data"),
+        pytest.param(
+            re.escape(
+                "First order leaves 2% of the 86 steps of DPO together unexplained; 5% is reached "
+                "at 1.6 times the learning rate (measured: 1.9)."
+            ),
+            id="how far first order carries",
+        ),
+        pytest.param(
+            re.escape("DPOsteps 10–402%1.61.9softmax +108% and layers.0 −8.0%"),
+            id="what bends it",
+        ),
     ],
 )
 def test_the_page_says(words: str, said: str) -> None:
@@ -179,7 +190,9 @@ def test_a_study_without_measurements_still_has_a_page(tmp_path: Path) -> None:
     assert write_report(ReportInputs(StudyFacts(name="nothing")), tmp_path)["verdicts"] == []
 
 
-@pytest.mark.parametrize("missing", ["probes", "metrics", "forces", "replay", "token_map"])
+@pytest.mark.parametrize(
+    "missing", ["probes", "metrics", "forces", "replay", "validity", "token_map"]
+)
 def test_a_missing_part_leaves_the_others(missing: str, tmp_path: Path) -> None:
     empty = None if missing == "token_map" else ()
     sft, dpo = study().trainings
@@ -205,6 +218,16 @@ def test_pairs_left_out_for_the_context_are_told(tmp_path: Path) -> None:
     assert "SFT left out" not in words
 
 
+def test_steps_outside_the_radius_of_first_order_are_named_first(tmp_path: Path) -> None:
+    sft, dpo = study().trainings
+    far = tuple(
+        own.model_copy(update={"unexplained": 0.2 if own.step == 40 else own.unexplained})
+        for own in dpo.validity
+    )
+    words = written(tmp_path, with_trainings(sft, replace(dpo, validity=far)))
+    assert "Step 40 of DPO moved too far for first order" in words
+
+
 @pytest.mark.parametrize("training", study().trainings, ids=lambda training: training.name)
 def test_reads_what_the_stages_wrote(training: Training, tmp_path: Path) -> None:
     summary = TrainingSummary(steps=100, objective=training.stage, rows={})
@@ -212,6 +235,7 @@ def test_reads_what_the_stages_wrote(training: Training, tmp_path: Path) -> None
     write_rows(tmp_path / "probes.jsonl", training.probes)
     write_rows(tmp_path / "metrics.jsonl", training.metrics)
     write_rows(tmp_path / "forces.jsonl", training.forces)
+    write_rows(tmp_path / "validity.jsonl", training.validity)
     replay = [row.model_dump() for row in training.replay]
     (tmp_path / "replay.json").write_text(json.dumps(replay))
     if training.token_map is not None:

@@ -17,10 +17,12 @@ from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.logit_function import LogitFunction
+from dynolab.forces.function.precision import twice_differentiable
 from dynolab.likelihood.checked import note_check
 from dynolab.likelihood.token_logps import causal_model
 
-Mode = Literal["forward", "backward"]
+Mode = Literal["forward", "backward", "second"]
+"""Derivatives of log π by the weights; `second`: forward mode applied twice."""
 
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 0.05}
 """Relative error of a derivative against the central difference, which is noisy itself."""
@@ -34,12 +36,16 @@ _REMEDY: dict[Mode, str] = {
         "its gradients are not those of its forward (straight-through rounding, a detached part), "
         "so no force follows from them; load it without quantisation or custom kernels"
     ),
+    "second": (
+        "how far first order carries cannot be predicted for it; compare measured and predicted "
+        "changes instead"
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Derivatives:
-    """Relative errors of both modes of differentiation, infinite where one cannot be run.
+    """Relative errors of the modes of differentiation, infinite where one cannot be run.
 
     `reasons` says why.
     """
@@ -86,8 +92,9 @@ def derivatives_of(policy: LogitFunction) -> Derivatives:
 def measure_derivatives(policy: LogitFunction) -> Derivatives:
     """∂ log π · d of a few random tokens by each mode against `[log π(θ+hd) − log π(θ−hd)]/2h`.
 
-    d is random. The error is the median over tokens, in units of the differences' root mean
-    square: a step can route a token to other experts, which is no error of the derivative.
+    The second derivative is compared with `[log π(θ+hd) − 2 log π(θ) + log π(θ−hd)]/h²`. d is
+    random. The error is the median over tokens, in units of the differences' root mean square: a
+    step can route a token to other experts, which is no error of the derivative.
     """
     # Repeats one_step.central_difference, whose module imports this one.
     dtype = policy.dtype if policy.dtype in TOLERANCE else torch.float32
@@ -105,16 +112,22 @@ def measure_derivatives(policy: LogitFunction) -> Derivatives:
         logits = policy.logits(weights, batch)
         return logits.log_softmax(-1).gather(-1, batch.token[:, None]).squeeze(-1)
 
+    def moved(s: float) -> dict[str, Tensor]:
+        return {name: w + s * direction[name] for name, w in at.items()}
+
     h = torch.finfo(dtype).eps ** (1 / 3)
-    forth, back = (logps({n: w + s * h * direction[n] for n, w in at.items()}) for s in (1, -1))
-    truth = (forth - back) / (2 * h)
-    modes: dict[Mode, Callable[[], Tensor]] = {
-        "forward": lambda: jvp(logps, (at,), (direction,))[1],
-        "backward": lambda: _by_gradients(logps, at, direction),
+    forth, back = (logps(moved(s * h)) for s in (1, -1))
+    wide = torch.finfo(dtype).eps ** (1 / 4)
+    ahead, behind = (logps(moved(s * wide)) for s in (1, -1))
+    slope, bend = (forth - back) / (2 * h), (ahead - 2 * logps(at) + behind) / wide**2
+    modes: dict[Mode, tuple[Tensor, Callable[[], Tensor]]] = {
+        "forward": (slope, lambda: jvp(logps, (at,), (direction,))[1]),
+        "backward": (slope, lambda: _by_gradients(logps, at, direction)),
+        "second": (bend, lambda: _twice(logps, at, direction)),
     }
     errors: dict[Mode, float] = {}
     reasons: dict[Mode, str] = {}
-    for mode, derivative in modes.items():
+    for mode, (truth, derivative) in modes.items():
         try:
             difference = (derivative() - truth).abs().median() / truth.square().mean().sqrt()
             errors[mode] = float(difference) if difference.isfinite() else math.inf
@@ -124,6 +137,23 @@ def measure_derivatives(policy: LogitFunction) -> Derivatives:
             errors[mode] = math.inf
             reasons[mode] = f"{type(error).__name__}: {first_line}"
     return Derivatives(type(causal).__name__, TOLERANCE[dtype], errors, reasons)
+
+
+@torch.enable_grad()  # torch's rules for activations can be differentiated again only then
+def _twice(
+    function: Callable[[dict[str, Tensor]], Tensor],
+    at: dict[str, Tensor],
+    direction: dict[str, Tensor],
+) -> Tensor:
+    """`d · ∂²f_m · d` of every output m."""
+
+    def along(weights: dict[str, Tensor]) -> Tensor:
+        with twice_differentiable():
+            moved: Tensor = jvp(function, (weights,), (direction,))[1]
+        return moved
+
+    bent: Tensor = jvp(along, (at,), (direction,))[1]
+    return bent
 
 
 def _by_gradients(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -70,6 +71,44 @@ class _KeepFloat64(TorchFunctionMode):
 def _not_narrower(value: Any) -> Any:
     narrow = isinstance(value, torch.dtype) and value.is_floating_point
     return torch.float64 if narrow else value
+
+
+def twice_differentiable() -> AbstractContextManager[Any]:
+    """While open, functions can be differentiated forward twice.
+
+    torch's rule for a layer norm's derivative drops a term when it is differentiated again, and
+    gives another number without a word (pytorch issue 196700).
+    """
+    return _PlainLayerNorm()
+
+
+class _PlainLayerNorm(TorchFunctionMode):
+    """Computes layer norms by elementary operations."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (F.layer_norm, torch.layer_norm):
+            return _layer_norm(
+                *args[:5], **{k: v for k, v in (kwargs or {}).items() if k != "cudnn_enable"}
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    last = tuple(range(-len(normalized_shape), 0))
+    centred = input - input.mean(last, keepdim=True)
+    value = centred * (centred.square().mean(last, keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        value = value * weight
+    return value if bias is None else value + bias
 
 
 def is_rms_norm(module: nn.Module) -> bool:

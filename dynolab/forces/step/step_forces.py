@@ -15,12 +15,11 @@ from dynolab import distributed
 from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow
-from dynolab.errors import ConfigError
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.step.one_step import change_of, midpoint
 from dynolab.forces.step.split import UpdateSplit, replay_error, rounding_floor, split_step
-from dynolab.forces.step.watch import Watched, watch
+from dynolab.forces.step.watch import Watched, encode_probes, watch
 from dynolab.results.study import ForceRow, ReplayFacts
 from dynolab.training.step_record import StepRecord
 
@@ -61,7 +60,7 @@ def step_forces(
 
     **Raises:** `ConfigError` if the overlong rule drops every probe row.
     """
-    answers = _encode(probes, encoder)
+    answers = encode_probes(probes, encoder)
     lengths = [len(answer.ids) for _, answer in answers]
     mine = answers[distributed.share_of(lengths)] if over_ranks else answers
     split = split_step(record, policy, batch_tokens=batch_tokens)
@@ -80,15 +79,6 @@ def step_forces(
         rows = list(chain.from_iterable(distributed.gather(rows)))
     flat = [row for group in rows for row in group]
     return StepForces(flat, _replay(record, split, stage, flat))
-
-
-def _encode(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[ProbeRow, Encoded]]:
-    own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
-    encoded = zip(probes, own.probes(probes), strict=True)
-    kept = [(row, answer) for row, answer in encoded if answer is not None]
-    if not kept:
-        raise ConfigError("probes", 0, "no probe row is left to watch; give rows that fit")
-    return kept
 
 
 def _row(

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, collate
-from dynolab.data.encode import Encoded
+from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow
+from dynolab.errors import ConfigError
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
@@ -38,6 +39,26 @@ class Watched:
         realised, best = (self.batch.sequence_sum(column) for column in values.double().unbind(1))
         chosen = self.row[len(realised) :]
         return torch.cat([realised, best[chosen]])
+
+    def spread(self, values: Float[Tensor, " answers"]) -> Float[Tensor, "tokens 2"]:
+        """Each answer's value at its own tokens, the transpose of `sums`."""
+        count = len(self.batch.side)
+        best = values.new_zeros(count)
+        best[self.row[count:]] = values[count:]
+        return torch.stack([values[:count], best], dim=1)[self.batch.sequence]
+
+
+def encode_probes(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[ProbeRow, Encoded]]:
+    """Encodes the rows; leaves out those that the encoder's overlong rule drops.
+
+    The encoder's counts do not change. **Raises** `ConfigError` if no row is left.
+    """
+    own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
+    encoded = zip(probes, own.probes(probes), strict=True)
+    kept = [(row, answer) for row, answer in encoded if answer is not None]
+    if not kept:
+        raise ConfigError("probes", 0, "no probe row is left to watch; give rows that fit")
+    return kept
 
 
 @torch.no_grad()

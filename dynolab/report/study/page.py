@@ -49,6 +49,7 @@ from dynolab.report.study.tables import (
     replay_section,
 )
 from dynolab.report.study.training_curves import training_figure
+from dynolab.report.study.validity import outside_radius, validity_figure, validity_section
 from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.text import number
 from dynolab.report.verdicts import verdict_section
@@ -117,6 +118,7 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
             *_force_figures(inputs),
             forecast_section(squeezing.forecasts, titles) if squeezing else None,
             verdict_section(verdicts, _CLAIMS),
+            validity_section(trainings),
             replay_section([row for training in trainings for row in training.replay]),
             kind_section(paths, inputs.watched),
         ],
@@ -148,6 +150,7 @@ def _force_figures(inputs: ReportInputs) -> list[Figure | None]:
         foreseen_figure(inputs.audit) if inputs.audit else None,
         training_figure(trainings),
         prediction_figure(trainings),
+        validity_figure(trainings),
         *map(decomposition_figure, reversed(trainings)),
         token_map_figure(maps[-1]) if maps else None,
         kernel_size_figure(kernel) if kernel else None,
@@ -193,7 +196,11 @@ def _lead(inputs: ReportInputs, paths: Paths) -> str:
         if (stage, split) in paths
     ]
     watched = f" Watched on {' and '.join(prompts)}." if prompts else ""
-    notes = [*map(_left_out, inputs.trainings), *map(_alarmed, inputs.trainings)]
+    notes = [
+        note(training)
+        for note in (_left_out, _alarmed, outside_radius)
+        for training in inputs.trainings
+    ]
     return (
         "What training did to the model’s answers, and which forces caused it."
         f"{seed}{watched}{''.join(notes)} Changes are in nats of log-probability, summed over an "

@@ -1,0 +1,170 @@
+"""How far first order carries from a step: by its second order, and by longer steps measured."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.data.batches import by_length
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import ProbeRow
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.step.one_step import change_of
+from dynolab.forces.step.second_order import bending_by_block, second_order
+from dynolab.forces.step.watch import Watched, encode_probes, watch
+from dynolab.results.forces import BendingPart, Sweep, Validity
+from dynolab.training.step_record import StepRecord
+
+UNEXPLAINED = 0.05
+"""Share of the squared change that first order may leave unexplained inside its radius."""
+
+SOFTMAX = "softmax"
+"""Name of the part of the second order that is the prediction's own change (ΔA)."""
+
+_MULTIPLES = tuple(2.0 ** (power / 2) for power in range(-8, 41))
+"""Multiples of a step at which the unexplained share is predicted."""
+
+_AROUND = range(-6, 7, 2)
+"""Places in `_MULTIPLES`, from the predicted radius, at which the share is measured."""
+
+
+class Start(NamedTuple):
+    """A step, and the weights before it."""
+
+    step: int
+    weights: Weights
+
+
+@torch.no_grad()
+def step_validity(
+    record: StepRecord,
+    policy: PolicyFunction,
+    probes: Sequence[ProbeRow],
+    encoder: Encoder,
+    *,
+    stage: str,
+    batch_tokens: int = 2_048,
+    since: Start | None = None,
+) -> Validity:
+    """The radius of validity of first order around a recorded step, or of all steps up to it.
+
+    A step at s times its learning rate changes the weights by s·d, d the realised change; that
+    holds for every optimizer here, weight decay and momentum included. First order at the weights
+    before the change leaves unexplained `u(s) = Σ(Δ(s) − s·first)² / Σ Δ(s)²` over the watched
+    answers, and its radius ends where `u = UNEXPLAINED`: predicted with Δ(s) from logits to second
+    order (`SecondOrder.change`), and measured with Δ(s) from forwards.
+
+    **Arguments:** as of `step_forces`, and `since`: an earlier step, from whose weights the
+    change starts. Its radius is in units of the whole change, which a training at
+    another rate takes only roughly in the same direction.
+
+    **Raises:** `ConfigError` for a model without forward derivatives.
+    """
+    answers = encode_probes(probes, encoder)
+    start = record.before if since is None else since.weights
+    change = change_of(start, record.after)
+    batches = [
+        watch([answers[member] for member in members], start, policy)
+        for members in by_length([answer for _, answer in answers], batch_tokens)
+    ]
+    firsts: list[Tensor] = []
+    bent: list[Float[Tensor, "multiples answers"]] = []
+    parts: defaultdict[str, float] = defaultdict(float)
+    for watched in batches:
+        batch, view = watched.batch, watched.view
+        orders = second_order(policy, start, change, batch, view)
+        firsts.append(watched.sums(orders.first))
+        bent.append(torch.stack([watched.sums(orders.change(s)) for s in _MULTIPLES]))
+        softmax = watched.sums(orders.softmax)
+        second = watched.sums(orders.jacobian) + softmax
+        parts[SOFTMAX] += float((softmax * second).sum())
+        weights = watched.spread(second).to(policy.dtype)
+        for block, own in bending_by_block(policy, start, change, batch, view, weights).items():
+            parts[block] += own
+    first, predicted = torch.cat(firsts), torch.cat(bent, dim=1)
+
+    def measured(multiple: float) -> float:
+        moved = _moved(start, record.after, batches, multiple, policy)
+        return _unexplained(moved, multiple * first)
+
+    shares = [
+        _unexplained(moved, multiple * first)
+        for multiple, moved in zip(_MULTIPLES, predicted, strict=True)
+    ]
+    radius = crossing(_MULTIPLES, shares)
+    taken = {
+        multiple: measured(multiple) for multiple in _around(1.0 if math.isnan(radius) else radius)
+    }
+    second_squared = sum(parts.values())
+    return Validity(
+        stage=stage,
+        step=record.facts.step,
+        since=None if since is None else since.step,
+        learning_rate=record.facts.learning_rate,
+        answers=len(first),
+        bound=UNEXPLAINED,
+        unexplained=measured(1.0),
+        predicted=radius,
+        measured=crossing(list(taken), list(taken.values())),
+        sweep=tuple(
+            Sweep(multiple=multiple, predicted=share, measured=taken.get(multiple))
+            for multiple, share in zip(_MULTIPLES, shares, strict=True)
+        ),
+        parts=tuple(
+            BendingPart(part=part, share=own / second_squared if second_squared else math.nan)
+            for part, own in parts.items()
+        ),
+    )
+
+
+def crossing(
+    multiples: Sequence[float], shares: Sequence[float], bound: float = UNEXPLAINED
+) -> float:
+    """The multiple where a share first exceeds the bound, by interpolation in logarithms.
+
+    NaN where all shares lie on one side.
+    """
+    for (low, below), (high, above) in pairwise(zip(multiples, shares, strict=True)):
+        if below <= bound < above:
+            start, stop = (math.log(max(share, 1e-30)) for share in (below, above))
+            return low * (high / low) ** ((math.log(bound) - start) / (stop - start))
+    return math.nan
+
+
+def _around(radius: float) -> list[float]:
+    """Those of `_MULTIPLES` at which the share is measured."""
+    places = range(len(_MULTIPLES))
+    nearest = min(places, key=lambda place: abs(math.log(_MULTIPLES[place] / radius)))
+    return [_MULTIPLES[nearest + offset] for offset in _AROUND if nearest + offset in places]
+
+
+def _unexplained(change: Float[Tensor, " answers"], first: Float[Tensor, " answers"]) -> float:
+    """`1 − R²` of first order."""
+    return float((change - first).square().sum() / change.square().sum())
+
+
+def _moved(
+    before: Weights,
+    after: Weights,
+    batches: Sequence[Watched],
+    multiple: float,
+    policy: PolicyFunction,
+) -> Float[Tensor, " answers"]:
+    """Δ log π of all answers after `multiple` times the change."""
+    place = policy.cast(
+        {name: torch.lerp(start, after[name], multiple) for name, start in before.items()}
+    )
+    return torch.cat(
+        [
+            watched.sums(policy.observed(place, watched.batch, watched.view) - watched.start)
+            for watched in batches
+        ]
+    )
