@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
-from dynolab.results.squeezing import Forecast, Generation, RisenMass
+from dynolab.results.squeezing import Forecast, Generation, LadderRung, RisenMass
 from dynolab.results.study import Answer, TrainingSummary
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
@@ -45,7 +45,8 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
 
     Results: `risen.jsonl`, where probability rose from the start of every training to each of its
     recorded steps and to its end; `forecasts.jsonl`, first-order forecasts of every recorded step;
-    `generations.jsonl`, how much the greedy answers of `probe` repeat themselves.
+    `ladder.jsonl`, what more of the theory adds to them (`LadderRung`); `generations.jsonl`, how
+    much the greedy answers of `probe` repeat themselves.
 
     Returns `squeeze/index` for the main training and `squeeze/index/<training>` for the others, on
     the chosen answers of training pairs; `squeeze/forecast_auc`, `squeeze/forecast_auc_top` and
@@ -56,23 +57,32 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
     config = work.config
     risen: list[RisenMass] = []
     forecasts: list[Forecast] = []
+    rungs: list[LadderRung] = []
     with work.shown(len(config.trainings)) as progress:
         for number, name in enumerate(config.trainings, start=1):
-            training_risen, training_forecasts = _measure(work, name)
+            training_risen, training_forecasts, training_rungs = _measure(work, name)
             risen += training_risen
             forecasts += training_forecasts
+            rungs += training_rungs
             progress.update(number, name)
         generations = list(_generations(work))
-        work.write_tables(risen=risen, forecasts=forecasts, generations=generations)
-    work.log_tables(forecasts=forecasts, generations=generations)
+        work.write_tables(risen=risen, forecasts=forecasts, ladder=rungs, generations=generations)
+    work.log_tables(forecasts=forecasts, ladder=rungs, generations=generations)
     metrics = _forecast_means(work, forecasts) | _repeaters(generations)
     return _indices(work, risen) | work.log_metrics(metrics)
 
 
-def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list[Forecast]]:
-    """A training's risen probability at its recorded steps and end, and its steps' forecasts."""
+def _measure(
+    work: Work[SqueezingJob], name: str
+) -> tuple[list[RisenMass], list[Forecast], list[LadderRung]]:
+    """A training's risen probability at its recorded steps and end, its steps' forecasts and rungs.
+
+    There are no rungs for a model without forward derivatives.
+    """
+    from dynolab.forces.function.derivatives import derivatives_of
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.squeezing.forecast import forecasts
+    from dynolab.squeezing.ladder import ladder
     from models.language import load_language_model
 
     config, folder = work.config, work.input_folder(name)
@@ -98,11 +108,15 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
     mass_of = partial(_risen, work, name, ResponseLogits(start.eval()), policy, answers)
     risen: list[RisenMass] = []
     step_forecasts: list[Forecast] = []
+    rungs: list[LadderRung] = []
+    forward = derivatives_of(policy).agrees("forward")
     for record in recorded_steps(work, name, record_folders(work, name)):
         step_forecasts += forecasts(record, policy, training=name, batch_tokens=config.batch_tokens)
+        if forward:
+            rungs += ladder(record, policy, training=name)
         if record.facts.step:
             risen += mass_of(record.before, record.facts.step)
-    return risen + mass_of({}, steps), step_forecasts
+    return risen + mass_of({}, steps), step_forecasts, rungs
 
 
 def _risen(
@@ -195,4 +209,4 @@ def _repeaters(generations: Sequence[Generation]) -> dict[str, float]:
     return {f"squeeze/repeaters/{name}": sum(each) / len(each) for name, each in flags.items()}
 
 
-SQUEEZING = Stage("squeezing", 1, measure_squeezing, operational=frozenset({"batch_tokens"}))
+SQUEEZING = Stage("squeezing", 2, measure_squeezing, operational=frozenset({"batch_tokens"}))

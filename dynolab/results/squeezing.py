@@ -65,6 +65,32 @@ class Forecast(Row):
     agree: float
 
 
+Rung = Literal["logits", "own_token", "head", "table", "weights", "batch"]
+"""How much of first order a forecast keeps (`dynolab.squeezing.ladder`)."""
+
+
+class LadderRung(Row):
+    """A rung's forecast of a recorded step, at some of one side's positions: `ladder.jsonl`.
+
+    Over all tokens but each position's own: `auc`, the probability that a token that rose had a
+    higher forecast than one that fell, and `right`, the share whose sign was foretold. `flow`: the
+    forecast change of probability of the likeliest other token, its mean over positions, in
+    units of probability; `flow_measured`: the realised one.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    training: ObjectiveName
+    step: int
+    side: Side
+    rung: Rung
+    positions: int
+    auc: float
+    right: float
+    flow: float
+    flow_measured: float
+
+
 class Repetition(Row):
     """How much one generation repeats itself, in tokens, end-of-sequence left out.
 

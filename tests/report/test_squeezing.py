@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from dynolab.report.inputs.study import Squeezing
+from dynolab.report.study.ladder import ladder_figure, ladder_section
 from dynolab.report.study.page import write_report
 from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
-from dynolab.results.squeezing import Forecast, Generation, RisenMass
+from dynolab.results.squeezing import Forecast, Generation, LadderRung, RisenMass
 from dynolab.results.study import AlarmRing
 from dynolab.squeezing.repeats import repetition
 from tests.report.parsed import Parsed
@@ -61,6 +62,22 @@ def generation(model: str, tokens: list[int]) -> Generation:
     )
 
 
+def rung(step: int, name: str, auc: float, side: str = "rejected") -> LadderRung:
+    return LadderRung.model_validate(
+        {
+            "training": "preference",
+            "step": step,
+            "side": side,
+            "rung": name,
+            "positions": 16,
+            "auc": auc,
+            "right": auc,
+            "flow": 0.002,
+            "flow_measured": 0.004,
+        }
+    )
+
+
 def found() -> Squeezing:
     return Squeezing(
         (
@@ -71,6 +88,24 @@ def found() -> Squeezing:
         (foretold(0, 0.81), foretold(5, 0.93)),
         (generation("sft", [1, 2, 3, 4, 5]), generation("preference", [1, 2] * 5)),
     )
+
+
+def test_the_ladder_names_the_lowest_rung_that_is_enough() -> None:
+    rungs = [
+        rung(step, name, auc, side)
+        for step in (0, 5)
+        for side, areas in (("chosen", (0.5, 0.8)), ("rejected", (0.6, 0.99)))
+        for name, auc in zip(("logits", "weights"), areas, strict=True)
+    ]
+    figure, table = ladder_figure(rungs, TITLES), ladder_section(rungs, TITLES)
+    assert figure is not None
+    assert table is not None
+    assert (
+        "under DPO, chosen: none, all weights comes nearest (0.8) and "
+        "DPO, rejected: all weights (AUC 0.99)." in figure.message
+    )
+    assert "DPO, rejectedone softmax0.60.60.0020.004" in "".join(Parsed(table.markup).words)
+    assert (ladder_figure([], TITLES), ladder_section([], TITLES)) == (None, None)
 
 
 def test_the_sentence_tells_what_the_last_state_shows() -> None:

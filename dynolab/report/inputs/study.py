@@ -13,7 +13,7 @@ from dynolab.report.inputs.files import StageFacts, rows
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.results.arms import ComparedArms
 from dynolab.results.forces import KernelFindings, KernelSizeRow, Validity
-from dynolab.results.squeezing import Forecast, Generation, RisenMass
+from dynolab.results.squeezing import Forecast, Generation, LadderRung, RisenMass
 from dynolab.results.study import (
     AlarmRing,
     Answer,
@@ -71,11 +71,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Squeezing:
-    """Where the probability that rose went, its forecasts, and how much answers repeat."""
+    """Where the probability that rose went, its forecasts rung by rung, and repeated answers."""
 
     risen: tuple[RisenMass, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
     generations: tuple[Generation, ...] = ()
+    ladder: tuple[LadderRung, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ def read_squeezing(folder: Path) -> Squeezing:
         rows(folder, "risen.jsonl", RisenMass),
         rows(folder, "forecasts.jsonl", Forecast),
         rows(folder, "generations.jsonl", Generation),
+        rows(folder, "ladder.jsonl", LadderRung, optional=True),
     )
 
 

@@ -35,6 +35,7 @@ from dynolab.report.page import (
 )
 from dynolab.report.reproduction import reproduction_section
 from dynolab.report.study.answers import answer_section, hallucination_section
+from dynolab.report.study.ladder import ladder_figure, ladder_section
 from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path_figure, stages_of
 from dynolab.report.study.paths_svg import paths_svg
 from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
@@ -116,6 +117,8 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
             foresight_section(inputs.audit.foresight) if inputs.audit else None,
             pair_section(pairs, trainings[-1].stage, facts.map_command) if pairs else None,
             *_force_figures(inputs),
+            ladder_figure(squeezing.ladder, titles) if squeezing else None,
+            ladder_section(squeezing.ladder, titles) if squeezing else None,
             forecast_section(squeezing.forecasts, titles) if squeezing else None,
             verdict_section(verdicts, _CLAIMS),
             validity_section(trainings),

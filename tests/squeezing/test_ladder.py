@@ -1,0 +1,120 @@
+"""The ladder of forecasts: each rung against the step that it pictures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dynolab.forces import PolicyFunction, split_step
+from dynolab.forces.function.layers import at_head
+from dynolab.forces.function.views import View
+from dynolab.forces.step.split import record_batch
+from dynolab.objectives import DPOConfig, SFTConfig, build_objective, force, read_logps
+from dynolab.squeezing.ladder import ladder, pictures
+from dynolab.training.config import OptimizerConfig, TrainConfig
+from tests.forces.small_models import (
+    llama,
+    neox,
+    pair,
+    recorded,
+    relative,
+    train_steps,
+    with_reference,
+)
+
+SGD = OptimizerConfig(name="sgd", learning_rate=1e-4)
+MOMENTUM = SGD.model_copy(update={"momentum": 0.9, "weight_decay": 0.1})
+RUNGS = ["logits", "weights", "batch", "head", "own_token"]
+
+
+def step_on(model, objective, *examples, optimizer=SGD):
+    config = TrainConfig(
+        objective=objective, optimizer=optimizer, engine={"kind": "plain", "ranks": 1}
+    )
+    return train_steps(model, config, with_reference(model, examples), steps=1).records[0]
+
+
+def seen(record, policy, number=0):
+    objective = build_objective(record.facts.objective)
+    update = split_step(record, policy).update
+    return dict(pictures(record, policy, objective, update, number))
+
+
+def test_one_example_is_the_whole_batch():
+    model = neox()
+    record = step_on(model, DPOConfig(), pair(3))
+    for answer in seen(record, PolicyFunction(model, torch.float64)).values():
+        assert relative(answer.predicted["weights"], answer.predicted["batch"]) < 1e-6
+
+
+def test_one_token_pushes_alone():
+    """SFT on an answer of one token: its own position is all there is."""
+    model = neox()
+    record = step_on(model, SFTConfig(), pair(3, chosen=1))
+    (answer,) = seen(record, PolicyFunction(model, torch.float64)).values()
+    assert len(answer.label) == 1
+    assert relative(answer.predicted["own_token"], answer.predicted["weights"]) < 1e-9
+    own, rule = answer.predicted["head"][0], answer.predicted["logits"][0]
+    cosine = torch.cosine_similarity(own, rule, dim=0)
+    assert float(cosine) == pytest.approx(1)  # the head's own position is cI
+
+
+@pytest.mark.parametrize("build", [neox, llama])
+def test_the_head_at_fixed_features_is_its_step_alone(build):
+    model = build(dtype=torch.float64)
+    record = step_on(model, DPOConfig(), pair(3))
+    policy = PolicyFunction(model, torch.float64)
+    batch = record_batch(record, policy, [0])
+    objective = build_objective(record.facts.objective)
+    logits = policy.logits(policy.cast(record.before), batch)
+    features = []
+    with at_head(policy, lambda h, output: features.append(h.detach()) or output):
+        policy.logits(policy.cast(record.before), batch)
+    rates = objective.token_weights(read_logps(objective, logits, batch), batch)
+    G = force(rates, logits, batch)
+    (h,) = features
+    # The unconstrained-features picture: −η Σ_l (h_m·h_l) A_m G_l.
+    scale = record.facts.learning_rate * record.facts.clip_factor
+    expected = View.vocabulary().changes(logits, -scale * (h @ h.T) @ G)
+    for side, answer in seen(record, policy).items():
+        rows = (batch.token_side == side).nonzero()[:, 0]
+        if len(rows) == len(answer.label):
+            assert relative(answer.predicted["head"], expected[rows]) < 1e-9
+
+
+def test_a_shared_table_has_a_rung_of_its_own():
+    tied, untied = llama(dtype=torch.float64), neox()
+    for model, expected in ((tied, {*RUNGS, "table"}), (untied, {*RUNGS})):
+        rows = ladder(recorded(model, SGD), PolicyFunction(model, torch.float64), training="dpo")
+        assert {row.rung for row in rows} == expected
+        assert {row.side for row in rows} == {"chosen", "rejected"}
+
+
+@pytest.mark.parametrize("optimizer", [MOMENTUM, OptimizerConfig(learning_rate=1e-6)])
+def test_the_last_rung_foretells_a_small_step(optimizer):
+    model = neox()
+    record = recorded(model, optimizer, count=3)
+    rows = ladder(record, PolicyFunction(model, torch.float64), training="dpo")
+    last = [row for row in rows if row.rung == "batch"]
+    assert min(row.auc for row in last) > 0.999
+    for row in last:
+        assert row.flow == pytest.approx(row.flow_measured, rel=0.05)
+        assert row.positions in (11, 12)  # four an answer, where it has as many
+    first = [row for row in rows if row.rung == "logits"]
+    assert max(row.auc for row in first) < min(row.auc for row in last)
+
+
+def test_positions_that_were_not_trained_on_are_left_out():
+    model = neox()
+    record = recorded(model, SGD, SFTConfig())
+    rows = ladder(record, PolicyFunction(model, torch.float64), training="sft")
+    assert {row.side for row in rows} == {"chosen"}
+    still = replace(record, after=record.before)
+    (batch,) = [
+        row
+        for row in ladder(still, PolicyFunction(model, torch.float64), training="sft")
+        if row.rung == "batch"
+    ]
+    assert batch.flow == batch.flow_measured == 0
