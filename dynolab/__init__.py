@@ -6,7 +6,7 @@
 - objectives: `build_objective` and its configs, as `DPOConfig`;
 - what the force engine moves: `PolicyFunction` (a language model), `ModuleFunction`;
 - a recorded training step: `StepRecord`, `RecordCache`; what a step did: `step_forces`, `one_step`,
-  `token_forces`;
+  `token_forces`, `step_layers`; how far first order carries: `step_validity`, `second_order`;
 - which token pushes which: `force_map` of `recorded_examples`, `pair_totals`, `breakdown`;
 - the kernel, the terms of the force, hidden layers: `kernel_…`, `…_terms`, `feature_…`;
 - forces in other trainers: `ForceCallback`;
@@ -49,9 +49,12 @@ if TYPE_CHECKING:
         kernel_stability as kernel_stability,
         one_step as one_step,
         response_terms as response_terms,
+        second_order as second_order,
         split_step as split_step,
         step_forces as step_forces,
+        step_layers as step_layers,
         step_terms as step_terms,
+        step_validity as step_validity,
         token_forces as token_forces,
     )
     from dynolab.forces.map.analysis import recorded_examples as recorded_examples
@@ -114,9 +117,12 @@ _MODULES = {
         "kernel_stability",
         "one_step",
         "response_terms",
+        "second_order",
         "split_step",
         "step_forces",
+        "step_layers",
         "step_terms",
+        "step_validity",
         "token_forces",
     ),
     "forces.map.analysis": ("recorded_examples",),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from dynolab.data.rows import ProbeRow, first_pairs, read_rows, write_rows
+from dynolab.data.rows import ProbeRow, first_pairs, read_rows
 from dynolab.results.study import ReplayFacts
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from dynolab.training.step_record import Recorded
 
 
-VALIDITY_PAIRS = 8
-"""Pairs of each split that the radius of validity is measured on: its derivatives take several
-times the seconds and memory of first order."""
+FEW_PAIRS = 8
+"""Pairs of each split that layers and the radius of validity are measured on: both take several
+times the seconds of first order."""
 
 
 class ForcesConfig(StageConfig):
@@ -36,8 +36,9 @@ class ForcesConfig(StageConfig):
 def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     """Reads inputs `data` and `trained`, a training stage with recorded steps, and what that read.
 
-    Results: `forces.jsonl`, `replay.json`, `validity.jsonl` (`Validity`, one a step; none for a
-    model that cannot be differentiated twice), and `token_map.json` of the last recorded step.
+    Results: `forces.jsonl`, `replay.json`, `layers.jsonl` (`LayerForce`), `validity.jsonl`
+    (`Validity`; empty for a model that cannot be differentiated twice), and `token_map.json` of the
+    last recorded step.
     """
     folders = record_folders(work, "trained")
     with work.shown(len(folders)) as progress:
@@ -53,52 +54,46 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
 def _measure(
     work: Work[ForcesConfig], folders: Sequence[Path], progress: StageProgress
 ) -> list[ReplayFacts]:
-    from dynolab.forces import build_token_map, step_forces, step_validity
+    from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
     from dynolab.forces.function.derivatives import derivatives_of
     from dynolab.forces.step.metrics import force_metrics
     from dynolab.forces.step.validity import Start
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     probes = first_pairs(rows, work.config.pairs)
-    few = first_pairs(rows, min(work.config.pairs, VALIDITY_PAIRS))
+    few = first_pairs(rows, min(work.config.pairs, FEW_PAIRS))
     folder = work.input_folder("trained", "model")
     policy = load_policy(folder, adapter_folder(work, "trained"))
     encoder = load_encoder(folder)
     twice = derivatives_of(policy).agrees("second")
-    replays, validities = [], []
+    tokens = work.config.batch_tokens
+    replays, validities, layers = [], [], []
     start: Start | None = None
     with (work.output / "forces.jsonl").open("w") as file:
         for number, record in enumerate(recorded_steps(work, "trained", folders), start=1):
             objective = record.facts.objective.name
             forces = step_forces(
-                record,
-                policy,
-                probes,
-                encoder,
-                stage=objective,
-                batch_tokens=work.config.batch_tokens,
+                record, policy, probes, encoder, stage=objective, batch_tokens=tokens
             )
             file.writelines(row.model_dump_json() + "\n" for row in forces.rows)
             replays.append(forces.replay)
             work.tracker.log_metrics(force_metrics(forces.rows), record.facts.step)
-            if twice:
-                start = start or Start(record.facts.step, record.before)
-                validities += [
-                    step_validity(
-                        record,
-                        policy,
-                        few,
-                        encoder,
-                        stage=objective,
-                        batch_tokens=work.config.batch_tokens,
-                        since=since,
-                    )
-                    for since in ([None] if start.step == record.facts.step else [None, start])
-                ]
+            layers += step_layers(
+                record, policy, few, encoder, stage=objective, batch_tokens=tokens
+            )
+            start = start or Start(record.facts.step, record.before)
+            changes = [None] if start.step == record.facts.step else [None, start]
+            validities += [
+                step_validity(
+                    record, policy, few, encoder, stage=objective, batch_tokens=tokens, since=since
+                )
+                for since in changes
+                if twice
+            ]
             progress.update(number, f"step {record.facts.step}")
     dumped = [replay.model_dump() for replay in replays]
     (work.output / "replay.json").write_text(json.dumps(dumped, indent=1))
-    write_rows(work.output / "validity.jsonl", validities)
+    work.write_tables(validity=validities, layers=layers)
     if folders:
         example = min(record.examples, key=_length)  # the shortest, for a readable map
         pushes = build_token_map(

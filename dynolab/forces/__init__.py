@@ -45,6 +45,7 @@ from dynolab.forces.map.terms import (
     step_terms,
     token_terms,
 )
+from dynolab.forces.step.layers import step_layers
 from dynolab.forces.step.one_step import (
     OneStep,
     central_difference,
@@ -126,6 +127,7 @@ __all__ = [
     "side_gradients",
     "split_step",
     "step_forces",
+    "step_layers",
     "step_terms",
     "step_validity",
     "token_forces",

@@ -198,3 +198,25 @@ class Validity(Measured):
     measured: float
     sweep: tuple[Sweep, ...]
     parts: tuple[BendingPart, ...]
+
+
+class LayerForce(Measured):
+    """A recorded step's forces on the features of one layer, and what they did: `layers.jsonl`.
+
+    Of `layers` blocks, `layer` have run: 0 is the first block's input. `force` is the mean over
+    `examples` of ‖Σ ∂L/∂h‖ over an example's positions; `resultant` and `mean_cosine` say whether
+    these forces point in one direction (`dynolab.forces.features.Consistency`), NaN where only one
+    example has a force. Over the watched answers' positions, `moved` = ‖Δh‖/‖h‖, and `unexplained`
+    = `Σ‖Δh − predicted‖²/Σ‖Δh‖²` with Δh to first order at the step's midpoint.
+    """
+
+    stage: str
+    step: int
+    layer: int
+    layers: int
+    examples: int
+    force: float
+    resultant: float
+    mean_cosine: float
+    moved: float
+    unexplained: float

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import GPTJConfig, GPTJForCausalLM
 
 from dynolab.data.batches import count_totals
 from dynolab.errors import ConfigError
@@ -25,6 +26,7 @@ from tests.forces import families
 from tests.forces.families import FAMILIES, build, case
 from tests.forces.lora import adapted
 from tests.forces.small_models import (
+    VOCABULARY,
     encoded,
     llama,
     neox,
@@ -101,6 +103,21 @@ def test_a_layer_is_transformers_own_hidden_state(family):
     normed = final_norm(policy)(last)
     head = policy.model.get_output_embeddings()
     assert torch.allclose(head(normed), policy.logits(policy.weights, batch), atol=1e-6)
+
+
+def test_blocks_that_return_tuples_can_be_read_and_cut():
+    torch.manual_seed(0)
+    small = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 32}
+    model = GPTJForCausalLM(GPTJConfig(**small, vocab_size=VOCABULARY, initializer_range=0.15))
+    policy = PolicyFunction(model.double().eval(), torch.float64)
+    batch, _ = policy.batch(OBSERVED)
+    last = hidden_states(policy, policy.weights, batch, -1)
+    head = model.get_output_embeddings()
+    normed = model.transformer.ln_f(last)
+    assert torch.allclose(head(normed), policy.logits(policy.weights, batch), atol=1e-9)
+    examples = with_reference(model, pairs(2))
+    forces = feature_forces(policy, examples, DPO, 1)
+    assert all(force.total.norm() > 0 for force in forces)
 
 
 def final_norm(policy):

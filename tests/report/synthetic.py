@@ -10,7 +10,7 @@ import numpy as np
 from dynolab.data.rows import ProbeRow
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.study import ReportInputs, StudyFacts, Training
-from dynolab.results.forces import BendingPart, Sweep, Validity
+from dynolab.results.forces import BendingPart, LayerForce, Sweep, Validity
 from dynolab.results.study import (
     Answer,
     ForceRow,
@@ -244,6 +244,25 @@ def validity(stage: str, rate: float, steps: Sequence[int]) -> tuple[Validity, .
     )
 
 
+def layers(stage: str, steps: Sequence[int]) -> tuple[LayerForce, ...]:
+    return tuple(
+        LayerForce(
+            stage=stage,
+            step=step,
+            layer=layer,
+            layers=2,
+            examples=8,
+            force=0.3,
+            resultant=0.9 - 0.2 * layer,
+            mean_cosine=0.5,
+            moved=0.01 * (1 + layer),
+            unexplained=1e-4,
+        )
+        for step in steps
+        for layer in range(3)
+    )
+
+
 def answers() -> tuple[Answer, ...]:
     """Different answers after SFT, the first one's to all prompts after preference training."""
     said = {"base": " mm mm", "sft": " it is {}", "preference": " it is 0"}
@@ -276,6 +295,7 @@ def training(name: str, stage: str, **more: object) -> Training:
             forces=forces(stage, SFT, steps),
             replay=replay(stage, 2e-4, steps),
             validity=validity(stage, 2e-4, steps),
+            layers=layers(stage, steps),
         )
     else:
         after_sft = {k: START.get(k, -48.0) + float(s(np.array(1.0))) for k, s in SFT.items()}
@@ -288,6 +308,7 @@ def training(name: str, stage: str, **more: object) -> Training:
             forces=forces(stage, DPO, steps),
             replay=replay(stage, 1e-2, steps),
             validity=validity(stage, 1e-2, steps),
+            layers=layers(stage, steps),
             token_map=token_map(),
         )
     return dataclasses.replace(found, **more)  # type: ignore[arg-type]

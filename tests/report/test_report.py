@@ -41,7 +41,7 @@ def with_trainings(*trainings: Training) -> ReportInputs:
 def test_figures_hold_valid_json_and_known_colours(folder: Path) -> None:
     """A colour without a dark partner would stay light on a dark page."""
     assert len(set(DARK.values())) == len(DARK)
-    assert check_figures(folder, "report.html") == 12
+    assert check_figures(folder, "report.html") == 13
 
 
 def test_summary_is_flat_finite_json(folder: Path) -> None:
@@ -104,6 +104,14 @@ def test_summary_is_flat_finite_json(folder: Path) -> None:
         pytest.param(
             re.escape("DPOsteps 10–402%1.61.9softmax +108% and layers.0 −8.0%"),
             id="what bends it",
+        ),
+        pytest.param(
+            re.escape(
+                "A step of DPO moves features by up to 3% of their size, most at layer 2; the "
+                "resultant of its examples’ forces goes from 0.9 at the first layer to 0.5 at the "
+                "last"
+            ),
+            id="where features move",
         ),
     ],
 )
@@ -191,7 +199,7 @@ def test_a_study_without_measurements_still_has_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "missing", ["probes", "metrics", "forces", "replay", "validity", "token_map"]
+    "missing", ["probes", "metrics", "forces", "replay", "validity", "layers", "token_map"]
 )
 def test_a_missing_part_leaves_the_others(missing: str, tmp_path: Path) -> None:
     empty = None if missing == "token_map" else ()
@@ -236,6 +244,7 @@ def test_reads_what_the_stages_wrote(training: Training, tmp_path: Path) -> None
     write_rows(tmp_path / "metrics.jsonl", training.metrics)
     write_rows(tmp_path / "forces.jsonl", training.forces)
     write_rows(tmp_path / "validity.jsonl", training.validity)
+    write_rows(tmp_path / "layers.jsonl", training.layers)
     replay = [row.model_dump() for row in training.replay]
     (tmp_path / "replay.json").write_text(json.dumps(replay))
     if training.token_map is not None:

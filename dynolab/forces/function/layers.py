@@ -31,7 +31,14 @@ def at_layer(policy: PolicyFunction, layer: int, see: Callable[[Tensor], Tensor]
     with learned positions if the family adds them); the number of blocks, or −1, is the last
     block's output, before the final norm.
     """
-    blocks = _blocks(policy.causal)
+    blocks = blocks_of(policy.causal)
+    if blocks is None:
+        raise ConfigError(
+            "model",
+            type(policy.causal).__name__,
+            "its base model has no list of its blocks; give a decoder such as Llama, Qwen, "
+            "Mistral, GPT-NeoX or GPT-2",
+        )
     number = _number(layer, len(blocks))
     if number == 0:
         handle = blocks[0].register_forward_pre_hook(
@@ -39,7 +46,9 @@ def at_layer(policy: PolicyFunction, layer: int, see: Callable[[Tensor], Tensor]
         )
     else:
         handle = blocks[number - 1].register_forward_hook(
-            lambda module, inputs, output: see(output)
+            lambda module, inputs, output: (
+                (see(output[0]), *output[1:]) if isinstance(output, tuple) else see(output)
+            )
         )
     try:
         yield
@@ -70,18 +79,13 @@ def at_head(policy: PolicyFunction, see: SeeHead) -> Iterator[None]:
         handle.remove()
 
 
-def _blocks(causal: nn.Module) -> nn.ModuleList:
-    """The list of decoder blocks, whatever its family calls it."""
+def blocks_of(causal: nn.Module) -> nn.ModuleList | None:
+    """The list of decoder blocks, whatever its family calls it; None if it has no such list."""
     count = causal.config.num_hidden_layers  # type: ignore[union-attr]
     for child in causal.base_model.children():  # type: ignore[union-attr]
         if isinstance(child, nn.ModuleList) and len(child) == count:
             return child
-    raise ConfigError(
-        "model",
-        type(causal).__name__,
-        f"its base model has no list of {count} blocks; give a decoder such as Llama, Qwen, "
-        "Mistral, GPT-NeoX or GPT-2",
-    )
+    return None
 
 
 def _number(layer: int, blocks: int) -> int:

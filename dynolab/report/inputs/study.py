@@ -12,7 +12,7 @@ from dynolab.report.inputs.audit import Audit
 from dynolab.report.inputs.files import StageFacts, rows
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.results.arms import ComparedArms
-from dynolab.results.forces import KernelFindings, KernelSizeRow, Validity
+from dynolab.results.forces import KernelFindings, KernelSizeRow, LayerForce, Validity
 from dynolab.results.squeezing import Forecast, Generation, LadderRung, RisenMass
 from dynolab.results.study import (
     AlarmRing,
@@ -57,6 +57,7 @@ class Training:
     forces: tuple[ForceRow, ...] = ()
     replay: tuple[ReplayFacts, ...] = ()
     validity: tuple[Validity, ...] = ()
+    layers: tuple[LayerForce, ...] = ()
     token_map: TokenMap | None = None
     alarm: AlarmRing | None = None
 
@@ -133,6 +134,7 @@ def read_training(name: str, trained: Path, forces: Path | None = None) -> Train
         metrics=rows(trained, "metrics.jsonl", MetricsLine, optional=True),
         forces=rows(forces, "forces.jsonl", ForceRow, optional=True),
         replay=read_value(replay, tuple[ReplayFacts, ...]) if replay and replay.exists() else (),
+        layers=rows(forces, "layers.jsonl", LayerForce, optional=True),
         validity=rows(forces, "validity.jsonl", Validity, optional=True),
         token_map=read_value(token_map, TokenMap) if token_map and token_map.exists() else None,
     )

@@ -36,6 +36,7 @@ from dynolab.report.page import (
 from dynolab.report.reproduction import reproduction_section
 from dynolab.report.study.answers import answer_section, hallucination_section
 from dynolab.report.study.ladder import ladder_figure, ladder_section
+from dynolab.report.study.layers import layer_figure
 from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path_figure, stages_of
 from dynolab.report.study.paths_svg import paths_svg
 from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
@@ -154,6 +155,7 @@ def _force_figures(inputs: ReportInputs) -> list[Figure | None]:
         training_figure(trainings),
         prediction_figure(trainings),
         validity_figure(trainings),
+        layer_figure(trainings),
         *map(decomposition_figure, reversed(trainings)),
         token_map_figure(maps[-1]) if maps else None,
         kernel_size_figure(kernel) if kernel else None,
