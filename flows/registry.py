@@ -22,6 +22,7 @@ FLOWS = {
     "train": "Train as a study does, without its analyses.",
     "sweep": "Try settings of another flow: a grid, draws or Optuna's TPE.",
     "squeezing": "Show where pushed-down probability goes, in one softmax and in a model.",
+    "coupling": "Check whether the same answers stay coupled, over learning rates and under DPO.",
     "simplicity": "Compare which mappings from objects to messages are learned fast, and why.",
     "classification": "Measure which image pushes which, and how every example is learned.",
     "supervision": "Compare what to teach when labels are wrong, and what is learned faster.",

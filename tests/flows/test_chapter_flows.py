@@ -11,12 +11,13 @@ from dynolab.claims.verdict import Verdict
 from dynolab.errors import ConfigError
 from dynolab.report.style import DARK
 from dynolab.results.simplicity import LearnedMapping
-from flows import simplicity, squeezing
+from flows import coupling, simplicity, squeezing
 from flows.flow import StagedFlow
 from flows.parameters import load_parameters
 from tasks.runtime.open_platform import planning_platform
 from tasks.runtime.work import StageResult
-from tests.flows.analysed import Analysed
+from tasks.training import SFT
+from tests.flows.analysed import WORLD, Analysed
 from tests.flows.in_process import step_names
 from tests.flows.lab import ROOT
 
@@ -77,6 +78,43 @@ def test_the_built_in_chapter_trains_its_own_model_with_one_seed() -> None:
     assert configs["model"]["engine"]["kind"] == "plain"
 
 
+def test_coupling_reads_the_kernel_along_both_trainings(analysed: Analysed) -> None:
+    training = {"engine": {"kind": "plain", "ranks": 1}, "steps": 4, "batch_size": 4}
+    dpo = {"objective": {"name": "dpo"}, "optimizer": {"name": "sgd"}, **training}
+    settings = {
+        "data": {"world": WORLD.model_dump()},
+        "base": {"training": training},
+        "sft": {**training, "optimizer": {"learning_rate": 1e-4}},
+        "preference": dpo,
+        "rates": [1, 4],
+        "readings": 2,
+        "kernel": {"observed_pairs": 2, "updating_pairs": 3, "rank": 2, "probes": 2},
+    }
+    plan = analysed.plan(coupling.FLOW, settings)
+    arms = [step for n in (0, 1) for step in (f"sft-{n}", f"dpo-{n}", f"kernel-{n}")]
+    assert step_names(plan) == ["data", "base", *arms, "coupling-page"]
+    page = analysed.run_plan(plan)["coupling-page"]
+    assert analysed.to_run(plan) == set()
+    found = claims(analysed, page)
+    assert {claim.topic for claim in found.values()} == {
+        "learning rate 0.0001",
+        "learning rate 0.0004",
+    }
+    (during, after) = list(found.values())[:2]
+    assert [measured.name for measured in during.measured] == ["start to step-2", "step-2 to sft"]
+    assert [measured.name for measured in after.measured] == ["sft to preference"]
+    assert "The order changes most at learning rate" in analysed.text(page, "coupling.html")
+    assert check_colours(analysed, page) == {"coupling"}
+
+
+def test_the_built_in_coupling_is_planned_as_it_stands() -> None:
+    file = ROOT / "deploy" / "studies" / "coupling_builtin.yaml"
+    known = load_parameters(coupling.CouplingParameters, file)
+    planned = coupling.FLOW.plan(known, planning_platform())
+    rates = [step.config.optimizer.learning_rate for step in planned.steps if step.stage is SFT]
+    assert rates == pytest.approx([5e-5, 2e-4, 8e-4])
+
+
 def test_simplicity_learns_every_space_and_makes_a_page(analysed: Analysed) -> None:
     settings = {
         "name": "small",
@@ -135,6 +173,9 @@ REFUSED_PUSHES: list[tuple[dict[str, Any], str]] = [
     ("flow", "settings", "message"),
     [
         *((simplicity.FLOW, *case) for case in REFUSED_SPACES),
+        (coupling.FLOW, {"rates": [1, 1]}, "rates = (1.0, 1.0): name every positive multiple once"),
+        (coupling.FLOW, {"rates": [0]}, "rates = (0.0,): name every positive multiple once"),
+        (coupling.FLOW, {"readings": 900}, "readings = 900: SFT has"),
         *((squeezing.FLOW, *case) for case in REFUSED_PUSHES),
     ],
 )
