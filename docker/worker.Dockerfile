@@ -19,6 +19,7 @@ WORKDIR /home/dynolab/app
 ENV DS_BUILD_OPS=0 \
     DYNOLAB_HOME=/home/dynolab/home \
     OMP_WAIT_POLICY=PASSIVE \
+    THP_MEM_ALLOC_ENABLE=1 \
     PYTHONUNBUFFERED=1 \
     PATH=/home/dynolab/venv/bin:$PATH
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from dynolab.errors import DynolabError
 from flows.registry import FLOWS, load_flow
+from tasks.runtime.system.computing import COMPUTING
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,15 +23,14 @@ app = typer.Typer(
 )
 errors = Console(stderr=True)
 
-QUIET = {
+ENVIRONMENT = {
     # Prefect's log lines go to its server, ours to the terminal.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow does not accept "1" in DO_NOT_TRACK
-    # Threads that spin while waiting slow each other down a hundredfold on a busy machine.
-    "OMP_WAIT_POLICY": "PASSIVE",
+    **COMPUTING,
 }
 
 INTERRUPTED = 130  # exit code after Ctrl-C and SIGTERM
@@ -182,7 +182,7 @@ def up(
 
 def main() -> None:
     """Entry point: prints a DynolabError as one message and exits with code 2."""
-    for name, value in QUIET.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
 

@@ -18,6 +18,7 @@ from tasks.runtime.servers.postgres_redis import (
 )
 from tasks.runtime.servers.server_processes import PREFECT, Address, Service, Services
 from tasks.runtime.servers.standing_servers import up
+from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
 from tasks.runtime.system.secret_files import KEY, own_folder, signing_key
 from tasks.runtime.system.settings import Settings
@@ -89,11 +90,11 @@ def work_for(services: Services) -> Iterator[Services]:
     """
     home, mark = services.home, f"{os.getpid()}-{services.addresses[PREFECT].pid}"
     environment = {
+        **COMPUTING,
         **os.environ,
         **services.environment(),
         "DYNOLAB_HOME": str(home),
         _MARK: mark,
-        "OMP_WAIT_POLICY": "PASSIVE",
     }
     _register(home, environment)
     workers = Services(home, tuple(_worker(home, pool, environment) for pool in POOLS))

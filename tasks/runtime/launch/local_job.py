@@ -24,6 +24,7 @@ from dynolab.errors import RankFailed
 from dynolab.rank_authentication import MEETING, SECRET
 from dynolab.store.owner import this_process
 from tasks.runtime.launch.devices import VISIBLE, gpus_visible, hold_devices, host_devices
+from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.processes import Process, kill_marked, last_lines, start_child, stop_group
 
 _GRACE_SECONDS = 10.0
@@ -38,7 +39,7 @@ _INHERITED = re.compile(
     PATH|HOME|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_.*|TMPDIR|TMP|TEMP|XDG_CACHE_HOME|VIRTUAL_ENV
     |PYTHON.*|LD_LIBRARY_PATH|LD_PRELOAD|MALLOC_.*
     |CC|CXX|CPATH|LIBRARY_PATH|MAX_JOBS  # DeepSpeed compiles kernels
-    |(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN)_.*
+    |(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN|THP)_.*
     |(TORCH|PYTORCH|TORCHINDUCTOR|TRITON|DS|DEEPSPEED)_.*
     |(CUDA|CUBLAS|CUDNN|NVIDIA|NVTE|ROCM|ROCR|HIP|HSA)_.*
     |(NCCL|RCCL|GLOO|UCX|FI)_.*
@@ -183,6 +184,7 @@ def rank_environment(
         defaults["GLOO_SOCKET_IFNAME"] = interface
     owner = json.dumps(this_process())
     environment = {
+        **COMPUTING,
         **inherited,
         **defaults,
         **additions,

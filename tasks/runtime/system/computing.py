@@ -1,0 +1,11 @@
+"""The environment in which processes compute well; what the user has set stands."""
+
+from __future__ import annotations
+
+COMPUTING = {
+    # Threads that spin while waiting slow each other down a hundredfold on a busy machine.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # torch asks the kernel for huge pages for large tensors: far fewer page faults.
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
+"""OpenMP and torch read these once, when they load and allocate first."""
