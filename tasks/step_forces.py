@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dynolab.training.step_record import Recorded
 
 
-FEW_PAIRS = 8
+FEW_PAIRS = 4
 """Pairs of each split that layers and the radius of validity are measured on: both take several
 times the seconds of first order."""
 
