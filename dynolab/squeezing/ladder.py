@@ -15,8 +15,8 @@ The optimizer's preconditioner, learning rate and clip factor are in all rungs b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,9 @@ EXAMPLES, POSITIONS = 4, 4
 position needs a backward pass and a forward derivative of its own."""
 
 
+EVERY_TOKEN = View.vocabulary()
+
+
 @dataclass(frozen=True)
 class Pictures:
     """Some positions of one answer: Δ log π of the whole vocabulary, by rung and measured."""
@@ -64,11 +67,10 @@ def ladder(record: StepRecord, policy: PolicyFunction, *, training: str) -> list
 
     **Raises:** `ConfigError` for a model without forward derivatives.
     """
-    objective = build_objective(record.facts.objective)
     update = split_step(record, policy).update
     seen: dict[int, list[Pictures]] = {}
     for number in range(min(EXAMPLES, len(record.examples))):
-        for side, answer in pictures(record, policy, objective, update, number):
+        for side, answer in pictures(record, policy, update, number):
             seen.setdefault(side, []).append(answer)
     return [
         row
@@ -78,56 +80,48 @@ def ladder(record: StepRecord, policy: PolicyFunction, *, training: str) -> list
 
 
 def pictures(
-    record: StepRecord,
-    policy: PolicyFunction,
-    objective: Objective,
-    update: FrozenUpdate,
-    number: int,
+    record: StepRecord, policy: PolicyFunction, update: FrozenUpdate, number: int
 ) -> Iterator[tuple[int, Pictures]]:
-    """One example's answers, seen at some of their trained positions."""
-    batch = record_batch(record, policy, [number])
-    before = policy.cast(record.before)
-    with torch.no_grad():
-        logits = policy.logits(before, batch)
-        rates = objective.token_weights(read_logps(objective, logits, batch), batch)
-        rule = View.vocabulary().changes(logits, -force(rates, logits, batch))
-        start = logits.log_softmax(-1)
-        measured = policy.logits(policy.cast(record.after), batch).log_softmax(-1) - start
-    trained = (rates != 0).reshape(len(rates), -1).any(1)
-    gradient = _gradient(policy, before, batch, objective, rates)
-    own = update.along(gradient)
-    table, embeds = _table(policy)
+    """One example's answers by side, at some of their trained positions.
+
+    **Arguments:** `update`: the step's map from gradients to changes (`split_step`); `number`: of
+    the example in the record.
+    """
+    example = _Example.of(record, policy, update, number)
+    batch, logits, rates = example.batch, example.logits, example.rates
+    own = update.along(example.gradient())
     directions: dict[Rung, Weights] = {
         "weights": own,
         "batch": policy.cast(change_of(record.before, record.after)),
     }
+    table, embeds = _table(policy)
     if table in own and embeds:
         directions["table"] = {table: own[table]}
-    view = View.vocabulary()
-    moved = policy.change_along(before, directions.values(), batch, view=view)
-    predicted: dict[Rung, Tensor] = {"logits": rule, **dict(zip(directions, moved, strict=True))}
+    predicted: dict[Rung, Tensor] = {
+        "logits": EVERY_TOKEN.changes(logits, -force(rates, logits, batch)),
+        **dict(zip(directions, example.moved_along(directions.values()), strict=True)),
+    }
     if table in own:
-        predicted["head"] = _by_head(policy, before, batch, objective, rates, update, table)
-    for side in objective.sides:
+        predicted["head"] = example.moved_by_head(table)
+    before = logits.log_softmax(-1)
+    with torch.no_grad():
+        after = policy.logits(policy.cast(record.after), batch).log_softmax(-1)
+    trained = (rates != 0).reshape(len(rates), -1).any(1)
+    for side in build_objective(record.facts.objective).sides:
         places = ((batch.token_side == side) & trained).nonzero()[:, 0]
         if not len(places):
             continue
         picked = places[torch.linspace(0, len(places) - 1, min(POSITIONS, len(places))).long()]
         alone = [
-            policy.change_along(
-                before,
-                [update.along(_gradient(policy, before, batch, objective, rates, [place]))],
-                batch,
-                view=view,
-            )[0, place]
+            example.moved_along([update.along(example.gradient([place]))])[0, place]
             for place in picked.tolist()
         ]
         yield (
             side,
             Pictures(
                 label=batch.token[picked],
-                before=start[picked],
-                measured=measured[picked],
+                before=before[picked],
+                measured=(after - before)[picked],
                 predicted={
                     **{rung: change[picked] for rung, change in predicted.items()},
                     "own_token": torch.stack(alone),
@@ -136,55 +130,69 @@ def pictures(
         )
 
 
-def _gradient(
-    policy: PolicyFunction,
-    before: Weights,
-    batch: TokenBatch,
-    objective: Objective,
-    rates: Tensor,
-    places: Sequence[int] | None = None,
-) -> dict[str, Tensor]:
-    """Gradient of the loss through all tokens of the batch, or through some."""
-    leaves = {name: w.detach().requires_grad_() for name, w in before.items()}
-    with torch.enable_grad():
-        loss = -(rates * objective_logps(policy, leaves, batch, objective)).reshape(len(rates), -1)
-        chosen = loss if places is None else loss[list(places)]
-        gradients = torch.autograd.grad(chosen.sum(), list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True))
+@dataclass(frozen=True)
+class _Example:
+    """One example of a step, at the weights before it: its logits, and the objective's c."""
 
+    policy: PolicyFunction
+    objective: Objective
+    update: FrozenUpdate
+    before: dict[str, Tensor]
+    batch: TokenBatch
+    logits: Float[Tensor, "tokens vocabulary"]
+    rates: Float[Tensor, "tokens ..."]
 
-@torch.no_grad()
-def _by_head(
-    policy: PolicyFunction,
-    before: Weights,
-    batch: TokenBatch,
-    objective: Objective,
-    rates: Tensor,
-    update: FrozenUpdate,
-    table: str,
-) -> Float[Tensor, "tokens vocabulary"]:
-    """First order of the head's own change at fixed features."""
-    leaf = before[table].detach().requires_grad_()
-    zero = torch.zeros_like(leaf)
+    @classmethod
+    def of(
+        cls, record: StepRecord, policy: PolicyFunction, update: FrozenUpdate, number: int
+    ) -> _Example:
+        objective = build_objective(record.facts.objective)
+        batch, before = record_batch(record, policy, [number]), policy.cast(record.before)
+        with torch.no_grad():
+            logits = policy.logits(before, batch)
+            rates = objective.token_weights(read_logps(objective, logits, batch), batch)
+        return cls(policy, objective, update, before, batch, logits, rates)
 
-    def with_leaf(features: Tensor, output: Tensor) -> Tensor:
-        return output.detach() + F.linear(features.detach(), leaf - leaf.detach())
+    def moved_along(
+        self, directions: Iterable[Weights]
+    ) -> Float[Tensor, "directions tokens vocabulary"]:
+        """First-order Δ log π of the whole vocabulary, at temperature 1, along changes."""
+        plain = replace(self.batch, temperature=1.0)
+        return self.policy.change_along(self.before, directions, plain, view=EVERY_TOKEN)
 
-    with torch.enable_grad(), at_head(policy, with_leaf):
-        loss = -(rates * objective_logps(policy, before, batch, objective)).sum()
-        (gradient,) = torch.autograd.grad(loss, [leaf])
-    change = update.along({table: gradient})[table]
+    def gradient(self, places: Sequence[int] | None = None) -> dict[str, Tensor]:
+        """Gradient of the loss through all tokens, or through some."""
+        leaves = {name: w.detach().requires_grad_() for name, w in self.before.items()}
+        with torch.enable_grad():
+            losses = self._losses(leaves)
+            chosen = losses if places is None else losses[list(places)]
+            gradients = torch.autograd.grad(
+                chosen.sum(), list(leaves.values()), materialize_grads=True
+            )
+        return dict(zip(leaves, gradients, strict=True))
 
-    def logits(weights: Weights) -> Tensor:
-        def moved(features: Tensor, output: Tensor) -> Tensor:
-            return output + F.linear(features, weights["head"])
+    def _losses(self, weights: Weights) -> Float[Tensor, "tokens targets"]:
+        logps = objective_logps(self.policy, weights, self.batch, self.objective)
+        return -(self.rates * logps).reshape(len(self.rates), -1)
 
-        with at_head(policy, moved):
-            return policy.logits(before, batch)
+    def moved_by_head(self, table: str) -> Float[Tensor, "tokens vocabulary"]:
+        """First-order Δ log π by the head's own change, at fixed features."""
+        leaf = self.before[table].detach().requires_grad_()
 
-    value = policy.logits(before, batch)
-    along: Tensor = jvp(logits, ({"head": zero},), ({"head": change},))[1]
-    return View.vocabulary().changes(value, along)
+        def through_head_alone(features: Tensor, output: Tensor) -> Tensor:
+            return output.detach() + F.linear(features.detach(), leaf - leaf.detach())
+
+        with torch.enable_grad(), at_head(self.policy, through_head_alone):
+            (gradient,) = torch.autograd.grad(self._losses(self.before).sum(), [leaf])
+        change = self.update.along({table: gradient})[table]
+
+        def logits(head: Tensor) -> Tensor:
+            with at_head(self.policy, lambda features, output: output + F.linear(features, head)):
+                return self.policy.logits(self.before, self.batch)
+
+        with torch.no_grad():
+            moved: Tensor = jvp(logits, (torch.zeros_like(change),), (change,))[1]
+        return EVERY_TOKEN.changes(self.logits, moved)
 
 
 def _table(policy: PolicyFunction) -> tuple[str, bool]:

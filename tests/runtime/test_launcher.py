@@ -110,10 +110,11 @@ def test_all_ranks_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "NCCL_DEBUG": "WARN",
         "RANK": "5",
         "CUDA_VISIBLE_DEVICES": "",
+        "OMP_WAIT_POLICY": "ACTIVE",
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    for name in ("OMP_NUM_THREADS", "DS_ACCELERATOR"):
+    for name in ("OMP_NUM_THREADS", "DS_ACCELERATOR", "THP_MEM_ALLOC_ENABLE"):
         monkeypatch.delenv(name, raising=False)
     job = Job(tmp_path, [["wait-for-looked"], ["wait-for-looked", "lock"]])
     calls: list[bool] = []
@@ -139,6 +140,8 @@ def test_all_ranks_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             ("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2))),
             (ALLOWED, "my.rewards"),
             ("NCCL_DEBUG", "WARN"),
+            ("OMP_WAIT_POLICY", "ACTIVE"),
+            ("THP_MEM_ALLOC_ENABLE", "1"),
         }
         private = Path(environment[MEETING]).parent
         assert private.parent == tmp_path and not private.exists()

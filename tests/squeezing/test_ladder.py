@@ -11,9 +11,12 @@ from dynolab.forces import PolicyFunction, split_step
 from dynolab.forces.function.layers import at_head
 from dynolab.forces.function.views import View
 from dynolab.forces.step.split import record_batch
-from dynolab.objectives import DPOConfig, SFTConfig, build_objective, force, read_logps
+from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective, force, read_logps
+from dynolab.objectives.simko import SimKOConfig
 from dynolab.squeezing.ladder import ladder, pictures
 from dynolab.training.config import OptimizerConfig, TrainConfig
+from dynolab.training.step_record import StepFacts, StepRecord
+from tests.forces.families import case
 from tests.forces.small_models import (
     llama,
     neox,
@@ -37,9 +40,7 @@ def step_on(model, objective, *examples, optimizer=SGD):
 
 
 def seen(record, policy, number=0):
-    objective = build_objective(record.facts.objective)
-    update = split_step(record, policy).update
-    return dict(pictures(record, policy, objective, update, number))
+    return dict(pictures(record, policy, split_step(record, policy).update, number))
 
 
 def test_one_example_is_the_whole_batch():
@@ -104,6 +105,20 @@ def test_the_last_rung_foretells_a_small_step(optimizer):
         assert row.positions in (11, 12)  # four an answer, where it has as many
     first = [row for row in rows if row.rung == "logits"]
     assert max(row.auc for row in first) < min(row.auc for row in last)
+
+
+@pytest.mark.parametrize("config", [GRPOConfig(kl=0.05), SimKOConfig(share=0.4)], ids=repr)
+def test_a_loss_at_a_temperature_is_foretold_at_temperature_one(config):
+    here, objective = case("gpt_neox"), build_objective(config)
+    start, step = here.policy.weights, here.descent(objective, 0.7)
+    after = {name: w + 1e-4 * step[name] for name, w in start.items()}
+    facts = StepFacts(
+        step=0, learning_rate=1e-4, grad_norm=1.0, clip_factor=1.0, objective=config, optimizer=SGD
+    )
+    record = StepRecord(facts, tuple(here.updating(objective, 0.7)), start, after, {})
+    for number in range(len(record.examples)):
+        for answer in seen(record, here.policy, number).values():
+            assert relative(answer.predicted["batch"], answer.measured) < 1e-2
 
 
 def test_positions_that_were_not_trained_on_are_left_out():

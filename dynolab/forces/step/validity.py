@@ -62,11 +62,11 @@ def step_validity(
     answers, and its radius ends where `u = UNEXPLAINED`: predicted with Δ(s) from logits to second
     order (`SecondOrder.change`), and measured with Δ(s) from forwards.
 
-    **Arguments:** as of `step_forces`, and `since`: an earlier step, from whose weights the
-    change starts. Its radius is in units of the whole change, which a training at
-    another rate takes only roughly in the same direction.
+    **Arguments:** as of `step_forces`, and `since`: an earlier step, from whose weights the change
+    starts. Its radius is in units of the whole change, whose direction a training at another rate
+    takes only roughly.
 
-    **Raises:** `ConfigError` for a model without forward derivatives.
+    **Raises:** `ConfigError` for a model whose second derivatives are not those of its forward.
     """
     answers = encode_probes(probes, encoder)
     start = record.before if since is None else since.weights
