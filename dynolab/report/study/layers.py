@@ -17,7 +17,6 @@ from dynolab.statistics import mean_interval
 _PANELS = (
     ("moved", "how far features move", "‖Δh‖ / ‖h‖"),
     ("resultant", "in one direction?", "resultant of unit forces"),
-    ("unexplained", "beyond first order", "1 − R² of Δh"),
 )
 
 
@@ -46,8 +45,7 @@ def layer_figure(trainings: Sequence[Training]) -> Figure | None:
         "the hidden states at the response positions of watched answers. Resultant: of the unit "
         f"vectors of {examples} examples’ forces ∂L/∂h, 1 where all push in one direction, about "
         f"{number(examples**-0.5, 2)} where their directions are unrelated: energy without "
-        "direction. Beyond first order: what the Jacobian midway through the step leaves of Δh. "
-        "Bands: 95% over recorded steps.",
+        "direction. Bands: 95% over recorded steps.",
         line_plot(panels),
     )
 
@@ -69,9 +67,9 @@ def _line(training: Training, measure: str) -> Line:
 
 def _message(training: Training) -> str:
     """Where a step moves features most, and whether forces there agree."""
-    moved, resultant, left = (_line(training, name) for name, *_ in _PANELS)
+    moved, resultant = (_line(training, name) for name, *_ in _PANELS)
     most = int(np.argmax([interval.mean for interval in moved.intervals]))
-    worst = max(interval.mean for interval in left.intervals)
+    worst = max(row.unexplained for row in training.layers)
     first, last = (number(resultant.intervals[end].mean, 2) for end in (0, -1))
     return (
         f"A step of {objective_name(training.stage)} moves features by up to "

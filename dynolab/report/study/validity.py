@@ -9,11 +9,14 @@ from dynolab.report.figure import LEGEND_BELOW, Figure, subplots
 from dynolab.report.inputs.study import Training
 from dynolab.report.page import Section, section, table
 from dynolab.report.style import CHOSEN, REJECTED, ZERO, objective_name, stage_title
-from dynolab.report.text import join, number
+from dynolab.report.text import join, number, true_minus
 from dynolab.results.forces import Validity
 
-_PARTS = 4
-"""Parts of the second order that a row of the table names."""
+_PARTS, _SMALLEST = 4, 0.01
+"""Parts of the second order that a row of the table names, and the smallest share among them."""
+
+_BEYOND = 16
+"""How many times the largest radius the figure shows."""
 
 
 def validity_figure(trainings: Sequence[Training]) -> Figure | None:
@@ -21,23 +24,25 @@ def validity_figure(trainings: Sequence[Training]) -> Figure | None:
     trainings = [training for training in trainings if training.validity]
     if not trainings:
         return None
+    radii = [own.predicted for training in trainings for own, _, _ in _shown(training)]
+    last = _BEYOND * max([1.0, *(radius for radius in radii if math.isfinite(radius))])
     plot = subplots(
         [stage_title(training.stage) for training in trainings],
         440,
         space=0.1,
         margin={"l": 72, "r": 24, "t": 48, "b": 110},
         legend=LEGEND_BELOW | {"x": 0, "xanchor": "left"},
-        x={"type": "log", "title_text": "times the learning rate", "dtick": 2},
-        y={"type": "log", "range": [-6, 0.15], "dtick": 2},
-        y_title="unexplained share, 1 − R²",
+        x={"type": "log", "title_text": "times the learning rate", "dtick": 1},
+        y={"type": "log", "range": [-6, 0.6], "dtick": 2, "tickformat": ".4~%"},
+        y_title="left unexplained, 1 − R²",
     )
     for col, training in enumerate(trainings, start=1):
         where = {"row": 1, "col": col}
         for own, name, color in _shown(training):
             look = {"legendgroup": name, "name": name, **where}
             plot.add_scatter(
-                x=[point.multiple for point in own.sweep],
-                y=[point.predicted for point in own.sweep],
+                x=[point.multiple for point in own.sweep if point.multiple <= last],
+                y=[point.predicted for point in own.sweep if point.multiple <= last],
                 mode="lines",
                 line={"color": color, "width": 2},
                 showlegend=col == 1,
@@ -80,22 +85,24 @@ def _message(training: Training) -> str:
     objective = objective_name(training.stage)
     *_, (own, _, _) = _shown(training)
     if own.since is None:
-        subject = f"step {own.step} of {objective}"
+        did, seen = f"step {own.step} of {objective} did", "the weights before it"
     else:
-        subject = f"the {own.step - own.since + 1} steps of {objective} together"
-    left = f"First order leaves {number(100 * own.unexplained, 2)}% of {subject} unexplained"
-    bound = f"{number(100 * own.bound, 2)}%"
-    if own.unexplained > own.bound:
-        return f"{left}, more than the {bound} that a reader may neglect."
-    return f"{left}; {bound} is reached {_radius(own)}."
-
-
-def _radius(own: Validity) -> str:
-    """Where the bound is reached, in words."""
-    if math.isnan(own.predicted):
-        return "at no multiple tried"
+        steps = own.step - own.since + 1
+        did, seen = f"the {steps} steps of {objective} did together", "their start"
     measured = "" if math.isnan(own.measured) else f" (measured: {number(own.measured, 2)})"
-    return f"at {number(own.predicted, 2)} times the learning rate{measured}"
+    radius = (
+        "no multiple of the learning rate tried"
+        if math.isnan(own.predicted)
+        else f"{number(own.predicted, 2)} times the learning rate{measured}"
+    )
+    return (
+        f"Seen from {seen}, first order leaves {_percent(own.unexplained)} of what {did} "
+        f"unexplained; {radius} would leave {_percent(own.bound)}."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{number(100 * share, 2)}%"
 
 
 def validity_section(trainings: Sequence[Training]) -> Section | None:
@@ -104,7 +111,7 @@ def validity_section(trainings: Sequence[Training]) -> Section | None:
         (
             objective_name(training.stage),
             f"step {own.step}" if own.since is None else f"steps {own.since}–{own.step}",
-            f"{number(100 * own.unexplained, 2)}%",
+            _percent(own.unexplained),
             number(own.predicted, 2),
             number(own.measured, 2),
             _bending(own),
@@ -114,12 +121,12 @@ def validity_section(trainings: Sequence[Training]) -> Section | None:
     ]
     if not rows:
         return None
-    bound = number(100 * trainings[-1].validity[0].bound, 2) if trainings[-1].validity else "5"
+    bound = _percent(next(own.bound for training in trainings for own in training.validity))
     heads = ("training", "change", "unexplained", "radius, predicted", "measured", "what bends")
     return section(
         "radius",
         "Where first order ends",
-        f"The radius is the multiple of the change at which first order leaves {bound}% "
+        f"The radius is the multiple of the change at which first order leaves {bound} "
         "unexplained. What bends: the prediction’s own change (softmax, A), or the change of the "
         "network’s Jacobian, and with it of K, by parameter block; shares of the second order, "
         "which add up to 100%. Negative ones straighten.",
@@ -143,6 +150,6 @@ def outside_radius(training: Training) -> str:
 
 def _bending(own: Validity) -> str:
     """The largest parts of the second order, by their size."""
-    shares = {part.part: part.share for part in own.parts if math.isfinite(part.share)}
+    shares = {part.part: part.share for part in own.parts if abs(part.share) >= _SMALLEST}
     largest = sorted(shares, key=lambda part: -abs(shares[part]))[:_PARTS]
-    return join([f"{part} {number(100 * shares[part], 2, sign=True)}%" for part in largest])
+    return ", ".join(f"{part} {true_minus(f'{100 * shares[part]:+.0f}')}%" for part in largest)
