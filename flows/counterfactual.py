@@ -41,11 +41,16 @@ class CounterfactualParameters(FlowParameters):
     further_seeds: int = Field(
         2, ge=0, description="Further seeds of training, each with and without the blamed groups."
     )
+    metagradient: bool = Field(
+        True,
+        description="Differentiate the training, too, if its optimizer allows it; costs a "
+        "Hessian-vector product for every step and watched answer.",
+    )
 
 
 def plan(parameters: CounterfactualParameters, platform: Platform) -> Plan:
-    """Plans one training as it was, its metagradient where its optimizer has one, one training
-    without each group, and the page.
+    """Plans one training as it was, its metagradient if wanted and its optimizer has one, one
+    training without each group, and the page.
 
     **Raises** `ConfigError` for a study that has not run, or has no ledger of all its steps.
     """
@@ -63,7 +68,9 @@ def plan(parameters: CounterfactualParameters, platform: Platform) -> Plan:
     groups = dropped_groups(parameters, _read(existing, platform))
     training = retraining(study.preference)
     reads = {"data": "data", "model": "sft"}
-    steps = [Step(WHOLE, PREFERENCE, training, reads), *_metagradient(study, training)]
+    steps = [Step(WHOLE, PREFERENCE, training, reads)]
+    if parameters.metagradient:
+        steps += _metagradient(study, training)
     shown = ["data", "ledger", *(step.name for step in steps), *(group.name for group in groups)]
     steps += [
         Step(
@@ -171,6 +178,7 @@ FLOW = StagedFlow(
                 "blamed": "blamed",
                 "blamed_size": "blamed_size",
                 "further_seeds": "further_seeds",
+                "metagradient": "metagradient",
             },
         )
     },

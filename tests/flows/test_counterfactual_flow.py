@@ -123,6 +123,11 @@ def test_no_metagradient_is_planned_through_an_optimizer_that_has_none(
     assert "There is no metagradient: it goes through sgd alone" in page
 
 
+def test_no_metagradient_is_planned_where_none_is_wanted(lab: InProcess, study_file: Path) -> None:
+    plan = lab.plan(FLOW, {"study": str(study_file), "metagradient": False})
+    assert "metagradient" not in step_names(plan)
+
+
 def test_a_ledger_of_drawn_steps_is_refused(lab: InProcess, tmp_path: Path) -> None:
     file = tmp_path / "drawn.yaml"
     file.write_text(yaml.safe_dump(STUDY | {"ledger": {**STUDY["ledger"], "every": 2}}))
