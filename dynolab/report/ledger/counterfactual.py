@@ -101,7 +101,8 @@ def estimates_section(agreements: Sequence[Agreement]) -> Section:
         "random groups, mean over accounts. "
         "Error: ‖predicted − measured‖ / ‖measured‖ over the same. Same sign: of the blamed groups."
         + (
-            f" There is no metagradient: it goes through {', '.join(DIFFERENTIATED)} alone."
+            " There is no metagradient: it was not asked for, or the optimizer is none of "
+            f"{', '.join(DIFFERENTIATED)}, through which it goes."
             if lacking
             else ""
         ),
