@@ -23,7 +23,7 @@ def coupling_page(work: Work[CouplingPageConfig]) -> dict[str, float]:
     from dynolab.report.chapters.coupling import coupling_chapter
     from dynolab.report.inputs.study import read_kernel
 
-    kernels = [read_kernel(work.input_folder(name)).findings for name in work.inputs]
+    kernels = [read_kernel(work.input_folder(name)) for name in work.inputs]
     by_rate = dict(zip(work.config.learning_rates, kernels, strict=True))
     return publish(work, "coupling.html", lambda: coupling_chapter(by_rate))
 

@@ -10,6 +10,7 @@ import numpy as np
 from dynolab.claims.verdict import Measurement, Outcome, Verdict
 from dynolab.report.chapters.page import Chapter
 from dynolab.report.figure import Figure, correlation_plot
+from dynolab.report.inputs.study import Kernel
 from dynolab.report.style import SEQUENTIAL
 from dynolab.report.text import number, plotly_text, true_minus
 from dynolab.results.forces import AgreementRow, KernelFindings
@@ -20,13 +21,13 @@ _OUTCOMES: Mapping[str, Outcome] = {
     "unclear": "unclear",
 }
 _MARKS: Mapping[Outcome, str] = {"holds": "✓", "fails": "✗", "unclear": "?"}
-Kernels = Mapping[float, KernelFindings]
-"""Learning rate of SFT → the kernel's order along SFT and the preference training after it."""
+Kernels = Mapping[float, Kernel]
+"""Learning rate of SFT → the kernel along SFT and the preference training after it."""
 
 
 def coupling_chapter(kernels: Kernels) -> Chapter:
     """The chapter's claims and figures."""
-    findings = next(iter(kernels.values()))
+    findings = next(iter(kernels.values())).findings
     rates = len(kernels)
     return Chapter(
         title="The kernel: do the same answers stay coupled?",
@@ -44,13 +45,19 @@ def coupling_chapter(kernels: Kernels) -> Chapter:
     )
 
 
-def _verdicts(rate: float, findings: KernelFindings) -> list[Verdict]:
+def _verdicts(rate: float, kernel: Kernel) -> list[Verdict]:
     """Whether the order lasts during SFT, and under the preference training after it."""
+    findings = kernel.findings
     *during, after = _consecutive(findings)
+    pairs = len(kernel.sizes) // len(findings.labels)
     topic, expected = f"learning rate {number(rate)}", f"rank correlation > {findings.threshold:g}"
     return [
         Verdict.of(
-            f"{rate:g}/{name}", topic, claim, expected, *(_measured(own) for own in agreements)
+            f"{rate:g}/{name}",
+            topic,
+            claim,
+            expected,
+            *(_measured(own, pairs) for own in agreements),
         )
         for name, claim, agreements in (
             ("sft", "The same answers stay coupled from one point of SFT to the next", during),
@@ -65,20 +72,20 @@ def _consecutive(findings: KernelFindings) -> list[AgreementRow]:
     return [by_ends[ends] for ends in pairwise(findings.labels)]
 
 
-def _measured(own: AgreementRow) -> Measurement:
+def _measured(own: AgreementRow, pairs: int) -> Measurement:
     return Measurement(
         name=f"{own.first} to {own.second}",
         mean=own.correlation,
         low=own.low,
         high=own.high,
-        n=1,
+        n=pairs,
         outcome=_OUTCOMES[own.verdict],
     )
 
 
 def _figure(kernels: Kernels) -> Figure:
     """Rank correlations by learning rate and part of the training."""
-    rows = {rate: _consecutive(findings) for rate, findings in kernels.items()}
+    rows = {rate: _consecutive(kernel.findings) for rate, kernel in kernels.items()}
     columns = [f"{own.first} → {own.second}" for own in next(iter(rows.values()))]
     plot = correlation_plot(
         150 + 80 * len(rows),
