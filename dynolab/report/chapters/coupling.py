@@ -51,6 +51,10 @@ def _verdicts(rate: float, kernel: Kernel) -> list[Verdict]:
     *during, after = _consecutive(findings)
     pairs = len(kernel.sizes) // len(findings.labels)
     topic, expected = f"learning rate {number(rate)}", f"rank correlation > {findings.threshold:g}"
+    claims = (
+        ("sft", "The same answers stay coupled from one point of SFT to the next", during),
+        ("preference", "They stay coupled under preference training", [after]),
+    )
     return [
         Verdict.of(
             f"{rate:g}/{name}",
@@ -59,10 +63,7 @@ def _verdicts(rate: float, kernel: Kernel) -> list[Verdict]:
             expected,
             *(_measured(own, pairs) for own in agreements),
         )
-        for name, claim, agreements in (
-            ("sft", "The same answers stay coupled from one point of SFT to the next", during),
-            ("preference", "They stay coupled under preference training", [after]),
-        )
+        for name, claim, agreements in claims
     ]
 
 
