@@ -203,7 +203,7 @@ def _reference(
 
 ANALYSIS = Stage(
     "analysis",
-    2,
+    3,
     analyse_forces,
     operational=frozenset({"memory_bytes", "batch_tokens", "reference_batch", "ranks"}),
 )

@@ -63,6 +63,8 @@ class AnalysisFacts(Measured):
     gradient step of `learning_rate`. `grouped`: the updating pairs are a recorded step's groups.
     `adapters`: only the adapters are trained (LoRA). `left_out` counts responses longer than the
     context. `block_error` = ‖Σ_b F_b − F‖/‖F‖ compares two computations of the same map.
+    `unexplained`: of a recorded step, what first order at the weights before it leaves of the
+    squared change of the observed answers, 1 − R²; None for a plain gradient step.
     """
 
     objective: str
@@ -78,6 +80,7 @@ class AnalysisFacts(Measured):
     grouped: bool = False
     adapters: bool = False
     left_out: int
+    unexplained: float | None = None
     blocks: tuple[BlockPart, ...] = Field(description="By falling share.")
     last_layer: LastLayerFit
     block_error: float

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dynolab.data.encode import Encoded
-from dynolab.forces import PolicyFunction, breakdown, force_map, split_step
+from dynolab.forces import PolicyFunction, breakdown, force_map, one_step, split_step
 from dynolab.forces.map.analysis import Analysis, Question, analyse, recorded_examples
 from dynolab.forces.map.job import MapJob, fill_map
 from dynolab.objectives import DPOConfig, GRPOConfig, build_objective
@@ -232,6 +232,12 @@ def test_a_step_s_question_is_asked_at_its_weights_and_by_its_update(
     np.testing.assert_allclose(answer.force_map.force, expected.force, rtol=1e-6)
     assert answer.facts.step == record.facts.step
     assert answer.facts.block_error < 1e-6  # the parts, too, are taken at the step's weights
+    batch, _ = question.policy.batch(sequences)
+    change = one_step(question.policy, record.before, record.after, batch, at=record.before)
+    measured, left = map(batch.sequence_sum, (change.measured, change.residual))
+    share = float(left.square().sum() / measured.square().sum())
+    assert answer.facts.unexplained == pytest.approx(share)
+    assert analyse(question, tmp_path / "plain").facts.unexplained is None
     for asking, name in ((asked, "step"), (question, "gradient")):
         job = MapJob.of(
             asking,

@@ -11,7 +11,7 @@ from dynolab.report.forces.pair_matrix import pair_matrix_figure
 from dynolab.report.forces.parts import block_figure, last_layer_figure, terms_figure
 from dynolab.report.forces.token_map_choice import token_map_choice_figure
 from tests.report.forces import analysis, token_map
-from tests.report.parsed import CANARY, check_figure, obeys_no_text
+from tests.report.parsed import CANARY, check_figure, obeys_no_text, words_of
 
 
 def figures(inputs):
@@ -94,6 +94,16 @@ def test_shares_of_no_force_are_shown_as_none(tmp_path: Path) -> None:
     checkpoint = dataclasses.replace(inputs.checkpoints[0], facts=again)
     write_force_page(dataclasses.replace(inputs, checkpoints=(checkpoint,)), tmp_path)
     assert (tmp_path / "forces.html").exists()
+
+
+def test_a_step_that_moved_too_far_for_first_order_is_named(tmp_path: Path) -> None:
+    inputs = analysis()
+    first, *others = inputs.checkpoints
+    facts = first.facts.model_copy(update={"step": 3, "unexplained": 0.12})
+    far = dataclasses.replace(first, facts=facts)
+    write_force_page(dataclasses.replace(inputs, checkpoints=(far, *others)), tmp_path)
+    words = words_of(tmp_path / "forces.html")
+    assert f"first order leaves 12% at {first.label} unexplained" in words
 
 
 def test_no_text_becomes_markup(tmp_path: Path) -> None:

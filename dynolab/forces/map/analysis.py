@@ -13,15 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED
+from dynolab.data.batches import CHOSEN, REJECTED, by_length
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.rows import ProbeRow
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.breakdown import Breakdown, breakdown
 from dynolab.forces.map.force_map import MEMORY_BYTES, ForceMap, force_map
 from dynolab.forces.map.terms import TokenTerms, response_terms, trained_terms
 from dynolab.forces.map.totals import block_sums, pair_totals
+from dynolab.forces.step.one_step import one_step
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.forces.step.token_map import token_strings
@@ -40,12 +42,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_BATCH_TOKENS = 2_048
+"""Padded tokens of one forward where the realised step is compared with first order."""
+
+
 @dataclass(frozen=True)
 class Question:
     """What is observed, which pairs or groups update, by which objective's force and which step.
 
     `update` is the learning rate of a gradient step or a realised step's frozen map, `at` the
-    weights where both sides' derivatives are taken (the policy's own by default).
+    weights where both sides' derivatives are taken (the policy's own by default), `after` those
+    that the realised step ended with.
     """
 
     policy: PolicyFunction
@@ -56,6 +63,7 @@ class Question:
     update: float | FrozenUpdate
     learning_rate: float
     at: Weights | None = None
+    after: Weights | None = None
     step: int | None = None
     left_out: int = 0
 
@@ -66,6 +74,7 @@ class Question:
             update=update,
             learning_rate=record.facts.learning_rate,
             at=record.before,
+            after=record.after,
             step=record.facts.step,
         )
 
@@ -237,6 +246,24 @@ def _terms_row(
     )
 
 
+def _unexplained(question: Question) -> float | None:
+    """What first order at `at` leaves of the realised step's squared change of all answers.
+
+    None without a realised step, and for a model without forward derivatives.
+    """
+    policy, at, after = question.policy, question.at, question.after
+    if at is None or after is None or not derivatives_of(policy).agrees("forward"):
+        return None
+    answers = [answer for _, answer in question.observed]
+    measured, left = 0.0, 0.0
+    for members in by_length(answers, _BATCH_TOKENS):
+        batch, _ = policy.batch([answers[member] for member in members])
+        change = one_step(policy, at, after, batch, at=at)
+        measured += float(batch.sequence_sum(change.measured.double()).square().sum())
+        left += float(batch.sequence_sum(change.residual.double()).square().sum())
+    return left / measured if measured else None
+
+
 def _facts(question: Question, computed: ForceMap, parts: Breakdown) -> AnalysisFacts:
     shares, projections, fit = parts.shares(), parts.projections(), parts.last_layer()
     whole = torch.from_numpy(np.array(computed.force))
@@ -256,6 +283,7 @@ def _facts(question: Question, computed: ForceMap, parts: Breakdown) -> Analysis
         adapters=computed.facts.subspace != "all",
         updating_tokens=computed.force.shape[1],
         left_out=question.left_out,
+        unexplained=_unexplained(question),
         blocks=tuple(
             BlockPart(block=name, share=shares[name], projection=projections[name])
             for name in sorted(shares, key=lambda name: -shares[name])

@@ -15,6 +15,7 @@ from dynolab.report.page import Page, Section, Tile, section, table, write_page
 from dynolab.report.style import objective_name
 from dynolab.report.text import join, number
 
+UNEXPLAINED = 0.05  # share beyond which the page warns, as in a study's report
 FIRST_ORDER_NATS = 0.5  # per token; from there on the second order is a large part of the change
 
 
@@ -58,7 +59,23 @@ def _lead(inputs: ForcePageInputs) -> str:
         f"{first.observed_answers} observed answers ({first.observed_tokens} tokens) under "
         f"{objective_name(first.objective)}, token by token, at {labels}, by {join(steps)}."
         f"{reference}{overlong} First-order changes of log-probability, in nats."
-        f"{_too_far(inputs)}"
+        f"{_too_far(inputs)}{_outside(inputs)}"
+    )
+
+
+def _outside(inputs: ForcePageInputs) -> str:
+    """Names the recorded steps that moved too far for first order at the weights before them."""
+    far = {
+        checkpoint.label: checkpoint.facts.unexplained
+        for checkpoint in inputs.checkpoints
+        if (checkpoint.facts.unexplained or 0) > UNEXPLAINED
+    }
+    parts = [f"{number(100 * share, 2)}% at {label}" for label, share in far.items() if share]
+    if not parts:
+        return ""
+    return (
+        " Of the squared change that the recorded steps made, first order leaves "
+        f"{join(parts)} unexplained: the numbers there are the direction of a push, not its size."
     )
 
 
