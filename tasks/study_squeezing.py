@@ -49,10 +49,10 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
     much the greedy answers of `probe` repeat themselves.
 
     Returns `squeeze/index` for the main training and `squeeze/index/<training>` for the others, on
-    the chosen answers of training pairs; `squeeze/forecast_auc`, `squeeze/forecast_auc_top` and
-    `squeeze/last_layer` for the main training's rejected (else chosen) answers, as means over its
-    recorded steps; `squeeze/repeaters/<model>`, the share of the model's held-out answers that
-    repeat themselves.
+    the chosen answers of training pairs; for the main training's rejected (else chosen) answers, as
+    means over its recorded steps, `squeeze/forecast_auc`, `squeeze/forecast_auc_top`,
+    `squeeze/last_layer` and `squeeze/ladder/<rung>`, each rung's AUC; and
+    `squeeze/repeaters/<model>`, the share of the model's held-out answers that repeat themselves.
     """
     config = work.config
     risen: list[RisenMass] = []
@@ -68,7 +68,8 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
         generations = list(_generations(work))
         work.write_tables(risen=risen, forecasts=forecasts, ladder=rungs, generations=generations)
     work.log_tables(forecasts=forecasts, ladder=rungs, generations=generations)
-    metrics = _forecast_means(work, forecasts) | _repeaters(generations)
+    metrics = _forecast_means(work, forecasts) | _ladder_means(work, rungs)
+    metrics |= _repeaters(generations)
     return _indices(work, risen) | work.log_metrics(metrics)
 
 
@@ -197,6 +198,17 @@ def _forecast_means(work: Work[SqueezingJob], forecasts: Sequence[Forecast]) -> 
     means = {
         f"squeeze/{name}": math.fsum(each) / len(each) for name, each in values.items() if each
     }
+    return {name: value for name, value in means.items() if math.isfinite(value)}
+
+
+def _ladder_means(work: Work[SqueezingJob], rungs: Sequence[LadderRung]) -> dict[str, float]:
+    """Mean AUC of every rung over the main training's recorded steps."""
+    main = [row for row in rungs if row.training == work.config.main]
+    averaged = [row for row in main if row.side == "rejected"] or main
+    areas: dict[str, list[float]] = {}
+    for row in averaged:
+        areas.setdefault(f"squeeze/ladder/{row.rung}", []).append(row.auc)
+    means = {name: math.fsum(each) / len(each) for name, each in areas.items()}
     return {name: value for name, value in means.items() if math.isfinite(value)}
 
 
