@@ -59,6 +59,7 @@ from flows.study import StudyParameters, resolved, study_steps
 from tasks.group_training import GROUP, PROMPTS
 from tasks.ledger import LEDGER, LedgerJob
 from tasks.runtime.stage import run_stage
+from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.work import StageResult
 from tasks.shared.policies import load_encoder, load_policy
 from tasks.training import PREFERENCE
@@ -256,6 +257,7 @@ def of_trainings(figures: Mapping[str, float], key: str) -> list[float]:
 
 
 def main() -> None:
+    os.environ |= {**COMPUTING, **os.environ}  # as the command does
     with tempfile.TemporaryDirectory() as home:
         study = Study(Path(home) / "builtin", "builtin.yaml")
         sgd = study.dpo()
