@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows
+from dynolab.results.forces import Validity
 from dynolab.results.study import ReplayFacts
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
@@ -42,18 +44,32 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     """
     folders = record_folders(work, "trained")
     with work.shown(len(folders)) as progress:
-        replays = _measure(work, folders, progress)
+        replays, validities = _measure(work, folders, progress)
     return {
         "seconds": work.seconds,
         "recorded_steps": float(len(replays)),
         "largest_replay_error": max((replay.replay_error for replay in replays), default=0.0),
         "largest_closure_error": max((replay.closure_error for replay in replays), default=0.0),
+        **_first_order(validities),
     }
+
+
+def _first_order(validities: Sequence[Validity]) -> dict[str, float]:
+    """What first order leaves of the last change, that of all steps if several were recorded."""
+    if not validities:
+        return {}
+    last = validities[-1]
+    numbers = {
+        "first_order/unexplained": last.unexplained,
+        "first_order/radius": last.predicted,
+        "first_order/radius_measured": last.measured,
+    }
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _measure(
     work: Work[ForcesConfig], folders: Sequence[Path], progress: StageProgress
-) -> list[ReplayFacts]:
+) -> tuple[list[ReplayFacts], list[Validity]]:
     from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
     from dynolab.forces.function.derivatives import derivatives_of
     from dynolab.forces.step.metrics import force_metrics
@@ -106,7 +122,7 @@ def _measure(
             observed=next(iter(example.named().values())),
         )
         (work.output / "token_map.json").write_text(pushes.model_dump_json())
-    return replays
+    return replays, validities
 
 
 def _length(example: Recorded) -> int:

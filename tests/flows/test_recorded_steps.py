@@ -11,6 +11,7 @@ import pytest
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.objectives import DPOConfig, SFTConfig
+from dynolab.results.forces import Validity
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training import loop
 from dynolab.training.config import (
@@ -119,6 +120,9 @@ def test_forces_of_a_replay_are_those_of_the_cache(lab: Analysed, changes: dict[
     inputs = {"data": lab.data, "trained": trained, "model": lab.sft}
     result = same_without_cache(lab, FORCES, ForcesConfig(pairs=2), **inputs)
     assert result.metrics["recorded_steps"] == 2
+    assert 0 < result.metrics["first_order/unexplained"] < 1
+    validities = lab.rows(result, "validity.jsonl", Validity)
+    assert [(row.step, row.since) for row in validities] == [(1, None), (3, None), (3, 1)]
 
 
 def test_a_training_on_groups_is_replayed_from_its_prompts(lab: Analysed) -> None:
