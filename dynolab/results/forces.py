@@ -157,6 +157,10 @@ class KernelFindings(Measured):
     agreements: tuple[AgreementRow, ...]
 
 
+UNEXPLAINED = 0.05
+"""Share of the squared change that first order may leave unexplained inside its radius."""
+
+
 class Sweep(Measured):
     """Share of the squared change that first order leaves unexplained at a multiple of a step.
 

@@ -15,7 +15,7 @@ The optimizer's preconditioner, learning rate and clip factor are in all rungs b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -94,15 +94,15 @@ def pictures(
         "weights": own,
         "batch": policy.cast(change_of(record.before, record.after)),
     }
-    table, embeds = _table(policy)
-    if table in own and embeds:
-        directions["table"] = {table: own[table]}
+    head = {part: name for part, name in _head_names(policy).items() if name in own}
+    if "weight" in head and _embeds(policy):
+        directions["table"] = {head["weight"]: own[head["weight"]]}
     predicted: dict[Rung, Tensor] = {
         "logits": EVERY_TOKEN.changes(logits, -force(rates, logits, batch)),
         **dict(zip(directions, example.moved_along(directions.values()), strict=True)),
     }
-    if table in own:
-        predicted["head"] = example.moved_by_head(table)
+    if "weight" in head:
+        predicted["head"] = example.moved_by_head(head)
     before = logits.log_softmax(-1)
     with torch.no_grad():
         after = policy.logits(policy.cast(record.after), batch).log_softmax(-1)
@@ -175,32 +175,54 @@ class _Example:
         logps = objective_logps(self.policy, weights, self.batch, self.objective)
         return -(self.rates * logps).reshape(len(self.rates), -1)
 
-    def moved_by_head(self, table: str) -> Float[Tensor, "tokens vocabulary"]:
-        """First-order Δ log π by the head's own change, at fixed features."""
-        leaf = self.before[table].detach().requires_grad_()
+    def moved_by_head(self, names: Mapping[str, str]) -> Float[Tensor, "tokens vocabulary"]:
+        """First-order Δ log π by the head's own change, at fixed features.
+
+        **Arguments:** `names`: of the head's parameters, `weight` and, if it has one, `bias`.
+        """
+        leaves = {name: self.before[name].detach().requires_grad_() for name in names.values()}
 
         def through_head_alone(features: Tensor, output: Tensor) -> Tensor:
-            return output.detach() + F.linear(features.detach(), leaf - leaf.detach())
+            moved = {name: leaf - leaf.detach() for name, leaf in leaves.items()}
+            return output.detach() + _head_output(features.detach(), moved, names)
 
         with torch.enable_grad(), at_head(self.policy, through_head_alone):
-            (gradient,) = torch.autograd.grad(self._losses(self.before).sum(), [leaf])
-        change = self.update.along({table: gradient})[table]
+            gradients = torch.autograd.grad(self._losses(self.before).sum(), list(leaves.values()))
+        change = self.update.along(dict(zip(leaves, gradients, strict=True)))
 
-        def logits(head: Tensor) -> Tensor:
-            with at_head(self.policy, lambda features, output: output + F.linear(features, head)):
+        def logits(moving: Weights) -> Tensor:
+            def add(features: Tensor, output: Tensor) -> Tensor:
+                return output + _head_output(features, moving, names)
+
+            with at_head(self.policy, add):
                 return self.policy.logits(self.before, self.batch)
 
         with torch.no_grad():
-            moved: Tensor = jvp(logits, (torch.zeros_like(change),), (change,))[1]
+            zeros = {name: torch.zeros_like(part) for name, part in change.items()}
+            moved: Tensor = jvp(logits, (zeros,), (change,))[1]
         return EVERY_TOKEN.changes(self.logits, moved)
 
 
-def _table(policy: PolicyFunction) -> tuple[str, bool]:
-    """Name of the head's weight, and whether it is the embedding's, too."""
-    weight = head_module(policy.causal).weight
+def _head_output(
+    features: Float[Tensor, "tokens features"], weights: Weights, names: Mapping[str, str]
+) -> Float[Tensor, "tokens vocabulary"]:
+    """`W h + b`."""
+    bias = weights[names["bias"]] if "bias" in names else None
+    return F.linear(features, weights[names["weight"]], bias)
+
+
+def _head_names(policy: PolicyFunction) -> dict[str, str]:
+    """Names of the head's weight and bias among the model's parameters."""
+    head = head_module(policy.causal)
     names = {id(parameter): name for name, parameter in policy.model.named_parameters()}
+    parts = {part: names.get(id(getattr(head, part, None))) for part in ("weight", "bias")}
+    return {part: name for part, name in parts.items() if name is not None}
+
+
+def _embeds(policy: PolicyFunction) -> bool:
+    """Whether the head's table is the embedding's, too."""
     embedding: nn.Module = policy.causal.get_input_embeddings()  # type: ignore[operator]
-    return names.get(id(weight), ""), embedding.weight is weight
+    return embedding.weight is head_module(policy.causal).weight
 
 
 def _rows(

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
+from dynolab.forces.function.blocks import block_of
 from dynolab.forces.ledger.account import Later, Ledger, StepAccount
-from dynolab.forces.ledger.blocks import block_of
 from dynolab.forces.ledger.flat import flatten
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients

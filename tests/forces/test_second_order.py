@@ -10,10 +10,11 @@ import torch
 
 from dynolab.data.encode import Encoder
 from dynolab.forces import PolicyFunction, step_validity
+from dynolab.forces.function.blocks import block_of
 from dynolab.forces.function.views import View
-from dynolab.forces.ledger.blocks import block_of
 from dynolab.forces.step.second_order import bending_by_block, second_order
-from dynolab.forces.step.validity import SOFTMAX, UNEXPLAINED, Start, crossing
+from dynolab.forces.step.validity import SOFTMAX, Start, crossing
+from dynolab.results.forces import UNEXPLAINED
 from dynolab.training.config import OptimizerConfig
 from tests.forces.small_models import direction, encoded, llama, neox, recorded, relative
 from tests.forces.test_step_forces import PROBES, Numbers

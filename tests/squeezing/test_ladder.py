@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import GPTJConfig, GPTJForCausalLM
 
 from dynolab.forces import PolicyFunction, split_step
 from dynolab.forces.function.layers import at_head
@@ -13,11 +14,13 @@ from dynolab.forces.function.views import View
 from dynolab.forces.step.split import record_batch
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective, force, read_logps
 from dynolab.objectives.simko import SimKOConfig
+from dynolab.squeezing.forecast import moved_by_head
 from dynolab.squeezing.ladder import ladder, pictures
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.step_record import StepFacts, StepRecord
 from tests.forces.families import case
 from tests.forces.small_models import (
+    VOCABULARY,
     llama,
     neox,
     pair,
@@ -83,6 +86,25 @@ def test_the_head_at_fixed_features_is_its_step_alone(build):
         rows = (batch.token_side == side).nonzero()[:, 0]
         if len(rows) == len(answer.label):
             assert relative(answer.predicted["head"], expected[rows]) < 1e-9
+
+
+def test_a_heads_bias_moves_with_its_weight():
+    """The head's own step of a whole example is linear in the logits: it needs no derivative."""
+    torch.manual_seed(0)
+    small = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 32}
+    model = GPTJForCausalLM(GPTJConfig(**small, vocab_size=VOCABULARY, initializer_range=0.15))
+    record = step_on(model.double().eval(), DPOConfig(), pair(3))
+    policy = PolicyFunction(model, torch.float64)
+    batch = record_batch(record, policy, [0])
+    start = policy.logits(policy.cast(record.before), batch)
+    moved = moved_by_head(policy, record.before, record.after, batch) - start
+    expected = View.vocabulary().changes(start, moved)
+    answers = seen(record, policy)
+    for side, answer in answers.items():
+        rows = (batch.token_side == side).nonzero()[:, 0]
+        if len(rows) == len(answer.label):
+            assert relative(answer.predicted["head"], expected[rows]) < 1e-6
+    assert min(len(answer.label) for answer in answers.values()) == 4
 
 
 def test_a_shared_table_has_a_rung_of_its_own():

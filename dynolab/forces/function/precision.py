@@ -89,9 +89,7 @@ class _PlainLayerNorm(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in (F.layer_norm, torch.layer_norm):
-            return _layer_norm(
-                *args[:5], **{k: v for k, v in (kwargs or {}).items() if k != "cudnn_enable"}
-            )
+            return _layer_norm(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -38,9 +38,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab.errors import ConfigError
+from dynolab.forces.function.blocks import block_columns
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.blocks import block_columns
 from dynolab.forces.ledger.flat import flatten, unflatten
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.func import jvp, vjp
 
 from dynolab.data.batches import TokenBatch
+from dynolab.forces.function.blocks import block_of
 from dynolab.forces.function.checks import check_batch
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.precision import twice_differentiable
 from dynolab.forces.function.views import View
-from dynolab.forces.ledger.blocks import block_of
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ def second_order(
     """Both orders by a forward-mode derivative of a forward-mode derivative.
 
     Linear layers cost 8 products in place of the first order's 3.
+
+    **Arguments:** `at`: the weights before the change; `change`: d; `batch`: responses, at whose
+    temperature log π is taken; `view`: the tokens observed at every response position.
+
+    **Returns:** z, ż and z̈, and from them the terms of Δ log π in nats.
 
     **Raises:** `ConfigError` for a model whose second derivatives are not those of its forward.
     """

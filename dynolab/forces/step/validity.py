@@ -20,11 +20,8 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.second_order import bending_by_block, second_order
 from dynolab.forces.step.watch import Watched, encode_probes, watch
-from dynolab.results.forces import BendingPart, Sweep, Validity
+from dynolab.results.forces import UNEXPLAINED, BendingPart, Sweep, Validity
 from dynolab.training.step_record import StepRecord
-
-UNEXPLAINED = 0.05
-"""Share of the squared change that first order may leave unexplained inside its radius."""
 
 SOFTMAX = "softmax"
 """Name of the part of the second order that is the prediction's own change (ΔA)."""

@@ -14,8 +14,8 @@ from dynolab.report.inputs.forces import CheckpointForces, ForcePageInputs
 from dynolab.report.page import Page, Section, Tile, section, table, write_page
 from dynolab.report.style import objective_name
 from dynolab.report.text import join, number
+from dynolab.results.forces import UNEXPLAINED
 
-UNEXPLAINED = 0.05  # share beyond which the page warns, as in a study's report
 FIRST_ORDER_NATS = 0.5  # per token; from there on the second order is a large part of the change
 
 
@@ -65,12 +65,11 @@ def _lead(inputs: ForcePageInputs) -> str:
 
 def _outside(inputs: ForcePageInputs) -> str:
     """Names the recorded steps that moved too far for first order at the weights before them."""
-    far = {
-        checkpoint.label: checkpoint.facts.unexplained
+    parts = [
+        f"{number(100 * share, 2)}% at {checkpoint.label}"
         for checkpoint in inputs.checkpoints
-        if (checkpoint.facts.unexplained or 0) > UNEXPLAINED
-    }
-    parts = [f"{number(100 * share, 2)}% at {label}" for label, share in far.items() if share]
+        if (share := checkpoint.facts.unexplained) is not None and share > UNEXPLAINED
+    ]
     if not parts:
         return ""
     return (
