@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,7 +74,11 @@ def memory_platform(home: Path, store: Store | None = None) -> Platform:
 def sleeper(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own, with these variables beside this process's."""
     process = subprocess.Popen(["sleep", "100"], env=os.environ | variables, start_new_session=True)
+    environment = Path(f"/proc/{process.pid}/environ")
     try:
+        # Popen returns as soon as exec closes its pipe; the new environment shows a moment later.
+        while not all(f"{name}=".encode() in environment.read_bytes() for name in variables):
+            time.sleep(0.001)
         yield process
     finally:
         process.kill()
