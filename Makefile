@@ -57,10 +57,10 @@ check: lint
 	$(MAKE) test
 
 test-study: setup
-	$(RUN) pytest -m study
+	$(RUN) pytest -n 2 --dist loadfile -m study
 
 test-faults: setup
-	$(RUN) pytest -m faults
+	$(RUN) pytest -n 2 --dist loadfile -m faults
 
 # Leaves its report under mutants/, which the benchmark reads.
 test-mutations: setup
