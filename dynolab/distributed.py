@@ -21,11 +21,16 @@ _NO_ITEM = cast(Any, object())
 
 
 def join() -> None:
-    """Joins the process group of the ranks that torchrun started: NCCL on GPUs, gloo on CPUs."""
+    """Joins the process group of the ranks that torchrun started.
+
+    Tensors on GPUs travel over NCCL, those on the CPU, and with them all objects, over gloo.
+    """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     on_gpus = torch.cuda.is_available()
+    if on_gpus:
+        torch.cuda.set_device(device())  # before any collective: a group is bound to the GPU in use
     options: dict[str, Any] = {
-        "backend": "nccl" if on_gpus else "gloo",
+        "backend": "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
         "timeout": default_pg_timeout,  # NCCL's default is too short for rank 0's solo work
         # As DeepSpeed does it: without it NCCL guesses each rank's GPU.
         "device_id": device() if on_gpus and ranks > 1 else None,
@@ -86,17 +91,13 @@ def gather_dealt(mine: Sequence[Item]) -> list[Item]:
 
 
 def _gather_bytes(mine: bytes) -> list[bytes]:
-    target = device() if dist.get_backend() == "nccl" else torch.device("cpu")
-    sizes = torch.zeros(world_size(), dtype=torch.long, device=target)
-    dist.all_gather(list(sizes.split(1)), torch.tensor([len(mine)], device=target))
+    sizes = torch.zeros(world_size(), dtype=torch.long)
+    dist.all_gather(list(sizes.split(1)), torch.tensor([len(mine)]))
     padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
     padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    parts = [torch.empty_like(padded, device=target) for _ in range(world_size())]
-    dist.all_gather(parts, padded.to(target))
-    return [
-        part[:size].cpu().numpy().tobytes()
-        for part, size in zip(parts, sizes.tolist(), strict=True)
-    ]
+    parts = [torch.empty_like(padded) for _ in range(world_size())]
+    dist.all_gather(parts, padded)
+    return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes.tolist(), strict=True)]
 
 
 def device() -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,24 +34,47 @@ def init_ranks() -> None:
     deepspeed.init_distributed()
 
 
+def zero_stage(config: LoopConfig) -> int:
+    """The ZeRO stage that a training runs at."""
+    stage, bf16 = config.engine.zero_stage, config.engine.dtype == "bf16"
+    if bf16:
+        # For stage 1 with gradients in fp32 DeepSpeed has another optimizer, which hides its parts.
+        return max(stage, 2)
+    # One rank has nobody to share with: ZeRO would keep a second copy of weights and gradients.
+    return stage if config.engine.ranks > 1 else 0
+
+
 def deepspeed_settings(config: LoopConfig) -> dict[str, Any]:
-    """DeepSpeed's own configuration for a training run."""
+    """DeepSpeed's own configuration for a training run.
+
+    Under bf16 gradients are added up and averaged over ranks in fp32, as the weights are kept.
+    """
+    bf16 = config.engine.dtype == "bf16"
+    in_fp32 = {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}}
     return {
         "train_batch_size": config.batch_size,
         "train_micro_batch_size_per_gpu": config.micro_examples,
         "gradient_accumulation_steps": config.accumulation,
         "gradient_clipping": config.clip_norm,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": config.engine.zero_stage},
-        "bf16": {"enabled": config.engine.dtype == "bf16"},
+        "zero_optimization": {"stage": zero_stage(config)},
+        "bf16": {"enabled": bf16},
         "steps_per_print": 2**31,
+        **(in_fp32 if bf16 else {}),
     }
 
 
 class DeepSpeedEngine:
-    """ZeRO 0–3 on the ranks that torchrun started."""
+    """ZeRO 0–3 on the ranks that torchrun started.
 
-    def __init__(self, logits: ResponseLogits, config: LoopConfig) -> None:
+    **Arguments:**
+
+    - `master`: fp32 weights by name, of a model that is in bf16 itself; default: the model's own.
+    """
+
+    def __init__(
+        self, logits: ResponseLogits, config: LoopConfig, master: Mapping[str, Tensor] | None = None
+    ) -> None:
         import deepspeed
 
         named = {name: p for name, p in logits.model.named_parameters() if p.requires_grad}
@@ -63,7 +86,10 @@ class DeepSpeedEngine:
             config=deepspeed_settings(config),
         )
         self._config = config
+        self._stage = zero_stage(config)
         self._named = named
+        if master is not None:
+            self._set_master_weights(master)
         # DeepSpeed's backward divides by the accumulation steps and averages over ranks. The
         # loop's losses are shares that add up, so the scale undoes both.
         self._scale = config.accumulation * config.engine.ranks
@@ -79,7 +105,7 @@ class DeepSpeedEngine:
         for group in self.logits.optimizer.param_groups:
             group["lr"] = learning_rate
         # Without ZeRO, DeepSpeed clips with torch's function and does not keep the norm.
-        if self._config.engine.zero_stage == 0:
+        if self._stage == 0:
             gradients = [p.grad for p in self._named.values() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients).item()
             self.logits.step()
@@ -91,7 +117,7 @@ class DeepSpeedEngine:
         """The fp32 weights, gathered."""
         from deepspeed.utils import safe_get_full_fp32_param
 
-        if self._config.engine.zero_stage == 0:
+        if self._stage == 0:
             return {
                 n: p.detach().to("cpu", torch.float32, copy=True) for n, p in self._named.items()
             }
@@ -100,13 +126,19 @@ class DeepSpeedEngine:
             for name, p in self._named.items()
         }
 
+    def _set_master_weights(self, master: Mapping[str, Tensor]) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param
+
+        for name, parameter in self._named.items():
+            safe_set_full_fp32_param(parameter, master[name].to(distributed.device()))
+
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Gathers all weights on every rank; forwards inside it gather and free nothing.
 
         ZeRO-3's hooks are collective: without them ranks may run different numbers of forwards.
         """
-        if self._config.engine.zero_stage != 3:
+        if self._stage != 3:
             yield
             return
         import deepspeed
@@ -150,7 +182,7 @@ class DeepSpeedEngine:
 
         if key == "momentum_buffer" and self._config.optimizer.momentum == 0:
             return None
-        if self._config.engine.zero_stage == 0:
+        if self._stage == 0:
             return self.logits.optimizer.state[parameter][key]
         return safe_get_full_optimizer_state(parameter, key)
 
@@ -182,8 +214,9 @@ class DeepSpeedEngine:
             if key == MASTER:
                 shard.data.copy_(tensor)
             else:
-                # Step counters stay on the CPU, as in torch's optimizers.
-                placed = tensor if tensor.dim() == 0 else tensor.to(shard.device)
+                # A fused optimizer counts steps on the device, any other on the CPU.
+                stays = key == "step" and not self.logits.basic_optimizer.defaults.get("fused")
+                placed = tensor if stays else tensor.to(shard.device)
                 state.setdefault(int(digits), {})[key] = placed
         for number, tensors in state.items():
             self.logits.basic_optimizer.state[shards[number]] = tensors
@@ -192,15 +225,15 @@ class DeepSpeedEngine:
     def _shards(self) -> list[Tensor]:
         """The fp32 tensors that this rank's optimizer updates, in a fixed order."""
         zero = self.logits.optimizer
-        if self._config.engine.zero_stage == 0:
+        if self._stage == 0:
             return list(self._named.values())
-        if self._config.engine.zero_stage == 3:
+        if self._stage == 3:
             return list(zero.fp32_partitioned_groups_flat)
         return list(zero.single_partition_of_fp32_groups)
 
     def _follow_master_weights(self) -> None:
         """Copies the master weights into the working weights that forwards use."""
-        zero, stage = self.logits.optimizer, self._config.engine.zero_stage
+        zero, stage = self.logits.optimizer, self._stage
         if stage in (1, 2):
             zero.update_lp_params()
             if self.logits.basic_optimizer.state:

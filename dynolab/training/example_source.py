@@ -76,7 +76,9 @@ class Offline:
             return
         mine = self._job.input_digests() if distributed.rank() == 0 else {}
         digests = distributed.gather(mine)[0]
-        made_by = {**digests, "batch": batch, "attention": self._config.engine.attention}
+        engine = self._config.engine
+        arithmetic = {"batch": batch, "attention": engine.attention, "dtype": engine.dtype}
+        made_by = {**digests, **arithmetic}
         self._reference = cached_reference(folder, score, self._examples, sides, made_by)
 
     def draw(self, engine: Engine, step: int) -> Drawn:

@@ -23,6 +23,7 @@ from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.likelihood.checked import CHECKS, checks_kept
+from dynolab.likelihood.float32 import check_float32_products
 from dynolab.likelihood.token_logps import (
     ResponseLogits,
     causal_model,
@@ -95,6 +96,7 @@ class Trainer:
         build_observer: BuildObserver | None = None,
     ) -> None:
         self.job, self.config, self.tokenizer = job, job.config, tokenizer
+        check_float32_products()
         if job.config.lora is not None:
             policy = add_adapters(policy, job.config.lora, job.config.seed)
         self.policy = policy.eval()  # no dropout: a probe and a step see the same function
@@ -123,8 +125,9 @@ class Trainer:
         self._check_ranks_agree(logits)
         if job.logs is not None and distributed.rank() == 0:
             (job.logs / CHECKS).write_text(json.dumps(checks))
+        master = self._to_bf16() if config.engine.dtype == "bf16" else None
         self.source.begin(logits)
-        engine = self._build_engine(logits)
+        engine = self._build_engine(logits, master)
         start = 0
         if job.resume_from:
             start = load_state(engine, self.source, job.resume_from, job)
@@ -347,12 +350,23 @@ class Trainer:
             shutil.rmtree(output / FOLDER, ignore_errors=True)
         distributed.barrier()
 
-    def _build_engine(self, logits: ResponseLogits) -> Engine:
+    def _to_bf16(self) -> dict[str, Tensor]:
+        """Rounds the policy to bf16; returns its fp32 weights.
+
+        The reference is then scored in the arithmetic of the policy that is compared with it.
+        """
+        named = dict(self.policy.named_parameters())
+        master = {n: p.detach().to("cpu", copy=True) for n, p in named.items() if p.requires_grad}
+        for parameter in named.values():
+            parameter.data = parameter.data.bfloat16()
+        return master
+
+    def _build_engine(self, logits: ResponseLogits, master: dict[str, Tensor] | None) -> Engine:
         if self.config.engine.kind == "plain":
             return PlainEngine(logits, self.config)
         from dynolab.training.deepspeed_engine import DeepSpeedEngine
 
-        return DeepSpeedEngine(logits, self.config)
+        return DeepSpeedEngine(logits, self.config, master)
 
     def _build_observer(self, build: BuildObserver | None) -> StepObserver | None:
         """The observer of the ledger's steps, on rank 0."""

@@ -28,6 +28,7 @@ from dynolab.forces.function.checks import (
     check_record,
     check_response,
 )
+from dynolab.forces.function.logit_function import ModuleFunction
 from dynolab.objectives import SFT, SFTConfig
 from models.language import load_language_model
 from tests.forces.families import build
@@ -327,3 +328,15 @@ def test_a_record_s_spoilt_tensors_are_refused_by_name(policy: PolicyFunction) -
         with pytest.raises(ConfigError) as refused:
             check_record(bad, policy.causal)
         assert str(refused.value) == f"{field} = {DIVERGED}"
+
+
+@pytest.mark.parametrize("function", [PolicyFunction, ModuleFunction])
+def test_products_that_torch_may_round_are_refused(function: type) -> None:
+    model = build("llama_untied", torch.float32)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ConfigError, match=r"cuda.matmul.fp32_precision = 'tf32': forces need"):
+            function(model)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    function(model)

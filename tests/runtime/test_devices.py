@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,10 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
 from dynolab.errors import ConfigError
 from tasks.runtime.launch import devices
-from tasks.runtime.launch.devices import hold_devices, host_devices
+from tasks.runtime.launch.devices import check_usable, hold_devices, host_devices
 from tests.flows.lab import until
 
 FOUR = ("0", "1", "2", "3")
@@ -146,6 +148,37 @@ def test_devices_are_those_listed_or_visible_or_all(
 def test_what_is_no_list_of_devices_is_refused(listed: str) -> None:
     with pytest.raises(ConfigError, match=r"DYNOLAB_DEVICES = .*list each device once"):
         host_devices({"DYNOLAB_DEVICES": listed})
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"CUDA_VISIBLE_DEVICES": ""},
+        {"CUDA_VISIBLE_DEVICES": "-1"},
+        {"CUDA_VISIBLE_DEVICES": "0", "DS_ACCELERATOR": "cpu"},
+    ],
+)
+def test_a_rank_without_gpus_computes_on_the_cpu(environment: dict[str, str]) -> None:
+    check_usable(environment)
+
+
+OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."
+
+
+@pytest.mark.parametrize("reason", [OLD_DRIVER, None])
+def test_gpus_that_torch_cannot_use_are_refused(
+    reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        if reason:
+            raise RuntimeError(f"{reason}\nPlease update your GPU driver.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    remedy = re.escape(f"cannot use these GPUs ({reason or 'it finds none'}); install a torch")
+    with pytest.raises(ConfigError, match=rf"CUDA_VISIBLE_DEVICES = '0,1': torch .* {remedy}"):
+        check_usable({"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
 def free_devices() -> list[str]:

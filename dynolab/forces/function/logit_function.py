@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_finite
+from dynolab.likelihood.float32 import check_float32_products
 
 Weights = Mapping[str, Tensor]
 """Tensors by parameter name; tied weights appear once, under their first name."""
@@ -93,6 +94,7 @@ class ModuleFunction:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         check_finite("weights", {name: p.detach() for name, p in model.named_parameters()})
+        check_float32_products()
         self.model, self.dtype = model, dtype
         self.weights: dict[str, Tensor] = {
             name: parameter.detach().to(dtype) for name, parameter in model.named_parameters()

@@ -21,6 +21,7 @@ from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.logit_function import Weights, call_at, cast_like
 from dynolab.forces.function.precision import dtype_preserving
 from dynolab.forces.function.views import View
+from dynolab.likelihood.float32 import check_float32_products
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
 
 _TANGENT_BYTES = 2**28
@@ -44,12 +45,14 @@ class PolicyFunction:
     - `dtype`: of weights and arithmetic. Under float64, norms and attention that would fall back
       to float32 keep their dtype.
 
-    **Raises:** `ConfigError` for a model that `checks.check_model` rejects, and at the first
-    derivative for one whose derivatives are not those of its own forward (`derivatives_of`).
+    **Raises:** `ConfigError` for a model that `checks.check_model` rejects, for float32 products
+    that torch may round (TF32), and at the first derivative for a model whose derivatives are not
+    those of its own forward (`derivatives_of`).
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         check_model(model)
+        check_float32_products()
         self.model, self.dtype = model, dtype
         self.causal = causal_model(model)
         self._logits = ResponseLogits(model)

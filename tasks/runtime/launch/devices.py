@@ -57,6 +57,31 @@ def host_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]
     return tuple(str(number) for number, _ in enumerate(_DEVICES.glob("nvidia[0-9]*")))
 
 
+def check_usable(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises `ConfigError` if this rank was given GPUs that torch cannot use.
+
+    Without it, torch would warn and compute on the CPU.
+    """
+    given = environment.get(VISIBLE, "").strip()
+    if given in ("", "-1") or environment.get("DS_ACCELERATOR") == "cpu":
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    try:
+        torch.cuda.init()
+        reason = "it finds none"
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+    raise ConfigError(
+        VISIBLE,
+        given,
+        f"torch {torch.__version__} cannot use these GPUs ({reason}); install a torch that fits "
+        "the driver, or set DS_ACCELERATOR=cpu to compute on the CPU",
+    )
+
+
 def _names(variable: str, listed: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in listed.split(","))
     if not all(map(_NAME.fullmatch, names)) or len(set(names)) < len(names):

@@ -176,12 +176,12 @@ def rank_environment(
         defaults[MEETING] = str(private / "ranks")
         defaults[SECRET] = secrets.token_hex(32)
         defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torchrun opens a port for it
-    # By default gloo listens at the address of the host's name: loopback on many machines, on
-    # others a network, to which a single host's ranks should not be exposed.
+    # By default gloo listens at the address of the host's name, and NCCL at a network's: a single
+    # host's ranks should not be exposed to one.
     if interface := interface_of(local_job.address):
-        if local_job.hosts > 1:
-            interface = os.environ.get("GLOO_SOCKET_IFNAME", interface)
-        defaults["GLOO_SOCKET_IFNAME"] = interface
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            chosen = os.environ.get(variable) if local_job.hosts > 1 else None
+            defaults[variable] = chosen or interface
     owner = json.dumps(this_process())
     environment = {
         **COMPUTING,

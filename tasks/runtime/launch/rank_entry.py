@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from dynolab.errors import DynolabError
+from tasks.runtime.launch.devices import check_usable
 from tasks.runtime.system.child import die_with_parent, run_as_main
 
 
@@ -35,6 +36,7 @@ def main(parent: int, logs: Path, failures: Path, module: str, job: str) -> None
     faulthandler.enable()
     record: dict[str, float | str]
     try:
+        check_usable()
         run_as_main(module, [job])
     except BaseException as error:
         code = _exit_code(error)
