@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows, read_value
@@ -55,6 +55,11 @@ class LedgerJob(LedgerConfig):
     """The account of a training with these settings."""
 
     training: TrainConfig | GroupTrainConfig = Field(union_mode="left_to_right")
+
+    @model_validator(mode="after")
+    def _can_be_replayed(self) -> Self:
+        self.training.check_replayable()
+        return self
 
 
 def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:

@@ -170,10 +170,26 @@ class LoopConfig(BaseModel):
                 "steps without some of their examples are not recorded; set record_steps: [] and "
                 "no ledger",
             )
+        if self.record_steps or self.ledger is not None:
+            self.check_replayable()
         late = [step for step in self.record_steps if not 0 <= step < self.steps]
         if late:
             raise ConfigError("record_steps", late, f"must lie in 0..{self.steps - 1}")
         return self
+
+    def check_replayable(self) -> None:
+        """Raises `ConfigError` if the update of a step does not follow from its examples.
+
+        A gradient in bf16 is rounded for all examples of a forward at once: the parts that are
+        computed for each example missed the update by 2 to 9 percent (measured at 2 layers).
+        """
+        if self.engine.dtype == "bf16":
+            raise ConfigError(
+                "engine.dtype",
+                "bf16",
+                "the forces of its steps would be wrong by percents; set fp32, or record_steps: [] "
+                "and ledger: null",
+            )
 
     @property
     def micro_examples(self) -> int:

@@ -33,9 +33,11 @@ from tests.training.small import (
 
 pytestmark = pytest.mark.ranks
 
+BF16, STILL = "bf16", "bf16-still"
+RECORDED = [0, 1, 3]
 CASES = {
     **{f"zero{stage}": {"zero_stage": stage} for stage in (0, 1, 2, 3)},
-    "bf16": {"zero_stage": 1, "dtype": "bf16"},
+    BF16: {"zero_stage": 1, "dtype": "bf16"},
     "zero3-parts": {"zero_stage": 3},
 }
 LOGITS_BYTES = {"zero3-parts": 2_000}  # a dozen tokens: the ranks' micro-batches need several parts
@@ -87,7 +89,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     make_files(folder)
     cases = {
-        name: settings(engine={"kind": "deepspeed", "ranks": 2, **engine}).model_dump(mode="json")
+        name: settings(
+            engine={"kind": "deepspeed", "ranks": 2, **engine},
+            record_steps=[] if name == BF16 else RECORDED,
+        ).model_dump(mode="json")
         for name, engine in CASES.items()
     }
     cases |= {
@@ -96,7 +101,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name in ("zero2", "zero3")
     }
     cases[ALARMED] = cases["zero2"] | SQUEEZING
-    cases |= {f"best-{name}": cases[name] | {"best": BEST} for name in ("zero2", "zero3", "bf16")}
+    cases[STILL] = cases[BF16] | {"optimizer": {"name": "sgd", "learning_rate": 1e-12}}
+    cases |= {f"best-{name}": cases[name] | {"best": BEST} for name in ("zero2", "zero3", BF16)}
     for name, (stage, config) in GROUPS.items():
         engine = {"kind": "deepspeed", "ranks": 2, "zero_stage": stage}
         cases[name] = config.model_dump(mode="json") | {"engine": engine}
@@ -151,7 +157,7 @@ def test_a_resumed_run_ends_with_the_same_bits(runs: Path, name: str) -> None:
         resumed.output / "probes.jsonl"
     ).read_text()
     assert [line.step for line in logged(resumed)] == [line.step for line in logged(whole)]
-    for step in (0, 1, 3):
+    for step in RECORDED if name != BF16 else ():
         record, again = step_record(whole, step), step_record(resumed, step)
         assert record.facts == again.facts
         assert distance(record.after, again.after) == 0.0
@@ -171,7 +177,7 @@ def test_an_alarm_ends_all_ranks_at_one_step_resumed_or_not(runs: Path) -> None:
     assert apart(whole, resumed) == 0.0
 
 
-@pytest.mark.parametrize("name", ["zero2", "zero3", "bf16"])
+@pytest.mark.parametrize("name", ["zero2", "zero3", BF16])
 def test_the_best_probe_s_model_is_gathered_from_all_ranks(runs: Path, name: str) -> None:
     whole, resumed = (job_of(runs, f"best-{name}", which) for which in ("whole", "resumed"))
     assert summary(whole) == summary(resumed)
@@ -182,7 +188,7 @@ def test_the_best_probe_s_model_is_gathered_from_all_ranks(runs: Path, name: str
     assert apart(whole, job_of(runs, name, "whole")) == 0.0
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "bf16"])
+@pytest.mark.parametrize("name", [name for name in CASES if name != BF16])
 def test_every_zero_stage_gives_the_plain_numbers(runs: Path, name: str) -> None:
     plain = make_job(runs, runs / "plain", settings())
     ours = job_of(runs, name, "whole")
@@ -224,16 +230,15 @@ def test_groups_are_the_same_on_ranks_and_resume_to_the_bit(
 
 def test_records_hold_whole_tensors_at_every_stage(runs: Path) -> None:
     plain = step_record(make_job(runs, runs / "plain", settings()), 3)
-    for name in CASES:
+    for name in CASES.keys() - {BF16}:
         record = step_record(job_of(runs, name, "whole"), 3)
         assert record.state.keys() == plain.state.keys()
         for parameter, tensors in plain.state.items():
             assert record.state[parameter].keys() == tensors.keys()
             for key, tensor in tensors.items():
                 assert record.state[parameter][key].shape == tensor.shape
-                if name != "bf16":
-                    error = (record.state[parameter][key] - tensor).norm() / tensor.norm()
-                    assert error < 1e-3, (name, parameter, key)
+                error = (record.state[parameter][key] - tensor).norm() / tensor.norm()
+                assert error < 1e-3, (name, parameter, key)
 
 
 def test_a_zero2_record_has_the_forces_of_one_process(runs: Path) -> None:
@@ -265,5 +270,15 @@ def test_a_zero2_record_has_the_forces_of_one_process(runs: Path) -> None:
 
 
 def test_bf16_follows_fp32_at_its_own_precision(runs: Path) -> None:
-    bf16, fp32 = job_of(runs, "bf16", "whole"), job_of(runs, "zero1", "whole")
+    bf16, fp32 = job_of(runs, BF16, "whole"), job_of(runs, "zero1", "whole")
     assert 0 < apart(bf16, fp32) < 5e-3
+
+
+def test_bf16_starts_from_the_unrounded_weights_at_its_own_reference(runs: Path) -> None:
+    still = job_of(runs, STILL, "whole")
+    model = PolicyFunction(load_language_model(runs / "model")).weights
+    ended = PolicyFunction(load_language_model(still.output / "model")).weights
+    assert distance(ended, model) < 1e-8  # bf16 would round by 1e-3
+    margins = [line["train/margin"] for line in metrics(still) if "train/margin" in line]
+    assert len(margins) == 6
+    assert max(map(abs, margins)) < 1e-3  # an fp32 reference is 1e-2 away

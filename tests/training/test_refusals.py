@@ -27,8 +27,14 @@ from tests.training.small import group_settings, make_job, run, run_small, setti
         (settings, {"engine": {"kind": "plain", "ranks": 1, "dtype": "bf16"}}, r"engine\.dtype"),
         (
             settings,
-            {"engine": {"kind": "deepspeed", "zero_stage": 0, "dtype": "bf16"}},
+            {"engine": {"zero_stage": 0, "dtype": "bf16"}},
             r"engine\.zero_stage",
+        ),
+        (settings, {"engine": {"dtype": "bf16"}}, r"engine\.dtype"),
+        (
+            settings,
+            {"engine": {"dtype": "bf16"}, "record_steps": [], "ledger": {}},
+            r"engine\.dtype",
         ),
         (settings, {"record_steps": [6]}, "record_steps"),
         (settings, {"alarm": {}}, "alarm"),
