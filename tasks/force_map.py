@@ -45,7 +45,11 @@ class AnalysisConfig(SelectionConfig):
         1e-2, gt=0, description="η of the gradient step on the updating pairs."
     )
     token_maps: int = Field(4, ge=0, description="Pairs whose force is mapped token by token.")
-    memory_bytes: int = Field(2**30, ge=2**20, description="Memory for factors, besides the model.")
+    memory_bytes: int | None = Field(
+        None,
+        ge=2**20,
+        description="Memory for factors, besides the model; default: half of what is free.",
+    )
     batch_tokens: int = Field(4_096, ge=1, description="Padded tokens of one forward.")
     ranks: int = Field(1, ge=1, description="Processes that share the observed answers.")
     reference_batch: int = Field(8, ge=1, description="Examples of one forward of the reference.")

@@ -20,7 +20,7 @@ from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.breakdown import Breakdown, breakdown
-from dynolab.forces.map.force_map import MEMORY_BYTES, ForceMap, force_map
+from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.map.terms import TokenTerms, response_terms, trained_terms
 from dynolab.forces.map.totals import block_sums, pair_totals
 from dynolab.forces.step.one_step import one_step
@@ -138,7 +138,7 @@ def recorded_examples(
     ]
 
 
-def analyse(question: Question, folder: Path, *, memory_bytes: int = MEMORY_BYTES) -> Analysis:
+def analyse(question: Question, folder: Path, *, memory_bytes: int | None = None) -> Analysis:
     """Computes the force map into a folder, and its breakdown.
 
     **Arguments:** `memory_bytes`: as in `force_map`; it bounds the work, not the result.

@@ -14,8 +14,8 @@ from dynolab.data.encode import Encoded
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.contraction import contract
-from dynolab.forces.map.force_map import MEMORY_BYTES
 from dynolab.forces.map.gram import Tile, factor_tiles, plan_tiles
+from dynolab.forces.map.memory import memory_for
 from dynolab.forces.map.problem import pose
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
@@ -88,7 +88,7 @@ def breakdown(
     update: float | FrozenUpdate = 1.0,
     at: Weights | None = None,
     observed_temperature: float = 1.0,
-    memory_bytes: int = MEMORY_BYTES,
+    memory_bytes: int | None = None,
 ) -> Breakdown:
     """The force map of `force_map`, one part for each block of parameters, by route B.
 
@@ -105,7 +105,8 @@ def breakdown(
         observed_temperature=observed_temperature,
     )
     kernel = problem.kernel
-    rows, columns = plan_tiles(kernel, problem.observed, problem.updating, memory_bytes)
+    memory = memory_for(policy.device, memory_bytes)
+    rows, columns = plan_tiles(kernel, problem.observed, problem.updating, memory)
     shape = sum(sequence.response_length for sequence in observed), problem.columns
     parts: dict[str, Tensor] = {}
     heads = {rule.weight for rule in kernel.rules if rule.head}
@@ -131,7 +132,7 @@ def breakdown(
             right,
             partial(accumulator, tile),
             scale=kernel.scale,
-            workspace=memory_bytes // 4,
+            workspace=memory // 4,
         )
     return Breakdown({name: problem.rate * part for name, part in sorted(parts.items())})
 

@@ -23,12 +23,11 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.costs import Route, choose_route, shapes_of
 from dynolab.forces.map.files import Bounds, MapFolder
 from dynolab.forces.map.gram import Tile, gram_tiles, plan_tiles
+from dynolab.forces.map.memory import memory_for
 from dynolab.forces.map.problem import Problem, Updating, pose
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
 from dynolab.training.step_record import Recorded
-
-MEMORY_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def force_map(
     at: Weights | None = None,
     observed_temperature: float = 1.0,
     route: Route | Literal["auto"] = "auto",
-    memory_bytes: int = MEMORY_BYTES,
+    memory_bytes: int | None = None,
     folder: Path | None = None,
     over_ranks: bool = False,
 ) -> ForceMap:
@@ -137,7 +136,8 @@ def force_map(
     - `at`: where both sides' derivatives are taken; the model's own weights by default.
     - `observed_temperature`: T of the observed log π_T, for a policy that samples at T. The
       training's temperature comes from `updating`.
-    - `memory_bytes`: bound on route B's factors and workspace, beside the model itself.
+    - `memory_bytes`: bound on route B's factors and workspace, beside the model itself; default:
+      half of what is free (`memory_for`).
     - `folder`: keeps the map on disk. An interrupted map there is continued, by any number of
       ranks.
     - `over_ranks`: splits the observed responses over torch.distributed's ranks, in runs of
@@ -189,13 +189,14 @@ def _fill(
     observed: slice,
     top: int,
     route: Route,
-    memory_bytes: int,
+    memory_bytes: int | None,
 ) -> None:
     """Writes the missing tiles of some observed responses, whose rows begin at `top`."""
     kernel, ours = problem.kernel, problem.observed[observed]
     if not ours:
         return
-    rows, columns = plan_tiles(kernel, ours, problem.updating, memory_bytes)
+    memory = memory_for(kernel.policy.device, memory_bytes)
+    rows, columns = plan_tiles(kernel, ours, problem.updating, memory)
 
     def bounds(tile: Tile) -> Bounds:
         return tile[0].start + top, tile[0].stop + top, tile[1].start, tile[1].stop
@@ -206,7 +207,7 @@ def _fill(
         columns,
         route,
         wanted=lambda tile: not sink.holds(bounds(tile)),
-        workspace=memory_bytes // 4,
+        workspace=memory // 4,
     )
     for tile, gram in tiles:
         force = problem.rate * gram

@@ -35,7 +35,7 @@ class MapJob(BaseModel):
     objective: ObjectiveConfig
     learning_rate: float
     tensors: Path | None
-    memory_bytes: int
+    memory_bytes: int | None
     folder: Path
 
     @classmethod
@@ -47,7 +47,7 @@ class MapJob(BaseModel):
         adapter: Path | None,
         tensors: Path,
         folder: Path,
-        memory_bytes: int,
+        memory_bytes: int | None,
     ) -> MapJob:
         """The job of a question; writes the question's tensors to `tensors`."""
         realised = isinstance(question.update, FrozenUpdate)
