@@ -114,17 +114,15 @@ class DeepSpeedEngine:
         return float(self.logits.get_global_grad_norm())
 
     def master_weights(self) -> dict[str, Tensor]:
-        """The fp32 weights, gathered."""
+        """The fp32 weights, gathered on rank 0."""
         from deepspeed.utils import safe_get_full_fp32_param
 
-        if self._stage == 0:
-            return {
-                n: p.detach().to("cpu", torch.float32, copy=True) for n, p in self._named.items()
-            }
-        return {
-            name: safe_get_full_fp32_param(p).detach().to("cpu", copy=True)
-            for name, p in self._named.items()
-        }
+        weights = {}
+        for name, parameter in self._named.items():
+            whole = parameter if self._stage == 0 else safe_get_full_fp32_param(parameter)
+            if distributed.rank() == 0:
+                weights[name] = whole.detach().to("cpu", copy=True)
+        return weights
 
     def _set_master_weights(self, master: Mapping[str, Tensor]) -> None:
         from deepspeed.utils import safe_set_full_fp32_param
@@ -156,22 +154,22 @@ class DeepSpeedEngine:
                 offload.setup_zero_stage3_hooks()
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        """The optimizer's tensors, gathered."""
+        """The optimizer's tensors, gathered on rank 0."""
         if not self.logits.basic_optimizer.state:
             return {}
-        keys = STATE_TENSORS[self._config.optimizer.name]
-        gathered = {
-            name: {key: self._state_tensor(p, key) for key in keys}
-            for name, p in self._named.items()
-        }
-        return {
-            name: {
-                key: tensor.detach().to("cpu", copy=True).view(self._shape(name))
-                for key, tensor in state.items()
-                if tensor is not None
+        states: dict[str, dict[str, Tensor]] = {}
+        for name, parameter in self._named.items():
+            state = {
+                key: self._state_tensor(parameter, key)
+                for key in STATE_TENSORS[self._config.optimizer.name]
             }
-            for name, state in gathered.items()
-        }
+            if distributed.rank() == 0:
+                states[name] = {
+                    key: tensor.detach().to("cpu", copy=True).view(self._shape(name))
+                    for key, tensor in state.items()
+                    if tensor is not None
+                }
+        return states
 
     def _shape(self, name: str) -> torch.Size:
         parameter = self._named[name]

@@ -30,13 +30,13 @@ class Engine(Protocol):
         """Clips, updates, clears the gradient; returns its global norm before clipping."""
 
     def master_weights(self) -> dict[str, Tensor]:
-        """The full fp32 weights on the CPU by parameter name, on every rank."""
+        """The full fp32 weights on the CPU by parameter name; on rank 0, empty on the others."""
 
     def gathered(self) -> AbstractContextManager[None]:
         """Context in which every rank holds the full weights and can sample alone."""
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        """The optimizer's tensors by parameter and state name; empty before the first step."""
+        """The optimizer's tensors by parameter and state name, on rank 0; at first empty."""
 
     def save(self, folder: Path) -> None:
         """Writes this rank's part of weights and optimizer state."""

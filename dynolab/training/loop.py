@@ -114,6 +114,7 @@ class Trainer:
         self.scorer: ProbeScorer | None = None
         self.alarm: Alarm | None = None
         self.best: Best | None = None
+        self.master: dict[str, Tensor] | None = None
 
     def run(self) -> None:
         """The whole run."""
@@ -125,9 +126,10 @@ class Trainer:
         self._check_ranks_agree(logits)
         if job.logs is not None and distributed.rank() == 0:
             (job.logs / CHECKS).write_text(json.dumps(checks))
-        master = self._to_bf16() if config.engine.dtype == "bf16" else None
+        if config.engine.dtype == "bf16":
+            self.master = self._to_bf16()
         self.source.begin(logits)
-        engine = self._build_engine(logits, master)
+        engine = self._build_engine(logits)
         start = 0
         if job.resume_from:
             start = load_state(engine, self.source, job.resume_from, job)
@@ -361,12 +363,12 @@ class Trainer:
             parameter.data = parameter.data.bfloat16()
         return master
 
-    def _build_engine(self, logits: ResponseLogits, master: dict[str, Tensor] | None) -> Engine:
+    def _build_engine(self, logits: ResponseLogits) -> Engine:
         if self.config.engine.kind == "plain":
             return PlainEngine(logits, self.config)
         from dynolab.training.deepspeed_engine import DeepSpeedEngine
 
-        return DeepSpeedEngine(logits, self.config, master)
+        return DeepSpeedEngine(logits, self.config, self.master)
 
     def _build_observer(self, build: BuildObserver | None) -> StepObserver | None:
         """The observer of the ledger's steps, on rank 0."""

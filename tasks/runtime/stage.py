@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -204,6 +206,7 @@ def _compute(
                     (work.logs / "error.txt").write_text(traceback.format_exc())
                 raise
             finally:
+                _free_gpu_memory()
                 place.upload_logs(attempt, work.logs)
             tracker.wait_created(RUN_CREATION_SECONDS)
             committed = _commit(place, work.output, work.manifest(metrics, checks), replace=fresh)
@@ -215,6 +218,14 @@ def _compute(
             return result
     finally:
         tracker.finish(status)
+
+
+def _free_gpu_memory() -> None:
+    """Give back what torch keeps for reuse: the next stage's ranks may need it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def test_the_engine_is_the_one_that_is_named(
     ranked = trainer_of(job, engine={"kind": "deepspeed", "ranks": 1})
     logits = ResponseLogits(ranked.policy)
     engine = ranked._build_engine(logits)
-    assert isinstance(engine, DeepSpeedEngine) and engine.given == (logits, ranked.config)
+    assert isinstance(engine, DeepSpeedEngine) and engine.given == (logits, ranked.config, None)
     plain = trainer._build_engine(logits)
     assert isinstance(plain, PlainEngine) and plain.logits is logits
 
