@@ -38,6 +38,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONGEST = (
+    "gpu/test_walks.py",
     "flows/test_cache.py",
     "flows/test_ledger_flow.py",
     "training/test_every_objective.py",

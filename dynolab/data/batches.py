@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from dynolab.data.encode import Encoded, EncodedExample
+from dynolab.data.transfer import to_device
 
 CHOSEN, REJECTED = 0, 1
 
@@ -39,10 +40,6 @@ class TopTokens:
     token: Int[Tensor, "tokens ranks"]
     logp: Float[Tensor, "tokens ranks"]
     entropy: Float[Tensor, " tokens"]
-
-    def to(self, device: torch.device | str) -> TopTokens:
-        """Moves the tokens to a device."""
-        return TopTokens(self.token.to(device), self.logp.to(device), self.entropy.to(device))
 
 
 @dataclass(frozen=True)
@@ -103,14 +100,24 @@ class TokenBatch:
         zeros = values.new_zeros(len(self.side), *values.shape[1:])
         return zeros.index_add(0, self.sequence, values)
 
-    def to(self, device: torch.device | str) -> TokenBatch:
+    def by_side(
+        self, values: Num[Tensor, " sequences"], sides: int = 2
+    ) -> tuple[Num[Tensor, " _"], ...]:
+        """A value per sequence split into those of each side, in the order of the sequences.
+
+        **Arguments:** `sides`: how many the batch has; every example has one sequence of each.
+        """
+        return values[self.side_order].chunk(sides)
+
+    @property
+    def side_order(self) -> Int[Tensor, " sequences"]:
+        """The sequences of the first side, then those of the next."""
+        # Sides have equal parts of it. A mask of a side would make the host wait for its size.
+        return self.side.argsort(stable=True)
+
+    def to(self, device: torch.device | str) -> Self:
         """Moves the batch to a device."""
-        moved: dict[str, Any] = {
-            name: value.to(device)
-            for name, value in vars(self).items()
-            if isinstance(value, torch.Tensor | TopTokens)
-        }
-        return replace(self, **moved)
+        return to_device(self, device)
 
 
 def collate(

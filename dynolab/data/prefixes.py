@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
@@ -28,10 +28,6 @@ class Tails:
     input_ids: Int[Tensor, "responses length"]
     attention_mask: Int[Tensor, "responses length"]
 
-    def to(self, device: torch.device | str) -> Tails:
-        """Moves the responses to a device."""
-        return Tails(*(value.to(device) for value in vars(self).values()))
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixBatch(TokenBatch):
@@ -53,12 +49,6 @@ class PrefixBatch(TokenBatch):
         """Row of `input_ids` that holds the prompt of every response token."""
         starts = torch.cat([tail.prompt for tail in self.tails])
         return starts[self.sequence]
-
-    def to(self, device: torch.device | str) -> PrefixBatch:
-        """Moves the batch to a device."""
-        moved = super().to(device)
-        assert isinstance(moved, PrefixBatch)
-        return replace(moved, tails=tuple(tail.to(device) for tail in self.tails))
 
 
 def plan_prefixes(

@@ -66,7 +66,8 @@ class PairObjective(ABC, Generic[Config]):
         score = batch.sequence_sum(logps)
         if self.averages:
             score = score / batch.sequence_length
-        return score[batch.side == CHOSEN], score[batch.side == REJECTED]
+        chosen, rejected = batch.by_side(score)
+        return chosen, rejected
 
     def _arguments(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
         """The arguments of φ: the scores, unless a loss sets each side a target."""
@@ -81,8 +82,8 @@ class PairObjective(ABC, Generic[Config]):
     ) -> Float[Tensor, " tokens"]:
         """c_l = −∂φ/∂s of the token's response, divided by pairs (and its tokens if averaged)."""
         up, down = self.pair_rates(*self._arguments(logps, batch))
-        rate = logps.new_zeros(len(batch.side))
-        rate[batch.side == CHOSEN], rate[batch.side == REJECTED] = up, -down
+        sides = torch.cat([up, -down])
+        rate = torch.empty_like(sides).scatter(0, batch.side_order, sides)
         if self.averages:
             rate = rate / batch.sequence_length
         return rate[batch.sequence] / batch.totals.examples
@@ -94,14 +95,14 @@ class PairObjective(ABC, Generic[Config]):
         """Rewards, margin, accuracy, both sides' log-probabilities and both sides' weights."""
         chosen, rejected = (self.reward_scale * score for score in self._scores(logps, batch))
         up, down = self.pair_rates(*self._arguments(logps, batch))
-        total = batch.sequence_sum(logps)
+        chosen_logp, rejected_logp = batch.by_side(batch.sequence_sum(logps))
         return {
             "train/margin": (chosen - rejected).sum(),
             "train/accuracy": (chosen > rejected).to(logps.dtype).sum(),
             "train/reward_chosen": chosen.sum(),
             "train/reward_rejected": rejected.sum(),
-            "train/chosen_logp": total[batch.side == CHOSEN].sum(),
-            "train/rejected_logp": total[batch.side == REJECTED].sum(),
+            "train/chosen_logp": chosen_logp.sum(),
+            "train/rejected_logp": rejected_logp.sum(),
             "train/dynamic_learning_rate": up.sum(),
             "train/dynamic_learning_rate_rejected": down.sum(),
         }

@@ -67,9 +67,9 @@ class SFT:
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> dict[str, Float[Tensor, ""]]:
         """Log-probability of the answers trained on."""
-        total = batch.sequence_sum(logps.detach())
+        totals = batch.by_side(batch.sequence_sum(logps.detach()), len(self.sides))
         names = {CHOSEN: "train/chosen_logp", REJECTED: "train/rejected_logp"}
-        return {names[side]: total[batch.side == side].sum() for side in self.sides}
+        return {names[side]: own.sum() for side, own in zip(self.sides, totals, strict=True)}
 
 
 class SFTExtended(SFT):

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.data.batches import CHOSEN, TokenBatch
 from dynolab.errors import ConfigError
 from dynolab.objectives.pairs import PairConfig, PairObjective, Pairs
 
@@ -53,8 +53,8 @@ class SPPO(PairObjective[SPPOConfig]):
         """Each side's log-ratio minus its target."""
         chosen, rejected = self._scores(logps, batch)
         wins = self._wins(batch).to(chosen)
-        goal = (wins - 0.5) / self.config.beta
-        return chosen - goal[batch.side == CHOSEN], rejected - goal[batch.side == REJECTED]
+        chosen_goal, rejected_goal = batch.by_side((wins - 0.5) / self.config.beta)
+        return chosen - chosen_goal, rejected - rejected_goal
 
     def _wins(self, batch: TokenBatch) -> Float[Tensor, " sequences"]:
         if self.config.labels == "hard":

@@ -43,7 +43,9 @@ def strengths(
 
 def quantiles(mine: Sequence[Float[Tensor, " _"]]) -> dict[str, float]:
     """Quantiles of the step's dynamic learning rates over all ranks, by metric name."""
-    every = list(chain.from_iterable(distributed.gather([strengths.cpu() for strengths in mine])))
+    # One copy to the host for all micro-batches.
+    own = [torch.cat(list(mine)).cpu()] if mine else []
+    every = list(chain.from_iterable(distributed.gather(own)))
     if not every:
         return {}
     values = np.percentile(torch.cat(every).double().numpy(), QUANTILES).tolist()

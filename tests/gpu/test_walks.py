@@ -1,0 +1,89 @@
+"""The library on a pretended GPU: no path mixes devices, and a training seldom waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.compiled_guard import compiled_guard, compiler
+from tests.training.every_objective import ON_GROUPS, ON_ROWS
+
+pytestmark = pytest.mark.services
+
+PATHS = {
+    "training": len(ON_ROWS) + len(ON_GROUPS),
+    "sampling": 12,
+    "trainers": 6,
+    "forces": 31,
+    "classifiers": 5,
+}
+"""Number of paths by group."""
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if compiler() is None:
+        pytest.skip("no C++ compiler for the guard of the pretended GPU")
+    return compiled_guard(tmp_path_factory.mktemp("guard"))
+
+
+def walked(guard: Path, group: str) -> dict[str, dict[str, Any]]:
+    """What was noted on each path of a group."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.walk", str(guard), group],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"path"')]
+    return {line.pop("path"): line for line in lines}
+
+
+@pytest.mark.parametrize("group", PATHS)
+def test_no_path_mixes_devices(guard: Path, group: str) -> None:
+    found = walked(guard, group)
+    assert len(found) == PATHS[group]
+    assert {name: one["error"] for name, one in found.items() if one["error"]} == {}
+    assert {name: one["mixed"] for name, one in found.items() if one["mixed"]} == {}
+    assert all(one["operations"] > 500 for one in found.values())
+
+
+def test_the_host_hardly_waits_in_a_micro_batch(guard: Path) -> None:
+    found = walked(guard, "micro_batch")
+    assert {name: one["error"] for name, one in found.items() if one["error"]} == {}
+    for name, one in found.items():
+        assert one["figures"]["waits"] <= 4, name
+        assert one["figures"]["copies"] <= 1, name
+
+
+def test_planted_mistakes_are_named_with_their_line(guard: Path) -> None:
+    found = walked(guard, "planted")
+    (what,) = found["host tensor in a loss"]["mixed"]
+    assert what.startswith("add of GPU tensors with host tensors [(2,)] at tests/gpu/paths_planted")
+    assert all(one["error"] is None for one in found.values())
+    noted = {
+        name: {kind for kind in ("mixed", "waits", "copies", "unordered") if one[kind]}
+        for name, one in found.items()
+    }
+    del noted["host tensor in a loss"]
+    assert noted == {
+        "host values, GPU indices": {"mixed"},
+        "GPU values, host indices": {"waits", "copies"},
+        "a host scalar": set(),
+        "joined with a host tensor": {"mixed"},
+        "read": {"waits"},
+        "mask": {"waits"},
+        "copied from pageable memory": {"waits", "copies"},
+        "copied from pinned memory": set(),
+        "a batch": set(),
+        "copied to the host": {"waits", "copies"},
+        "added in any order": {"unordered"},
+        "numbers added in any order": set(),
+    }
