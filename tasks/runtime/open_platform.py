@@ -10,6 +10,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from dynolab.store import Store
+from tasks.runtime.launch.devices import hide_other_devices
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
@@ -70,6 +71,7 @@ def open_platform(
     if all its stages are cached.
     """
     settings = Settings.from_environment()
+    hide_other_devices()
     with ExitStack() as services:
         platform = Platform(
             settings=settings,

@@ -64,9 +64,9 @@ def _patch_tolist() -> None:
 def _patch_safetensors() -> None:
     """safetensors looks at a tensor's memory to find out which ones share it."""
     for name in ("storage_ptr", "storage_size"):
-        found = getattr(safetensors.torch, name)
+        original = getattr(safetensors.torch, name)
 
-        def of_values(tensor: Tensor, found: Any = found) -> int:
-            return found(tensor.values if isinstance(tensor, PretendedTensor) else tensor)
+        def of_values(tensor: Tensor, original: Any = original) -> int:
+            return original(tensor.values if isinstance(tensor, PretendedTensor) else tensor)
 
         setattr(safetensors.torch, name, of_values)

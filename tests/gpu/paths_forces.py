@@ -79,8 +79,8 @@ def map_on_disk(folder: Path) -> None:
 
 def break_down(family: str, _: Path) -> None:
     examples = with_reference(build(family), pairs(2))
-    found = breakdown(policy_of(family), OBSERVED, examples, DPO_LOSS, update=0.1)
-    assert found.shares() and found.projections() and found.last_layer()
+    parts = breakdown(policy_of(family), OBSERVED, examples, DPO_LOSS, update=0.1)
+    assert parts.shares() and parts.projections() and parts.last_layer()
 
 
 def change_along(_: Path) -> None:

@@ -22,14 +22,14 @@ def count_micro_batch(name: str, folder: Path) -> dict[str, float]:
     """Waits and copies of a step with one micro-batch, the average over steps."""
     os.environ[ALLOWED] = "tests.training.rewards"
     make_files(folder)
-    found = {"waits": 0, "copies": 0}
+    counts = {"waits": 0, "copies": 0}
     accumulate = Trainer._accumulate
 
     def counted(*args: Any) -> Any:
         before = LOG.waits.total(), LOG.copies.total()
         result = accumulate(*args)
-        found["waits"] += LOG.waits.total() - before[0]
-        found["copies"] += LOG.copies.total() - before[1]
+        counts["waits"] += LOG.waits.total() - before[0]
+        counts["copies"] += LOG.copies.total() - before[1]
         return result
 
     plain = {"steps": STEPS, "checkpoint_every": 0, "record_steps": []}
@@ -37,7 +37,7 @@ def count_micro_batch(name: str, folder: Path) -> dict[str, float]:
     config = small_training(name, micro_batch_size=size, **plain)
     with patch.object(Trainer, "_accumulate", counted):
         run(make_job(folder, folder / "trained", config))
-    return {kind: count / STEPS for kind, count in found.items()}
+    return {kind: count / STEPS for kind, count in counts.items()}
 
 
 def paths() -> Iterator[tuple[str, Callable[[Path], dict[str, float]]]]:

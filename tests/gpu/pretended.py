@@ -108,13 +108,15 @@ def run(operation: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     if name == "_efficientzerotensor":
         # It has no memory, and only torch's own tensors say so.
         operation = torch.ops.aten.zeros.default
-    found = operation(*tree_map(_values, args), **_on_cpu(named))
-    if (target is not None and not to_gpu) or not isinstance(found, Tensor | tuple | list):
-        return found
+    output = operation(*tree_map(_values, args), **_on_cpu(named))
+    if (target is not None and not to_gpu) or not isinstance(output, Tensor | tuple | list):
+        return output
     written = args[0] if operation._schema.is_mutable and args else None
     if isinstance(written, Tensor) and not on_gpu(written):
         return written
-    made = tree_map(lambda leaf: PretendedTensor(leaf) if isinstance(leaf, Tensor) else leaf, found)
+    made = tree_map(
+        lambda leaf: PretendedTensor(leaf) if isinstance(leaf, Tensor) else leaf, output
+    )
     return return_and_correct_aliasing(operation, args, named, made)
 
 

@@ -48,29 +48,29 @@ def walked(guard: Path, group: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("group", PATHS)
 def test_no_path_mixes_devices(guard: Path, group: str) -> None:
-    found = walked(guard, group)
-    assert len(found) == PATHS[group]
-    assert {name: one["error"] for name, one in found.items() if one["error"]} == {}
-    assert {name: one["mixed"] for name, one in found.items() if one["mixed"]} == {}
-    assert all(one["operations"] > 500 for one in found.values())
+    paths = walked(guard, group)
+    assert len(paths) == PATHS[group]
+    assert {name: path["error"] for name, path in paths.items() if path["error"]} == {}
+    assert {name: path["mixed"] for name, path in paths.items() if path["mixed"]} == {}
+    assert all(path["operations"] > 500 for path in paths.values())
 
 
 def test_the_host_hardly_waits_in_a_micro_batch(guard: Path) -> None:
-    found = walked(guard, "micro_batch")
-    assert {name: one["error"] for name, one in found.items() if one["error"]} == {}
-    for name, one in found.items():
-        assert one["figures"]["waits"] <= 4, name
-        assert one["figures"]["copies"] <= 1, name
+    paths = walked(guard, "micro_batch")
+    assert {name: path["error"] for name, path in paths.items() if path["error"]} == {}
+    for name, path in paths.items():
+        assert path["figures"]["waits"] <= 4, name
+        assert path["figures"]["copies"] <= 1, name
 
 
 def test_planted_mistakes_are_named_with_their_line(guard: Path) -> None:
-    found = walked(guard, "planted")
-    (what,) = found["host tensor in a loss"]["mixed"]
+    paths = walked(guard, "planted")
+    (what,) = paths["host tensor in a loss"]["mixed"]
     assert what.startswith("add of GPU tensors with host tensors [(2,)] at tests/gpu/paths_planted")
-    assert all(one["error"] is None for one in found.values())
+    assert all(path["error"] is None for path in paths.values())
     noted = {
-        name: {kind for kind in ("mixed", "waits", "copies", "unordered") if one[kind]}
-        for name, one in found.items()
+        name: {kind for kind in ("mixed", "waits", "copies", "unordered") if path[kind]}
+        for name, path in paths.items()
     }
     del noted["host tensor in a loss"]
     assert noted == {

@@ -18,7 +18,12 @@ import torch
 
 from dynolab.errors import ConfigError
 from tasks.runtime.launch import devices
-from tasks.runtime.launch.devices import check_usable, hold_devices, host_devices
+from tasks.runtime.launch.devices import (
+    check_usable,
+    hide_other_devices,
+    hold_devices,
+    host_devices,
+)
 from tests.flows.lab import until
 
 FOUR = ("0", "1", "2", "3")
@@ -142,6 +147,18 @@ def test_devices_are_those_listed_or_visible_or_all(
     monkeypatch.setattr(devices, "_DEVICES", tmp_path)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     assert host_devices(environment) == expected
+
+
+def test_stages_in_this_process_see_the_listed_devices_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("DYNOLAB_DEVICES", raising=False)
+    hide_other_devices()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    monkeypatch.setenv("DYNOLAB_DEVICES", "3, 1")
+    hide_other_devices()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,1"
 
 
 @pytest.mark.parametrize("listed", ["0,0", "0,", "../x", "a b", "-1"])

@@ -209,16 +209,16 @@ def _tables(
 
 def _by_token(name: str, side: Sequence[Factors]) -> dict[int, list[tuple[Tensor, Tensor]]]:
     """For each token of the table: where gradients of its row stand, and the gradients."""
-    found: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    gradients: dict[int, list[tuple[Tensor, Tensor]]] = {}
     start = 0
     for factors in side:
         table = factors.rows[name]
         stop = start + factors.tokens
         where = torch.arange(start, stop, device=table.rows.device)
         for column, token in enumerate(table.ids):
-            found.setdefault(token, []).append((where, table.rows[:, column]))
+            gradients.setdefault(token, []).append((where, table.rows[:, column]))
         start = stop
-    return found
+    return gradients
 
 
 def _crossed(embedded: Sequence[Rows], heads: Point, out: Tensor, scale: Tensor | None) -> None:

@@ -57,6 +57,15 @@ def host_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]
     return tuple(str(number) for number, _ in enumerate(_DEVICES.glob("nvidia[0-9]*")))
 
 
+def hide_other_devices() -> None:
+    """Shows torch, in this process, the devices that DYNOLAB_DEVICES lists and no others.
+
+    Call it before anything computes: CUDA reads its variable once.
+    """
+    if listed := os.environ.get(LISTED):
+        os.environ[VISIBLE] = ",".join(_names(LISTED, listed))
+
+
 def check_usable(environment: Mapping[str, str] = os.environ) -> None:
     """Raises `ConfigError` if this rank was given GPUs that torch cannot use.
 
