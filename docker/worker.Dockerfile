@@ -16,7 +16,8 @@ RUN apt-get update \
 USER 1000
 WORKDIR /home/dynolab/app
 
-ENV DS_BUILD_OPS=0 \
+ENV CUBLAS_WORKSPACE_CONFIG=:4096:8 \
+    DS_BUILD_OPS=0 \
     DYNOLAB_HOME=/home/dynolab/home \
     OMP_WAIT_POLICY=PASSIVE \
     THP_MEM_ALLOC_ENABLE=1 \

@@ -45,6 +45,12 @@ class EngineConfig(BaseModel):
         "fp32", description="bf16 keeps fp32 master weights and needs DeepSpeed."
     )
     attention: Literal["sdpa", "eager"] = "sdpa"
+    reproducible: bool = Field(
+        True,
+        exclude_if=lambda reproducible: reproducible,
+        description="On GPUs: the same bits at each run. false: attention that needs less memory "
+        "for long rows; its steps can be neither recorded nor replayed.",
+    )
 
 
 class LoraConfig(BaseModel):
@@ -178,7 +184,7 @@ class LoopConfig(BaseModel):
         return self
 
     def check_replayable(self) -> None:
-        """Raises `ConfigError` if the update of a step does not follow from its examples.
+        """Raises `ConfigError` if a step's update cannot be computed again from its examples.
 
         A gradient in bf16 is rounded for all examples of a forward at once: the parts that are
         computed for each example missed the update by 2 to 9 percent (measured at 2 layers).
@@ -189,6 +195,12 @@ class LoopConfig(BaseModel):
                 "bf16",
                 "the forces of its steps would be wrong by percents; set fp32, or record_steps: [] "
                 "and ledger: null",
+            )
+        if not self.engine.reproducible:
+            raise ConfigError(
+                "engine.reproducible",
+                False,
+                "its steps cannot be replayed; set true, or record_steps: [] and ledger: null",
             )
 
     @property

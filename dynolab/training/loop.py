@@ -8,6 +8,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -22,8 +23,8 @@ from dynolab.data.encode import Encoder
 from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
+from dynolab.likelihood.arithmetic import check_float32_products, reproducible
 from dynolab.likelihood.checked import CHECKS, checks_kept
-from dynolab.likelihood.float32 import check_float32_products
 from dynolab.likelihood.token_logps import (
     ResponseLogits,
     causal_model,
@@ -82,7 +83,9 @@ def train(
 
     **Raises** `ConfigError` for invalid data or settings, `Diverged` if training diverges.
     """
-    Trainer(job, policy, tokenizer, build_observer).run()
+    wanted = job.config.engine.reproducible
+    with reproducible(distributed.device()) if wanted else nullcontext():
+        Trainer(job, policy, tokenizer, build_observer).run()
 
 
 class Trainer:

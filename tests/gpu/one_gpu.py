@@ -27,6 +27,7 @@ def become_machine_with_gpu() -> None:
         "set_device": None,
         "synchronize": None,
         "empty_cache": None,
+        "mem_get_info": (2**33, 2**34),
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": None,
         "is_bf16_supported": True,

@@ -42,6 +42,16 @@ ADDED_IN_ANY_ORDER = {
     "histc",
 }
 
+SORTED_ON_REQUEST = {
+    "index_add",
+    "index_add_",
+    "scatter_add",
+    "scatter_add_",
+    "scatter_reduce",
+    "scatter_reduce_",
+}
+"""Those that add in a fixed order under `torch.use_deterministic_algorithms`, by its docs."""
+
 TakesTensor = Callable[[Tensor], bool]
 
 
@@ -89,6 +99,8 @@ def adds_in_any_order(name: str, args: Sequence[Any], named: Mapping[str, Any]) 
 
     Assigning with `accumulate` does not: CUDA sorts the indices first.
     """
+    if name in SORTED_ON_REQUEST and torch.are_deterministic_algorithms_enabled():
+        return False
     if name == "put_":
         adds = bool(named.get("accumulate", len(args) > 3 and args[3]))
     elif name == "bincount":

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_finite
-from dynolab.likelihood.float32 import check_float32_products
+from dynolab.likelihood.arithmetic import check_float32_products
 
 Weights = Mapping[str, Tensor]
 """Tensors by parameter name; tied weights appear once, under their first name."""

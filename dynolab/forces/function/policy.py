@@ -21,7 +21,7 @@ from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.logit_function import Weights, call_at, cast_like
 from dynolab.forces.function.precision import dtype_preserving
 from dynolab.forces.function.views import View
-from dynolab.likelihood.float32 import check_float32_products
+from dynolab.likelihood.arithmetic import check_float32_products
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
 
 _TANGENT_BYTES = 2**28

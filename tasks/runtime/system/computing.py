@@ -5,7 +5,9 @@ from __future__ import annotations
 COMPUTING = {
     # Threads that spin while waiting slow each other down a hundredfold on a busy machine.
     "OMP_WAIT_POLICY": "PASSIVE",
+    # cuBLAS adds in the same order at each run.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     # torch asks the kernel for huge pages for large tensors: far fewer page faults.
     "THP_MEM_ALLOC_ENABLE": "1",
 }
-"""OpenMP and torch read these once, when they load and allocate first."""
+"""OpenMP, cuBLAS and torch read these once, when they load and allocate first."""
