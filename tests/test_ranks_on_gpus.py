@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dynolab import distributed
+from dynolab.errors import ConfigError
 from dynolab.rank_authentication import MEETING
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.deepspeed_engine import DeepSpeedEngine
@@ -55,6 +56,10 @@ def test_a_fused_optimizer_counts_steps_where_its_weights_are(
     optimizer.step()
     written.save(tmp_path)
     read, optimizer = engine("meta")
+    read._named["w"].data = torch.ones(2, device="meta")
+    with pytest.raises(ConfigError, match=r"resume_from = .*not those of ZeRO stage 0; remove it"):
+        read.load(tmp_path)
+    read._named["w"].data = torch.ones(3, device="meta")
     read.load(tmp_path)
     (state,) = optimizer.state.values()
     assert (state["step"].device.type == "meta") is moves

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab import distributed
+from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.training.config import LoopConfig
 from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
@@ -202,10 +203,21 @@ class DeepSpeedEngine:
         save_file(copies, folder / f"shard-{distributed.rank()}.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Reads what `save` wrote and updates the weights that forward uses."""
+        """Reads what `save` wrote and updates the weights that forward uses.
+
+        **Raises:** `ConfigError` for a state of another ZeRO stage.
+        """
         shards = list(self._shards())
         state: dict[int, dict[str, Tensor]] = {}
         stored = load_file(folder / f"shard-{distributed.rank()}.safetensors")
+        written = {name: tensor.shape for name, tensor in stored.items() if MASTER in name}
+        if written != {f"{n}|{MASTER}": shard.shape for n, shard in enumerate(shards)}:
+            raise ConfigError(
+                "resume_from",
+                str(folder),
+                f"its parts are not those of ZeRO stage {self._stage}; remove it to train from "
+                "the start",
+            )
         for name, tensor in stored.items():
             digits, key = name.split("|", 1)
             shard = shards[int(digits)]
