@@ -207,7 +207,7 @@ def contraction_speed(repeats: int) -> dict[str, float]:
     observed, updating = (sequences(32, seed, 2048) for seed in (0, 1))
     kernel = Kernel.build(policy, None, subspace(policy), None, observed[0])
     factors = [
-        [kernel.factors(WeightedResponse.own(sequence, policy)) for sequence in side[:16]]
+        kernel.factors([WeightedResponse.own(sequence, policy) for sequence in side[:16]])
         for side in (observed, updating)
     ]
     out = torch.zeros(16 * RESPONSE, 16 * RESPONSE)

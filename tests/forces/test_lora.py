@@ -193,7 +193,7 @@ def test_a_head_trained_whole_has_rank_one_factors():
     kernel = Kernel.build(policy, None, subspace(policy), None, OBSERVED[0])
     assert not kernel.generic
     response = WeightedResponse.own(OBSERVED[0], policy)
-    assert any("lm_head" in name for name in kernel.factors(response).point)
+    assert any("lm_head" in name for name in kernel.factors([response])[0].point)
 
 
 def test_adapters_that_are_off_merged_or_of_another_kind_are_refused():

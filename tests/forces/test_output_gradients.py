@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from dynolab.data.encode import Encoded
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules, subspace
+from dynolab.forces.map import gram
+from dynolab.forces.map.gram import Kernel
 from dynolab.forces.map.output_gradients import Signal, Tail, find_tail, token_signals
 from dynolab.forces.map.weighted import WeightedResponse, scores_along, weighted_batch
 from tests.forces.families import build
@@ -94,7 +96,7 @@ def test_signals_are_autograds_token_by_token(family: str, temperature: float) -
     truth = autograd_signals(policy, plain, response)
     position = weighted_batch([response], policy).position
     for some, end in ((plain, None), (rules, tail)):
-        found = token_signals(policy, policy.weights, some, end, response)
+        (found,) = token_signals(policy, policy.weights, some, end, [response])
         assert sorted(id(one.rule) for one in found) == sorted(map(id, some))
         for signal in found:
             inputs, deltas = truth[id(signal.rule.module)]
@@ -148,7 +150,8 @@ def test_weights_of_other_targets_make_a_signal_of_their_sum() -> None:
     weights = torch.randn(tokens, 2, generator=generator, dtype=torch.float64)
     response = WeightedResponse(SEQUENCE, targets, weights, 0.5)
     truth = autograd_signals(policy, plain, response)
-    for signal in token_signals(policy, policy.weights, rules, tail, response):
+    (signals,) = token_signals(policy, policy.weights, rules, tail, [response])
+    for signal in signals:
         if not signal.rule.local:
             deltas = truth[id(signal.rule.module)][1]
             assert relative(signal.summed(), deltas.sum(1)) < 1e-10
@@ -249,3 +252,40 @@ def test_scores_along_directions_are_derivatives_of_the_scores(policy: PolicyFun
                 sum((g * d).sum() for g, d in zip(gradients, change.values(), strict=True))
             )
         assert relative(row, torch.stack(truth)) < 1e-10
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_responses_of_any_lengths_share_a_pass(family: str, temperature: float) -> None:
+    policy = PolicyFunction(build(family), torch.float64)
+    plain, rules, tail = ask(policy)
+    responses = [
+        WeightedResponse.own(encoded(seed, prompt, response), policy, temperature)
+        for seed, prompt, response in ((1, 3, 4), (2, 6, 1), (3, 1, 7), (4, 3, 4))
+    ]
+    for some, end in ((plain, None), (rules, tail)):
+        together = token_signals(policy, policy.weights, some, end, responses)
+        for response, signals in zip(responses, together, strict=True):
+            (alone,) = token_signals(policy, policy.weights, some, end, [response])
+            for one, other in zip(signals, alone, strict=True):
+                assert one.rule is other.rule
+                assert one.input.shape == other.input.shape
+                assert relative(one.input.double(), other.input.double()) < 1e-12
+                assert one.delta.shape == other.delta.shape
+                assert relative(one.delta, other.delta) < 1e-10
+
+
+def test_responses_share_a_pass_where_they_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = PolicyFunction(build("llama_untied"), torch.float64)
+    kernel = Kernel.build(policy, None, subspace(policy), None, SEQUENCE)
+    lengths = [(3, 4), (3, 12), (3, 4), (4, 4), (20, 4)]
+    responses = [
+        WeightedResponse.own(encoded(seed, *length), policy) for seed, length in enumerate(lengths)
+    ]
+    warm = WeightedResponse.own(encoded(7, 3, 4), policy, 2.0)
+    assert list(kernel._together([*responses, warm])) == [[0, 2, 3], [4], [1], [5]]
+    monkeypatch.setattr(gram, "TOGETHER", 1)
+    assert list(kernel._together(responses)) == [[0], [2], [3], [4], [1]]
+    for factors, response in zip(kernel.factors(responses), responses, strict=True):
+        assert factors.tokens == len(response.weights)
+        assert factors.positions == len(response.sequence.ids) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,9 +82,10 @@ class Counting:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def factors(self, one: WeightedResponse) -> Any:
-        self.asked.append(one.sequence.response_length)
-        return one.sequence.response_length
+    def factors(self, responses: Sequence[WeightedResponse]) -> list[Any]:
+        lengths = [response.sequence.response_length for response in responses]
+        self.asked += lengths
+        return lengths
 
 
 def test_factors_of_an_updating_group_are_made_once_for_all_observed_groups() -> None:

@@ -69,25 +69,29 @@ def token_factors(
     rules: Sequence[Rule],
     tail: Tail | None,
     generic: set[str],
-    response: WeightedResponse,
-) -> Factors:
-    """Factors of ∇ s_m for every token of a response.
+    responses: Sequence[WeightedResponse],
+) -> list[Factors]:
+    """Factors of ∇ s_m for every token of each response.
 
     **Arguments:**
 
     - `at`: all weights, already cast to the policy.
     - `tail`: where positions are no longer mixed (`find_tail`).
     - `generic`: parameters whose per-token gradients are computed in full by plain autograd.
+    - `responses`: as `token_signals` takes them.
     """
-    sequence = response.sequence
-    factors = Factors(sequence.response_length, len(sequence.ids) - 1)
-    signals = token_signals(policy, at, rules, tail, response)
-    with policy.differentiable():
-        for signal in signals:
-            _add(factors, signal, generic)
-    if generic:
-        factors.dense.update(_whole(policy, at, generic, response))
-    return factors
+    every = []
+    by_response = token_signals(policy, at, rules, tail, responses)
+    for response, signals in zip(responses, by_response, strict=True):
+        sequence = response.sequence
+        factors = Factors(sequence.response_length, len(sequence.ids) - 1)
+        with policy.differentiable():
+            for signal in signals:
+                _add(factors, signal, generic)
+        if generic:
+            factors.dense.update(_whole(policy, at, generic, response))
+        every.append(factors)
+    return every
 
 
 def _add(factors: Factors, signal: Signal, generic: set[str]) -> None:
@@ -174,7 +178,8 @@ def without_rule(
     with torch.enable_grad():
         scores = sample.scores(policy, {**at, **leaves})
     truth = _gradients(w @ scores, leaves)
-    computed = _summed(token_factors(policy, at, rules, tail, set(), sample), w, truth)
+    (factors,) = token_factors(policy, at, rules, tail, set(), [sample])
+    computed = _summed(factors, w, truth)
     return differing(computed, truth)
 
 

@@ -24,6 +24,14 @@ Tile = tuple[slice, slice]
 """Rows (observed tokens) and columns (updating tokens) of a part of the map."""
 
 
+TOGETHER = 2**24
+"""Bytes of one module's signals in a backward pass: responses share it up to this, because larger
+operations use the cores better."""
+
+MOST_PADDED = 1.25
+"""How much more work padding may make of responses that share a backward pass."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """Where gradients are taken, in which parameters, and in which metric P.
@@ -62,11 +70,40 @@ class Kernel:
             generic = without_rule(policy, place, rules, tail, wanted, trial)
         return cls(policy, place, frozenset(wanted), cast, rules, tail, frozenset(generic))
 
-    def factors(self, response: WeightedResponse) -> Factors:
-        """Per-token gradients of a response's scores as factors."""
-        return token_factors(
-            self.policy, self.at, self.rules, self.tail, set(self.generic), response
-        )
+    def factors(self, responses: Sequence[WeightedResponse]) -> list[Factors]:
+        """Per-token gradients of every response's scores as factors."""
+        factors: dict[int, Factors] = {}
+        for numbers in self._together(responses):
+            group = [responses[number] for number in numbers]
+            made = token_factors(
+                self.policy, self.at, self.rules, self.tail, set(self.generic), group
+            )
+            factors |= zip(numbers, made, strict=True)
+        return [factors[number] for number in range(len(responses))]
+
+    def _together(self, responses: Sequence[WeightedResponse]) -> Iterator[list[int]]:
+        """Responses that share a backward pass: alike in length, and few enough (`TOGETHER`)."""
+        item = torch.finfo(self.policy.dtype).bits // 8
+        widest = item * max(rule.sizes[1] for rule in self.rules if not rule.head)
+
+        def kind(number: int) -> tuple[float, int, int, int]:
+            response = responses[number]
+            tokens, targets = response.targets.shape
+            return response.temperature, targets, tokens, len(response.sequence.ids)
+
+        group: list[int] = []
+        for number in sorted(range(len(responses)), key=kind):
+            cells = [tokens * length for *_, tokens, length in map(kind, [*group, number])]
+            padded = len(cells) * max(cells)
+            alike = not group or kind(group[0])[:2] == kind(number)[:2]
+            if group and not (
+                alike and padded <= MOST_PADDED * sum(cells) and padded * widest <= TOGETHER
+            ):
+                yield group
+                group = []
+            group.append(number)
+        if group:
+            yield group
 
     def bytes_of(self, sequence: Encoded) -> int:
         """Bytes of a sequence's factors."""
@@ -162,16 +199,12 @@ def factor_tiles(
     kernel: Kernel, observed: Side, updating: Side, *, wanted: Callable[[Tile], bool]
 ) -> Iterator[tuple[Tile, list[Factors], list[Factors]]]:
     """Yields route B's factors by tile; an updating group's are kept for all observed groups."""
-    only = (
-        [kernel.factors(response) for response in observed.groups[0]]
-        if len(observed.groups) == 1
-        else None
-    )
+    only = kernel.factors(observed.groups[0]) if len(observed.groups) == 1 else None
     for columns, updates in zip(updating.slices, updating.groups, strict=True):
         todo = [n for n, rows in enumerate(observed.slices) if wanted((rows, columns))]
-        right = [kernel.factors(update) for update in updates] if todo else []
+        right = kernel.factors(updates) if todo else []
         for n in todo:
-            left = only or [kernel.factors(response) for response in observed.groups[n]]
+            left = only or kernel.factors(observed.groups[n])
             yield (observed.slices[n], columns), left, right
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dynolab.data.batches import TokenBatch
 from dynolab.forces.function.logit_function import Weights
@@ -50,6 +52,52 @@ class Signal:
         return product if self.rule.local else product.sum(1)
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where the response tokens of a batch are predicted.
+
+    `row` and `position` are those of every token, `number` counts it within its response. `tokens`
+    are the slices of the responses among all tokens, `ends` their positions without the last, which
+    predicts nothing.
+    """
+
+    row: Int[Tensor, " tokens"]
+    position: Int[Tensor, " tokens"]
+    number: Int[Tensor, " tokens"]
+    shape: torch.Size
+    tokens: list[slice]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, responses: Sequence[WeightedResponse], batch: TokenBatch) -> Places:
+        """Those of the responses that make a batch."""
+        lengths = [len(response.weights) for response in responses]
+        starts = [0, *accumulate(lengths)]
+        return cls(
+            row=batch.token_row,
+            position=batch.position,
+            number=torch.cat([torch.arange(length) for length in lengths]).to(
+                batch.position.device
+            ),
+            shape=batch.input_ids.shape,
+            tokens=[slice(*ends) for ends in pairwise(starts)],
+            ends=[len(response.sequence.ids) - 1 for response in responses],
+        )
+
+    def one_by_one(
+        self, cotangent: Float[Tensor, "rows length d"]
+    ) -> Float[Tensor, "most rows length d"]:
+        """The cotangents of each response's first token, then of its second, and so on.
+
+        Each is the sum's at the token's own place, and zero elsewhere. Responses do not read each
+        other, so that one backward pass takes one token of each.
+        """
+        most = max(tokens.stop - tokens.start for tokens in self.tokens)
+        alone = cotangent.new_zeros(most, *cotangent.shape)
+        alone[self.number, self.row, self.position] = cotangent[self.row, self.position]
+        return alone
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One call of a module; `leaf` stands in for its input, where one does."""
@@ -65,57 +113,64 @@ def token_signals(
     at: Weights,
     rules: Sequence[Rule],
     tail: Tail | None,
-    response: WeightedResponse,
-) -> list[Signal]:
-    """Signals of all tokens of one response at the modules that have a rule.
+    responses: Sequence[WeightedResponse],
+) -> list[list[Signal]]:
+    """Signals of all tokens of each response at the modules that have a rule.
 
     One forward pass; one backward of Σ s as far as signals stay at their token's own position,
-    which keeps the tokens apart; from there one backward batched over tokens.
+    which keeps the tokens apart; from there one backward batched over the tokens of a response.
 
-    **Arguments:** `at`: all weights, already cast to the policy.
+    **Arguments:**
+
+    - `at`: all weights, already cast to the policy.
+    - `responses`: of one temperature, with equally many targets at a position.
     """
-    batch = weighted_batch([response], policy)
+    batch = weighted_batch(responses, policy)
+    places = Places.of(responses, batch)
     cut = {id(rule.module) for rule in tail.readers} if tail else set()
     with recorded_calls(rules, cut) as calls, torch.enable_grad():
-        scores = _scores(policy, at, response, batch)
+        scores = _scores(policy, at, responses, batch)
     if tail is None:
-        return _from_the_head(scores, calls, batch.position)
-    return _from_the_last_attention(scores, calls, tail, batch.position)
+        return _from_the_head(scores, calls, places)
+    return _from_the_last_attention(scores, calls, tail, places)
 
 
 def _scores(
-    policy: PolicyFunction, at: Weights, response: WeightedResponse, batch: TokenBatch
+    policy: PolicyFunction, at: Weights, responses: Sequence[WeightedResponse], batch: TokenBatch
 ) -> Float[Tensor, " tokens"]:
     """`Σ_j w_j (e_{t_j} − π_T)·z/T` of every token, whose gradient is that of s.
 
     The factor is held constant: minus the force of −s, which keeps its digits near probability 1.
     """
     logits = policy.logits(at, batch)
-    pull = -target_force(response.weights, logits.detach(), response.targets, response.temperature)
+    weights, targets = (
+        torch.cat([getattr(response, name) for response in responses])
+        for name in ("weights", "targets")
+    )
+    pull = -target_force(weights, logits.detach(), targets, batch.temperature)
     return (pull * logits).sum(-1)
 
 
-def _from_the_head(scores: Tensor, calls: Sequence[Call], position: Tensor) -> list[Signal]:
-    """Starts at the logits: row m belongs to token m alone, whatever the head computes."""
+def _from_the_head(scores: Tensor, calls: Sequence[Call], places: Places) -> list[list[Signal]]:
+    """Starts at the logits: a row belongs to its token alone, whatever the head computes."""
     heads = [call for call in calls if call.rule.head]
-    body = _on_sequences(calls, position)
-    one_by_one = torch.eye(len(scores), dtype=scores.dtype, device=scores.device)
-    start, at_heads = scores, []
+    body = _on_sequences(calls, places)
+    one_by_one = functional.one_hot(places.number).T.to(scores)
+    start, local, own = scores, [], []
     if len(heads) == 1:
         (head,) = heads
         delta, cotangent = torch.autograd.grad(
             scores.sum(), [head.output, head.input], retain_graph=True
         )
         start, one_by_one = head.input, one_by_one[:, None, :, None] * cotangent
-        at_heads = [Signal(head.rule, head.input[0].detach(), delta[0])]
+        local, own = heads, [delta]
     gradients = _batched([start], [call.output for call in body], [one_by_one])
-    signals = [_whole(call, gradient) for call, gradient in zip(body, gradients, strict=True)]
-    return [*signals, *at_heads]
+    return _by_response(body, gradients, local, own, places)
 
 
 def _from_the_last_attention(
-    scores: Tensor, calls: Sequence[Call], tail: Tail, position: Tensor
-) -> list[Signal]:
+    scores: Tensor, calls: Sequence[Call], tail: Tail, places: Places
+) -> list[list[Signal]]:
     """One backward after the last attention; through it and below, token by token.
 
     The attention's readers have leaves as inputs, so only the residual stream's gradient reaches
@@ -136,45 +191,46 @@ def _from_the_last_attention(
     through = _batched(
         [merge.input],
         [*(call.output for call in crossing), *leaves],
-        [_one_by_one(mixed, position)],
+        [places.one_by_one(mixed)],
     )
-    below = _on_sequences(calls[: calls.index(norm) + 1], position)
+    below = _on_sequences(calls[: calls.index(norm) + 1], places)
     read = sum(through[len(crossing) + 1 :], through[len(crossing)])
     deep = _batched(
         [norm.output, norm.input],
         [call.output for call in below],
-        [read, _one_by_one(residual, position)],
+        [read, places.one_by_one(residual)],
     )
-    pairs = zip([*crossing, *below], [*through[: len(crossing)], *deep], strict=True)
-    return [
-        *(_whole(call, gradient) for call, gradient in pairs),
-        *(_own(call, gradient, position) for call, gradient in zip(local, own, strict=True)),
-    ]
+    gradients = [*through[: len(crossing)], *deep]
+    return _by_response([*crossing, *below], gradients, local, own, places)
 
 
-def _on_sequences(calls: Sequence[Call], position: Tensor) -> list[Call]:
+def _on_sequences(calls: Sequence[Call], places: Places) -> list[Call]:
     """The calls on whole sequences.
 
-    The head and its adapters are called only on the predicting positions, which are fewer: the
-    last token predicts nothing.
+    The head and its adapters are called only on the predicting positions, in one row.
     """
+    return [call for call in calls if not call.rule.head and call.output.shape[:-1] == places.shape]
+
+
+def _by_response(
+    whole: Sequence[Call],
+    gradients: Sequence[Tensor],
+    local: Sequence[Call],
+    own: Sequence[Tensor],
+    places: Places,
+) -> list[list[Signal]]:
+    """The signals of calls on whole sequences, and of local ones, by response."""
     return [
-        call
-        for call in calls
-        if not call.rule.head and call.output.dim() == 3 and call.output.shape[1] > len(position)
+        [
+            *(_whole(*call, places, row) for call in zip(whole, gradients, strict=True)),
+            *(_own(*call, places, row) for call in zip(local, own, strict=True)),
+        ]
+        for row in range(len(places.tokens))
     ]
 
 
 def _call_of(rule: Rule, calls: Sequence[Call]) -> Call:
     return next(call for call in calls if call.rule is rule)
-
-
-def _one_by_one(cotangent: Tensor, position: Tensor) -> Tensor:
-    """Each token m's own cotangent: row `position[m]` of the sum's, zero elsewhere."""
-    numbers = torch.arange(len(position), device=position.device)
-    alone = cotangent.new_zeros(len(position), *cotangent.shape)
-    alone[numbers, 0, position] = cotangent[0, position]
-    return alone
 
 
 def _batched(
@@ -191,17 +247,18 @@ def _batched(
     ]
 
 
-def _whole(call: Call, signal: Tensor) -> Signal:
-    """A signal at all positions but the last, which predicts nothing."""
-    end = call.output.shape[1] - 1
-    return Signal(call.rule, call.input[0, :end].detach(), signal[:, 0, :end].detach())
+def _whole(call: Call, signal: Tensor, places: Places, row: int) -> Signal:
+    """A response's signal at all its positions but the last, which predicts nothing."""
+    tokens, end = places.tokens[row], places.ends[row]
+    delta = signal[: tokens.stop - tokens.start, row, :end]
+    return Signal(call.rule, call.input[row, :end].detach(), delta.detach())
 
 
-def _own(call: Call, signal: Tensor, position: Tensor) -> Signal:
-    """A signal at each token's own position: the head sees only those, other modules all."""
-    if call.rule.head:
-        return Signal(call.rule, call.input[0].detach(), signal[0])
-    return Signal(call.rule, call.input[0, position].detach(), signal[0, position])
+def _own(call: Call, signal: Tensor, places: Places, row: int) -> Signal:
+    """A response's signal at each token's own position: the head sees only those."""
+    tokens = places.tokens[row]
+    at = (0, tokens) if call.rule.head else (row, places.position[tokens])
+    return Signal(call.rule, call.input[at].detach(), signal[at])
 
 
 def find_tail(
@@ -214,15 +271,16 @@ def find_tail(
     are its readers.
     """
     batch = weighted_batch([sample], policy)
+    places = Places.of([sample], batch)
     with recorded_calls(rules, set()) as calls, torch.enable_grad():
-        scores = _scores(policy, at, sample, batch)
-    body = [call for call in _on_sequences(calls, batch.position) if call.rule.kind != "embedding"]
+        scores = _scores(policy, at, [sample], batch)
+    body = [call for call in _on_sequences(calls, places) if call.rule.kind != "embedding"]
     once = len({id(call.rule) for call in calls}) == len(calls)
     if not once or len(sample.sequence.ids) < 3:
         return list(rules), None
     local = {
         id(signal.rule)
-        for signal in _from_the_head(scores, calls, batch.position)
+        for signal in _from_the_head(scores, calls, places)[0]
         if not signal.rule.local and _stays_at(signal.delta, batch.position)
     }
     mixing = [call for call in body if id(call.rule) not in local]
