@@ -14,7 +14,7 @@ from torch import Tensor
 from dynolab.data.prefixes import collate_prefixes
 from dynolab.objectives.dpo import DPO
 from dynolab.objectives.pairs import Pairs
-from tests.data.test_transfer import SEQUENCES, batch
+from tests.data.test_to_device import SEQUENCES, batch
 from tests.training.small import make_files, make_job, run, settings
 
 

@@ -33,11 +33,19 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled_guard(tmp_path_factory.mktemp("guard"))
 
 
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    # transformers loads weights in threads of its own, which the pretended GPU does not see.
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
+}
+
+
 def walked(guard: Path, group: str) -> dict[str, dict[str, Any]]:
     """What was noted on each path of a group."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.walk", str(guard), group],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
     )
