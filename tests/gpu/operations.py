@@ -31,17 +31,6 @@ READ_BY_THE_HOST = {
 }
 """Operations whose result, or its size, the host waits for."""
 
-ADDED_IN_ANY_ORDER = {
-    "cumsum",
-    "index_add",
-    "index_add_",
-    "scatter_add",
-    "scatter_add_",
-    "scatter_reduce",
-    "scatter_reduce_",
-    "histc",
-}
-
 SORTED_ON_REQUEST = {
     "index_add",
     "index_add_",
@@ -51,6 +40,8 @@ SORTED_ON_REQUEST = {
     "scatter_reduce_",
 }
 """Those that add in a fixed order under `torch.use_deterministic_algorithms`, by its docs."""
+
+ADDED_IN_ANY_ORDER = SORTED_ON_REQUEST | {"cumsum", "histc"}
 
 TakesTensor = Callable[[Tensor], bool]
 

@@ -84,7 +84,8 @@ class Kernel:
     def _together(self, responses: Sequence[WeightedResponse]) -> Iterator[list[int]]:
         """Responses that share a backward pass: alike in length, and few enough (`TOGETHER`)."""
         item = torch.finfo(self.policy.dtype).bits // 8
-        widest = item * max(rule.sizes[1] for rule in self.rules if not rule.head)
+        # Signals start at the head's input, so its outputs do not count.
+        widest = item * max(rule.sizes[0 if rule.head else 1] for rule in self.rules)
 
         def kind(number: int) -> tuple[float, int, int, int]:
             response = responses[number]
