@@ -91,13 +91,13 @@ def own_gpu() -> Iterator[None]:
         return
     from dynolab import distributed
 
-    _stage = OwnGPU(names)
+    around, _stage = _stage, OwnGPU(names)
     try:
         with distributed.gpu_chosen_by(_stage.number):
             yield
     finally:
         _stage.give_back()
-        _stage = None
+        _stage = around
 
 
 @contextmanager
