@@ -1,6 +1,7 @@
 """Checks this machine's GPUs: `make check-gpu`, or `python -m tests.gpu.check [CHECK...]`.
 
-Each check runs in a process of its own for a limited time, so that none ends the others. Writes
+Each check runs in a process of its own for a limited time, so that none ends the others; all end
+within twenty minutes. Writes
 `gpu.html` and `gpu.json` into the folder of reports; the exit code is 1 if a bound was missed.
 """
 
@@ -23,6 +24,7 @@ from tests.gpu.check.page import write
 from tests.gpu.compiled_guard import compiled_guard, compiler
 
 # transformers loads weights in threads of its own, which the pretended GPU does not see.
+LIMIT_SECONDS = 20 * 60.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
 
 
@@ -33,7 +35,8 @@ def main(*names: str) -> None:
         if not gpu_count() and compiler() is not None:
             guard = compiled_guard(Path(scratch))
         for name in names or CHECKS:
-            checked.append(run(CHECKS[name], Path(scratch), guard))
+            left = LIMIT_SECONDS - (time.monotonic() - began)
+            checked.append(run(CHECKS[name], Path(scratch), guard, left))
             print(_line(checked[-1]), flush=True)
     folder = Settings.from_environment().home / "reports"
     write(checked, facts(), time.monotonic() - began, folder)
@@ -41,9 +44,14 @@ def main(*names: str) -> None:
     sys.exit(bool(count(checked)["missed"]))
 
 
-def run(check: Check, scratch: Path, guard: Path | None) -> Checked:
-    """Runs a check in a process of its own, on the pretended GPU if the guard is given."""
+def run(check: Check, scratch: Path, guard: Path | None, left: float) -> Checked:
+    """Runs a check in a process of its own, on the pretended GPU if the guard is given.
+
+    **Arguments:** `left`: seconds until all checks should have ended.
+    """
     gpus = gpu_count()
+    if left <= 0:
+        return judge(check, None, gpus, f"{LIMIT_SECONDS / 60:g} minutes are over")
     pretends = not gpus and check.stand_in == "pretended GPU"
     if not gpus and (check.stand_in is None or (pretends and guard is None)):
         why = f"{NO_GPU}, and no C++ compiler for the pretended one" if pretends else NO_GPU
@@ -51,11 +59,11 @@ def run(check: Check, scratch: Path, guard: Path | None) -> Checked:
     folder = scratch / check.name
     folder.mkdir()
     arguments = [check.name, str(folder), *([str(guard)] if pretends else [])]
-    return judge(check, ended(check, arguments, folder), gpus)
+    return judge(check, ended(arguments, folder, min(check.seconds, left)), gpus)
 
 
-def ended(check: Check, arguments: list[str], folder: Path) -> Ended:
-    """Waits for the check's process; its ranks end with it."""
+def ended(arguments: list[str], folder: Path, limit: float) -> Ended:
+    """Waits up to `limit` seconds for a check's process; its ranks end with it."""
     began, log = time.monotonic(), folder / "log"
     error: str | None = None
     with log.open("wb") as output:
@@ -65,10 +73,10 @@ def ended(check: Check, arguments: list[str], folder: Path) -> Ended:
                 env={**COMPUTING, **os.environ, **OFFLINE},
                 stdout=output,
                 stderr=output,
-                timeout=check.seconds,
+                timeout=limit,
             )
         except subprocess.TimeoutExpired:
-            error = f"it took longer than {check.seconds:g} s"
+            error = f"it took longer than {limit:g} s"
         else:
             if done.returncode:
                 error = f"its process ended with code {done.returncode}"
