@@ -66,8 +66,8 @@ def zero(folder: Path) -> Mapping[str, float]:
     def done(name: str, which: str) -> Any:
         return make_job(folder, folder / name / which, settings())
 
-    margins = [line["train/margin"] for line in metrics(done("bf16", "whole")) if len(line) > 4]
-    values = {"bf16_margin": max(map(abs, margins))}
+    steps = [line for line in metrics(done("bf16", "whole")) if "train/margin" in line]
+    values = {"bf16_margin": max(abs(line["train/margin"]) for line in steps)}
     for name in engines:
         values[f"{name}_resumed"] = apart(done(name, "whole"), done(name, "resumed"))
         if name != "bf16":
@@ -80,7 +80,7 @@ def speed(folder: Path) -> Mapping[str, float]:
     shape = PYTHIA_410M if gpu_count() else SMALL
     parameters = make_shape(folder, shape)
     values: dict[str, float] = {}
-    ways = {"float32": (1, 0, "fp32"), "bf16": (1, 0, "bf16")}
+    ways = {"float32": (1, 0, "fp32"), "bf16": (1, 1, "bf16")}
     if gpu_count() != 1:
         ways["all"] = (rank_count(), 2, "bf16")
     for name, (ranks, stage, dtype) in ways.items():
