@@ -94,7 +94,9 @@ class ProbeScorer:
 
         self._batches = batches_of(sequences)
         if in_step and kept:
-            (idle, _), *_ = self._batches or batches_of([kept[0][1]])
+            first = kept[0][1]
+            one_token = Encoded(first.ids[: first.prompt_length + 1], first.prompt_length)
+            ((idle, _),) = batches_of([one_token])
             self._batches = _in_step(self._batches, idle)
 
     def score(
@@ -142,11 +144,11 @@ def _in_step(
 ) -> list[tuple[TokenBatch, list[int]]]:
     """The batches with as many forwards as every other rank's; `idle` ones have no members."""
     mine = [batch.continuations if isinstance(batch, PrefixBatch) else 0 for batch, _ in batches]
-    rounds = zip_longest(*distributed.gather(mine), fillvalue=0)
-    every = zip_longest(batches, map(max, rounds), fillvalue=(idle, []))
+    most = [max(counts) for counts in zip_longest(*distributed.gather(mine), fillvalue=0)]
+    idles: list[tuple[TokenBatch, list[int]]] = [(idle, [])] * (len(most) - len(batches))
     return [
         (batch.with_continuations(count) if isinstance(batch, PrefixBatch) else batch, members)
-        for (batch, members), count in every
+        for (batch, members), count in zip([*batches, *idles], most, strict=True)
     ]
 
 
