@@ -115,7 +115,7 @@ def _outcome(
         return Outcome(figure=figure, value=None, place=None, verdict="not run", reason=why_not)
     value = ended.values.get(figure.name)
     # A stand-in's value shows that the program runs, and its error that it does not.
-    if figure.needs_gpu and not gpus and ended.error is None:
+    if figure.needs_gpu and not gpus and (ended.error is None or value is not None):
         return Outcome(figure=figure, value=value, place=place, verdict="not run", reason=NO_GPU)
     if value is None:
         reason = ended.error or "the check did not measure it"

