@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.likelihood.arithmetic import reproducible
 from tests.forces.small_models import neox, relative
+from tests.gpu.check.machine import gpu_count
 from tests.gpu.check.outcome import Check, Figure
 
 SIZE = 1024
@@ -60,10 +62,15 @@ def attention(_: Path) -> Mapping[str, float]:
     truth = attend(*inputs, is_causal=True)
     values = {}
     for name, kernel in KERNELS.items():
-        if name != "math" and not torch.cuda.is_available():
+        if name != "math" and not gpu_count():
             continue
-        with sdpa_kernel(kernel):
-            made = attend(*(each.to(device(), torch.bfloat16) for each in inputs), is_causal=True)
+        moved = [each.to(device(), torch.bfloat16) for each in inputs]
+        try:
+            with sdpa_kernel(kernel):
+                made = attend(*moved, is_causal=True)
+        except RuntimeError as error:  # older GPUs have not all kernels
+            print(f"kernel {name}: {error}", file=sys.stderr)
+            continue
         values[f"{name}_error"] = relative(made.cpu().double(), truth)
     return values
 
@@ -117,7 +124,7 @@ CHECKS = [
         ),
         measure=products,
         stand_in="pretended GPU",
-        seconds=90,
+        seconds=120,
     ),
     Check(
         name="attention",
@@ -133,7 +140,7 @@ CHECKS = [
         ),
         measure=attention,
         stand_in="pretended GPU",
-        seconds=90,
+        seconds=120,
     ),
     Check(
         name="attention-again",
@@ -154,6 +161,6 @@ CHECKS = [
         ),
         measure=attention_again,
         stand_in="pretended GPU",
-        seconds=60,
+        seconds=120,
     ),
 ]
