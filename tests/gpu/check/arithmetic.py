@@ -124,7 +124,6 @@ CHECKS = [
         ),
         measure=products,
         stand_in="pretended GPU",
-        seconds=120,
     ),
     Check(
         name="attention",
@@ -140,7 +139,6 @@ CHECKS = [
         ),
         measure=attention,
         stand_in="pretended GPU",
-        seconds=120,
     ),
     Check(
         name="attention-again",
@@ -161,6 +159,5 @@ CHECKS = [
         ),
         measure=attention_again,
         stand_in="pretended GPU",
-        seconds=120,
     ),
 ]

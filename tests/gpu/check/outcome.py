@@ -51,7 +51,7 @@ class Check(BaseModel):
     """Some figures that are measured together, in a process of their own.
 
     `measure` takes an empty folder and returns the figures' values by name. `stand_in`: where it
-    runs on machines without GPUs; None: nowhere. `seconds`: how long it may take.
+    runs on machines without GPUs; None: nowhere.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,7 +60,6 @@ class Check(BaseModel):
     figures: tuple[Figure, ...]
     measure: Measure
     stand_in: Place | None
-    seconds: float
 
 
 class Outcome(BaseModel):
