@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 import  = $(VENV)/bin/python -c 'import importlib; \
           [importlib.import_module(name) for name in "$(1)".split()]' >/dev/null 2>&1
 
-.PHONY: setup study test test-services check lint test-study test-faults test-mutations up clean
+.PHONY: setup study test test-services check check-gpu lint test-study test-faults test-mutations up clean
 
 setup: $(VENV)/.ready
 
@@ -55,6 +55,10 @@ lint: setup
 
 check: lint
 	$(MAKE) test
+
+# What this machine's GPUs do beside what the library relies on: .dynolab/reports/gpu.html.
+check-gpu: setup
+	$(RUN) tests.gpu.check
 
 test-study: setup
 	$(RUN) pytest -n 2 --dist loadfile -m study

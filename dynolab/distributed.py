@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, count, zip_longest
 from typing import Any, TypeVar, cast
 
@@ -26,7 +27,7 @@ def join() -> None:
     Tensors on GPUs travel over NCCL, those on the CPU, and with them all objects, over gloo.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    on_gpus = torch.cuda.is_available()
+    on_gpus = gpus_usable()
     if on_gpus:
         torch.cuda.set_device(device())  # before any collective: a group is bound to the GPU in use
     options: dict[str, Any] = {
@@ -100,11 +101,35 @@ def _gather_bytes(mine: bytes) -> list[bytes]:
     return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes.tolist(), strict=True)]
 
 
+def gpus_usable() -> bool:
+    """Whether torch has a GPU and may compute on it."""
+    return os.environ.get("DS_ACCELERATOR") != "cpu" and torch.cuda.is_available()
+
+
 def device() -> torch.device:
     """The accelerator of this rank, or the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
+    number = _choose_gpu()
+    if number is None or not gpus_usable():
+        return torch.device("cpu")
+    return torch.device("cuda", number)
+
+
+def _local_rank() -> int | None:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+_choose_gpu = _local_rank
+
+
+@contextmanager
+def gpu_chosen_by(choose: Callable[[], int | None]) -> Iterator[None]:
+    """While the block runs, `device` asks for its GPU's number; None is the CPU."""
+    global _choose_gpu
+    before, _choose_gpu = _choose_gpu, choose
+    try:
+        yield
+    finally:
+        _choose_gpu = before
 
 
 def share_of(sizes: Sequence[int]) -> slice:

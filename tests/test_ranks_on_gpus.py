@@ -25,6 +25,7 @@ def test_a_rank_takes_its_gpu_before_it_joins_the_others(
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(MEETING, raising=False)
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set", device)))
     monkeypatch.setattr(

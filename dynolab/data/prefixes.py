@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from jaxtyping import Int
@@ -50,6 +51,20 @@ class PrefixBatch(TokenBatch):
         starts = torch.cat([tail.prompt for tail in self.tails])
         return starts[self.sequence]
 
+    @property
+    def continuations(self) -> int:
+        """Number of forwards after the prompts'."""
+        return sum(tail.input_ids.shape[1] > 0 for tail in self.tails)
+
+    def with_continuations(self, count: int) -> Self:
+        """The batch with at least `count` of them; what is added reads a token and is not used."""
+        idle = Tails(
+            prompt=torch.zeros(1, dtype=torch.long),
+            input_ids=self.input_ids[:1, -1:],
+            attention_mask=torch.ones(1, 1, dtype=torch.long),
+        )
+        return replace(self, tails=(*self.tails, *[idle] * (count - self.continuations)))
+
 
 def plan_prefixes(
     sequences: Sequence[Encoded], batch_tokens: int, shared: bool
@@ -82,15 +97,21 @@ def plan_prefixes(
 
 
 def collate_prefixes(
-    sequences: Sequence[Encoded], rows: Sequence[Row], pad_id: int, batch_tokens: int
+    sequences: Sequence[Encoded],
+    rows: Sequence[Row],
+    pad_id: int,
+    batch_tokens: int,
+    *,
+    always: bool = False,
 ) -> tuple[TokenBatch, list[int]]:
     """Collates rows; also returns the indices of their sequences, in the batch's order.
 
     **Arguments:**
 
     - `batch_tokens`: maximum of responses × padded length, prompts included, of a forward.
+    - `always`: whether prompts have a forward of their own even where no responses share one.
     """
-    if all(len(row) == 1 for row in rows):
+    if not always and all(len(row) == 1 for row in rows):
         members = [row[0] for row in rows]
         return collate([sequences[number] for number in members], pad_id), members
     prompt_of = {number: place for place, row in enumerate(rows) for number in row}

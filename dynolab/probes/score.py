@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dynolab import distributed
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.prefixes import collate_prefixes, plan_prefixes
+from dynolab.data.prefixes import PrefixBatch, collate_prefixes, plan_prefixes
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_facts import TokenFacts, token_facts
@@ -53,6 +55,8 @@ class ProbeScorer:
     - `batch_tokens`: bound of rows × padded length per forward; a longer row is scored alone.
     - `share`: `(rank, world)`: scores only this rank's contiguous share of the rows; concatenated
       in rank order, the ranks' results are in the rows' order.
+    - `in_step`: whether all ranks run the same number of forwards, as they must where each needs
+      the others' weights (ZeRO-3). All ranks then build their scorers together.
 
     **Raises:** `ConfigError` if the encoder's tokenizer produces tokens outside the model's
     vocabulary.
@@ -66,22 +70,34 @@ class ProbeScorer:
         *,
         batch_tokens: int,
         share: tuple[int, int] = (0, 1),
+        in_step: bool = False,
     ) -> None:
         self.model = model
         copy = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
         encoded = zip(rows, copy.probes(rows), strict=True)
         kept = [(row, sequence) for row, sequence in encoded if sequence is not None]
-        kept = _share(kept, *share)
-        self.rows = [row for row, _ in kept]
+        mine = _share(kept, *share)
+        self.rows = [row for row, _ in mine]
         """This rank's rows, without dropped ones."""
-        sequences = [sequence for _, sequence in kept]
+        sequences = [sequence for _, sequence in mine]
         _check_vocabulary(model, sequences)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        plan = plan_prefixes(sequences, batch_tokens, shared=goes_on_from_prompts(model))
-        self._batches = [
-            collate_prefixes(sequences, together, int(pad), batch_tokens) for together in plan
-        ]
+        shared = goes_on_from_prompts(model)
+
+        def batches_of(sequences: Sequence[Encoded]) -> list[tuple[TokenBatch, list[int]]]:
+            options = {"always": in_step and shared}
+            return [
+                collate_prefixes(sequences, together, int(pad), batch_tokens, **options)
+                for together in plan_prefixes(sequences, batch_tokens, shared=shared)
+            ]
+
+        self._batches = batches_of(sequences)
+        if in_step and kept:
+            first = kept[0][1]
+            one_token = Encoded(first.ids[: first.prompt_length + 1], first.prompt_length)
+            ((idle, _),) = batches_of([one_token])
+            self._batches = _in_step(self._batches, idle)
 
     def score(
         self, *, device: torch.device | str | None = None, per_token: bool = False
@@ -99,6 +115,9 @@ class ProbeScorer:
         self.model.eval()
         try:
             for batch, members in self._batches:
+                if not members:
+                    _run(self.model, batch.to(target))
+                    continue
                 rows = [self.rows[number] for number in members]
                 batch_scores = _score(self.model, rows, batch.to(target), per_token)
                 scores |= dict(zip(members, batch_scores, strict=True))
@@ -120,15 +139,32 @@ def _check_vocabulary(model: Any, sequences: Sequence[Encoded]) -> None:
         )
 
 
+def _in_step(
+    batches: Sequence[tuple[TokenBatch, list[int]]], idle: TokenBatch
+) -> list[tuple[TokenBatch, list[int]]]:
+    """The batches with as many forwards as every other rank's; `idle` ones have no members."""
+    mine = [batch.continuations if isinstance(batch, PrefixBatch) else 0 for batch, _ in batches]
+    most = [max(counts) for counts in zip_longest(*distributed.gather(mine), fillvalue=0)]
+    idles: list[tuple[TokenBatch, list[int]]] = [(idle, [])] * (len(most) - len(batches))
+    return [
+        (batch.with_continuations(count) if isinstance(batch, PrefixBatch) else batch, members)
+        for (batch, members), count in zip([*batches, *idles], most, strict=True)
+    ]
+
+
 def _share(items: list[Item], rank: int, world: int) -> list[Item]:
     return items[len(items) * rank // world : len(items) * (rank + 1) // world]
 
 
 @torch.no_grad()
+def _run(model: nn.Module, batch: TokenBatch) -> Float[Tensor, "tokens facts"]:
+    return model(batch, _read)
+
+
 def _score(
     model: nn.Module, rows: Sequence[ProbeRow], batch: TokenBatch, per_token: bool
 ) -> list[Score]:
-    table = model(batch, _read).double()
+    table = _run(model, batch).double()
     facts = TokenFacts.of_table(table)
     equal = (facts.argmax == batch.token).double()
     summed = torch.stack(

@@ -45,18 +45,19 @@ def commit(
     *,
     replace: bool = False,
     signer: Signer | None = None,
+    earlier: Committed | None = None,
 ) -> Committed:
     """Upload a local folder to `place` and commit it.
 
     **Arguments:** `manifest` lacks only the files; `replace` overrides an earlier commit; `signer`
-    signs the manifest.
+    signs the manifest; what `earlier` holds already is not sent to a remote store again.
 
     **Returns** the committed attempt: an earlier one if another process committed first.
     """
     attempt = new_attempt()
     folder = f"{place}/{attempt}"
     try:
-        entries = _upload(files, source, folder)
+        entries = _upload(files, source, folder, earlier)
         manifest = manifest.model_copy(update={"files": entries})
         if files.sizes(folder) != manifest.sizes:
             raise StoreError(f"{files.address(folder)} does not hold the files sent to it")
@@ -122,16 +123,23 @@ def _verified(files: Files, place: str, stage: str, key: str, signer: Signer | N
     return Committed(folder, manifest)
 
 
-def _upload(files: Files, source: Path, folder: str) -> dict[str, FileEntry]:
+def _upload(
+    files: Files, source: Path, folder: str, earlier: Committed | None
+) -> dict[str, FileEntry]:
     """Uploads several files at once, the largest first; stops at the first error."""
     paths = _plain_files(source)
+
+    def upload(name: str) -> FileEntry:
+        before = None if earlier is None else earlier.manifest.files.get(name)
+        if earlier is None or before is None:
+            return files.upload(paths[name], f"{folder}/{name}")
+        stored = f"{earlier.folder}/{name}"
+        return files.upload_unless(paths[name], f"{folder}/{name}", stored, before)
+
     largest_first = sorted(paths, key=lambda name: -paths[name].stat().st_size)
     pool = ThreadPoolExecutor(FILES_AT_ONCE)
     try:
-        sent = {
-            name: pool.submit(files.upload, paths[name], f"{folder}/{name}")
-            for name in largest_first
-        }
+        sent = {name: pool.submit(upload, name) for name in largest_first}
         entries = {name: sent[name].result() for name in paths}
     except Exception:
         pool.shutdown(cancel_futures=True)  # waits, so that no running upload writes later

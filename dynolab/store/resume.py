@@ -29,12 +29,20 @@ def commit_resume(
     signer: Signer,
     keep: int = KEEP,
 ) -> None:
-    """Commit the state after `step` optimizer steps, then prune to the newest `keep`."""
+    """Commit the state after `step` optimizer steps, then prune to the newest `keep`.
+
+    Records and the best model so far are the same in the state before, and are not sent again.
+    """
     if step < 0:
         raise ValueError(f"step {step} is negative")
     stepped = manifest.model_copy(update={"step": step})
     # An existing state of this step was rejected; otherwise this run would have resumed from it.
-    commit(files, _at(place, step), source, stepped, replace=True, signer=signer)
+    before = [each for each in _steps(files, place) if each < step]
+    earlier = None
+    if before and not files.is_local:
+        at = _at(place, before[-1])
+        earlier = committed(files, at, manifest.stage, manifest.key, signer)
+    commit(files, _at(place, step), source, stepped, replace=True, signer=signer, earlier=earlier)
     try:
         _prune(files, place, step, keep)
     except StoreError as error:

@@ -260,19 +260,17 @@ class Trainer:
         if not self.probes:
             return
         began = time.perf_counter()
-        # Under ZeRO-3 every forward gathers weights from all ranks, so all must run the same ones.
-        scores_all = self.config.engine.kind == "plain" or self.config.engine.zero_stage == 3
         if self.scorer is None:
-            share = (0, 1) if scores_all else (distributed.rank(), distributed.world_size())
             self.scorer = ProbeScorer(
                 engine.logits,
                 self.probes,
                 self.encoder,
                 batch_tokens=self.config.probe_batch_tokens,
-                share=share,
+                share=(distributed.rank(), distributed.world_size()),
+                # Under ZeRO-3 every forward gathers weights from all ranks.
+                in_step=self.config.engine.zero_stage == 3,
             )
-        mine = self.scorer.score()
-        rows = mine if scores_all else list(chain.from_iterable(distributed.gather(mine)))
+        rows = list(chain.from_iterable(distributed.gather(self.scorer.score())))
         if distributed.rank() == 0:
             lines = (ProbeScore(step=step, **dict(row)).line() for row in rows)
             with (self.job.output / "probes.jsonl").open("a") as file:

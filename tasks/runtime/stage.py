@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import gc
 import logging
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +18,7 @@ from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
 from dynolab.likelihood.checked import checks_kept
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
 from tasks.runtime.keys import canonical, stage_key
+from tasks.runtime.launch.own_gpu import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.prefect_progress import link_mlflow_run, run_tags
@@ -197,7 +196,7 @@ def _compute(
                 progress=platform.progress(),
             )
             try:
-                with checks_kept() as checks:
+                with checks_kept() as checks, own_gpu():
                     metrics = stage.body(work)
             except BaseException as error:
                 failed = isinstance(error, Exception) and not isinstance(error, Pruned)
@@ -206,7 +205,6 @@ def _compute(
                     (work.logs / "error.txt").write_text(traceback.format_exc())
                 raise
             finally:
-                _free_gpu_memory()
                 place.upload_logs(attempt, work.logs)
             tracker.wait_created(RUN_CREATION_SECONDS)
             committed = _commit(place, work.output, work.manifest(metrics, checks), replace=fresh)
@@ -218,14 +216,6 @@ def _compute(
             return result
     finally:
         tracker.finish(status)
-
-
-def _free_gpu_memory() -> None:
-    """Give back what torch keeps for reuse: the next stage's ranks may need it."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -62,6 +62,7 @@ from tests.forces.families import (
     case,
     dpo_columns_by_differences,
     dpo_rows_by_differences,
+    plain_descent,
 )
 from tests.forces.linear_softmax import LinearSoftmax
 from tests.forces.small_models import (
@@ -502,6 +503,26 @@ def test_a_block_is_the_map_of_a_model_in_which_nothing_else_trains(block):
     }
     alone = here.map(route="columns")
     assert relative(sum(parts[word] for word in words[block]), alone) < 1e-10
+
+
+@every_route
+@pytest.mark.parametrize("family", ["gpt_neox", "llama_untied"])
+def test_a_step_of_the_head_alone_is_predicted(family, route):
+    """Nothing before the head has a gradient, so that its input begins the graph."""
+    here = case(family, count=1)
+    head = "lm_head.weight"
+    here.policy.model.requires_grad_(False).get_parameter(head).requires_grad_()
+    truth = dpo_columns_by_differences(
+        here.policy,
+        OBSERVED[0],
+        here.examples[0],
+        along=lambda gradient: {
+            name: (name == head) * change for name, change in plain_descent(gradient).items()
+        },
+    )
+    assert relative(here.map(observed=OBSERVED[:1], route=route), truth) < 1e-6
+    parts = breakdown(here.policy, OBSERVED[:1], here.examples, DPO_LOSS, update=ETA)
+    assert list(parts.parts) == ["head"] and relative(parts.force, truth) < 1e-6
 
 
 def test_the_families_hold_tied_and_untied_heads_conv1d_grouped_queries_and_neox():

@@ -22,6 +22,7 @@ PATHS = {
     "trainers": 6,
     "forces": 31,
     "classifiers": 5,
+    "stages": 1,
 }
 """Number of paths by group."""
 

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from dynolab.probes.score import ProbeScorer, score_probes
 from dynolab.probes.summary import mean_by_kind
 from dynolab.results.study import Score
 from models.tiny import TinyConfig, build_tiny
+from tests.training.ranks_played import play
 
 WORLD = build_world(WorldConfig(entities=20, train_pairs=6, heldout_pairs=4, corpus_rows=8))
 
@@ -157,6 +161,52 @@ def test_the_ranks_shares_join_to_the_whole(
         for score in score_probes(model, rows, encoder, batch_tokens=500, share=(rank, world))
     ]
     assert [score.kind for score in joined] == [score.kind for score in whole]
+    logps = [score.logp for score in whole]
+    assert [score.logp for score in joined] == pytest.approx(logps, abs=1e-4)
+
+
+@contextmanager
+def noted_calls(model: nn.Module) -> Iterator[list[str]]:
+    """The names of the modules that run, in order."""
+    calls: list[str] = []
+
+    def note(name: str, *_: object) -> None:
+        calls.append(name)
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_hook(partial(note, name)).remove)
+        yield calls
+
+
+@pytest.mark.parametrize("world", [3, 7, 130])
+def test_ranks_in_step_run_the_same_modules_in_one_order(
+    model: ResponseLogits,
+    rows: list[ProbeRow],
+    encoder: Encoder,
+    world: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[list[int]] = []
+
+    def scorer(rank: int, gather: Callable[[list[int]], list[list[int]]]) -> ProbeScorer:
+        play(monkeypatch, rank, world, gather)
+        share = rank, world
+        return ProbeScorer(model, rows, encoder, batch_tokens=60, share=share, in_step=True)
+
+    for rank in range(world):
+        scorer(rank, lambda mine: [counts.append(mine) or mine])
+    assert len({tuple(mine) for mine in counts}) > 1  # left alone, they would run unlike numbers
+    joined, runs = [], []
+    for rank in range(world):
+        with noted_calls(model.model) as calls:
+            joined += scorer(rank, lambda mine: counts).score()
+        runs.append(calls)
+    assert all(calls == runs[0] for calls in runs) and runs[0]
+    whole = score_probes(model, rows, encoder, batch_tokens=60)
+    assert [(score.pair_id, score.kind) for score in joined] == [
+        (score.pair_id, score.kind) for score in whole
+    ]
     logps = [score.logp for score in whole]
     assert [score.logp for score in joined] == pytest.approx(logps, abs=1e-4)
 

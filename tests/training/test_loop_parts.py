@@ -288,41 +288,33 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> type[Scorer]:
     return Scorer
 
 
-@pytest.mark.parametrize(
-    ("engine", "share"),
-    [
-        ({"kind": "plain", "ranks": 1}, (0, 1)),
-        ({"kind": "deepspeed", "ranks": 2, "zero_stage": 2}, (1, 2)),
-        ({"kind": "deepspeed", "ranks": 2, "zero_stage": 3}, (0, 1)),
-    ],
-)
-def test_ranks_share_the_probes_unless_each_must_make_every_forward(
-    engine: dict[str, Any],
-    share: tuple[int, int],
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_share_the_probes_and_under_zero_3_run_as_many_forwards(
+    stage: int,
     job: TrainJob,
     scorer: type[Scorer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    engine = {"kind": "deepspeed", "ranks": 2, "zero_stage": stage}
     trainer = trainer_of(job, engine=engine, probe_batch_tokens=99)
     other, holder = score("b", -8.0, -3.0), SimpleNamespace(logits=object())
     play(monkeypatch, 1, 2, lambda mine: [[other], mine])
     for step in (0, 2):
         trainer._probe(holder, step)
     given = (holder.logits, trainer.probes, trainer.encoder)
-    assert scorer.made == [{"given": given, "batch_tokens": 99, "share": share}]
+    made = {"given": given, "batch_tokens": 99, "share": (1, 2), "in_step": stage == 3}
+    assert scorer.made == [made]
     assert not list(job.output.iterdir())
 
     play(monkeypatch, 0, 2, lambda mine: [mine, [other]])
     trainer._probe(holder, 4)
-    shared = share == (1, 2)
-    rows = [*scorer.scores, other] if shared else scorer.scores
     assert (job.output / "probes.jsonl").read_text() == "".join(
         json.dumps({**json.loads(row.line()), "step": 4}, separators=(",", ":")) + "\n"
-        for row in rows
+        for row in [*scorer.scores, other]
     )
     (line,) = logged(job)
     means = (line.metrics["probe/chosen/logp"], line.metrics[GAP])
-    assert (line.step, means) == (4, (-6.0, 4.0) if shared else (-4.0, 3.0))
+    assert (line.step, means) == (4, (-6.0, 4.0))
 
 
 def heard(job: TrainJob) -> list[dict[str, float]]:
@@ -400,7 +392,7 @@ def test_the_first_rank_says_whether_training_ends(
     says: bool, job: TrainJob, scorer: type[Scorer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = alarmed(job)
-    play(monkeypatch, 1, 2, lambda mine: [says, mine])
+    play(monkeypatch, 1, 2, lambda mine: [says if isinstance(mine, bool) else [], mine])
     assert trainer._ended(SimpleNamespace(logits=None), 0) == says
 
 

@@ -164,7 +164,7 @@ def _from_the_head(scores: Tensor, calls: Sequence[Call], places: Places) -> lis
         )
         start, one_by_one = head.input, one_by_one[:, None, :, None] * cotangent
         local, own = heads, [delta]
-    gradients = _batched([start], [call.output for call in body], [one_by_one])
+    gradients = _batched([start], [call.output for call in body], [one_by_one]) if body else []
     return _by_response(body, gradients, local, own, places)
 
 
@@ -312,7 +312,8 @@ def _stays_at(signal: Tensor, position: Tensor) -> bool:
 def recorded_calls(rules: Sequence[Rule], cut: set[int]) -> Iterator[list[Call]]:
     """Records every call of the rules' modules, with outputs that require a gradient.
 
-    Modules in `cut` (by identity) get a leaf in place of their input.
+    Modules in `cut` (by identity) get a leaf in place of their input. The head's input requires a
+    gradient, too, where nothing before it does.
     """
     calls: list[Call] = []
     leaves: dict[int, tuple[Tensor, Tensor]] = {}
@@ -321,6 +322,10 @@ def recorded_calls(rules: Sequence[Rule], cut: set[int]) -> Iterator[list[Call]]
         leaf = arguments[0].detach().requires_grad_()
         leaves[id(module)] = arguments[0], leaf
         return (leaf, *arguments[1:])
+
+    def begin_at_the_input(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        if not arguments[0].requires_grad:
+            arguments[0].requires_grad_()
 
     def hook(rule: Rule):  # type: ignore[no-untyped-def]
         def record(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
@@ -334,6 +339,8 @@ def recorded_calls(rules: Sequence[Rule], cut: set[int]) -> Iterator[list[Call]]
 
     with ExitStack() as hooks:
         for rule in rules:
+            if rule.head:
+                hooks.callback(rule.module.register_forward_pre_hook(begin_at_the_input).remove)
             if id(rule.module) in cut:
                 hooks.callback(rule.module.register_forward_pre_hook(stand_in).remove)
             hooks.callback(rule.module.register_forward_hook(hook(rule)).remove)

@@ -116,7 +116,14 @@ def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
         with ExitStack() as queue:
             _lock("line-devices", queue, wait=True)
             if not _add_free(count, names, locks, held):
-                log.info("waiting for GPUs: %d of %d are free", len(locks), count)
+                log.warning(
+                    "waiting for %d of the GPUs %s, of which %d are free: other runs compute on "
+                    "the rest; this one goes on when they end, or name other GPUs in %s",
+                    count,
+                    ", ".join(names),
+                    len(locks),
+                    LISTED,
+                )
             while not _add_free(count, names, locks, held):
                 time.sleep(POLL_SECONDS)
         log.info("computing on the GPUs %s", ", ".join(locks))

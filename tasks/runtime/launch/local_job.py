@@ -24,6 +24,7 @@ from dynolab.errors import RankFailed
 from dynolab.rank_authentication import MEETING, SECRET
 from dynolab.store.owner import this_process
 from tasks.runtime.launch.devices import VISIBLE, gpus_visible, hold_devices, host_devices
+from tasks.runtime.launch.own_gpu import gpu_lent_to_ranks
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.processes import Process, kill_marked, last_lines, start_child, stop_group
 
@@ -137,6 +138,7 @@ def running(local_job: LocalJob, environment: Mapping[str, str]) -> Iterator[Run
     devices = host_devices({**os.environ, **environment})
     # Next to the job file: if this process is killed, the folder is removed with the work folder.
     with (
+        gpu_lent_to_ranks(),
         tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=local_job.job.parent) as folder,
         ExitStack() as holding,
     ):
