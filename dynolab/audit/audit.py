@@ -16,6 +16,7 @@ from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.probes.edit_distance import edit_distance
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.layers import at_head
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
@@ -73,6 +74,8 @@ def audit_pairs(
     for pair in all_pairs:
         for side, response in zip(("chosen", "rejected"), _responses(pair), strict=True):
             check_response(f"pair {pair.id}.{side}", response, policy.causal)
+    # Before the sums: measuring it takes tensors of the weights' size.
+    derivatives_of(policy).require("forward")
     names = subspace(policy)
     step = _zeros(policy, names)
     figures = []
