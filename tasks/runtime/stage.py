@@ -206,7 +206,7 @@ def _compute(
                     (work.logs / "error.txt").write_text(traceback.format_exc())
                 raise
             finally:
-                _free_gpu_memory()
+                free_gpu_memory()
                 place.upload_logs(attempt, work.logs)
             tracker.wait_created(RUN_CREATION_SECONDS)
             committed = _commit(place, work.output, work.manifest(metrics, checks), replace=fresh)
@@ -220,8 +220,8 @@ def _compute(
         tracker.finish(status)
 
 
-def _free_gpu_memory() -> None:
-    """Give back what torch keeps for reuse: the next stage's ranks may need it."""
+def free_gpu_memory() -> None:
+    """Give back what torch keeps for reuse: other processes, such as ranks, may need it."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()

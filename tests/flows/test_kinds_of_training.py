@@ -119,7 +119,7 @@ def test_a_step_of_adapters_has_the_map_of_those_alone(
     facts = read_value(analysed.folder(result) / "analysis.json", AnalysisFacts)
     assert facts.adapters and not facts.grouped
     assert (facts.step, facts.updating_pairs) == (STEP, 4)
-    assert facts.last_layer.norm_ratio == 0 and facts.block_error < 1e-5
+    assert facts.last_layer.norm_ratio == 0 and facts.sum_error < 1e-5
     assert "head" not in {part.block for part in facts.blocks}
     assert "force/last_layer/cosine" not in result.metrics
     assert totals_gap(analysed, result, model) < 1e-4
