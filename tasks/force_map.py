@@ -44,6 +44,16 @@ class AnalysisConfig(SelectionConfig):
     learning_rate: float = Field(
         1e-2, gt=0, description="η of the gradient step on the updating pairs."
     )
+    last_layers: int | None = Field(
+        None,
+        ge=1,
+        description="Only the last so many blocks move, with the final norm and the head; default: "
+        "all trained parameters.",
+    )
+    adapters: bool = Field(
+        False,
+        description="Only the adapters of a LoRA training move, as they do in a recorded step.",
+    )
     token_maps: int = Field(4, ge=0, description="Pairs whose force is mapped token by token.")
     memory_bytes: int | None = Field(
         None,
@@ -73,16 +83,23 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
     Results: `map/` (the force map as a memory-mapped matrix with its manifest), `totals.jsonl`,
     `terms.jsonl`, `analysis.json`, `token_maps.jsonl`.
     """
-    from dynolab.forces.map.analysis import analyse
+    from dynolab.forces.map.analysis import analyse, analysis_of
+    from dynolab.forces.map.force_map import ForceMap
     from dynolab.forces.map.token_maps import token_maps
 
     config = work.config
     with work.shown(PARTS) as progress:
-        question = _question(work)
-        progress.update(1, "force map")
+        folder = work.output / "map"
         if config.ranks > 1:
-            _fill_by_ranks(work, question)
-        answer = analyse(question, work.output / "map", memory_bytes=config.memory_bytes)
+            launch = _written_job(work)
+            progress.update(1, "force map")
+            _fill_by_ranks(work, launch)
+            question = _question(work)
+            answer = analysis_of(question, ForceMap.open(folder))
+        else:
+            question = _question(work)
+            progress.update(1, "force map")
+            answer = analyse(question, folder, memory_bytes=config.memory_bytes)
         progress.update(3, "tables")
         (work.output / "analysis.json").write_text(answer.facts.model_dump_json(indent=1))
         maps = token_maps(question, answer.force_map, config.token_maps)
@@ -96,13 +113,12 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
     return metrics | {"seconds": work.seconds}
 
 
-def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
-    """Computes the map on several ranks into its folder, from which `analyse` then reads it."""
+def _written_job(work: Work[AnalysisJob]) -> Path:
+    """Writes the job of the map's ranks; its model and tensors are released again."""
     from dynolab.forces.map.job import MapJob
 
-    work.world_size = work.config.ranks
     job = MapJob.of(
-        question,
+        _question(work),
         model=work.input_folder("model", "model"),
         adapter=_adapter(work),
         folder=work.output / "map",
@@ -111,6 +127,12 @@ def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
     )
     file = work.scratch / "job.json"
     file.write_text(job.model_dump_json())
+    return file
+
+
+def _fill_by_ranks(work: Work[AnalysisJob], file: Path) -> None:
+    """Computes the map on several ranks into its folder."""
+    work.world_size = work.config.ranks
     launch_ranks(
         "tasks.ranks.force_map",
         file,
@@ -145,6 +167,7 @@ def _question(work: Work[AnalysisJob]) -> Question:
         update=config.learning_rate,
         learning_rate=config.learning_rate,
         left_out=encoder.counts.dropped,
+        last_layers=config.last_layers,
     )
     if record is None:
         return question
@@ -158,8 +181,16 @@ def _record(work: Work[AnalysisJob]) -> StepRecord | None:
 
 
 def _adapter(work: Work[AnalysisJob]) -> Path | None:
-    """The adapters that a recorded step trained; None for the trained model, which is merged."""
-    return None if work.config.step is None else adapter_folder(work, "model")
+    """The adapters that move: a recorded step's, or with `adapters` those of the trained model."""
+    config = work.config
+    if config.step is None and not config.adapters:
+        return None
+    folder = adapter_folder(work, "model")
+    if config.adapters and folder is None:
+        raise ConfigError(
+            "adapters", True, "the checkpoint is no training of adapters; leave it out"
+        )
+    return folder
 
 
 def _updating(
@@ -207,7 +238,7 @@ def _reference(
 
 ANALYSIS = Stage(
     "analysis",
-    3,
+    4,
     analyse_forces,
     operational=frozenset({"memory_bytes", "batch_tokens", "reference_batch", "ranks"}),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from dynolab.audit.ches import ches, ches_per_token
 from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.probes.edit_distance import edit_distance
-from dynolab.data.rows import Split
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.layers import at_head
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
@@ -25,6 +25,9 @@ from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives.pairs import PairObjective
 from dynolab.results.audit import PairAudit
 from dynolab.training.step_record import RecordedExample
+
+PIECE = 2**20
+"""Numbers of a gradient that are multiplied at once: products in float64 take their own memory."""
 
 
 def audit_pairs(
@@ -48,10 +51,10 @@ def audit_pairs(
 
     The reference is the policy itself, as at the start of preference training.
 
-    Cost: a forward and a backward per response, one response at a time, and a batched forward-mode
-    pass with two tangents; beside the weights it holds six tensors of their size. A pair's
-    responses do not share a prompt forward, because each response's backward would then run over
-    the other's tokens too.
+    Cost: a forward and a backward per response and another per training pair's chosen answer, one
+    response at a time, and batched forward-mode passes; beside the weights it holds two tensors of
+    their size. A pair's responses do not share a prompt forward, because each response's backward
+    would then run over the other's tokens too.
 
     **Arguments:**
 
@@ -71,78 +74,91 @@ def audit_pairs(
     for pair in all_pairs:
         for side, response in zip(("chosen", "rejected"), _responses(pair), strict=True):
             check_response(f"pair {pair.id}.{side}", response, policy.causal)
+    # Before the sums: measuring it takes tensors of the weights' size.
+    derivatives_of(policy).require("forward")
     names = subspace(policy)
-    step, chosen = (_zeros(policy, names) for _ in range(2))
+    step = _zeros(policy, names)
     figures = []
     for number, pair in enumerate(all_pairs):
-        sides = [_differentiate(policy, names, response) for response in _responses(pair)]
-        up, down = _token_weights(policy, pair, objective, sides)
-        if number < len(pairs):
-            _add(step, up / len(pairs), sides[0].gradient)
-            _add(step, -down / len(pairs), sides[1].gradient)
-            _add(chosen, 1 / len(pairs), sides[0].gradient)
-        split: Split = "train" if number < len(pairs) else "heldout"
-        figures.append(_PairFigures.of(pair, split, sides, up, down))
-    moved = _changes_along(policy, all_pairs, [step, chosen], batch_tokens)
-    return [own.row(*changes) for own, changes in zip(figures, moved, strict=True)]
-
-
-@dataclass(frozen=True)
-class _ResponseGradient:
-    """A response's log-probabilities, `∇ Σ log π`, and last hidden states."""
-
-    logps: Float[Tensor, " tokens"]
-    gradient: dict[str, Tensor]
-    hidden: Float[Tensor, "tokens features"]
+        into = (step, 1 / len(pairs)) if number < len(pairs) else None
+        figures.append(_own_figures(policy, pair, objective, names, into))
+    chosen = [pair.chosen for pair in all_pairs]
+    from_all = _changes_along(policy, chosen, step, batch_tokens)
+    # One of the two sums at a time: a large model leaves no room for both.
+    step.clear()
+    mean = _mean_gradient(policy, names, [pair.chosen for pair in pairs])
+    sides = [response for pair in all_pairs for response in _responses(pair)]
+    on_sides = _changes_along(policy, sides, mean, batch_tokens).view(-1, 2)
+    return [
+        own.row(float(change), *on_side.tolist())
+        for own, change, on_side in zip(figures, from_all, on_sides, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
 class _PairFigures:
-    """A pair's token weights, and the audit figures that depend on the pair alone."""
+    """A pair's token weights c₊ and c₋, and the audit figures that depend on the pair alone."""
 
     up: float
     down: float
     facts: dict[str, Any]
 
-    @classmethod
-    def of(
-        cls,
-        pair: EncodedExample,
-        split: Split,
-        sides: Sequence[_ResponseGradient],
-        up: float,
-        down: float,
-    ) -> _PairFigures:
-        chosen, rejected = sides
-        pull, push = (
-            up * _inner(chosen.gradient, chosen.gradient),
-            -down * _inner(chosen.gradient, rejected.gradient),
-        )
-        tokens = [response.ids[response.prompt_length :] for response in _responses(pair)]
-        logp = float(chosen.logps.double().sum())
-        return cls(
-            up,
-            down,
-            {
-                "pair_id": pair.id,
-                "split": split,
-                "chosen_tokens": len(tokens[0]),
-                "rejected_tokens": len(tokens[1]),
-                "chosen_logp": logp,
-                "pull_up": pull,
-                "push_down": push,
-                "force": pull + push,
-                "ches": float(ches(chosen.hidden, rejected.hidden)),
-                "ches_per_token": float(ches_per_token(chosen.hidden, rejected.hidden)),
-                "likelihood_gap": logp - float(rejected.logps.double().sum()),
-                "edit_distance": edit_distance(*tokens),
-            },
-        )
-
-    def row(self, chosen: Float[Tensor, " two"], rejected: Float[Tensor, " two"]) -> PairAudit:
+    def row(self, from_all: float, on_chosen: float, on_rejected: float) -> PairAudit:
         """Adds the effects of the step on all pairs, and of all chosen answers' gradient."""
-        on_all = self.up * float(chosen[1]) - self.down * float(rejected[1])
-        return PairAudit(**self.facts, from_all=float(chosen[0]), on_all=on_all)
+        on_all = self.up * on_chosen - self.down * on_rejected
+        return PairAudit(**self.facts, from_all=from_all, on_all=on_all)
+
+
+def _own_figures(
+    policy: PolicyFunction,
+    pair: EncodedExample,
+    objective: PairObjective[Any],
+    names: set[str],
+    into: tuple[Weights, float] | None,
+) -> _PairFigures:
+    """One pair's figures; adds `factor (c₊ g₊ − c₋ g₋)` to a sum, if one is given.
+
+    Only g₊ is held as a whole: each of g₋'s tensors is used and released as the backward pass makes
+    it.
+    """
+    chosen, rejected = (_Scored.of(policy, names, response) for response in _responses(pair))
+    up, down = _token_weights(policy, pair, objective, (chosen.logps, rejected.logps))
+    plus: dict[str, Tensor] = {}
+    chosen.differentiate(plus.__setitem__)
+    squares = [_inner(g, g) for g in plus.values()]
+    products = []
+
+    def use(name: str, minus: Tensor) -> None:
+        if name in plus:
+            products.append(_inner(plus[name], minus))
+        if into is not None:
+            into[0][name].add_(minus, alpha=-down * into[1])
+
+    rejected.differentiate(use)
+    if into is not None:
+        for name, g in plus.items():
+            into[0][name].add_(g, alpha=up * into[1])
+    pull, push = up * _sum(squares), -down * _sum(products)
+    tokens = [response.ids[response.prompt_length :] for response in _responses(pair)]
+    logp = float(chosen.logps.double().sum())
+    return _PairFigures(
+        up,
+        down,
+        {
+            "pair_id": pair.id,
+            "split": "train" if into is not None else "heldout",
+            "chosen_tokens": len(tokens[0]),
+            "rejected_tokens": len(tokens[1]),
+            "chosen_logp": logp,
+            "pull_up": pull,
+            "push_down": push,
+            "force": pull + push,
+            "ches": float(ches(chosen.hidden, rejected.hidden)),
+            "ches_per_token": float(ches_per_token(chosen.hidden, rejected.hidden)),
+            "likelihood_gap": logp - float(rejected.logps.double().sum()),
+            "edit_distance": edit_distance(*tokens),
+        },
+    )
 
 
 def _responses(pair: EncodedExample) -> tuple[Encoded, Encoded]:
@@ -151,29 +167,56 @@ def _responses(pair: EncodedExample) -> tuple[Encoded, Encoded]:
     return pair.chosen, pair.rejected
 
 
-def _differentiate(policy: PolicyFunction, names: set[str], response: Encoded) -> _ResponseGradient:
-    leaves = {name: policy.weights[name].detach().requires_grad_() for name in sorted(names)}
-    hidden: list[Tensor] = []
+@dataclass(frozen=True)
+class _Scored:
+    """A response's log-probabilities and last hidden states, before its backward pass."""
 
-    def keep(features: Tensor, output: Tensor) -> Tensor:
-        hidden.append(features.detach())
-        return output
+    logps: Float[Tensor, " tokens"]
+    hidden: Float[Tensor, "tokens features"]
+    leaves: dict[str, Tensor]
+    total: Float[Tensor, ""]
 
-    batch, _ = policy.batch([response])
-    with at_head(policy, keep):
-        logps = policy.logps(leaves, batch)
-    gradients = torch.autograd.grad(logps.sum(), list(leaves.values()), materialize_grads=True)
-    return _ResponseGradient(logps.detach(), dict(zip(leaves, gradients, strict=True)), hidden[0])
+    @classmethod
+    def of(cls, policy: PolicyFunction, names: set[str], response: Encoded) -> _Scored:
+        """One forward pass."""
+        leaves = {name: policy.weights[name].detach().requires_grad_() for name in sorted(names)}
+        hidden: list[Tensor] = []
+
+        def keep(features: Tensor, output: Tensor) -> Tensor:
+            hidden.append(features.detach())
+            return output
+
+        batch, _ = policy.batch([response])
+        with at_head(policy, keep):
+            logps = policy.logps(leaves, batch)
+        return cls(logps.detach(), hidden[0], leaves, logps.sum())
+
+    def differentiate(self, use: Callable[[str, Tensor], None]) -> None:
+        """Calls `use` on each parameter's gradient of Σ log π as soon as it is there, but keeps
+        none; a parameter that the response does not depend on has none.
+        """
+
+        def hook(name: str) -> Callable[[Tensor], None]:
+            def give(leaf: Tensor) -> None:
+                gradient, leaf.grad = leaf.grad, None
+                assert gradient is not None
+                use(name, gradient)
+
+            return give
+
+        for name, leaf in self.leaves.items():
+            leaf.register_post_accumulate_grad_hook(hook(name))
+        self.total.backward()
 
 
 def _token_weights(
     policy: PolicyFunction,
     pair: EncodedExample,
     objective: PairObjective[Any],
-    sides: Sequence[_ResponseGradient],
+    logps: Sequence[Float[Tensor, " tokens"]],
 ) -> tuple[float, float]:
     """c₊ and c₋ of a step on this pair alone, with the policy as reference."""
-    chosen, rejected = (side.logps.tolist() for side in sides)
+    chosen, rejected = (side.tolist() for side in logps)
     example = RecordedExample(
         id=pair.id,
         chosen=pair.chosen,
@@ -183,37 +226,46 @@ def _token_weights(
         wins=pair.wins,
     )
     batch = objective_batch([example], objective, step_totals([example], objective), policy)
-    token_weights = objective.token_weights(torch.cat([side.logps for side in sides]), batch)
+    token_weights = objective.token_weights(torch.cat(list(logps)), batch)
     return float(token_weights[0]), -float(token_weights[-1])
 
 
+def _mean_gradient(
+    policy: PolicyFunction, names: set[str], responses: Sequence[Encoded]
+) -> dict[str, Tensor]:
+    """Mean of `∇ Σ_l log π(y_l)` over responses."""
+    mean = _zeros(policy, names)
+
+    def add(name: str, gradient: Tensor) -> None:
+        mean[name].add_(gradient, alpha=1 / len(responses))
+
+    for response in responses:
+        _Scored.of(policy, names, response).differentiate(add)
+    return mean
+
+
 def _changes_along(
-    policy: PolicyFunction,
-    pairs: Sequence[EncodedExample],
-    directions: Sequence[Weights],
-    batch_tokens: int,
-) -> list[Float[Tensor, "sides directions"]]:
-    """`∂ Σ_l log π(y_l) / ∂θ · d` of every pair's two responses along each direction."""
-    responses = [response for pair in pairs for response in _responses(pair)]
-    moved = torch.zeros(len(responses), len(directions), dtype=torch.float64)
+    policy: PolicyFunction, responses: Sequence[Encoded], direction: Weights, batch_tokens: int
+) -> Float[Tensor, " responses"]:
+    """`∂ Σ_l log π(y_l) / ∂θ · d` of every response."""
+    moved = torch.zeros(len(responses), dtype=torch.float64)
     for members in by_length(responses, batch_tokens):
         batch, _ = policy.batch([responses[member] for member in members])
-        changes = policy.change_along({}, directions, batch).double()
-        sums = [batch.sequence_sum(change) for change in changes]
-        moved[members] = torch.stack(sums, dim=1).cpu()
-    return list(moved.view(len(pairs), 2, len(directions)))
+        (change,) = policy.change_along({}, [direction], batch)
+        moved[members] = batch.sequence_sum(change.double()).cpu()
+    return moved
 
 
 def _zeros(policy: PolicyFunction, names: set[str]) -> dict[str, Tensor]:
     return {name: torch.zeros_like(policy.weights[name]) for name in sorted(names)}
 
 
-def _add(total: dict[str, Tensor], factor: float, gradient: Weights) -> None:
-    for name, sum_ in total.items():
-        sum_.add_(gradient[name], alpha=factor)
+def _inner(left: Tensor, right: Tensor) -> Float[Tensor, ""]:
+    """⟨left, right⟩ of one parameter, accumulated in float64, some rows at a time."""
+    rows = max(1, PIECE * len(left) // left.numel())
+    pieces = zip(left.split(rows), right.split(rows), strict=True)
+    return torch.stack([(one * other).sum(dtype=torch.float64) for one, other in pieces]).sum()
 
 
-def _inner(left: Weights, right: Weights) -> float:
-    """⟨left, right⟩ over all parameters, accumulated in float64."""
-    products = [(tensor * right[name]).sum(dtype=torch.float64) for name, tensor in left.items()]
-    return float(torch.stack(products).sum())
+def _sum(products: Sequence[Float[Tensor, ""]]) -> float:
+    return float(torch.stack(list(products)).sum()) if products else 0.0

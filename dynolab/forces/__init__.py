@@ -22,6 +22,7 @@ from dynolab.forces.features import (
     feature_step,
     hidden_states,
 )
+from dynolab.forces.function.layers import last_layers
 from dynolab.forces.function.logit_function import LogitFunction, ModuleFunction, Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
@@ -38,6 +39,7 @@ from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
 from dynolab.forces.kernel.stability import KernelStability, kernel_stability
 from dynolab.forces.map.breakdown import Breakdown, LastLayer, breakdown
 from dynolab.forces.map.force_map import ForceMap, MapFacts, force_map
+from dynolab.forces.map.sketch import Estimate, Sketch, sketch_forces
 from dynolab.forces.map.terms import (
     TokenTerms,
     UpdatingTerms,
@@ -72,6 +74,7 @@ from dynolab.forces.step.validity import step_validity
 __all__ = [
     "Breakdown",
     "Consistency",
+    "Estimate",
     "FeatureChange",
     "FeatureForce",
     "FeatureStep",
@@ -89,6 +92,7 @@ __all__ = [
     "PolicyFunction",
     "SecondOrder",
     "SideGradients",
+    "Sketch",
     "StepForces",
     "TangentKernel",
     "TokenTerms",
@@ -113,6 +117,7 @@ __all__ = [
     "kernel_lower_bound",
     "kernel_sizes",
     "kernel_stability",
+    "last_layers",
     "measured_change",
     "midpoint",
     "moving_average",
@@ -125,6 +130,7 @@ __all__ = [
     "rounding_floor",
     "second_order",
     "side_gradients",
+    "sketch_forces",
     "split_step",
     "step_forces",
     "step_layers",

@@ -61,8 +61,12 @@ class AnalysisFacts(Measured):
 
     `step` is the recorded step whose realised optimizer step was analysed, None for a plain
     gradient step of `learning_rate`. `grouped`: the updating pairs are a recorded step's groups.
-    `adapters`: only the adapters are trained (LoRA). `left_out` counts responses longer than the
-    context. `block_error` = ‖Σ_b F_b − F‖/‖F‖ compares two computations of the same map.
+    `adapters`: only the adapters are trained (LoRA). `last_layers`: only these move, with what
+    follows them. `left_out` counts responses longer than the context. `sum_error` =
+    ‖Σ_l F − J d‖/‖J d‖ compares the map's sums over the updating tokens with forward-mode
+    derivatives along the step d, and `outside` = ‖J d − J d'‖/‖J d'‖ the step of the parameters
+    that move with that of all trained ones; None where the model has no forward derivative, or all
+    move.
     `unexplained`: of a recorded step, what first order at the weights before it leaves of the
     squared change of the observed answers, 1 − R²; None for a plain gradient step.
     """
@@ -79,11 +83,13 @@ class AnalysisFacts(Measured):
     updating_tokens: int
     grouped: bool = False
     adapters: bool = False
+    last_layers: int | None = None
     left_out: int
     unexplained: float | None = None
     blocks: tuple[BlockPart, ...] = Field(description="By falling share.")
     last_layer: LastLayerFit
-    block_error: float
+    sum_error: float | None
+    outside: float | None = None
 
 
 class ResponseTermsRow(Row):

@@ -11,6 +11,8 @@ Needs a C++ compiler. Prints one JSON object on its last line.
 - `syncs_per_micro_batch_dpo`, `blocking_copies_per_micro_batch`: how often a step of one
   micro-batch waits for the GPU, DPO, and for a transfer, the most of six objectives.
 - `bytes_per_parameter_zero0_one_rank`: weights, gradients and AdamW's state that one rank holds.
+- `audit_bytes_per_parameter`: most bytes of tensors alive during an audit of two pairs, the weights
+  among them, on a shape whose parameters outweigh its activations.
 - `bf16_margin_at_step_0`: largest DPO margin of a training in bf16 that does not move, in nats.
 - `tf32_noticed`: whether the force engine refuses rounded float32 products.
 - `forces_tokens_at_410m`: the longest answer whose force map fits beside Pythia-410m where 80 GB
@@ -25,12 +27,16 @@ from pathlib import Path
 
 import torch
 
+from dynolab.audit.audit import audit_pairs
+from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.rules import find_rules
 from dynolab.forces.map.costs import factor_bytes
+from dynolab.objectives.dpo import DPO, DPOConfig
 from tasks.runtime.launch.launcher import launch_ranks
 from tests.benchmarks.figures import gather, report
+from tests.benchmarks.live_bytes import LiveBytes
 from tests.benchmarks.pythia import pythia
 from tests.forces.small_models import neox
 from tests.gpu.compiled_guard import compiled_guard
@@ -44,6 +50,7 @@ PYTHIA_410M = {
     "num_attention_heads": 16,
     "intermediate_size": 4096,
 }
+WIDE = {"vocab_size": 512, "num_hidden_layers": 4}
 
 
 def walks() -> dict[str, float]:
@@ -110,8 +117,22 @@ def longest_answer() -> dict[str, float]:
     return {"forces_tokens_at_410m": float(length)}
 
 
+def audit() -> dict[str, float]:
+    """From the loading of the model on."""
+
+    def pair(first: int) -> EncodedExample:
+        sides = (Encoded(tuple(range(start, start + 16)), 8) for start in (first, first + 20))
+        return EncodedExample(str(first), *sides)
+
+    with LiveBytes() as live:
+        policy = PolicyFunction(pythia(**WIDE))
+        audit_pairs(policy, [pair(3), pair(50)], DPO(DPOConfig()))
+    size = sum(weight.numel() for weight in policy.weights.values())
+    return {"audit_bytes_per_parameter": live.most / size}
+
+
 def main() -> None:
-    figures = gather([longest_answer, tf32, ranks, walks])
+    figures = gather([longest_answer, audit, tf32, ranks, walks])
     report(
         figures,
         at_least={"proxy_paths": 40, "tf32_noticed": 1, "forces_tokens_at_410m": 2000},
@@ -121,6 +142,7 @@ def main() -> None:
             "syncs_per_micro_batch_dpo": 4,
             "blocking_copies_per_micro_batch": 1,
             "bytes_per_parameter_zero0_one_rank": 16.5,
+            "audit_bytes_per_parameter": 14,
             "bf16_margin_at_step_0": 1e-6,
         },
     )

@@ -86,7 +86,7 @@ def test_blocks_and_terms_fit_the_map(analysed: Analysed, dpo: StageResult) -> N
     folder = analysed.folder(dpo)
     facts = read_value(folder / "analysis.json", AnalysisFacts)
     assert sum(part.projection for part in facts.blocks) == pytest.approx(1, abs=1e-4)
-    assert facts.block_error < 1e-5
+    assert facts.sum_error < 1e-5
     head = next(part.share for part in facts.blocks if part.block == "head")
     assert facts.last_layer.norm_ratio == pytest.approx(head)
     terms = analysed.rows(dpo, "terms.jsonl", ResponseTermsRow)

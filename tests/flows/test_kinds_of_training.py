@@ -119,7 +119,7 @@ def test_a_step_of_adapters_has_the_map_of_those_alone(
     facts = read_value(analysed.folder(result) / "analysis.json", AnalysisFacts)
     assert facts.adapters and not facts.grouped
     assert (facts.step, facts.updating_pairs) == (STEP, 4)
-    assert facts.last_layer.norm_ratio == 0 and facts.block_error < 1e-5
+    assert facts.last_layer.norm_ratio == 0 and facts.sum_error < 1e-5
     assert "head" not in {part.block for part in facts.blocks}
     assert "force/last_layer/cosine" not in result.metrics
     assert totals_gap(analysed, result, model) < 1e-4
@@ -176,6 +176,22 @@ def test_a_recorded_batch_needs_its_step(
 ) -> None:
     with pytest.raises(ConfigError, match="updating = 'recorded': set `step` to a recorded step"):
         run_analysis(analysed, trained["groups"], updating="recorded", step=None)
+
+
+def test_a_gradient_step_can_be_one_of_the_last_layers_adapters_alone(
+    analysed: Analysed, trained: dict[str, StageResult]
+) -> None:
+    asked = {"step": None, "objective": {"name": "sft"}, "adapters": True, "last_layers": 1}
+    result = run_analysis(analysed, trained["adapters"], **asked)
+    folder = analysed.folder(result)
+    facts = read_value(folder / "analysis.json", AnalysisFacts)
+    assert (facts.adapters, facts.last_layers, facts.step) == (True, 1, None)
+    assert facts.sum_error is not None and facts.sum_error < 1e-4
+    assert facts.outside is not None and 0 < facts.outside < 1.5
+    moved = ForceMap.open(folder / "map").facts.subspace
+    assert moved and all("lora_" in name for name in moved)
+    with pytest.raises(ConfigError, match="adapters = True: the checkpoint is no training of"):
+        run_analysis(analysed, analysed.sft, **asked)
 
 
 @pytest.mark.ranks

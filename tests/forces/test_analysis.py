@@ -129,9 +129,9 @@ def test_metrics_are_means_over_the_training_pairs_answers(answer: Analysis) -> 
         assert found[f"force/block/{part.block}/projection"] == part.projection
     fit = answer.facts.last_layer
     assert found["force/last_layer/cosine"] == fit.cosine
-    assert found["force/block_error"] == answer.facts.block_error
+    assert found["force/sum_error"] == answer.facts.sum_error
     kinds = {name.split("/")[1] for name in found}
-    assert kinds == {"chosen", "rejected", "block", "last_layer", "block_error"}
+    assert kinds == {"chosen", "rejected", "block", "last_layer", "sum_error"}
     unmoved = replace(
         answer,
         facts=answer.facts.model_copy(
@@ -197,7 +197,7 @@ def test_facts_say_what_was_asked_and_how_it_was_computed(
     shares = [part.share for part in facts.blocks]
     assert shares == sorted(shares, reverse=True)
     assert sum(part.projection for part in facts.blocks) == pytest.approx(1)
-    assert 0 <= facts.block_error < 1e-6
+    assert 0 <= facts.sum_error < 1e-6
     sequences = [sequence for _, sequence in question.observed]
     parts = breakdown(
         question.policy,
@@ -231,7 +231,7 @@ def test_a_step_s_question_is_asked_at_its_weights_and_by_its_update(
     answer = analyse(asked, tmp_path / "own")
     np.testing.assert_allclose(answer.force_map.force, expected.force, rtol=1e-6)
     assert answer.facts.step == record.facts.step
-    assert answer.facts.block_error < 1e-6  # the parts, too, are taken at the step's weights
+    assert answer.facts.sum_error < 1e-6  # the parts, too, are taken at the step's weights
     batch, _ = question.policy.batch(sequences)
     change = one_step(question.policy, record.before, record.after, batch, at=record.before)
     measured, left = map(batch.sequence_sum, (change.measured, change.residual))
@@ -254,6 +254,18 @@ def test_a_step_s_question_is_asked_at_its_weights_and_by_its_update(
         np.testing.assert_allclose(filled.force, own.force_map.force, rtol=1e-6)
         assert filled.updating == own.force_map.updating
         assert (tmp_path / name / "manifest.json").exists()
+
+
+def test_last_layers_are_told_with_what_they_leave_out(question: Question, tmp_path: Path) -> None:
+    answer = analyse(replace(question, last_layers=1), tmp_path / "last")
+    facts, whole = answer.facts, analyse(question, tmp_path / "whole")
+    assert (facts.last_layers, facts.adapters) == (1, False)
+    assert facts.sum_error is not None and facts.sum_error < 1e-9
+    sums = [one.force_map.force.sum(1) for one in (answer, whole)]
+    expected = np.linalg.norm(sums[0] - sums[1]) / np.linalg.norm(sums[1])
+    assert facts.outside == pytest.approx(expected) and expected > 0.1
+    assert (whole.facts.last_layers, whole.facts.outside) == (None, None)
+    assert answer.metrics()["force/outside"] == facts.outside
 
 
 def test_facts_tell_of_adapters_and_of_groups(question: Question, tmp_path: Path) -> None:

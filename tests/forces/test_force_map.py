@@ -22,7 +22,7 @@ from dynolab.forces import (
 )
 from dynolab.forces.function.rules import find_rules, subspace
 from dynolab.forces.map import problem as problem_module
-from dynolab.forces.map.breakdown import block_by_name
+from dynolab.forces.map.blocks import block_by_name
 from dynolab.forces.map.costs import choose_route, kernel_flops, route_flops
 from dynolab.forces.map.gram import Kernel
 from dynolab.forces.map.problem import Problem, Updating, pose

@@ -349,3 +349,35 @@ def test_a_manifest_that_says_too_little_is_refused(tmp_path: Path, missing: str
                 CorruptData, match="is not a force map's manifest; remove the folder"
             ):
                 ask(tmp_path)
+
+
+def test_blocks_parts_are_kept_beside_the_map_and_count_as_its_tiles(tmp_path: Path) -> None:
+    model = build("llama_tied", torch.float32)
+    policy, examples = PolicyFunction(model), with_reference(model, pairs(2))
+    question = {
+        "observed": [encoded(n, 4, 5) for n in range(4)],
+        "updating": examples,
+        "objective": DPO(DPOConfig()),
+        "memory_bytes": MEMORY,
+        "by_block": True,
+    }
+    held = force_map(policy, **question)
+    written = force_map(policy, **question, folder=tmp_path)
+    assert held.parts is not None and written.parts is not None
+    assert list(held.parts) == list(written.parts) and {"tied", "mlp"} <= set(held.parts)
+    for name, part in held.parts.items():
+        np.testing.assert_array_equal(written.parts[name], part)
+    np.testing.assert_allclose(sum(held.parts.values()), held.force, rtol=1e-4, atol=1e-7)
+    assert len(tiles(tmp_path)) > 3
+    with pytest.raises(ConfigError, match="other inputs"):  # a map without blocks is another one
+        force_map(policy, **{**question, "by_block": False}, folder=tmp_path)
+    file = tmp_path / "blocks.bin"
+    content = bytearray(file.read_bytes())
+    content[:4] = b"\1\2\3\4"
+    file.write_bytes(content)
+    with pytest.raises(CorruptData, match="call force_map again"):
+        ForceMap.open(tmp_path)
+    again = force_map(policy, **question, folder=tmp_path)
+    assert again.parts is not None
+    for name, part in held.parts.items():
+        np.testing.assert_array_equal(again.parts[name], part)

@@ -115,7 +115,7 @@ def _facts(rejected: bool) -> AnalysisFacts:
             BlockPart(block="mlp", share=0.5, projection=0.2),
         ),
         last_layer=LastLayerFit(cosine=0.9, norm_ratio=0.9, sign_agreement=0.7),
-        block_error=1e-7,
+        sum_error=1e-7,
     )
 
 

@@ -88,9 +88,9 @@ def test_shares_of_no_force_are_shown_as_none(tmp_path: Path) -> None:
     facts = inputs.checkpoints[0].facts
     nan = float("nan")
     blocks = [part.model_copy(update={"share": nan, "projection": nan}) for part in facts.blocks]
-    undefined = facts.model_copy(update={"blocks": tuple(blocks), "block_error": nan})
+    undefined = facts.model_copy(update={"blocks": tuple(blocks), "sum_error": nan})
     again = type(facts).model_validate_json(undefined.model_dump_json())
-    assert again.block_error != again.block_error
+    assert again.sum_error != again.sum_error
     checkpoint = dataclasses.replace(inputs.checkpoints[0], facts=again)
     write_force_page(dataclasses.replace(inputs, checkpoints=(checkpoint,)), tmp_path)
     assert (tmp_path / "forces.html").exists()

@@ -165,14 +165,16 @@ def _by_gradients(
     leaves = {name: w.detach().requires_grad_() for name, w in at.items()}
     with torch.enable_grad():
         values = function(leaves).unbind()
-    along = []
-    for value in values:
-        gradient = torch.autograd.grad(
-            value, list(leaves.values()), retain_graph=True, materialize_grads=True
-        )
-        products = [(g * d).sum() for g, d in zip(gradient, direction.values(), strict=True)]
-        along.append(torch.stack(products).sum())
-    return torch.stack(along)
+    return torch.stack([_product(value, leaves, direction) for value in values])
+
+
+def _product(value: Tensor, leaves: dict[str, Tensor], direction: dict[str, Tensor]) -> Tensor:
+    """`⟨∇value, d⟩`; the gradient is released before that of another value is made."""
+    gradient = torch.autograd.grad(
+        value, list(leaves.values()), retain_graph=True, materialize_grads=True
+    )
+    products = [(g * d).sum() for g, d in zip(gradient, direction.values(), strict=True)]
+    return torch.stack(products).sum()
 
 
 def _sample(causal: nn.Module, generator: torch.Generator) -> Encoded:

@@ -31,14 +31,7 @@ def at_layer(policy: PolicyFunction, layer: int, see: Callable[[Tensor], Tensor]
     with learned positions if the family adds them); the number of blocks, or −1, is the last
     block's output, before the final norm.
     """
-    blocks = blocks_of(policy.causal)
-    if blocks is None:
-        raise ConfigError(
-            "model",
-            type(policy.causal).__name__,
-            "its base model has no list of its blocks; give a decoder such as Llama, Qwen, "
-            "Mistral, GPT-NeoX or GPT-2",
-        )
+    blocks = _listed(policy.causal)
     number = _number(layer, len(blocks))
     if number == 0:
         handle = blocks[0].register_forward_pre_hook(
@@ -86,6 +79,38 @@ def blocks_of(causal: nn.Module) -> nn.ModuleList | None:
         if isinstance(child, nn.ModuleList) and len(child) == count:
             return child
     return None
+
+
+def _listed(causal: nn.Module) -> nn.ModuleList:
+    blocks = blocks_of(causal)
+    if blocks is None:
+        raise ConfigError(
+            "model",
+            type(causal).__name__,
+            "its base model has no list of its blocks; give a decoder such as Llama, Qwen, "
+            "Mistral, GPT-NeoX or GPT-2",
+        )
+    return blocks
+
+
+def last_layers(policy: PolicyFunction, count: int) -> set[str]:
+    """Parameters of the last blocks and of what follows them: the final norm and the head.
+
+    A head that shares the embedding's table is left out: the table acts before all blocks, too.
+
+    **Raises:** `ConfigError` for a model without a list of blocks, or with fewer.
+    """
+    causal = policy.causal
+    blocks = _listed(causal)
+    if not 1 <= count <= len(blocks):
+        raise ConfigError("last_layers", count, f"the model has {len(blocks)}: choose 1 or more")
+    children = list(causal.base_model.children())  # type: ignore[union-attr]
+    after = children[next(n for n, child in enumerate(children) if child is blocks) + 1 :]
+    embedding = causal.get_input_embeddings()  # type: ignore[operator]
+    before = {id(parameter) for parameter in embedding.parameters()}
+    modules = [*blocks[-count:], *after, head_module(causal)]
+    wanted = {id(p) for module in modules for p in module.parameters()} - before
+    return {name for name, p in policy.model.named_parameters() if id(p) in wanted}
 
 
 def _number(layer: int, blocks: int) -> int:

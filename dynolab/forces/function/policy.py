@@ -186,12 +186,6 @@ class PolicyFunction:
             return value, torch.zeros_like(value).expand(len(directions), *value.shape)
         primal = {name: at.get(name, self.weights[name]) for name in moving}
         fixed = {name: w for name, w in at.items() if name not in moving}
-        tangents = {
-            name: torch.stack(
-                [direction.get(name, torch.zeros_like(w)) for direction in directions]
-            )
-            for name, w in primal.items()
-        }
 
         def moved(weights: Weights) -> Tensor:
             return function({**fixed, **weights})
@@ -200,9 +194,15 @@ class PolicyFunction:
             outputs = jvp(moved, (primal,), (tangent,))
             return outputs[0], outputs[1]
 
-        if len(directions) == 1:
-            value, change = along({name: t[0] for name, t in tangents.items()})
+        if len(directions) == 1:  # as it is: a copy would take as much again as the weights
+            value, change = along({name: directions[0][name] for name in primal})
             return value, change[None]
+        tangents = {
+            name: torch.stack(
+                [direction.get(name, torch.zeros_like(w)) for direction in directions]
+            )
+            for name, w in primal.items()
+        }
         return vmap(along, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
 
     @contextmanager

@@ -17,10 +17,13 @@ from dynolab.data.batches import CHOSEN, REJECTED, by_length
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.derivatives import derivatives_of
+from dynolab.forces.function.layers import last_layers
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.map.breakdown import Breakdown, breakdown
+from dynolab.forces.function.rules import subspace
+from dynolab.forces.map.breakdown import Breakdown
 from dynolab.forces.map.force_map import ForceMap, force_map
+from dynolab.forces.map.problem import weighted_responses
 from dynolab.forces.map.terms import TokenTerms, response_terms, trained_terms
 from dynolab.forces.map.totals import block_sums, pair_totals
 from dynolab.forces.step.one_step import one_step
@@ -52,7 +55,7 @@ class Question:
 
     `update` is the learning rate of a gradient step or a realised step's frozen map, `at` the
     weights where both sides' derivatives are taken (the policy's own by default), `after` those
-    that the realised step ended with.
+    that the realised step ended with. `last_layers`: only these move (`layers.last_layers`).
     """
 
     policy: PolicyFunction
@@ -66,6 +69,12 @@ class Question:
     after: Weights | None = None
     step: int | None = None
     left_out: int = 0
+    last_layers: int | None = None
+
+    @property
+    def parameters(self) -> set[str] | None:
+        """Those that move; None for all that are trained."""
+        return None if self.last_layers is None else last_layers(self.policy, self.last_layers)
 
     def in_metric_of(self, record: StepRecord, update: FrozenUpdate) -> Question:
         """The same pairs at a recorded step's weights, updated by its realised optimizer step."""
@@ -112,7 +121,11 @@ class Analysis:
         for name, value in self.facts.last_layer.model_dump().items():
             if math.isfinite(value):  # a head that does not move has no direction
                 metrics[f"force/last_layer/{name}"] = value
-        return metrics | {"force/block_error": self.facts.block_error}
+        for name in ("sum_error", "outside"):
+            value = getattr(self.facts, name)
+            if value is not None:
+                metrics[f"force/{name}"] = value
+        return metrics
 
 
 def recorded_examples(
@@ -139,33 +152,30 @@ def recorded_examples(
 
 
 def analyse(question: Question, folder: Path, *, memory_bytes: int | None = None) -> Analysis:
-    """Computes the force map into a folder, and its breakdown.
+    """Computes the force map into a folder, with its breakdown, and sums it up.
 
     **Arguments:** `memory_bytes`: as in `force_map`; it bounds the work, not the result.
 
     **Raises:** `ConfigError`, as `force_map` does.
     """
-    objective = build_objective(question.objective)
-    encoded = [answer for _, answer in question.observed]
     whole = force_map(
         question.policy,
-        encoded,
+        [answer for _, answer in question.observed],
         question.updating,
-        objective,
+        build_objective(question.objective),
         update=question.update,
         at=question.at,
         memory_bytes=memory_bytes,
         folder=folder,
+        parameters=question.parameters,
+        by_block=True,
     )
-    parts = breakdown(
-        question.policy,
-        encoded,
-        question.updating,
-        objective,
-        update=question.update,
-        at=question.at,
-        memory_bytes=memory_bytes,
-    )
+    return analysis_of(question, whole)
+
+
+def analysis_of(question: Question, whole: ForceMap) -> Analysis:
+    """The analysis of a question whose map, with its blocks, is there."""
+    parts = Breakdown.of(whole)
     return Analysis(
         whole, _totals(question, whole, parts), _terms(question), _facts(question, whole, parts)
     )
@@ -264,10 +274,54 @@ def _unexplained(question: Question) -> float | None:
     return left / measured if measured else None
 
 
+def _checked_sums(question: Question, whole: ForceMap) -> tuple[float | None, float | None]:
+    """The map's sums over its columns against forward-mode derivatives along the step.
+
+    **Returns:** `‖Σ_l F − J d‖/‖J d‖` over the observed tokens, d the step of the parameters that
+    move; and `‖J d − J d'‖/‖J d'‖`, d' that of all trained ones, None if all move. Both are None
+    for a model without forward derivatives, and for a step that changes nothing.
+    """
+    policy = question.policy
+    if not derivatives_of(policy).agrees("forward"):
+        return None, None
+    step, moving = _step_direction(question), question.parameters
+    within = {name: d for name, d in step.items() if moving is None or name in moving}
+    directions = [within] if moving is None else [within, step]
+    answers = [answer for _, answer in question.observed]
+    lengths = [answer.response_length for answer in answers]
+    rows = np.split(whole.force.sum(1, dtype=np.float64), np.cumsum(lengths)[:-1])
+    gaps, sizes, along = [0.0, 0.0], [0.0, 0.0], []
+    for members in by_length(answers, _BATCH_TOKENS):
+        batch, _ = policy.batch([answers[member] for member in members])
+        along = list(policy.change_along(question.at or {}, directions, batch).double().cpu())
+        summed = torch.from_numpy(np.concatenate([rows[member] for member in members]))
+        for number, (found, truth) in enumerate(zip([summed, along[0]], along, strict=False)):
+            gaps[number] += float((found - truth).square().sum())
+            sizes[number] += float(truth.square().sum())
+    shares = [(gap / size) ** 0.5 if size else None for gap, size in zip(gaps, sizes, strict=True)]
+    return shares[0], shares[1]
+
+
+def _step_direction(question: Question) -> Weights:
+    """The part of the step that the updating examples' gradient makes, of all trained parameters:
+    `Σ_l P ∇ s_l`, one response at a time.
+    """
+    policy, update = question.policy, question.update
+    names = set(update.scale) if isinstance(update, FrozenUpdate) else subspace(policy)
+    place = {**policy.weights, **policy.cast(question.at or {})}
+    leaves = {name: place[name].detach().requires_grad_() for name in sorted(names)}
+    objective = build_objective(question.objective)
+    for response in weighted_responses(policy, place, question.updating, objective):
+        response.scores(policy, {**place, **leaves}).sum().backward()
+    made = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    if isinstance(update, FrozenUpdate):
+        return {name: g * update.scale[name].to(g) for name, g in made.items()}
+    return {name: g * update for name, g in made.items()}
+
+
 def _facts(question: Question, computed: ForceMap, parts: Breakdown) -> AnalysisFacts:
     shares, projections, fit = parts.shares(), parts.projections(), parts.last_layer()
-    whole = torch.from_numpy(np.array(computed.force))
-    gap = parts.force.cpu() - whole
+    sum_error, outside = _checked_sums(question, computed)
     settings = question.objective.model_dump(exclude={"name"})
     return AnalysisFacts(
         objective=question.objective.name,
@@ -280,7 +334,8 @@ def _facts(question: Question, computed: ForceMap, parts: Breakdown) -> Analysis
         observed_tokens=computed.force.shape[0],
         updating_pairs=len(question.updating),
         grouped=any(isinstance(example, RecordedGroup) for example in question.updating),
-        adapters=computed.facts.subspace != "all",
+        adapters=subspace(question.policy) != set(question.policy.weights),
+        last_layers=question.last_layers,
         updating_tokens=computed.force.shape[1],
         left_out=question.left_out,
         unexplained=_unexplained(question),
@@ -291,5 +346,6 @@ def _facts(question: Question, computed: ForceMap, parts: Breakdown) -> Analysis
         last_layer=LastLayerFit(
             cosine=fit.cosine, norm_ratio=fit.norm_ratio, sign_agreement=fit.sign_agreement
         ),
-        block_error=float(gap.norm() / whole.norm()),
+        sum_error=sum_error,
+        outside=outside,
     )

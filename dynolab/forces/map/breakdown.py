@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -13,26 +13,26 @@ from torch import Tensor
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.map.contraction import contract
-from dynolab.forces.map.gram import Tile, factor_tiles, plan_tiles
-from dynolab.forces.map.memory import memory_for
-from dynolab.forces.map.problem import pose
+from dynolab.forces.map.blocks import HEAD
+from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
 from dynolab.training.step_record import Recorded
 
-HEAD, EMBEDDING, TIED = "head", "embedding", "tied"
-
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A force map's parts by parameter block; they add up to the map.
-
-    `tied` is the product of a shared table's use as embedding with its use as head. `head` is the
-    last layer's (unconstrained-features) prediction: `−η (h_m·h_l) (e − π_m)ᵀ G_l` where P = I.
+    """A force map's parts by parameter block (`Blocks`); they add up to the map. `head` is the last
+    layer's (unconstrained-features) prediction: `−η (h_m·h_l) (e − π_m)ᵀ G_l` where P = I.
     """
 
     parts: dict[str, Float[Tensor, "observed updating"]]
+
+    @classmethod
+    def of(cls, whole: ForceMap) -> Breakdown:
+        """That of a map made `by_block`."""
+        assert whole.parts is not None
+        return cls({name: torch.from_numpy(np.array(p)) for name, p in whole.parts.items()})
 
     @property
     def force(self) -> Float[Tensor, "observed updating"]:
@@ -89,13 +89,10 @@ def breakdown(
     at: Weights | None = None,
     observed_temperature: float = 1.0,
     memory_bytes: int | None = None,
+    parameters: Collection[str] | None = None,
 ) -> Breakdown:
-    """The force map of `force_map`, one part for each block of parameters, by route B.
-
-    Blocks: `embedding`, `attention.q`, `.k`, `.v`, `.o` (`.qkv` where one matrix makes all three),
-    `mlp`, `norms`, `head`, `tied`, and `other` for unrecognised names.
-    """
-    problem = pose(
+    """The parts of `force_map`, one for each of the `Blocks`."""
+    made = force_map(
         policy,
         observed,
         updating,
@@ -103,56 +100,8 @@ def breakdown(
         update=update,
         at=at,
         observed_temperature=observed_temperature,
+        memory_bytes=memory_bytes,
+        parameters=parameters,
+        by_block=True,
     )
-    kernel = problem.kernel
-    memory = memory_for(policy.device, memory_bytes)
-    rows, columns = plan_tiles(kernel, problem.observed, problem.updating, memory)
-    shape = sum(sequence.response_length for sequence in observed), problem.columns
-    parts: dict[str, Tensor] = {}
-    heads = {rule.weight for rule in kernel.rules if rule.head}
-    embeddings = {rule.weight for rule in kernel.rules if rule.kind == "embedding"}
-    norms = {name for rule in kernel.rules if rule.kind == "norm" for name in rule.names}
-
-    def block_of(name: str, use: str) -> str:
-        if use != "own":
-            return use
-        if name in heads - embeddings:
-            return HEAD
-        return "norms" if name in norms else block_by_name(name, name in embeddings)
-
-    def accumulator(tile: Tile, name: str, use: str) -> Tensor:
-        block = block_of(name, use)
-        if block not in parts:
-            parts[block] = torch.zeros(shape, dtype=policy.dtype, device=policy.device)
-        return parts[block][tile]
-
-    for tile, left, right in factor_tiles(kernel, rows, columns, wanted=lambda tile: True):
-        contract(
-            left,
-            right,
-            partial(accumulator, tile),
-            scale=kernel.scale,
-            workspace=memory // 4,
-        )
-    return Breakdown({name: problem.rate * part for name, part in sorted(parts.items())})
-
-
-def block_by_name(name: str, embedding: bool) -> str:
-    """The block of a parameter, by its name in transformers' model families."""
-    if embedding:
-        return EMBEDDING
-    for letter, words in _ATTENTION.items():
-        if any(word in name for word in words):
-            return f"attention.{letter}"
-    if any(word in name for word in ("mlp", "feed_forward", "ffn", "fc1", "fc2")):
-        return "mlp"
-    return HEAD if any(word in name for word in ("lm_head", "embed_out")) else "other"
-
-
-_ATTENTION = {
-    "qkv": ("query_key_value", "c_attn", "qkv_proj", "Wqkv"),
-    "q": ("q_proj",),
-    "k": ("k_proj",),
-    "v": ("v_proj",),
-    "o": ("o_proj", "attention.dense", "attn.c_proj", "attn.out_proj"),
-}
+    return Breakdown.of(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import numpy as np
 
 from dynolab.errors import ConfigError, CorruptData
 
-MANIFEST, MATRIX, TILES = "manifest.json", "force.bin", "tiles.jsonl"
+MANIFEST, MATRIX, PARTS, TILES = "manifest.json", "force.bin", "blocks.bin", "tiles.jsonl"
 
 Bounds = tuple[int, int, int, int]
 """First and last-plus-one row, first and last-plus-one column."""
@@ -23,13 +24,18 @@ class MapFolder:
 
     `manifest.json` describes the map and is written first; a tile's numbers are on disk before its
     line with their hash is added to `tiles.jsonl`. A tile counts as missing if its line is cut
-    short or its numbers do not match their hash.
+    short or its numbers do not match their hash. Where the manifest names `blocks`, their parts of
+    the matrix are kept beside it, in that order.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any], mode: Literal["r", "r+"]) -> None:
         self.folder, self.manifest = folder, manifest
         self.matrix: np.memmap = np.memmap(
             folder / MATRIX, dtype=manifest["dtype"], mode=mode, shape=tuple(manifest["shape"])
+        )
+        blocks = manifest.get("blocks")
+        self.parts: np.memmap | None = blocks and np.memmap(
+            folder / PARTS, dtype=manifest["dtype"], mode=mode, shape=_parts_shape(manifest)
         )
         self.done = self._complete_tiles()
 
@@ -50,10 +56,12 @@ class MapFolder:
                 )
             _end_last_line(folder / TILES)
             return cls(folder, existing, "r+")
-        matrix = folder / MATRIX
-        with matrix.open("wb") as file:
-            rows, columns = manifest["shape"]
-            file.truncate(rows * columns * np.dtype(manifest["dtype"]).itemsize)
+        shapes = {MATRIX: manifest["shape"]}
+        if manifest.get("blocks"):
+            shapes[PARTS] = _parts_shape(manifest)
+        for name, shape in shapes.items():
+            with (folder / name).open("wb") as file:
+                file.truncate(math.prod(shape) * np.dtype(manifest["dtype"]).itemsize)
         (folder / TILES).touch()
         partial = folder / f"{MANIFEST}.partial"
         partial.write_text(json.dumps(manifest, indent=1))
@@ -88,8 +96,8 @@ class MapFolder:
         top, bottom, first, last = bounds
         return bool(self.done[top:bottom, first:last].all())
 
-    def write(self, bounds: Bounds, values: np.ndarray) -> None:
-        """Writes a tile and then, once it is on disk, its record.
+    def write(self, bounds: Bounds, values: np.ndarray, parts: np.ndarray | None = None) -> None:
+        """Writes a tile with its blocks' parts and then, once it is on disk, its record.
 
         Complete numbers are not overwritten: a run with other tiles, which round differently, may
         have written them, and their hash is recorded.
@@ -98,6 +106,9 @@ class MapFolder:
         missing = ~self.done[top:bottom, first:last]
         self.matrix[top:bottom, first:last][missing] = values[missing]
         self.matrix.flush()
+        if self.parts is not None and parts is not None:
+            self.parts[:, top:bottom, first:last][:, missing] = parts[:, missing]
+            self.parts.flush()
         with (self.folder / TILES).open("a") as file:
             file.write(json.dumps({"bounds": bounds, "sha256": self._hash(bounds)}) + "\n")
             file.flush()
@@ -119,8 +130,14 @@ class MapFolder:
 
     def _hash(self, bounds: Bounds) -> str:
         top, bottom, first, last = bounds
-        tile = np.ascontiguousarray(self.matrix[top:bottom, first:last])
-        return hashlib.sha256(tile.tobytes()).hexdigest()
+        digest = hashlib.sha256(self.matrix[top:bottom, first:last].tobytes())
+        if self.parts is not None:
+            digest.update(self.parts[:, top:bottom, first:last].tobytes())
+        return digest.hexdigest()
+
+
+def _parts_shape(manifest: dict[str, Any]) -> tuple[int, ...]:
+    return len(manifest["blocks"]), *manifest["shape"]
 
 
 def _end_last_line(file: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate
@@ -16,10 +16,11 @@ import torch
 
 from dynolab import distributed
 from dynolab.data.encode import Encoded
-from dynolab.errors import DynolabError
+from dynolab.errors import ConfigError, DynolabError
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.map.blocks import Blocks
 from dynolab.forces.map.costs import Route, choose_route, shapes_of
 from dynolab.forces.map.files import Bounds, MapFolder
 from dynolab.forces.map.gram import Tile, gram_tiles, plan_tiles
@@ -55,13 +56,14 @@ class ForceMap:
 
     Rows are the tokens of the observed responses one after the other, columns those of the updating
     ones; block (o, u) is `force[observed_offsets[o]:observed_offsets[o+1], …]`. A map on
-    disk is memory-mapped.
+    disk is memory-mapped. `parts`: of a map made `by_block`, its parts by block of parameters.
     """
 
     force: np.ndarray
     observed: tuple[tuple[int, ...], ...]
     updating: tuple[Updating, ...]
     facts: MapFacts
+    parts: Mapping[str, np.ndarray] | None = None
 
     @property
     def observed_offsets(self) -> list[int]:
@@ -96,6 +98,9 @@ class ForceMap:
                 for response in manifest["updating"]
             ),
             MapFacts(**manifest["facts"]),
+            opened.parts
+            if opened.parts is None
+            else dict(zip(manifest["blocks"], opened.parts, strict=True)),
         )
 
 
@@ -112,6 +117,8 @@ def force_map(
     memory_bytes: int | None = None,
     folder: Path | None = None,
     over_ranks: bool = False,
+    parameters: Collection[str] | None = None,
+    by_block: bool = False,
 ) -> ForceMap:
     """`F[m,l] = −η (e_{y_m} − π_m)ᵀ K_{m,l} G_l` of every token pair, exact to rounding.
 
@@ -143,6 +150,10 @@ def force_map(
     - `over_ranks`: splits the observed responses over torch.distributed's ranks, in runs of
       about equal numbers of tokens. Every rank calls it with the same arguments and gets the whole
       map, equal to one process's up to rounding (matrix products of other sizes round otherwise).
+    - `parameters`: those that move, of the trained ones; default: all. The map is then exactly the
+      sum of their parts (`last_layers` names some).
+    - `by_block`: keeps the parts of the map by block of parameters (`Blocks`), which the same pass
+      of `both_sides` gives; no other route does.
 
     **Returns:** nats per step; positive where the step through token l makes token m likelier.
 
@@ -157,27 +168,39 @@ def force_map(
         update=update,
         at=at,
         observed_temperature=observed_temperature,
+        parameters=parameters,
     )
     shapes = shapes_of(observed), shapes_of([response.sequence for response in problem.updating])
     chosen = choose_route(problem.kernel.rules, *shapes) if route == "auto" else route
-    if route == "auto" and not derivatives_of(policy).agrees("forward"):
+    if route == "auto" and (by_block or not derivatives_of(policy).agrees("forward")):
         chosen = "both_sides"
+    if by_block and chosen != "both_sides":
+        raise ConfigError("route", route, "only both_sides tells blocks apart")
+    blocks = Blocks.of(problem.kernel) if by_block else None
     facts = _facts(problem, chosen, objective, update, observed_temperature)
     lengths = [sequence.response_length for sequence in observed]
     mine = distributed.share_of(lengths) if over_ranks else slice(0, len(observed))
     rows = slice(sum(lengths[: mine.start]), sum(lengths[: mine.stop]))
     shape = (sum(lengths), problem.columns)
     if folder is None:
-        part = np.zeros((rows.stop - rows.start, shape[1]), _numpy(policy))
-        _fill(_InMemory(part, rows.start), problem, mine, rows.start, chosen, memory_bytes)
-        parts = distributed.gather(part) if over_ranks else [part]
+        own = _InMemory.of(rows, shape[1], _numpy(policy), blocks)
+        _fill(own, problem, mine, rows.start, chosen, memory_bytes, blocks)
+        made = (
+            distributed.gather((own.matrix, own.parts)) if over_ranks else [(own.matrix, own.parts)]
+        )
         responses = tuple(sequence.ids[sequence.prompt_length :] for sequence in observed)
-        return ForceMap(np.concatenate(parts), responses, tuple(problem.labels), facts)
-    begin = partial(MapFolder.begin, folder, _manifest(problem, facts, shape, update, updating))
+        parts = None
+        if blocks is not None:
+            joined = np.concatenate([part for _, part in made], axis=1)
+            parts = dict(zip(blocks.names, joined, strict=True))
+        matrix = np.concatenate([matrix for matrix, _ in made])
+        return ForceMap(matrix, responses, tuple(problem.labels), facts, parts)
+    manifest = _manifest(problem, facts, shape, update, updating, blocks)
+    begin = partial(MapFolder.begin, folder, manifest)
     # Ranks that replayed a step may differ in its last bits and so in the fingerprint.
     join = partial(MapFolder.join, folder)
     sink = distributed.rank_zero_first(begin, join) if over_ranks else begin()
-    _fill(sink, problem, mine, rows.start, chosen, memory_bytes)
+    _fill(sink, problem, mine, rows.start, chosen, memory_bytes, blocks)
     if over_ranks:
         distributed.barrier()
     return ForceMap.open(folder)
@@ -190,6 +213,7 @@ def _fill(
     top: int,
     route: Route,
     memory_bytes: int | None,
+    blocks: Blocks | None,
 ) -> None:
     """Writes the missing tiles of some observed responses, whose rows begin at `top`."""
     kernel, ours = problem.kernel, problem.observed[observed]
@@ -208,27 +232,42 @@ def _fill(
         route,
         wanted=lambda tile: not sink.holds(bounds(tile)),
         workspace=memory // 4,
+        blocks=1 if blocks is None else len(blocks.names),
+        number=(lambda name, use: 0) if blocks is None else blocks.number,
     )
     for tile, gram in tiles:
-        force = problem.rate * gram
+        parts = problem.rate * gram
+        force = parts.sum(0)
         if not bool(torch.isfinite(force).all()):
             raise DynolabError(f"force map: rows and columns {bounds(tile)} are not finite")
-        sink.write(bounds(tile), force.cpu().numpy())
+        kept = () if blocks is None else (parts.cpu().numpy(),)
+        sink.write(bounds(tile), force.cpu().numpy(), *kept)
 
 
 @dataclass
 class _InMemory:
-    """Some rows of a map, from row `top` on."""
+    """Some rows of a map, from row `top` on, and of its blocks' parts."""
 
     matrix: np.ndarray
+    parts: np.ndarray
     top: int
+
+    @classmethod
+    def of(cls, rows: slice, columns: int, dtype: np.dtype, blocks: Blocks | None) -> _InMemory:
+        """Zeros."""
+        shape = rows.stop - rows.start, columns
+        count = 0 if blocks is None else len(blocks.names)
+        return cls(np.zeros(shape, dtype), np.zeros((count, *shape), dtype), rows.start)
 
     def holds(self, bounds: Bounds) -> bool:
         return False
 
-    def write(self, bounds: Bounds, values: np.ndarray) -> None:
+    def write(self, bounds: Bounds, values: np.ndarray, parts: np.ndarray | None = None) -> None:
         top, bottom, first, last = bounds
-        self.matrix[top - self.top : bottom - self.top, first:last] = values
+        rows = slice(top - self.top, bottom - self.top)
+        self.matrix[rows, first:last] = values
+        if parts is not None:
+            self.parts[:, rows, first:last] = parts
 
 
 def _facts(
@@ -258,10 +297,12 @@ def _manifest(
     shape: tuple[int, int],
     update: float | FrozenUpdate,
     updating: Sequence[Recorded],
+    blocks: Blocks | None,
 ) -> dict[str, Any]:
     """The folder's manifest, with a fingerprint of everything the numbers depend on."""
     observed = [response.sequence for response in problem.observed]
-    fingerprint = hashlib.sha256(json.dumps(asdict(facts)).encode())
+    names = {} if blocks is None else {"blocks": list(blocks.names)}
+    fingerprint = hashlib.sha256(json.dumps(asdict(facts) | names).encode())
     for tensors in (problem.kernel.at, problem.kernel.scale or {}):
         for name in sorted(tensors):
             fingerprint.update(name.encode())
@@ -279,7 +320,7 @@ def _manifest(
         "updating": [asdict(label) for label in problem.labels],
         "observed_offsets": _offsets([sequence.response_length for sequence in observed]),
         "updating_offsets": _offsets([len(label.tokens) for label in problem.labels]),
-    }
+    } | names
 
 
 def _numpy(policy: PolicyFunction) -> np.dtype:

@@ -179,21 +179,27 @@ def gram_tiles(
     *,
     wanted: Callable[[Tile], bool],
     workspace: int,
-) -> Iterator[tuple[Tile, Float[Tensor, "rows columns"]]]:
-    """Yields the wanted tiles of the map of inner products."""
+    blocks: int,
+    number: Callable[[str, str], int],
+) -> Iterator[tuple[Tile, Float[Tensor, "blocks rows columns"]]]:
+    """Yields the wanted tiles of the map of inner products, in parts that add up to it.
+
+    Route B adds what a parameter's use gives to its `number` of the `blocks`; the others do not
+    tell parameters apart.
+    """
     if route == "both_sides":
         for tile, left, right in factor_tiles(kernel, observed, updating, wanted=wanted):
-            out = _zeros(kernel, tile)
-            contract(left, right, _into_one(out), scale=kernel.scale, workspace=workspace)
+            out = _zeros(kernel, blocks, tile)
+            contract(left, right, _into(out, number), scale=kernel.scale, workspace=workspace)
             yield tile, out
         return
     for columns, updates in zip(updating.slices, updating.groups, strict=True):
         for rows, watched in zip(observed.slices, observed.groups, strict=True):
             if wanted((rows, columns)):
                 if route == "columns":
-                    yield (rows, columns), _by_column(kernel, watched, updates)
+                    yield (rows, columns), by_column(kernel, watched, updates)[None]
                 else:
-                    yield (rows, columns), _by_column(kernel, updates, watched).T
+                    yield (rows, columns), by_column(kernel, updates, watched).T[None]
 
 
 def factor_tiles(
@@ -209,7 +215,7 @@ def factor_tiles(
             yield (observed.slices[n], columns), left, right
 
 
-def _by_column(
+def by_column(
     kernel: Kernel, watched: Sequence[WeightedResponse], moving: Sequence[WeightedResponse]
 ) -> Float[Tensor, "watched moving"]:
     """Route A: for each moving token, a VJP gives `P ∇ s_l` and a JVP carries it to every m.
@@ -235,10 +241,10 @@ def _gradients(kernel: Kernel, response: WeightedResponse) -> Iterator[Weights]:
         }
 
 
-def _zeros(kernel: Kernel, tile: Tile) -> Tensor:
-    rows, columns = (s.stop - s.start for s in tile)
-    return torch.zeros(rows, columns, dtype=kernel.policy.dtype, device=kernel.policy.device)
+def _zeros(kernel: Kernel, blocks: int, tile: Tile) -> Tensor:
+    shape = (blocks, *(s.stop - s.start for s in tile))
+    return torch.zeros(shape, dtype=kernel.policy.dtype, device=kernel.policy.device)
 
 
-def _into_one(out: Tensor) -> Into:
-    return lambda name, use: out
+def _into(out: Tensor, number: Callable[[str, str], int]) -> Into:
+    return lambda name, use: out[number(name, use)]

@@ -23,6 +23,7 @@ class MapJob(BaseModel):
     """A force map of the model in the folder `model`, to be filled in `folder`.
 
     `adapter`: the folder of its adapters, if only they move.
+    `parameters`: those that move; None for all that are trained.
     `tensors`: a safetensors file with a realised step's frozen map and weights; None for a
     gradient step of `learning_rate`.
     """
@@ -37,6 +38,7 @@ class MapJob(BaseModel):
     tensors: Path | None
     memory_bytes: int | None
     folder: Path
+    parameters: list[str] | None
 
     @classmethod
     def of(
@@ -68,6 +70,7 @@ class MapJob(BaseModel):
             tensors=tensors if realised else None,
             memory_bytes=memory_bytes,
             folder=folder,
+            parameters=None if question.parameters is None else sorted(question.parameters),
         )
 
 
@@ -91,6 +94,8 @@ def fill_map(job: MapJob, policy: PolicyFunction) -> ForceMap:
         memory_bytes=job.memory_bytes,
         folder=job.folder,
         over_ranks=True,
+        parameters=job.parameters,
+        by_block=True,
     )
 
 

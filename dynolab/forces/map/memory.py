@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,9 +29,13 @@ def memory_for(device: torch.device, wanted: int | None = None) -> int:
 
 
 def _free_main_memory() -> int:
-    """Free bytes of this host, or of the container if that may take less (cgroup v2)."""
+    """Free bytes of this host, or of the container (cgroup v2) or process if it may take less."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # no container, or one without a limit: "max"
         limit = int((_GROUP / "memory.max").read_text())
         free = min(free, limit - int((_GROUP / "memory.current").read_text()))
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit != resource.RLIM_INFINITY:
+        pages = int(Path("/proc/self/statm").read_text().split()[5])
+        free = min(free, limit - pages * resource.getpagesize())
     return free

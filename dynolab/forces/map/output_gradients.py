@@ -179,12 +179,15 @@ def _from_the_last_attention(
     norm, merge = (_call_of(rule, calls) for rule in (tail.norm, tail.merge))
     readers = [_call_of(rule, calls) for rule in tail.readers]
     local = [call for call in calls if call.rule.local]
-    *own, mixed, residual = torch.autograd.grad(
+    # Where nothing below the norm moves, the graph begins at its output.
+    stream = [norm.input] if norm.input.requires_grad else []
+    *own, mixed = torch.autograd.grad(
         scores.sum(),
-        [*(call.output for call in local), merge.input, norm.input],
+        [*(call.output for call in local), *stream, merge.input],
         retain_graph=True,
         materialize_grads=True,
     )
+    residual = [places.one_by_one(own.pop()) for _ in stream]
 
     crossing = [call for call in readers if not call.rule.local]
     leaves = [call.leaf for call in readers if call.leaf is not None]
@@ -196,9 +199,9 @@ def _from_the_last_attention(
     below = _on_sequences(calls[: calls.index(norm) + 1], places)
     read = sum(through[len(crossing) + 1 :], through[len(crossing)])
     deep = _batched(
-        [norm.output, norm.input],
+        [norm.output, *stream],
         [call.output for call in below],
-        [read, places.one_by_one(residual)],
+        [read, *residual],
     )
     gradients = [*through[: len(crossing)], *deep]
     return _by_response([*crossing, *below], gradients, local, own, places)
@@ -290,7 +293,7 @@ def find_tail(
     readers = [call for call in body if call.input is read]
     norms = [call for call in body if call.output is read and call.rule.kind == "norm"]
     behind = [call for call in body[body.index(mixing[-1]) + 1 :] if call.input is not read]
-    if len(norms) != 1 or not behind or not norms[0].input.requires_grad:
+    if len(norms) != 1 or not behind:
         return list(rules), None
     local &= {id(call.rule) for call in [*readers, *behind]}
     marked = {id(r): replace(r, local=r.head or id(r) in local) for r in rules}

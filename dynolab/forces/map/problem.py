@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,6 +64,7 @@ def pose(
     update: float | FrozenUpdate,
     at: Weights | None,
     observed_temperature: float,
+    parameters: Collection[str] | None = None,
 ) -> Problem:
     """Checks a force map's arguments (`force_map`) and scores its updating responses."""
     check_arithmetic(policy.dtype, "products of gradients of 8 significant bits have no sign")
@@ -80,6 +81,11 @@ def pose(
         wanted, scale, rate = set(update.scale), update.scale, 1.0
     else:
         wanted, scale, rate = subspace(policy), None, update
+    if parameters is not None:
+        wanted &= set(parameters)
+        if not wanted:
+            raise ConfigError("parameters", sorted(parameters), "none of them is trained")
+        scale = None if scale is None else {name: scale[name] for name in wanted}
     first = observed[0]
     sample = Encoded(first.ids[: first.prompt_length + SAMPLE_TOKENS], first.prompt_length)
     kernel = Kernel.build(policy, at, wanted, scale, sample)
@@ -88,7 +94,7 @@ def pose(
         observed=[
             WeightedResponse.own(sequence, policy, observed_temperature) for sequence in observed
         ],
-        updating=_weighted(kernel, updating, objective),
+        updating=weighted_responses(policy, kernel.at, updating, objective),
         labels=labelled(updating, objective),
         rate=rate,
     )
@@ -104,15 +110,15 @@ def labelled(updating: Sequence[Recorded], objective: Objective) -> list[Updatin
 
 
 @torch.no_grad()
-def _weighted(
-    kernel: Kernel, updating: Sequence[Recorded], objective: Objective
+def weighted_responses(
+    policy: PolicyFunction, at: Weights, updating: Sequence[Recorded], objective: Objective
 ) -> list[WeightedResponse]:
     """The updating responses, every token with the objective's c, one example at a time."""
     totals = step_totals(updating, objective)
     weighted = []
     for example in updating:
-        batch = objective_batch([example], objective, totals, kernel.policy)
-        logps = objective_logps(kernel.policy, kernel.at, batch, objective)
+        batch = objective_batch([example], objective, totals, policy)
+        logps = objective_logps(policy, at, batch, objective)
         token_weights = objective.token_weights(logps, batch).reshape(len(logps), -1)
         sequences = [sequence for _, sequence in example.responses(objective.sides)]
         lengths = [sequence.response_length for sequence in sequences]

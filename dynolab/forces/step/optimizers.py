@@ -91,14 +91,11 @@ def freeze_update(
     gradient: Weights,
 ) -> FrozenUpdate:
     """The affine map of one realised step, of all parameters (`optimizer_map`)."""
-    maps = {
-        name: optimizer_map(facts, before[name], state.get(name, {}), g)
-        for name, g in gradient.items()
-    }
-    return FrozenUpdate(
-        scale={name: own.scale for name, own in maps.items()},
-        history={name: own.history for name, own in maps.items()},
-    )
+    scale, history = {}, {}
+    for name, g in gradient.items():  # one map at a time: each holds several tensors
+        own = optimizer_map(facts, before[name], state.get(name, {}), g)
+        scale[name], history[name] = own.scale, own.history
+    return FrozenUpdate(scale, history)
 
 
 def _sgd(

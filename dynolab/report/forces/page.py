@@ -14,7 +14,7 @@ from dynolab.report.inputs.forces import CheckpointForces, ForcePageInputs
 from dynolab.report.page import Page, Section, Tile, section, table, write_page
 from dynolab.report.style import objective_name
 from dynolab.report.text import join, number
-from dynolab.results.forces import UNEXPLAINED
+from dynolab.results.forces import UNEXPLAINED, AnalysisFacts
 
 FIRST_ORDER_NATS = 0.5  # per token; from there on the second order is a large part of the change
 
@@ -97,10 +97,16 @@ def _too_far(inputs: ForcePageInputs) -> str:
 def _step(checkpoint: CheckpointForces) -> str:
     facts = checkpoint.facts
     rate = f"learning rate {number(facts.learning_rate)}"
-    rate += ", of the adapters alone" if facts.adapters else ""
+    if facts.adapters or facts.last_layers:
+        rate += f", of the {_moving(facts)} alone"
     if facts.step is None:
         return f"a gradient step with {rate}"
     return f"the realised optimizer step {facts.step} of {checkpoint.label} ({rate})"
+
+
+def _moving(facts: AnalysisFacts) -> str:
+    layers = {None: "", 1: "last layer"}.get(facts.last_layers, f"last {facts.last_layers} layers")
+    return " in the ".join(filter(None, ["adapters" if facts.adapters else "", layers]))
 
 
 def _tiles(inputs: ForcePageInputs) -> list[Tile]:
@@ -127,6 +133,21 @@ def _checkpoint_tile(checkpoint: CheckpointForces) -> Tile:
     )
 
 
+def _outside_all(checkpoints: Sequence[CheckpointForces]) -> str:
+    """What the parameters that move leave out of the change under the step of all."""
+    parts = [
+        f"{number(100 * facts.outside, 2)}% at {checkpoint.label}"
+        for checkpoint in checkpoints
+        if (facts := checkpoint.facts).outside is not None
+    ]
+    if not parts:
+        return ""
+    return (
+        " The maps are exact for the parameters that move; the changes of the observed answers "
+        f"differ from those under the same step of all trained parameters by {join(parts)}."
+    )
+
+
 def _facts_section(checkpoints: Sequence[CheckpointForces]) -> Section:
     """What was computed at each checkpoint, and how accurately."""
     rows = [
@@ -137,18 +158,22 @@ def _facts_section(checkpoints: Sequence[CheckpointForces]) -> Section:
             "–" if facts.step is None else facts.step,
             f"{facts.observed_tokens} × {facts.updating_tokens}",
             facts.route,
-            number(facts.block_error, 2),
+            "–" if facts.sum_error is None else number(facts.sum_error, 2),
+            "–" if facts.outside is None else number(facts.outside, 2),
             *map(number, (fit.cosine, fit.norm_ratio, fit.sign_agreement)),
         )
         for checkpoint in checkpoints
         for facts, fit in ((checkpoint.facts, checkpoint.facts.last_layer),)
     ]
-    worst = max(checkpoint.facts.block_error for checkpoint in checkpoints)
+    errors = [checkpoint.facts.sum_error for checkpoint in checkpoints]
+    checked = [error for error in errors if error is not None]
     return section(
         "maps",
         "How it was computed",
-        f"Each map was computed twice, as a whole and block by block; the two differ by at most "
-        f"{number(worst, 2)}, relative.",
+        f"Sums of the maps differ from forward-mode derivatives along the step by at most "
+        f"{number(max(checked), 2)}, relative.{_outside_all(checkpoints)}"
+        if checked
+        else "",
         table(
             (
                 "checkpoint",
@@ -157,15 +182,17 @@ def _facts_section(checkpoints: Sequence[CheckpointForces]) -> Section:
                 "recorded step",
                 "tokens",
                 "route",
-                "block error",
+                "error of sums",
+                "outside",
                 "cosine",
                 "size",
                 "signs",
             ),
             rows,
-            "ssnnnsnnnn",
+            "ssnnnsnnnnn",
         ),
         note="The store keeps the maps with their manifest in the folder map of each analysis; "
-        "ForceMap.open reads them. The last three columns are the last layer's map against the "
-        "whole: cosine, ratio of norms, share of equal signs.",
+        "ForceMap.open reads them. Outside: how far the change by the parameters that move is from "
+        "that by all trained ones, relative. The last three columns are the last layer's map "
+        "against the whole: cosine, ratio of norms, share of equal signs.",
     )

@@ -1,0 +1,110 @@
+"""Force maps in some of the parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dynolab.errors import ConfigError
+from dynolab.forces import FrozenUpdate, PolicyFunction, breakdown, force_map
+from dynolab.forces.function.layers import last_layers
+from dynolab.forces.map.problem import pose
+from dynolab.objectives import DPO, DPOConfig
+from tests.forces.families import build
+from tests.forces.lora import adapted
+from tests.forces.small_models import encoded, pairs, with_reference
+
+FAMILIES = ["gpt_neox", "llama_tied", "gpt2"]
+OBSERVED = [encoded(n, 4, 5) for n in range(2)]
+LOSS = DPO(DPOConfig())
+
+
+def question(model: Any) -> tuple[PolicyFunction, dict[str, Any]]:
+    policy = PolicyFunction(model, torch.float64)
+    asked = {"observed": OBSERVED, "updating": with_reference(model, pairs(2)), "objective": LOSS}
+    return policy, asked
+
+
+def far(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_maps_in_parts_of_the_parameters_add_up_and_agree_with_the_plain_route(
+    family: str, preconditioned: bool
+) -> None:
+    policy, asked = question(build(family, torch.float64))
+    if preconditioned:
+        generator = torch.Generator().manual_seed(0)
+        scale = {n: torch.rand(w.shape, generator=generator) for n, w in policy.weights.items()}
+        asked["update"] = FrozenUpdate(scale, {})
+    last = last_layers(policy, 1)
+    rest = set(policy.weights) - last
+    assert last and rest
+    maps = [
+        force_map(policy, **asked, parameters=names, route="both_sides").force
+        for names in (last, rest)
+    ]
+    plain = [
+        force_map(policy, **asked, parameters=names, route="columns").force
+        for names in (last, rest)
+    ]
+    assert max(far(*both) for both in zip(maps, plain, strict=True)) < 1e-10
+    assert far(maps[0] + maps[1], force_map(policy, **asked).force) < 1e-10
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_layers_map_is_the_sum_of_its_blocks(family: str) -> None:
+    policy, asked = question(build(family, torch.float64))
+    last = last_layers(policy, 1)
+    parts = breakdown(policy, **asked, parameters=last)
+    made = force_map(policy, **asked, parameters=last)
+    assert made.facts.subspace == sorted(last)
+    assert far(parts.force.numpy(), made.force) < 1e-12
+    assert "embedding" not in parts.parts and "tied" not in parts.parts
+    assert ("head" in parts.parts) == (family == "gpt_neox")  # the others share the table
+    # What is computed twice is computed block by block as with all parameters: the head.
+    if "head" in parts.parts:
+        whole = breakdown(policy, **asked)
+        assert far(parts.parts["head"].numpy(), whole.parts["head"].numpy()) < 1e-10
+
+
+def test_signals_of_the_last_layer_stay_at_their_own_positions() -> None:
+    """Without this the last layer would cost as much as several."""
+    policy, asked = question(build("gpt_neox", torch.float64))
+    posed = pose(
+        policy,
+        **asked,
+        update=1.0,
+        at=None,
+        observed_temperature=1.0,
+        parameters=last_layers(policy, 1),
+    )
+    assert posed.kernel.tail is not None and not posed.kernel.generic
+    local = {rule.weight for rule in posed.kernel.rules if rule.local}
+    assert any("mlp" in str(name) for name in local)
+
+
+def test_last_layers_of_adapters_are_their_own() -> None:
+    policy, asked = question(adapted("llama_tied").eval())
+    names = last_layers(policy, 1)
+    maps = [
+        force_map(policy, **asked, parameters=names, route=route)
+        for route in ("both_sides", "columns")
+    ]
+    assert far(maps[0].force, maps[1].force) < 1e-10
+    assert all("lora" in name and ".1." in name for name in maps[0].facts.subspace)
+
+
+def test_what_does_not_move_is_refused() -> None:
+    policy, asked = question(build("gpt_neox", torch.float64))
+    with pytest.raises(ConfigError, match=r"^last_layers = 3: the model has 2"):
+        last_layers(policy, 3)
+    with pytest.raises(ConfigError, match=r"^parameters = \['x'\]: none of them is trained"):
+        force_map(policy, **asked, parameters={"x"})
+    with pytest.raises(ConfigError, match=r"^route = 'rows': only both_sides tells"):
+        force_map(policy, **asked, route="rows", by_block=True)
