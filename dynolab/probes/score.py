@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.prefixes import collate_prefixes, plan_prefixes
+from dynolab.data.prefixes import FILLED, NEAR_TOKENS, collate_prefixes, plan_prefixes
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_facts import TokenFacts, token_facts
-from dynolab.likelihood.token_logps import causal_model, goes_on_from_prompts
+from dynolab.likelihood.token_logps import causal_model, shares_prompts
 from dynolab.results.study import Score, TokenScores
 
 if TYPE_CHECKING:
@@ -78,9 +78,11 @@ class ProbeScorer:
         _check_vocabulary(model, sequences)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        plan = plan_prefixes(sequences, batch_tokens, shared=goes_on_from_prompts(model))
+        shared, near = shares_prompts(model), next(model.parameters()).device.type == "cpu"
+        most = min(batch_tokens, NEAR_TOKENS) if shared and near else batch_tokens
         self._batches = [
-            collate_prefixes(sequences, together, int(pad), batch_tokens) for together in plan
+            collate_prefixes(sequences, together, int(pad), FILLED if near else 0.0)
+            for together in plan_prefixes(sequences, most, shared)
         ]
 
     def score(
