@@ -1,69 +1,79 @@
-"""Batches in which a prompt runs once and its responses reuse its keys and values."""
+"""Batches in one row without padding, in which responses attend to one copy of their prompt."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.packing import Row, packed_length, plan_rows, rows_by_length
 
-ENOUGH, FILLED = 1024, 0.85
-"""A forward of over `ENOUGH` tokens takes no response that fills less than `FILLED` of its row."""
+FILLED = 0.85
+"""Least part of a piece's length that each of its responses fills on a CPU: more calls of attention
+cost less there than padding."""
+
+NEAR_TOKENS = 4096
+"""Tokens of a batch on a CPU: the hidden states of more of them leave its cache."""
 
 
 @dataclass(frozen=True)
-class Tails:
-    """Responses of one forward, each without its last token, which predicts nothing."""
+class Piece:
+    """Tokens that attend together: a prompt to itself, or some of its responses to it and to
+    themselves.
 
-    prompt: Int[Tensor, " responses"]
-    """Row of the prompt that each response continues."""
+    A query attends to the keys up to its own: query t to the first `keys − queries + t + 1`. What a
+    shorter response has in its last places is not read.
+    """
 
-    input_ids: Int[Tensor, "responses length"]
-    attention_mask: Int[Tensor, "responses length"]
+    query: Int[Tensor, "responses queries"]
+    """Places of the queries in the batch's row."""
+
+    key: Int[Tensor, "responses keys"]
+    """Places of the prompt, if it is not the query itself, and of the queries."""
+
+    def visible(self, window: int | None = None) -> Bool[Tensor, "queries keys"]:
+        """Whether a query attends to a key.
+
+        **Arguments:** `window`: to no more than itself and the `window − 1` before it.
+        """
+        queries, keys = self.query.shape[1], self.key.shape[1]
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=self.query.device)
+        seen = seen.tril(keys - queries)
+        return seen if window is None else seen.triu(keys - queries - window + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixBatch(TokenBatch):
-    """A token batch with left-padded prompts in `input_ids` and their responses in `tails`.
+    """A token batch of one row: every prompt, followed by its responses without their last tokens.
 
-    Prompts end in the last column, so that a response directly follows its prompt. `position[n]`
-    is an index into the hidden states of all forwards: the last of each prompt, then all of each
-    of `tails`, row by row.
-
-    In packed rows (`PackedBatch`) a masked kernel computes every pair of a row; here no attention
-    between responses is computed. The price is a second forward and copies of the prompts' keys
-    and values.
+    A last token predicts nothing. `position_ids` are those that a token would have in a row with
+    its prompt and response alone; `position[n]` is an index into the row.
     """
 
-    tails: tuple[Tails, ...]
+    pieces: tuple[Piece, ...]
+
+    order: Int[Tensor, " length"]
+    """Where each token of the row stands among all queries of all pieces."""
 
     @property
     def token_row(self) -> Int[Tensor, " tokens"]:
-        """Row of `input_ids` that holds the prompt of every response token."""
-        starts = torch.cat([tail.prompt for tail in self.tails])
-        return starts[self.sequence]
+        """All tokens are in the first row."""
+        return torch.zeros_like(self.sequence)
 
-    @property
-    def continuations(self) -> int:
-        """Number of forwards after the prompts'."""
-        return sum(tail.input_ids.shape[1] > 0 for tail in self.tails)
-
-    def with_continuations(self, count: int) -> Self:
-        """The batch with at least `count` of them; what is added reads a token and is not used."""
-        idle = Tails(
-            prompt=torch.zeros(1, dtype=torch.long),
-            input_ids=self.input_ids[:1, -1:],
-            attention_mask=torch.ones(1, 1, dtype=torch.long),
-        )
-        return replace(self, tails=(*self.tails, *[idle] * (count - self.continuations)))
+    def visible(self, window: int | None = None) -> Bool[Tensor, "1 1 length length"]:
+        """Attention mask of the whole row, for attention that computes all of its pairs."""
+        length = len(self.order)
+        seen = torch.zeros(length, length, dtype=torch.bool, device=self.order.device)
+        for piece in self.pieces:
+            queries, keys = piece.visible(window).nonzero(as_tuple=True)
+            seen[piece.query[:, queries], piece.key[:, keys]] = True
+        return seen[None, None]
 
 
 def plan_prefixes(
@@ -83,8 +93,10 @@ def plan_prefixes(
         return
     batch: list[Row] = []
     size = 0
-    # Sorted by prompt length, as every row is padded to the longest prompt of its batch.
     rows = plan_rows(sequences, math.inf, batch_tokens)
+    if all(len(row) == 1 for row in rows):
+        yield from rows_by_length(sequences, rows, batch_tokens)
+        return
     for row in sorted(rows, key=lambda row: -sequences[row[0]].prompt_length):
         added = packed_length(sequences, row)
         if batch and size + added > batch_tokens:
@@ -97,85 +109,72 @@ def plan_prefixes(
 
 
 def collate_prefixes(
-    sequences: Sequence[Encoded],
-    rows: Sequence[Row],
-    pad_id: int,
-    batch_tokens: int,
-    *,
-    always: bool = False,
+    sequences: Sequence[Encoded], rows: Sequence[Row], pad_id: int, filled: float = FILLED
 ) -> tuple[TokenBatch, list[int]]:
     """Collates rows; also returns the indices of their sequences, in the batch's order.
 
-    **Arguments:**
-
-    - `batch_tokens`: maximum of responses × padded length, prompts included, of a forward.
-    - `always`: whether prompts have a forward of their own even where no responses share one.
+    **Arguments:** `filled`: least part of a piece's length that each of its responses fills.
     """
-    if not always and all(len(row) == 1 for row in rows):
+    if all(len(row) == 1 for row in rows):
         members = [row[0] for row in rows]
         return collate([sequences[number] for number in members], pad_id), members
-    prompt_of = {number: place for place, row in enumerate(rows) for number in row}
-    members = sorted(prompt_of, key=lambda number: -sequences[number].response_length)
-    groups = list(_split_forwards(sequences, members, batch_tokens))
-    prompts = [sequences[row[0]].ids[: sequences[row[0]].prompt_length] for row in rows]
-    length = max(map(len, prompts))
-    ids = torch.tensor([[pad_id] * (length - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    tails, places, start = [], [], len(rows)
-    for group in groups:
-        group_tails = _tails(sequences, group, prompt_of, pad_id)
-        width = group_tails.input_ids.shape[1]
-        for offset, number in enumerate(group):
-            first = start + offset * width
-            own = range(first, first + sequences[number].response_length - 1)
-            places += [prompt_of[number], *own]
-        start += group_tails.input_ids.numel()
-        tails.append(group_tails)
+    members = [n for row in rows for n in sorted(row, key=lambda n: -sequences[n].response_length)]
+    line = _Line()
+    position: list[int] = []
+    for row in rows:
+        first = sequences[row[0]]
+        prompt = line.append(first.ids[: first.prompt_length], 0)
+        line.piece([prompt], range(0))
+        tails: list[range] = []
+        for number in sorted(row, key=lambda n: -sequences[n].response_length):
+            tail = line.append(sequences[number].ids[len(prompt) : -1], len(prompt))
+            position += [prompt[-1], *tail]
+            if tails and len(tail) < filled * len(tails[0]):
+                line.piece(tails, prompt)
+                tails = []
+            tails += [tail] if tail else []
+        if tails:
+            line.piece(tails, prompt)
     plain = collate([sequences[number] for number in members], pad_id)
     fields = vars(plain) | {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "position_ids": places_of(mask),
-        "position": torch.tensor(places),
+        "input_ids": torch.tensor([line.ids]),
+        "attention_mask": torch.ones(1, len(line.ids), dtype=torch.long),
+        "position_ids": torch.tensor([line.places]),
+        "position": torch.tensor(position),
     }
-    return PrefixBatch(**fields, tails=tuple(tails)), members
+    return PrefixBatch(**fields, pieces=tuple(line.pieces), order=line.order()), members
+
+
+class _Line:
+    """A batch's row while it is written."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.places: list[int] = []
+        self.pieces: list[Piece] = []
+
+    def append(self, ids: Sequence[int], place: int) -> range:
+        """Adds tokens, the first of them at a place of its text; returns where they stand."""
+        start = len(self.ids)
+        self.ids += ids
+        self.places += range(place, place + len(ids))
+        return range(start, len(self.ids))
+
+    def piece(self, tails: Sequence[range], prompt: range) -> None:
+        """Lets tails, longest first, attend to a prompt and to themselves."""
+        starts = torch.tensor([tail.start for tail in tails])[:, None]
+        lasts = torch.tensor([tail.stop - 1 for tail in tails])[:, None]
+        query = torch.minimum(starts + torch.arange(len(tails[0])), lasts)
+        before = torch.arange(prompt.start, prompt.stop).expand(len(tails), -1)
+        self.pieces.append(Piece(query, torch.cat([before, query], dim=1)))
+
+    def order(self) -> Int[Tensor, " length"]:
+        """Of `PrefixBatch`: a token is the first of the queries that stand for it."""
+        queries = torch.cat([piece.query.flatten() for piece in self.pieces])
+        order = torch.full((len(self.ids),), len(queries))
+        return order.scatter_reduce(0, queries, torch.arange(len(queries)), "amin")
 
 
 def places_of(mask: Int[Tensor, "rows length"]) -> Int[Tensor, "rows length"]:
     """Position of every token in its text; meaningless on padding."""
     return (mask.cumsum(1) - 1).clamp(min=0)
-
-
-def _split_forwards(
-    sequences: Sequence[Encoded], members: Sequence[int], batch_tokens: int
-) -> Iterator[list[int]]:
-    """Splits members, sorted by falling response length, into forwards."""
-    group: list[int] = []
-    prompt = 0
-    for number in members:
-        prompt = max(prompt, sequences[number].prompt_length)
-        own = sequences[number].response_length
-        longest = sequences[group[0]].response_length if group else own
-        padded = len(group) * longest > ENOUGH and own < FILLED * longest
-        if group and (padded or (len(group) + 1) * (prompt + longest) > batch_tokens):
-            yield group
-            group, prompt = [], sequences[number].prompt_length
-        group.append(number)
-    yield group
-
-
-def _tails(
-    sequences: Sequence[Encoded], group: Sequence[int], prompt_of: dict[int, int], pad_id: int
-) -> Tails:
-    own = [sequences[number].ids[sequences[number].prompt_length : -1] for number in group]
-    length = max(map(len, own))
-    return Tails(
-        prompt=torch.tensor([prompt_of[number] for number in group]),
-        # Without a dtype, empty lists would become float tensors.
-        input_ids=torch.tensor(
-            [[*ids, *[pad_id] * (length - len(ids))] for ids in own], dtype=torch.long
-        ),
-        attention_mask=torch.tensor(
-            [[1] * len(ids) + [0] * (length - len(ids)) for ids in own], dtype=torch.long
-        ),
-    )

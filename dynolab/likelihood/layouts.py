@@ -77,14 +77,15 @@ class Layouts:
 def response_hidden(causal: nn.Module, batch: TokenBatch) -> Float[Tensor, "tokens features"]:
     """Last hidden states of the decoder, from which each response token is predicted."""
     if isinstance(batch, PrefixBatch):
-        return prefixed_hidden(causal, batch)
-    hidden: Tensor = run_decoder(
-        causal,
-        input_ids=batch.input_ids,
-        attention_mask=attention_mask(causal, batch),
-        position_ids=batch.position_ids,
-        use_cache=False,
-    ).last_hidden_state
+        hidden = prefixed_hidden(causal, batch)
+    else:
+        hidden = run_decoder(
+            causal,
+            input_ids=batch.input_ids,
+            attention_mask=attention_mask(causal, batch),
+            position_ids=batch.position_ids,
+            use_cache=False,
+        ).last_hidden_state
     # Responses share their prompt's last position. The gradients of what is read there are added
     # in one order by `embedding`; by indexing, in any order of the threads.
     place = batch.token_row * hidden.shape[1] + batch.position
@@ -312,8 +313,7 @@ def _alone(
 def _prefixed(
     causal: nn.Module, sequences: list[Encoded], truth: list[Tensor], device: torch.device
 ) -> list[Tensor]:
-    bound = 10 * sum(len(sequence.ids) for sequence in sequences)
-    batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0, bound)
+    batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0)
     return _differences(causal, batch, members, truth, device)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,7 +40,17 @@ def attention_mask(model: nn.Module, batch: TokenBatch) -> Tensor | dict[str, Te
     if not isinstance(batch, PackedBatch):
         return batch.attention_mask
     config: Any = model.config
-    additive = config._attn_implementation == "eager"
+    masks = {kind: batch.visible(window) for kind, window in attention_windows(config).items()}
+    if config._attn_implementation == "eager":
+        masks = {kind: additive_mask(mask) for kind, mask in masks.items()}
+    return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def attention_windows(config: Any) -> dict[str, int | None]:
+    """How far back the layers of each kind attend, in tokens with the own one; None: to the start.
+
+    **Raises:** `ConfigError` for layers of another kind.
+    """
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
     if unknown := kinds - {"full_attention", "sliding_attention"}:
@@ -49,18 +59,15 @@ def attention_mask(model: nn.Module, batch: TokenBatch) -> Tensor | dict[str, Te
             sorted(unknown),
             "no mask makes these layers separate responses of one row; use rows of one sequence",
         )
-    masks = {
-        kind: _as_mask(batch.visible(window if kind == "sliding_attention" else None), additive)
-        for kind in sorted(kinds)
-    }
-    return masks if len(masks) > 1 else next(iter(masks.values()))
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
 
 
-def _as_mask(visible: Tensor, additive: bool) -> Tensor:
-    """Eager attention adds its mask to the scores; no row of it is all −∞."""
-    if not additive:
-        return visible
-    return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, float("-inf"))
+def additive_mask(
+    visible: Bool[Tensor, ...], dtype: torch.dtype = torch.float32
+) -> Float[Tensor, ...]:
+    """A mask that is added to scores; every query must see a key."""
+    zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return zeros.masked_fill(~visible, float("-inf"))
 
 
 def count_parts(model: nn.Module, hidden: Float[Tensor, "tokens features"]) -> int:

@@ -101,8 +101,8 @@ def packing_width(logits: nn.Module) -> int | None:
     return int(causal.config.get_text_config().hidden_size) if agrees else None
 
 
-def goes_on_from_prompts(logits: nn.Module) -> bool:
-    """Whether responses can be computed from their prompts' caches, for `plan_prefixes`."""
+def shares_prompts(logits: nn.Module) -> bool:
+    """Whether responses can attend to one copy of their prompt, for `plan_prefixes`."""
     return layouts_of(causal_model(logits.model)).agrees("prefixed")  # type: ignore[arg-type]
 
 

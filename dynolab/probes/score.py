@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 from dynolab import distributed
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.prefixes import PrefixBatch, collate_prefixes, plan_prefixes
+from dynolab.data.prefixes import FILLED, NEAR_TOKENS, collate_prefixes, plan_prefixes
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_facts import TokenFacts, token_facts
-from dynolab.likelihood.token_logps import causal_model, goes_on_from_prompts
+from dynolab.likelihood.token_logps import causal_model, shares_prompts
 from dynolab.results.study import Score, TokenScores
 
 if TYPE_CHECKING:
@@ -83,13 +82,13 @@ class ProbeScorer:
         _check_vocabulary(model, sequences)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        shared = goes_on_from_prompts(model)
+        shared, near = shares_prompts(model), next(model.parameters()).device.type == "cpu"
+        most = min(batch_tokens, NEAR_TOKENS) if shared and near else batch_tokens
 
         def batches_of(sequences: Sequence[Encoded]) -> list[tuple[TokenBatch, list[int]]]:
-            options = {"always": in_step and shared}
             return [
-                collate_prefixes(sequences, together, int(pad), batch_tokens, **options)
-                for together in plan_prefixes(sequences, batch_tokens, shared=shared)
+                collate_prefixes(sequences, together, int(pad), FILLED if near else 0.0)
+                for together in plan_prefixes(sequences, most, shared)
             ]
 
         self._batches = batches_of(sequences)
@@ -97,7 +96,8 @@ class ProbeScorer:
             first = kept[0][1]
             one_token = Encoded(first.ids[: first.prompt_length + 1], first.prompt_length)
             ((idle, _),) = batches_of([one_token])
-            self._batches = _in_step(self._batches, idle)
+            others = max(distributed.gather(len(self._batches))) - len(self._batches)
+            self._batches += [(idle, [])] * others
 
     def score(
         self, *, device: torch.device | str | None = None, per_token: bool = False
@@ -137,19 +137,6 @@ def _check_vocabulary(model: Any, sequences: Sequence[Encoded]) -> None:
             f"token {largest}",
             f"the model's embedding has {rows} rows; use the tokenizer that belongs to the model",
         )
-
-
-def _in_step(
-    batches: Sequence[tuple[TokenBatch, list[int]]], idle: TokenBatch
-) -> list[tuple[TokenBatch, list[int]]]:
-    """The batches with as many forwards as every other rank's; `idle` ones have no members."""
-    mine = [batch.continuations if isinstance(batch, PrefixBatch) else 0 for batch, _ in batches]
-    most = [max(counts) for counts in zip_longest(*distributed.gather(mine), fillvalue=0)]
-    idles: list[tuple[TokenBatch, list[int]]] = [(idle, [])] * (len(most) - len(batches))
-    return [
-        (batch.with_continuations(count) if isinstance(batch, PrefixBatch) else batch, members)
-        for (batch, members), count in zip([*batches, *idles], most, strict=True)
-    ]
 
 
 def _share(items: list[Item], rank: int, world: int) -> list[Item]:

@@ -28,8 +28,8 @@ from dynolab.likelihood.checked import CHECKS, checks_kept
 from dynolab.likelihood.token_logps import (
     ResponseLogits,
     causal_model,
-    goes_on_from_prompts,
     packing_width,
+    shares_prompts,
 )
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import ProbeScorer
@@ -149,7 +149,7 @@ class Trainer:
 
     def _check_ranks_agree(self, logits: ResponseLogits) -> None:
         """All ranks must agree whether rows can be packed; otherwise all raise."""
-        mine = packing_width(logits), goes_on_from_prompts(logits)
+        mine = packing_width(logits), shares_prompts(logits)
         if len(set(distributed.gather(mine))) > 1:
             raise ConfigError(
                 "model",

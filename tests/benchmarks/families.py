@@ -43,8 +43,8 @@ from dynolab.forces.function.precision import dtype_preserving
 from dynolab.likelihood.layouts import measure_layouts
 from dynolab.likelihood.token_logps import (
     ResponseLogits,
-    goes_on_from_prompts,
     packing_width,
+    shares_prompts,
     token_logps,
 )
 from dynolab.objectives import DPO, DPOConfig
@@ -293,8 +293,8 @@ def layouts(logits: ResponseLogits, sequences: Sequence[Encoded]) -> dict[str, l
     }
     if packing_width(logits) is not None:
         logps["packed"] = read(share_prompts(collate(sequences, 0), [[0, 1], [2]]))
-    if goes_on_from_prompts(logits):
-        batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0, 1000)
+    if shares_prompts(logits):
+        batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0)
         parts = dict(zip(members, read(batch), strict=True))
         logps["prefixed"] = [parts[number] for number in range(len(sequences))]
     return logps

@@ -14,7 +14,7 @@ are the smallest and the largest.
   `loop_agreement_nats`: the same of the plain loop, whose float32 log-softmax drifts over a row.
 - `speedup_vs_one_by_one`, `speedup_vs_lm_eval`: its time over ours, tokenising included in ours
   alone; lm-eval has the batch size with which its longest rows fill as many padded tokens.
-- `speedup_over_flop_ratio_70m`: the speed-up over the plain loop, over the ratio of the counted
+- `speedup_over_flop_ratio`, `…_70m`: the speed-up over the plain loop, over the ratio of the counted
   multiplications.
 - `probe_over_packed_forward`: scoring over a forward of the same batches, with the head where a
   response token is predicted, of whose logits nothing is read.
@@ -120,7 +120,7 @@ class Bench:
 
     def batches(self, sequences: Sequence[Encoded]) -> list[Any]:
         plan = plan_prefixes(sequences, BATCH_TOKENS, packing_width(self.logits) is not None)
-        return [collate_prefixes(sequences, rows, 0, BATCH_TOKENS)[0] for rows in plan]
+        return [collate_prefixes(sequences, rows, 0)[0] for rows in plan]
 
 
 def lm_eval_of(bench: Bench, longest: int) -> Callable[[Sequence[Encoded]], list[float]]:

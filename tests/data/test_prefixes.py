@@ -31,7 +31,7 @@ def test_shared_prompts_equal_one_sequence_at_a_time(
     seen: list[int] = []
     with dtype_preserving(model):
         for rows in plan_prefixes(sequences, batch_tokens, shared=True):
-            batch, members = collate_prefixes(sequences, rows, 0, batch_tokens)
+            batch, members = collate_prefixes(sequences, rows, 0)
             logps = ResponseLogits(model)(batch, token_logps)
             truth = one_by_one(model, [sequences[number] for number in members])
             torch.testing.assert_close(logps, truth, atol=1e-9, rtol=0)
@@ -39,22 +39,42 @@ def test_shared_prompts_equal_one_sequence_at_a_time(
     assert sorted(seen) == list(range(len(sequences)))
 
 
-def test_a_prompt_is_there_once_and_no_forward_is_larger_than_asked() -> None:
+def test_a_prompt_is_there_once_and_nothing_is_padded() -> None:
     sequences, _ = sequences_of(SHAPES["several prompts"])
     (rows,) = plan_prefixes(sequences, 1000, shared=True)
-    batch, _ = collate_prefixes(sequences, rows, 0, 40)
+    batch, _ = collate_prefixes(sequences, rows, 0)
     assert isinstance(batch, PrefixBatch)
-    assert len(batch.input_ids) == 4 < len(sequences)
-    prompts = batch.attention_mask.sum(1)
-    for tails in batch.tails:
-        count, length = tails.input_ids.shape
-        assert count == 1 or count * (int(prompts[tails.prompt].max()) + length) <= 40
+    prompts = {sequence.ids[: sequence.prompt_length] for sequence in sequences}
+    tails = sum(sequence.response_length - 1 for sequence in sequences)
+    assert batch.input_ids.shape == (1, sum(map(len, prompts)) + tails)
+
+
+def test_no_batch_is_larger_than_asked_unless_it_is_one_sequence() -> None:
+    sequences, _ = sequences_of(SHAPES["several prompts"])
+    for rows in plan_prefixes(sequences, 12, shared=True):
+        batch, members = collate_prefixes(sequences, rows, 0)
+        assert batch.input_ids.numel() <= 12 or len(members) == 1
+
+
+@pytest.mark.parametrize("filled", [0.0, 0.5, 1.0])
+@torch.no_grad()
+def test_pieces_of_any_filling_give_the_same(filled: float) -> None:
+    model = unchanged_model("llama_tied")
+    prompt = (5, 6, 7, 8)
+    sequences = [Encoded((*prompt, *range(9, 10 + n)), 4) for n in (5, 0, 3, 2, 5)]
+    with dtype_preserving(model):
+        batch, members = collate_prefixes(sequences, [[0, 1, 2, 3, 4]], 0, filled)
+        logps = ResponseLogits(model)(batch, token_logps)
+        truth = one_by_one(model, [sequences[number] for number in members])
+    assert isinstance(batch, PrefixBatch)
+    assert len(batch.pieces) == {0.0: 2, 0.5: 3, 1.0: 4}[filled]
+    torch.testing.assert_close(logps, truth, atol=1e-9, rtol=0)
 
 
 def test_sequences_with_prompts_of_their_own_are_a_plain_batch() -> None:
     sequences = [Encoded((5, 6, 7), 1), Encoded((8, 9, 2), 2)]
     (rows,) = plan_prefixes(sequences, 1000, shared=True)
-    batch, members = collate_prefixes(sequences, rows, 0, 1000)
+    batch, members = collate_prefixes(sequences, rows, 0)
     assert not isinstance(batch, PrefixBatch)
     assert sorted(members) == [0, 1]
 

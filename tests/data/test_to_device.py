@@ -36,10 +36,10 @@ def test_every_tensor_moves_and_all_else_stays() -> None:
 
 
 def test_parts_of_a_batch_move_with_it() -> None:
-    own, _ = collate_prefixes(SEQUENCES, [[0, 1], [2]], 0, 100)
+    own, _ = collate_prefixes(SEQUENCES, [[0, 1], [2]], 0)
     moved = to_device(own, "meta")
     assert isinstance(moved, PrefixBatch)
-    assert {tail.input_ids.device.type for tail in moved.tails} == {"meta"}
+    assert {piece.key.device.type for piece in moved.pieces} == {"meta"}
 
 
 def test_a_batch_that_is_there_keeps_its_tensors() -> None:

@@ -35,7 +35,7 @@ def on_gpu() -> Tensor:
 
 def batch_there_and_back() -> None:
     """Every tensor arrives as it was."""
-    own, _ = collate_prefixes(SEQUENCES, [[0, 1], [2]], 0, 100)
+    own, _ = collate_prefixes(SEQUENCES, [[0, 1], [2]], 0)
     for before, after in ((batch(), batch().to("cuda")), (own, own.to("cuda"))):
         pairs = zip(tensors_of(before), tensors_of(after), strict=True)
         assert all(torch.equal(one, there.values) for one, there in pairs)

@@ -20,8 +20,8 @@ from dynolab.errors import ConfigError
 from dynolab.likelihood.checked import checks_kept
 from dynolab.likelihood.token_logps import (
     ResponseLogits,
-    goes_on_from_prompts,
     packing_width,
+    shares_prompts,
     token_logps,
 )
 from dynolab.rollouts.decoding import ModelGenerator
@@ -68,7 +68,7 @@ def test_a_recurrent_model_shares_no_prompts_and_says_so(
     with caplog.at_level(logging.WARNING):
         logits = ResponseLogits(rwkv())
     assert packing_width(logits) is None
-    assert not goes_on_from_prompts(logits)
+    assert not shares_prompts(logits)
     packed, prefixed = (
         record.getMessage()
         for record in caplog.records
@@ -77,7 +77,7 @@ def test_a_recurrent_model_shares_no_prompts_and_says_so(
     assert "RwkvForCausalLM" in packed and "packed" in packed and "nats" in packed
     assert "RwkvForCausalLM" in prefixed and "prefixed" in prefixed and "nats" in prefixed
     sequences, _ = sequences_of(SHAPES["a pair"])
-    batch, _ = collate_prefixes(sequences, [[0, 1]], 0, 100)
+    batch, _ = collate_prefixes(sequences, [[0, 1]], 0)
     with pytest.raises(ConfigError, match="RwkvForCausalLM"):
         logits(batch)
 

@@ -182,7 +182,7 @@ def test_what_was_measured_of_the_model_is_told_by_the_first_rank(
         assert json.loads(checks.read_text())["rows that share a prompt"] == {"largest": 0.25}
 
 
-@pytest.mark.parametrize("measured", ["packing_width", "goes_on_from_prompts"])
+@pytest.mark.parametrize("measured", ["packing_width", "shares_prompts"])
 def test_ranks_that_disagree_on_packing_all_raise(
     measured: str, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
