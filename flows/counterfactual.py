@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
 from dynolab.report.inputs.ledger import Ledger, read_ledger
 from dynolab.results.counterfactual import Dropped
@@ -30,7 +31,7 @@ class CounterfactualParameters(FlowParameters):
     """Parameters of retrainings without some examples."""
 
     name: Name = Field("counterfactual", description="Name of the run and of its page's file.")
-    study: str = Field(description="Study file whose steps have run, with a ledger.")
+    study: FilePath = Field(description="Study file whose steps have run, with a ledger.")
     groups: int = Field(50, ge=0, description="Random groups of examples; each is a training.")
     group_size: int = Field(6, ge=1, description="Examples of a random group.")
     blamed: int = Field(

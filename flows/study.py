@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
@@ -52,8 +53,10 @@ class ComparisonFiles(BaseModel):
     """Study files of comparisons; the report shows the findings of those that have run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    mitigation: str | None = Field(None, description="Comparison of remedies against squeezing.")
-    reproduction: str | None = Field(None, description="Reproduction of the papers' findings.")
+    mitigation: FilePath | None = Field(
+        None, description="Comparison of remedies against squeezing."
+    )
+    reproduction: FilePath | None = Field(None, description="Reproduction of the papers' findings.")
 
 
 class StudyParameters(FlowParameters):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from dynolab.data.source_checks import named_path
+from dynolab.data.source_checks import FolderOrName, named_path
 from dynolab.errors import ConfigError, reading
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
@@ -23,7 +23,7 @@ from tasks.runtime.work import StageConfig, Work
 class BaseConfig(StageConfig):
     """A model folder or Hub name, or the built-in model with its training."""
 
-    source: str = Field("builtin", description="`builtin`, a folder, or a Hub name.")
+    source: FolderOrName = Field("builtin", description="`builtin`, a folder, or a Hub name.")
     revision: str | None = Field(
         None, description="Hub: branch, tag or commit. Folder: set to the hash of its content."
     )

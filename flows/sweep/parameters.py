@@ -8,10 +8,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
 from dynolab.results.sweep import Scalar
 from flows.flow import FlowParameters, Name
-from flows.parameters import as_change, load_parameters
+from flows.parameters import as_change, load_parameters, study_file
 from flows.registry import FLOWS, load_flow
 
 
@@ -59,7 +60,7 @@ class SweepParameters(FlowParameters):
 
     name: Name = Field("sweep", description="Name of the sweep: its run, and its page's file.")
     flow: str = Field("train", description="Flow that every trial runs.")
-    study: str | None = Field(None, description="Study file with the settings of all trials.")
+    study: FilePath | None = Field(None, description="Study file with the settings of all trials.")
     settings: tuple[str, ...] = Field(
         (), description="Changes to that file for all trials, as key=value."
     )
@@ -114,7 +115,7 @@ class SweepParameters(FlowParameters):
     @property
     def study_path(self) -> Path | None:
         """The study file of a trial."""
-        return None if self.study is None else Path(self.study)
+        return None if self.study is None else study_file(Path(self.study))
 
 
 def check_sweep(parameters: SweepParameters) -> None:

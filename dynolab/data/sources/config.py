@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.chat import template_digest
 from dynolab.data.source_checks import (
+    FilePath,
+    FolderOrName,
     check_source,
     dataset_commit,
     file_digest,
@@ -32,7 +34,7 @@ class DataConfig(BaseModel):
         default="world", description="The built-in world, a local file, or a data set of the Hub."
     )
     world: WorldConfig = Field(default=WorldConfig(), description="Settings of source `world`.")
-    path: str | None = Field(
+    path: FilePath | None = Field(
         default=None, description="Source `file`: a .jsonl, .jsonl.gz or .parquet file."
     )
     hub_name: str | None = Field(default=None, description="Source `hub`: owner/name.")
@@ -50,7 +52,7 @@ class DataConfig(BaseModel):
         description="How messages become text: with the chat template of `chat_model`, or as a "
         "dialogue of Human and Assistant.",
     )
-    chat_model: str | None = Field(
+    chat_model: FolderOrName | None = Field(
         default=None,
         description="Folder or Hub name of the model whose chat template writes messages.",
     )
@@ -67,7 +69,7 @@ class DataConfig(BaseModel):
     probe_pairs: int = Field(
         default=100, ge=0, description="How many pairs of each split are probed."
     )
-    probes: str | None = Field(
+    probes: FilePath | None = Field(
         default=None,
         description="File of a probe set built before (`dynolab probes`) from the same rows and "
         "seed, to use instead of probes made here.",
