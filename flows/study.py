@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
@@ -329,11 +330,11 @@ def compared_results(parameters: StudyParameters, platform: Platform) -> dict[st
 def missing_commands(
     parameters: StudyParameters, finished_pages: dict[str, StageResult]
 ) -> dict[str, str]:
-    """Comparison of the study that has not run → the command that runs it."""
+    """Comparison of the study that has not run → arguments of `dynolab` that run it."""
     files = parameters.comparisons
     commands = {"mitigation": "mitigation", "reproduction": "reproduce"}
     return {
-        name: f"dynolab {command} --config {file}"
+        name: f"{command} {shlex.quote(file)}"
         for name, command in commands.items()
         if (file := getattr(files, name)) is not None and name not in finished_pages
     }

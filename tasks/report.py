@@ -12,6 +12,7 @@ from dynolab.data.rows import read_rows
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from dynolab.results.study import PairChange
 from tasks.runtime.stage import Stage
+from tasks.runtime.system.invocation import invocation
 from tasks.runtime.work import StageResult, Work
 from tasks.shared.page_helpers import PageConfig, input_folder, send_page, stage_facts
 
@@ -24,8 +25,6 @@ _COPIED_METRICS = {
 }
 """Input → first part of the names of those of its metrics that the report returns as well."""
 
-SHOWN_DIGITS = 12  # of a key, as on the command line
-
 
 class ReportConfig(PageConfig):
     """Facts about the study that the page shows."""
@@ -33,7 +32,7 @@ class ReportConfig(PageConfig):
     seed: int
     objective: ObjectiveConfig | None = Field(None, description="Objective of preference training.")
     missing: dict[str, str] = Field(
-        {}, description="Comparison that has not run → the command that runs it."
+        {}, description="Comparison that has not run → arguments of `dynolab` that run it."
     )
 
 
@@ -92,7 +91,10 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
             compared=read_compared(
                 input_folder(work, "mitigation"),
                 input_folder(work, "reproduction"),
-                missing=config.missing,
+                missing={
+                    name: f"{invocation()} {arguments}"
+                    for name, arguments in config.missing.items()
+                },
             ),
             answers=read_answers(folder("probe")),
             watched=read_watched(data),
@@ -118,10 +120,7 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     """
     if objective is None or objective.name not in PAIR_OBJECTIVES:
         return ""
-    data, before, after = (
-        f"{inputs[name].stage}/{inputs[name].key[:SHOWN_DIGITS]}"
-        for name in ("data", "sft", "preference")
-    )
+    data, before, after = (inputs[name].short for name in ("data", "sft", "preference"))
     chosen = {"name": objective.name} | objective.model_dump(mode="json", exclude_defaults=True)
     settings = {
         "study": None,
@@ -135,7 +134,7 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
         "kernel.updating_pairs": 2,
     }
     parts = (shlex.quote(f"{key}={json.dumps(value)}") for key, value in settings.items())
-    return " ".join(["dynolab forces", *(f"--set {part}" for part in parts)])
+    return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
 REPORT = Stage("report", 11, report)
