@@ -16,6 +16,7 @@ from tasks.runtime.system.invocation import invocation
 from tasks.runtime.work import StageResult, Work
 from tasks.shared.page_helpers import PageConfig, input_folder, send_page, stage_facts
 
+TRAININGS = ("sft", "preference")
 FORCES, CONTRAST = "_forces", "contrast_"
 _COPIED_METRICS = {
     "kernel": "kernel",
@@ -37,9 +38,9 @@ class ReportConfig(PageConfig):
 
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
-    """Reads inputs `data`, `probe`, `kernel`, every training with its `<training>_forces`, and, if
-    given, `audit`, `foresight`, `squeezing`, every `contrast_<name>` and the pages `mitigation` and
-    `reproduction`.
+    """Reads inputs `data`, `probe`, every training, and, if given, its `<training>_forces`,
+    `kernel`, `audit`, `foresight`, `squeezing`, every `contrast_<name>` and the pages `mitigation`
+    and `reproduction`.
 
     Results: `report.html`, `summary.json`, `paths.svg`, `pairs.jsonl` and `figures/`; all go to
     MLflow as well, the pairs also as a table.
@@ -73,16 +74,16 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
                 ),
             ),
             trainings=tuple(
-                read_training(name, folder(name), folder(name + FORCES))
-                for name in work.inputs
-                if name + FORCES in work.inputs
+                read_training(name, folder(name), input_folder(work, name + FORCES))
+                for name in TRAININGS
+                if name in work.inputs
             ),
             contrasts=tuple(
                 read_training(name.removeprefix(CONTRAST), folder(name))
                 for name in work.inputs
                 if name.startswith(CONTRAST)
             ),
-            kernel=read_kernel(folder("kernel")),
+            kernel=read_kernel(folder("kernel")) if "kernel" in work.inputs else None,
             audit=read_audit(data, folder("audit"), folder("foresight"))
             if "audit" in work.inputs
             else None,
@@ -120,7 +121,8 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     """
     if objective is None or objective.name not in PAIR_OBJECTIVES:
         return ""
-    data, before, after = (inputs[name].short for name in ("data", "sft", "preference"))
+    start = "sft" if "sft" in inputs else "base"
+    data, before, after = (inputs[name].short for name in ("data", start, "preference"))
     chosen = {"name": objective.name} | objective.model_dump(mode="json", exclude_defaults=True)
     settings = {
         "study": None,
