@@ -16,10 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from dynolab.data.sources.config import rows_line
+from dynolab.data.unknown import SAMPLES, UnknownTokens
 from dynolab.store import Store
 from flows.flow import Flow, FlowParameters, Parameters, Results, StagedFlow
 from flows.parameters import load_parameters
 from flows.sweep.parameters import SweepParameters, trial_of
+from tasks.base import OTHERWISE
 from tasks.runtime.existing_results import existing_result
 from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.open_platform import open_store, planning_platform
@@ -206,7 +209,14 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
             result["key"][:12],
         )
     console.print(table)
+    for line in dict.fromkeys(rows_line(result["metrics"]) for result in results.values()):
+        if line:
+            console.print(line, highlight=False)
     for name, result in results.items():
+        if (unknown := UnknownTokens.of_metrics(result["metrics"])).tokens:
+            console.print(f"[yellow]{name}: {unknown}[/yellow]", highlight=False)
+        if otherwise := result["metrics"].get(OTHERWISE, 0):
+            console.print(f"[yellow]{name}: {_otherwise(otherwise)}[/yellow]", highlight=False)
         dropped, truncated = (
             result["metrics"].get(f"data/rows_{change}", 0) for change in ("dropped", "truncated")
         )
@@ -233,6 +243,13 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
     console.print(
         f"servers [bold]{escape(invocation())} up[/bold] opens Prefect and MLflow with these runs",
         soft_wrap=True,
+    )
+
+
+def _otherwise(texts: float) -> str:
+    return (
+        f"AutoTokenizer, which TRL uses, splits {texts:.0f} of {len(SAMPLES)} sample texts "
+        "otherwise than the model's tokenizer.json, which is used here"
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from dynolab.data.rows import read_rows
+from dynolab.data.sources.config import rows_line
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from dynolab.results.study import PairChange
 from tasks.runtime.stage import Stage
@@ -68,6 +69,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
                 name=config.name,
                 seed=config.seed,
                 config_text=config.settings,
+                rows=rows_line(work.inputs["data"].metrics),
                 map_command=map_command(config.objective, work.inputs),
                 stages=stage_facts(
                     work, lambda name: name.removeprefix(CONTRAST).replace("_", "-")
@@ -139,4 +141,4 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 11, report)
+REPORT = Stage("report", 12, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -63,8 +64,11 @@ class DataConfig(BaseModel):
         default=None, description="Hub: branch, tag or commit. File: the sha256 of its content."
     )
     rows: int | None = Field(default=None, ge=2, description="First rows to use; default: all.")
-    heldout_rows: int = Field(
-        default=100, ge=0, description="How many of these are drawn, by seed, and never trained on."
+    heldout_rows: int | None = Field(
+        default=None,
+        ge=0,
+        description="How many of these are drawn, by seed, and never trained on; default: a tenth "
+        "of them, at most 100. (The built-in world has a setting of its own.)",
     )
     probe_pairs: int = Field(
         default=100, ge=0, description="How many pairs of each split are probed."
@@ -100,6 +104,25 @@ class DataConfig(BaseModel):
     def origin(self) -> str:
         """Short name of the source, for messages."""
         return Path(self.path).name if self.path else self.hub_name or self.source
+
+
+LEFT_OUT = {
+    "data/rows_without_common_prompt": "without a common prompt",
+    "data/heldout_rows_in_training": "held-out rows that training has, too",
+}
+"""Counts of rows that are neither trained on nor held out."""
+
+
+def rows_line(counts: Mapping[str, float]) -> str:
+    """What became of a source's rows: "200 rows → 180 training, 20 held-out". Empty if unknown."""
+    if "data/train_pairs" not in counts:
+        return ""
+    train, heldout = (int(counts[f"data/{part}_pairs"]) for part in ("train", "heldout"))
+    left_out = {reason: int(counts.get(name, 0)) for name, reason in LEFT_OUT.items()}
+    rows = train + heldout + sum(left_out.values())
+    parts = [f"{train} training", f"{heldout} held-out"]
+    parts += [f"{count} left out ({reason})" for reason, count in left_out.items() if count]
+    return f"{rows} rows → {', '.join(parts)}"
 
 
 def resolve_data(config: DataConfig) -> DataConfig:

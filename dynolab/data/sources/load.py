@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DataConfig", "LoadedData", "LoadedPrompts", "load_data", "load_prompts", "resolve_data"]
 
+MOST_HELDOUT, HELDOUT_SHARE = 100, 10
+"""By default one row in ten is held out, and at most a hundred."""
+
 ExampleOrPrompt = TypeVar("ExampleOrPrompt", Example, PromptRow)
 
 
@@ -229,15 +232,18 @@ def _split(
     examples: list[ExampleOrPrompt], config: DataConfig
 ) -> tuple[list[ExampleOrPrompt], list[ExampleOrPrompt]]:
     """Training and held-out rows, each in the source's order."""
-    if config.heldout_rows > len(examples) - 2:
+    count = config.heldout_rows
+    if count is None:
+        count = min(MOST_HELDOUT, len(examples) // HELDOUT_SHARE)
+    if count > len(examples) - 2:
         raise ConfigError(
             "data.heldout_rows",
-            config.heldout_rows,
+            count,
             f"the source has {len(examples)} rows and at least two must remain for training; "
             "lower it, or give more rows",
         )
     rng = random.Random(f"{config.seed}/heldout")
-    heldout = set(rng.sample(range(len(examples)), config.heldout_rows))
+    heldout = set(rng.sample(range(len(examples)), count))
     train = [example for number, example in enumerate(examples) if number not in heldout]
     return train, [examples[number] for number in sorted(heldout)]
 
