@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynolab.data.chat import Message, Write, plain_writer, template_writer
@@ -58,8 +59,12 @@ class LoadedData:
     world: World | None = None
 
 
-def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> LoadedData:
+def load_data(
+    config: DataConfig | str | Path, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LoadedData:
     """Loads the training rows, held-out rows and probe rows of a source.
+
+    A path stands for that file of pairs, with default settings.
 
     `counts` holds how many rows were left out (records whose two transcripts share no prompt,
     held-out rows whose prompt or answer also occurs in training rows), how many answers are empty,
@@ -72,6 +77,8 @@ def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = No
     **Raises:** `ConfigError` for a missing file, an invalid line, a missing column, duplicate ids,
     or too few rows.
     """
+    if not isinstance(config, DataConfig):
+        config = DataConfig(source="file", path=str(config))
     if config.source == "world":
         world = build_world(config.world)
         probes = world.probes
