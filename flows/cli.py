@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -174,6 +175,40 @@ def audit(
     given = one_file(file, config) or (None if named else built_in("audit"))
     wanted = Wanted(plan=plan, show=show, fresh=fresh, json=as_json)
     start(FLOW, given, [*named, *(changes or [])], wanted)
+
+
+@app.command(rich_help_panel=START)
+def init(
+    model: Annotated[str, typer.Option(help="Folder or Hub name of a causal language model.")],
+    data: Annotated[
+        Path, typer.Option(help="Pairs: JSON lines with prompt, chosen and rejected, or parquet.")
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path(
+        "study.yaml"
+    ),
+) -> None:
+    """Write a study file for a model and pairs, with comments and what it will cost."""
+    from flows.init import write_study
+    from tasks.runtime.system.invocation import invocation
+
+    program = invocation()
+    typer.echo(write_study(file, model=model, data=data, program=program))
+    typer.echo(f"{file} is written; run it with: {program} study {shlex.quote(str(file))}")
+
+
+@app.command(rich_help_panel=START)
+def doctor() -> None:
+    """Check this machine: libraries, GPUs, home, store, servers."""
+    from flows.doctor import examine
+
+    colors = {"ok": "green", "note": "yellow", "wrong": "red"}
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        line = f"[{colors[finding.state]}]{finding.state:6}[/] {finding.name:10}"
+        Console().print(f"{line} {escape(finding.text)}", highlight=False, soft_wrap=True)
+    if any(finding.state == "wrong" for finding in findings):
+        raise typer.Exit(1)
 
 
 for _name, _about in FLOWS.items():
