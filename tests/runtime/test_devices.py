@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -154,11 +155,24 @@ def test_stages_in_this_process_see_the_listed_devices_alone(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.delenv("DYNOLAB_DEVICES", raising=False)
+    monkeypatch.setenv("DS_ACCELERATOR", "")
     hide_other_devices()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     monkeypatch.setenv("DYNOLAB_DEVICES", "3, 1")
     hide_other_devices()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,1"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_deepspeed_is_told_where_there_is_no_gpu(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DYNOLAB_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "gpus_visible", lambda _: there)
+    with patch.dict(os.environ):
+        os.environ.pop("DS_ACCELERATOR", None)
+        hide_other_devices()
+        assert os.environ.get("DS_ACCELERATOR") == (None if there else "cpu")
 
 
 @pytest.mark.parametrize("listed", ["0,0", "0,", "../x", "a b", "-1"])
