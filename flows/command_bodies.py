@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,24 +199,19 @@ def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
 
 
 def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
-    table = Table("stage", "", "seconds", "key", box=None, pad_edge=False)
+    table = Table("stage", "", "seconds", "result", box=None, pad_edge=False)
     for name, result in results.items():
         duration = result["metrics"].get("seconds")
         table.add_row(
             name,
             "[green]cached[/green]" if result["cached"] else "computed",
             "" if duration is None else f"{duration:.1f}",
-            result["key"][:12],
+            StageResult.model_validate(result).short,
         )
     console.print(table)
-    for line in dict.fromkeys(rows_line(result["metrics"]) for result in results.values()):
-        if line:
-            console.print(line, highlight=False)
+    for line in _about_rows(results):
+        console.print(line, highlight=False, soft_wrap=True)
     for name, result in results.items():
-        if (unknown := UnknownTokens.of_metrics(result["metrics"])).tokens:
-            console.print(f"[yellow]{name}: {unknown}[/yellow]", highlight=False)
-        if otherwise := result["metrics"].get(OTHERWISE, 0):
-            console.print(f"[yellow]{name}: {_otherwise(otherwise)}[/yellow]", highlight=False)
         dropped, truncated = (
             result["metrics"].get(f"data/rows_{change}", 0) for change in ("dropped", "truncated")
         )
@@ -246,11 +241,18 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
     )
 
 
-def _otherwise(texts: float) -> str:
-    return (
-        f"AutoTokenizer, which TRL uses, splits {texts:.0f} of {len(SAMPLES)} sample texts "
-        "otherwise than the model's tokenizer.json, which is used here"
-    )
+def _about_rows(results: Results) -> Iterator[str]:
+    """What became of the data's rows, and what the tokenizer does not know or reads otherwise."""
+    metrics = [result["metrics"] for result in results.values()]
+    yield from filter(None, dict.fromkeys(map(rows_line, metrics)))
+    unknown = max(map(UnknownTokens.of_metrics, metrics), key=lambda found: found.total)
+    if unknown.tokens:
+        yield f"[yellow]{unknown}[/yellow]"
+    if texts := max(found.get(OTHERWISE, 0) for found in metrics):
+        yield (
+            f"[yellow]AutoTokenizer, which TRL uses, splits {texts:.0f} of {len(SAMPLES)} sample "
+            "texts otherwise than the model's tokenizer.json, which is used here[/yellow]"
+        )
 
 
 def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path) -> None:
