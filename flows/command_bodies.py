@@ -38,6 +38,7 @@ from tasks.shared.result_table import result_table, write_table
 console = Console()
 
 FLUSH_SECONDS = 5.0
+WIDTH = 400  # columns of a lineage: an address that a terminal wraps can be copied, a cut one not
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ def show_lineage(address: str, output: Console | None = None) -> None:
         text, depth = _description(ancestor), ancestor.depth
         branch = Tree(text) if depth == 0 else branches[depth - 1].add(text)
         branches[depth:] = [branch]
-    (output or Console(soft_wrap=True)).print(branches[0])
+    (output or Console(width=WIDTH)).print(branches[0])
 
 
 def _description(ancestor: Ancestor) -> str:
