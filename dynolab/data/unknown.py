@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 SAMPLES = (
     "Once upon a time, there was a little girl.",
@@ -90,3 +93,18 @@ def read_otherwise(
         if own.encode(text, add_special_tokens=False).ids
         != tokenizer(text, add_special_tokens=False)["input_ids"]
     ]
+
+
+def warn_of_unread(tokenizer: PreTrainedTokenizerBase, answers: Iterable[str]) -> None:
+    """Warns about answers that a tokenizer from elsewhere does not read as they are written."""
+    texts = list(dict.fromkeys(answers))
+    if (unknown := unknown_tokens(tokenizer, texts)).tokens:
+        log.warning("%s", unknown)
+    if otherwise := read_otherwise(tokenizer, getattr(tokenizer, "name_or_path", ""), texts):
+        log.warning(
+            "%s splits %d of %d answers otherwise than its tokenizer.json; characters that it does "
+            "not know may be missing, and numbers differ from a study's, which uses the file",
+            type(tokenizer).__name__,
+            len(otherwise),
+            len(texts),
+        )

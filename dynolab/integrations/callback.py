@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -13,7 +12,7 @@ from transformers import TrainerCallback
 from dynolab import distributed
 from dynolab.data.encode import Encoder, Overlong
 from dynolab.data.rows import ProbeRow, read_rows
-from dynolab.data.unknown import read_otherwise, unknown_tokens
+from dynolab.data.unknown import warn_of_unread
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import ProbeScorer
@@ -24,8 +23,6 @@ from dynolab.training.alarm import Alarm, AlarmConfig, check_watched
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
-
-log = logging.getLogger(__name__)
 
 
 class ProbeCallback(TrainerCallback):
@@ -137,22 +134,6 @@ class ProbeCallback(TrainerCallback):
         Trainer.log(self.trainer, means)
         self.trainer.control.should_log = due
 
-    def _warn(self) -> None:
-        """Warns about answers that the trainer's tokenizer does not read as they are written."""
-        texts = list(dict.fromkeys(row.response for row in self.rows))
-        if (unknown := unknown_tokens(self._tokenizer, texts)).tokens:
-            log.warning("probes: %s", unknown)
-        folder = getattr(self._tokenizer, "name_or_path", "")
-        if otherwise := read_otherwise(self._tokenizer, folder, texts):
-            log.warning(
-                "probes: the trainer's tokenizer (%s) splits %d of %d answers otherwise than its "
-                "tokenizer.json; characters that it does not know may be missing, and numbers "
-                "differ from those of a study, which uses the file",
-                type(self._tokenizer).__name__,
-                len(otherwise),
-                len(texts),
-            )
-
     def _replay_alarm(self, step: int) -> None:
         """Resets the alarm and replays the probes before `step`."""
         if self.alarm is None:
@@ -183,7 +164,7 @@ class ProbeCallback(TrainerCallback):
                 )
             encoder = Encoder(self._tokenizer, int(context), self._overlong)
             if distributed.rank() == 0:
-                self._warn()
+                warn_of_unread(self._tokenizer, [row.response for row in self.rows])
             share = (0, 1) if scores_all else (distributed.rank(), distributed.world_size())
             self._scorer = ProbeScorer(
                 ResponseLogits(model),

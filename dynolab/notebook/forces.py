@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import Encoded, EncodedExample, Encoder, Overlong
 from dynolab.data.rows import Example, ProbeRow
+from dynolab.data.unknown import warn_of_unread
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.analysis import recorded_examples
@@ -52,16 +53,16 @@ class TextForces:
     `map` is the whole map of tokens.
     """
 
-    map: ForceMap
+    map: ForceMap = field(repr=False)
     answers: tuple[str, ...]
     pairs: tuple[str, ...]
     learning_rate: float
-    _observed: tuple[Encoded, ...]
-    _updating: tuple[RecordedExample, ...]
-    _policy: PolicyFunction
-    _objective: Objective
-    _config: RowObjectiveConfig
-    _tokenizer: PreTrainedTokenizerBase
+    _observed: tuple[Encoded, ...] = field(repr=False)
+    _updating: tuple[RecordedExample, ...] = field(repr=False)
+    _policy: PolicyFunction = field(repr=False)
+    _objective: Objective = field(repr=False)
+    _config: RowObjectiveConfig = field(repr=False)
+    _tokenizer: PreTrainedTokenizerBase = field(repr=False)
 
     def block(
         self, answer: int | str, pair: int | str, side: Side = "chosen"
@@ -135,7 +136,7 @@ def force_map(
     updating: Sequence[Pair],
     objective: str | RowObjectiveConfig = "dpo",
     reference: PreTrainedModel | None = None,
-    learning_rate: float = 1.0,
+    learning_rate: float = 1e-3,
     overlong: Overlong = "error",
 ) -> TextForces:
     """What one gradient step on some pairs does to some answers, token by token, to first order.
@@ -149,7 +150,8 @@ def force_map(
     - `objective`: its name, with default settings, or its config, such as `DPOConfig(beta=0.3)`.
     - `reference`: the reference policy of objectives that need one; default: the model itself, as
       at the start of training.
-    - `learning_rate`: of the step, whose loss is the mean over all pairs given.
+    - `learning_rate`: of the step, whose loss is the mean over all pairs given; pushes are
+      proportional to it.
     - `overlong`: what happens to texts longer than the context.
 
     `dynolab.forces.force_map` is the engine below it: for steps in an optimizer's metric, maps on
@@ -169,6 +171,7 @@ def force_map(
     policy, built = PolicyFunction(model), build_objective(config)
     scores = _scores(reference or model, pairs, tokenizer) if built.needs_reference else None
     recorded = recorded_examples(pairs, scores)
+    warn_of_unread(tokenizer, _texts(rows, updating))
     answers = tuple(one for _, one in kept)
     return TextForces(
         map_of_tokens(policy, answers, recorded, built, update=learning_rate),
@@ -216,6 +219,14 @@ def _answer(number: int, row: Answer) -> tuple[str, str, str]:
         return str(row.get("id", number)), row["prompt"], row["response"]
     pair = _pair(number, row)
     return pair.id, pair.prompt, pair.chosen
+
+
+def _texts(rows: Sequence[tuple[str, str, str]], updating: Sequence[Pair]) -> Iterator[str]:
+    """All answers, of both kinds of rows."""
+    yield from (text for _, _, text in rows)
+    for number, row in enumerate(updating):
+        pair = _pair(number, row)
+        yield from (text for text in (pair.chosen, pair.rejected) if text is not None)
 
 
 def _scores(

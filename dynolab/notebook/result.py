@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,9 @@ class Result:
     stage: str
     key: str
     folder: Path
-    settings: Mapping[str, Any]
-    metrics: Mapping[str, float]
-    home: Path
+    settings: Mapping[str, Any] = field(repr=False)
+    metrics: Mapping[str, float] = field(repr=False)
+    home: Path = field(repr=False)
 
     @classmethod
     def open(cls, reference: str, *, home: str | Path | None = None) -> Result:

@@ -25,7 +25,9 @@ def policy() -> Any:
 
 def forces(**options: Any) -> TextForces:
     rows = make_rows(3)
-    return force_map(policy(), TOKENIZER, observed=rows, updating=rows, **options)
+    return force_map(
+        policy(), TOKENIZER, observed=rows, updating=rows, **{"learning_rate": 1.0, **options}
+    )
 
 
 def test_all_pushes_make_up_the_change_of_a_small_step() -> None:
