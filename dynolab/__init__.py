@@ -2,12 +2,15 @@
 
 `__all__` is the public face; each name is loaded when it is first used:
 
-- rows and tokens: `load_data`, `build_world`, `read_rows`, `Example`, `ProbeRow`, `Encoder`;
+- rows and tokens: `load_data`, `build_world`, `read_rows`, `Example`, `ProbeRow`, `build_probes`,
+  `Encoder`;
+- what a study has left: `Result`;
 - objectives: `build_objective` and its configs, as `DPOConfig`;
 - what the force engine moves: `PolicyFunction` (a language model), `ModuleFunction`;
 - a recorded training step: `StepRecord`, `RecordCache`; what a step did: `step_forces`, `one_step`,
   `token_forces`, `step_layers`; how far first order carries: `step_validity`, `second_order`;
-- which token pushes which: `force_map` of `recorded_examples`, `pair_totals`, `breakdown`;
+- which token pushes which: `force_map` of a model, its tokenizer and texts; below it `ForceMap`,
+  `recorded_examples`, `pair_totals`, `breakdown`;
 - the kernel, the terms of the force, hidden layers: `kernel_…`, `…_terms`, `feature_…`;
 - forces in other trainers: `ForceCallback`;
 - answers that are watched: `ProbeCallback`, `score_probes`, `learning_paths`, `AlarmConfig`;
@@ -24,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dynolab.audit.audit import audit_pairs as audit_pairs
     from dynolab.data.encode import Encoded as Encoded, Encoder as Encoder
+    from dynolab.data.probes.build import build_probes as build_probes
     from dynolab.data.rows import (
         Example as Example,
         ProbeRow as ProbeRow,
@@ -43,7 +47,6 @@ if TYPE_CHECKING:
         feature_change as feature_change,
         feature_forces as feature_forces,
         feature_step as feature_step,
-        force_map as force_map,
         kernel_blocks as kernel_blocks,
         kernel_sizes as kernel_sizes,
         kernel_stability as kernel_stability,
@@ -68,6 +71,8 @@ if TYPE_CHECKING:
         win_rate as win_rate,
     )
     from dynolab.likelihood.token_logps import ResponseLogits as ResponseLogits
+    from dynolab.notebook.forces import TextForces as TextForces, force_map as force_map
+    from dynolab.notebook.result import Result as Result
     from dynolab.objectives import (
         DPOConfig as DPOConfig,
         GRPOConfig as GRPOConfig,
@@ -97,6 +102,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "audit.audit": ("audit_pairs",),
     "data.encode": ("Encoded", "Encoder"),
+    "data.probes.build": ("build_probes",),
     "data.rows": ("Example", "ProbeRow", "read_rows", "write_rows"),
     "data.sources.load": ("DataConfig", "load_data"),
     "data.world.world": ("WorldConfig", "build_world"),
@@ -111,7 +117,6 @@ _MODULES = {
         "feature_change",
         "feature_forces",
         "feature_step",
-        "force_map",
         "kernel_blocks",
         "kernel_sizes",
         "kernel_stability",
@@ -131,6 +136,8 @@ _MODULES = {
     "integrations.forces": ("ForceCallback",),
     "judges": ("ExactJudge", "agreement", "contests", "win_rate"),
     "likelihood.token_logps": ("ResponseLogits",),
+    "notebook.forces": ("TextForces", "force_map"),
+    "notebook.result": ("Result",),
     "objectives": (
         "DPOConfig",
         "GRPOConfig",

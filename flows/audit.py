@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
 from flows.checkpoints import (
     ModelConfig,
@@ -33,7 +34,7 @@ class AuditParameters(FlowParameters):
     """Parameters of the audit of preference pairs before training."""
 
     name: Name = Field("audit", description="Name of the audit: its run and its page's file.")
-    study: str | None = Field(
+    study: FilePath | None = Field(
         None, description="Study file whose finished steps can be given as results."
     )
     model: ModelConfig = Field(

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.data.source_checks import FolderOrName
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from flows.parameters import load_parameters
@@ -30,7 +31,7 @@ class ModelConfig(BaseModel):
         description="A result that holds a model: MLflow's tag `store.address`, or "
         "`<stage>/<key>` with the key's first digits, or the name of a step of `study`.",
     )
-    model: str | None = Field(None, description="A model folder, or a Hub name.")
+    model: FolderOrName | None = Field(None, description="A model folder, or a Hub name.")
     revision: str | None = Field(None, description="Branch, tag or commit of a Hub name.")
 
     @property

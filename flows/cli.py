@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +13,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from dynolab.errors import DynolabError
+from dynolab import __version__
+from dynolab.errors import ConfigError, DynolabError
 from flows.registry import FLOWS, load_flow
 from tasks.runtime.system.computing import COMPUTING
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="A dynamometer for fine-tuning: which example, token and part of the loss pushed what.",
 )
@@ -35,80 +37,114 @@ ENVIRONMENT = {
 
 INTERRUPTED = 130  # exit code after Ctrl-C and SIGTERM
 
+START, FORCES, COMPARE, CHAPTERS, RESULTS = (
+    "Start here",
+    "Forces and answers",
+    "Comparisons of trainings",
+    "Chapters beyond finetuning",
+    "Results and servers",
+)
+"""Groups of commands, in the order of the help."""
+
+GROUPS = {
+    "study": START,
+    **dict.fromkeys(("forces", "ledger", "counterfactual", "judge", "probes"), FORCES),
+    **dict.fromkeys(("mitigation", "reproduce", "grpo"), COMPARE),
+    **dict.fromkeys(
+        ("squeezing", "coupling", "simplicity", "classification", "supervision", "transfer"),
+        CHAPTERS,
+    ),
+}
+"""Flow → group of its command, of flows without a command of their own below.
+
+`train` has none: it starts only from Prefect.
+"""
+
+File = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="FILE",
+        help="Settings (YAML), or the name of a built-in study; default: the built-in one.",
+    ),
+]
+Config = Annotated[Path | None, typer.Option("--config", help="The same as FILE.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, e.g. sft.steps=20."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, by its dotted name."),
 ]
+# An empty metavar: a switch takes no value, and its help should not ask for one.
+Plan = Annotated[bool, typer.Option("--plan", metavar="", help="Only show what would run.")]
+Show = Annotated[
+    bool, typer.Option("--show", metavar="", help="Only show the settings, defaults and all.")
+]
+Json = Annotated[
+    bool, typer.Option("--json", metavar="", help="End with one line of JSON: what came out.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", metavar="", help="Compute every stage again.")]
 
 
-Plan = Annotated[bool, typer.Option("--plan", help="Only show what would run.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")]
-EXAMPLES = Path("deploy/studies")
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dynolab {__version__}")
+        raise typer.Exit
 
-_NO_STANDARD_COMMAND = ("audit", "sweep", "train")
-"""`audit` and `sweep` have their own commands below; `train` starts only from Prefect."""
+
+@app.callback()
+def dynolab(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_version, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    """Options of every command."""
 
 
 def _add(name: str, about: str) -> None:
     """Add a command for a flow of the registry."""
 
     def run(
-        config: Annotated[Path, typer.Option(help="Settings (YAML).")] = (
-            EXAMPLES / ("builtin.yaml" if name == "study" else f"{name}_builtin.yaml")
-        ),
+        file: File = None,
+        config: Config = None,
         changes: Overrides = None,
         plan: Plan = False,
+        show: Show = False,
         fresh: Fresh = False,
+        as_json: Json = False,
     ) -> None:
-        from flows.command_bodies import start
+        from flows.command_bodies import Wanted, start
         from flows.flow import StagedFlow
 
         flow = load_flow(name)
         assert isinstance(flow, StagedFlow), "the sweep has its own command"
-        start(flow, config, changes or [], plan_only=plan, fresh=fresh)
+        given = one_file(file, config) or built_in(name)
+        wanted = Wanted(plan=plan, show=show, fresh=fresh, json=as_json)
+        start(flow, given, changes or [], wanted)
 
-    app.command(name, help=about)(run)
-
-
-for _name, _about in FLOWS.items():
-    if _name not in _NO_STANDARD_COMMAND:
-        _add(_name, _about)
+    app.command(name, help=about, rich_help_panel=GROUPS[name])(run)
 
 
-@app.command()
-def sweep(
-    config: Annotated[Path, typer.Option(help="Sweep file (YAML).")] = (
-        EXAMPLES / "sweep_beta.yaml"
-    ),
-    changes: Overrides = None,
-) -> None:
-    """Try settings of another flow: a grid, random draws or Optuna's TPE; resumes when rerun."""
-    from flows.command_bodies import start_sweep
-
-    start_sweep(config, changes or [])
+def one_file(file: Path | None, config: Path | None) -> Path | None:
+    """The file that the command line names. **Raises** `ConfigError` if it names two."""
+    if file is not None and config is not None:
+        raise ConfigError("--config", str(config), f"{file} is given, too; give one file")
+    return file or config
 
 
-@app.command()
-def lineage(
-    address: Annotated[
-        str,
-        typer.Argument(
-            help="A result: store.address, <stage>/<key>, MLflow run id or models:/name/version."
-        ),
-    ],
-) -> None:
-    """Show what a result was made from: inputs, data revisions, settings, code."""
-    from flows.command_bodies import show_lineage
-
-    show_lineage(address)
+def built_in(name: str) -> Path:
+    """The name of a command's built-in study file."""
+    others = {"study": "builtin.yaml", "sweep": "sweep_beta.yaml"}
+    return Path(others.get(name, f"{name}_builtin.yaml"))
 
 
-@app.command()
+_add("study", FLOWS["study"])
+
+
+@app.command(rich_help_panel=START)
 def audit(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="Audit file (YAML); default without --model: the built-in study's."),
-    ] = None,
+    file: File = None,
+    config: Config = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -127,18 +163,104 @@ def audit(
     ] = None,
     changes: Overrides = None,
     plan: Plan = False,
+    show: Show = False,
     fresh: Fresh = False,
+    as_json: Json = False,
 ) -> None:
     """Rank preference pairs, before training, by the effect of one step on each."""
     from flows.audit import FLOW, named_on_command_line
-    from flows.command_bodies import start
+    from flows.command_bodies import Wanted, start
 
     named = named_on_command_line(model, data, trained)
-    file = config or (None if named else EXAMPLES / "audit_builtin.yaml")
-    start(FLOW, file, [*named, *(changes or [])], plan_only=plan, fresh=fresh)
+    given = one_file(file, config) or (None if named else built_in("audit"))
+    wanted = Wanted(plan=plan, show=show, fresh=fresh, json=as_json)
+    start(FLOW, given, [*named, *(changes or [])], wanted)
 
 
-@app.command()
+@app.command(rich_help_panel=START)
+def init(
+    model: Annotated[str, typer.Option(help="Folder or Hub name of a causal language model.")],
+    data: Annotated[
+        Path, typer.Option(help="Pairs: JSON lines with prompt, chosen and rejected, or parquet.")
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path(
+        "study.yaml"
+    ),
+) -> None:
+    """Write a study file for a model and pairs, with comments and what it will cost."""
+    from flows.init import write_study
+    from tasks.runtime.system.invocation import invocation
+
+    program = invocation()
+    typer.echo(write_study(file, model=model, data=data, program=program))
+    typer.echo(f"{file} is written; run it with: {program} study {shlex.quote(str(file))}")
+
+
+@app.command(rich_help_panel=START)
+def doctor() -> None:
+    """Check this machine: libraries, GPUs, home, store, servers."""
+    from flows.doctor import examine
+
+    colors = {"ok": "green", "note": "yellow", "wrong": "red"}
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        line = f"[{colors[finding.state]}]{finding.state:6}[/] {finding.name:10}"
+        Console().print(f"{line} {escape(finding.text)}", highlight=False, soft_wrap=True)
+    if any(finding.state == "wrong" for finding in findings):
+        raise typer.Exit(1)
+
+
+for _name, _about in FLOWS.items():
+    if _name in GROUPS and _name != "study":
+        _add(_name, _about)
+
+
+@app.command(rich_help_panel=COMPARE)
+def sweep(
+    file: File = None,
+    config: Config = None,
+    changes: Overrides = None,
+    plan: Plan = False,
+    show: Show = False,
+    as_json: Json = False,
+) -> None:
+    """Try settings of another flow: a grid, random draws or Optuna's TPE; resumes when rerun."""
+    from flows.command_bodies import Wanted, start_sweep
+
+    wanted = Wanted(plan=plan, show=show, json=as_json)
+    start_sweep(one_file(file, config) or built_in("sweep"), changes or [], wanted)
+
+
+@app.command(rich_help_panel=RESULTS)
+def lineage(
+    address: Annotated[
+        str,
+        typer.Argument(
+            help="A result: store.address, <stage>/<key>, MLflow run id or models:/name/version."
+        ),
+    ],
+) -> None:
+    """Show what a result was made from: inputs, data revisions, settings, code."""
+    from flows.command_bodies import show_lineage
+
+    show_lineage(address)
+
+
+@app.command(rich_help_panel=RESULTS)
+def path(
+    address: Annotated[
+        str,
+        typer.Argument(help="<stage>/<key> with the key's first digits, or store.address."),
+    ],
+) -> None:
+    """Print the folder that holds a result's files, such as `dynolab path preference/f8f6`."""
+    from flows.command_bodies import result_folder
+
+    typer.echo(result_folder(address))
+
+
+@app.command(rich_help_panel=RESULTS)
 def reconcile() -> None:
     """Send unsent MLflow operations, close abandoned MLflow runs, kill this host's orphans."""
     from flows.command_bodies import RECONCILED, start_reconcile
@@ -147,7 +269,7 @@ def reconcile() -> None:
         typer.echo(f"{count:5d}  {RECONCILED[name]}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def join() -> None:
     """Run part of the ranks of trainings that another host starts; Ctrl-C ends it."""
     from tasks.runtime.launch.join import main as join_trainings
@@ -155,7 +277,7 @@ def join() -> None:
     join_trainings()
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def up(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
@@ -191,10 +313,12 @@ def main() -> None:
             app()
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            errors.print("interrupted; run the same command again to go on")
+            errors.print("cancelled; run the same command again to go on")
         raise
     except DynolabError as error:
         errors.print(f"[red]error[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        if "--json" in sys.argv:
+            typer.echo(json.dumps({"error": str(error)}))
         sys.exit(2)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,20 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from dynolab.data.sources.config import rows_line
+from dynolab.data.unknown import SAMPLES, UnknownTokens
 from dynolab.store import Store
-from flows.flow import Flow, Parameters, Results, StagedFlow
+from flows.flow import Flow, FlowParameters, Parameters, Results, StagedFlow
 from flows.parameters import load_parameters
-from flows.sweep.parameters import SweepParameters
+from flows.sweep.parameters import SweepParameters, trial_of
+from tasks.base import OTHERWISE
+from tasks.runtime.existing_results import existing_result
 from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, plan
 from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, client_variables
 from tasks.runtime.servers.standing_servers import running_services, use_services
+from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.work import StageResult
@@ -31,51 +38,88 @@ from tasks.shared.result_table import result_table, write_table
 console = Console()
 
 FLUSH_SECONDS = 5.0
+WIDTH = 400  # columns of a lineage: an address that a terminal wraps can be copied, a cut one not
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a command does with its settings: run them, or only `show` or `plan` them.
+
+    `fresh` computes every stage again; `json` ends the output with one line of JSON.
+    """
+
+    plan: bool = False
+    show: bool = False
+    fresh: bool = False
+    json: bool = False
 
 
 def start(
-    flow: StagedFlow[Parameters],
-    file: Path | None,
-    changes: Sequence[str],
-    *,
-    plan_only: bool,
-    fresh: bool,
+    flow: StagedFlow[Parameters], file: Path | None, changes: Sequence[str], wanted: Wanted
 ) -> None:
-    """Plan or run a flow with a file's parameters and the `changes`.
+    """Plan, show or run a flow with a file's parameters and the `changes`.
 
     Raises ConfigError for settings that cannot work, before any server starts.
     """
     parameters = load_parameters(flow.parameters, file, changes)
     platform = planning_platform()
     planned = flow.plan(parameters, platform)
-    if plan_only:
-        _show_plan(plan(planned.steps, platform, planned.existing))
+    if wanted.show:
+        _show_settings(planned.parameters, wanted)
+        return
+    if wanted.plan:
+        _show_plan(list(plan(planned.steps, platform, planned.existing)), wanted)
         return
     began = time.monotonic()
-    results: Results = run_on_servers(flow, parameters, fresh=fresh)
+    results: Results = run_on_servers(flow, parameters, fresh=wanted.fresh)
     settings = Settings.from_environment()
     store, result = open_store(settings), results[flow.page]
     page = copy_page(store, result, flow.file, settings.home, parameters.name)
-    table = result_table(
-        store,
-        flow.page,
-        parameters.model_dump(mode="json"),
-        {step: StageResult.model_validate(result) for step, result in results.items()},
-    )
+    stages = {step: StageResult.model_validate(result) for step, result in results.items()}
+    table = result_table(store, flow.page, parameters.model_dump(mode="json"), stages)
     write_table(table, page.with_suffix(".json"))
-    _show(flow.name, results, page, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    _show(flow.name, results, page, seconds)
+    if wanted.json:
+        _print_json(
+            flow=flow.name,
+            name=parameters.name,
+            page=str(page),
+            seconds=round(seconds, 1),
+            metrics=stages[flow.page].metrics,
+            stages={
+                name: {"result": stage.short, "address": stage.address, "cached": stage.cached}
+                for name, stage in stages.items()
+            },
+        )
 
 
-def start_sweep(file: Path, changes: Sequence[str]) -> None:
+def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:
     """Run the sweep of a file, with the `changes`; raises ConfigError before any server starts."""
     from flows.sweep import FLOW
     from flows.sweep.parameters import check_sweep
 
     parameters = load_parameters(FLOW.parameters, file, changes)
     check_sweep(parameters)
+    if wanted.show:
+        _show_settings(parameters, wanted)
+        return
+    if wanted.plan:
+        _show_trial_plan(parameters, wanted)
+        return
     trials = run_on_servers(FLOW, parameters)
     settings = Settings.from_environment()
-    _show_trials(parameters, trials, settings.home / "reports" / f"{parameters.name}.html")
+    page = settings.home / "reports" / f"{parameters.name}.html"
+    _show_trials(parameters, trials, page)
+    if wanted.json:
+        _print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
+
+
+def result_folder(address: str) -> Path:
+    """The local folder of a result's files; raises `ConfigError` if there is no such result."""
+    store = open_store(Settings.from_environment())
+    result = existing_result(store, "address", address)
+    return store.folder(result.address, result.digest)
 
 
 def run_on_servers(flow: Flow[Parameters], parameters: Parameters, *, fresh: bool = False) -> Any:
@@ -111,25 +155,63 @@ def copy_page(store: Store, result: dict[str, Any], file: str, home: Path, name:
     return page
 
 
-def _show_plan(steps: Iterable[Planned]) -> None:
+def _print_json(**content: Any) -> None:
+    print(json.dumps(content, ensure_ascii=False), flush=True)
+
+
+def _show_settings(parameters: FlowParameters, wanted: Wanted) -> None:
+    """Print all settings, with the sources pinned to their current content."""
+    if wanted.json:
+        _print_json(settings=parameters.model_dump(mode="json"))
+    else:
+        print(parameters.as_yaml, end="")
+
+
+def _show_plan(steps: Sequence[Planned], wanted: Wanted) -> None:
     table = Table("stage", "state", "key")
     for step in steps:
         key = step.key[:16] if step.key else "known after its inputs"
         table.add_row(step.step, step.state, key)
     console.print(table)
+    if wanted.json:
+        _print_json(stages=[vars(step) for step in steps])
+
+
+def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
+    """Print the trials of a grid, and how many of each one's stages are still to run."""
+    from flows.sweep.memory import grid_points
+
+    if parameters.sampler != "grid":
+        console.print(f"{parameters.total} trials, drawn by {parameters.sampler} as they begin")
+        return
+    table, platform = Table("trial", *parameters.space, "to run"), planning_platform()
+    trials = []
+    for number, point in enumerate(grid_points(parameters)):
+        flow, settings = trial_of(parameters, point)
+        planned = flow.plan(settings, platform)
+        steps = list(plan(planned.steps, platform, planned.existing))
+        due = [step.step for step in steps if step.state == "to run"]
+        values = [str(point[name]) for name in parameters.space]
+        table.add_row(str(number), *values, f"{len(due)} of {len(steps)} stages")
+        trials.append({"number": number, "settings": point, "to_run": due})
+    console.print(table)
+    if wanted.json:
+        _print_json(trials=trials)
 
 
 def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
-    table = Table("stage", "", "seconds", "key", box=None, pad_edge=False)
+    table = Table("stage", "", "seconds", "result", box=None, pad_edge=False)
     for name, result in results.items():
         duration = result["metrics"].get("seconds")
         table.add_row(
             name,
             "[green]cached[/green]" if result["cached"] else "computed",
             "" if duration is None else f"{duration:.1f}",
-            result["key"][:12],
+            StageResult.model_validate(result).short,
         )
     console.print(table)
+    for line in _about_rows(results):
+        console.print(line, highlight=False, soft_wrap=True)
     for name, result in results.items():
         dropped, truncated = (
             result["metrics"].get(f"data/rows_{change}", 0) for change in ("dropped", "truncated")
@@ -154,7 +236,24 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
             )
     console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
-    console.print("servers [bold]make up[/bold] opens Prefect and MLflow with these runs")
+    console.print(
+        f"servers [bold]{escape(invocation())} up[/bold] opens Prefect and MLflow with these runs",
+        soft_wrap=True,
+    )
+
+
+def _about_rows(results: Results) -> Iterator[str]:
+    """What became of the data's rows, and what the tokenizer does not know or reads otherwise."""
+    metrics = [result["metrics"] for result in results.values()]
+    yield from filter(None, dict.fromkeys(map(rows_line, metrics)))
+    unknown = max(map(UnknownTokens.of_metrics, metrics), key=lambda found: found.total)
+    if unknown.tokens:
+        yield f"[yellow]{unknown}[/yellow]"
+    if texts := max(found.get(OTHERWISE, 0) for found in metrics):
+        yield (
+            f"[yellow]AutoTokenizer, which TRL uses, splits {texts:.0f} of {len(SAMPLES)} sample "
+            "texts otherwise than the model's tokenizer.json, which is used here[/yellow]"
+        )
 
 
 def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path) -> None:
@@ -183,7 +282,7 @@ def show_lineage(address: str, output: Console | None = None) -> None:
         text, depth = _description(ancestor), ancestor.depth
         branch = Tree(text) if depth == 0 else branches[depth - 1].add(text)
         branches[depth:] = [branch]
-    (output or Console(soft_wrap=True)).print(branches[0])
+    (output or Console(width=WIDTH)).print(branches[0])
 
 
 def _description(ancestor: Ancestor) -> str:

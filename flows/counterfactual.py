@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
 from dynolab.report.inputs.ledger import Ledger, read_ledger
 from dynolab.results.counterfactual import Dropped
@@ -23,14 +24,12 @@ from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.training import PREFERENCE
 
-NEEDED = ("sft", "ledger")
-
 
 class CounterfactualParameters(FlowParameters):
     """Parameters of retrainings without some examples."""
 
     name: Name = Field("counterfactual", description="Name of the run and of its page's file.")
-    study: str = Field(description="Study file whose steps have run, with a ledger.")
+    study: FilePath = Field(description="Study file whose steps have run, with a ledger.")
     groups: int = Field(50, ge=0, description="Random groups of examples; each is a training.")
     group_size: int = Field(6, ge=1, description="Examples of a random group.")
     blamed: int = Field(
@@ -60,14 +59,15 @@ def plan(parameters: CounterfactualParameters, platform: Platform) -> Plan:
         raise ConfigError("ledger.every", study.ledger.every, remedy)
     trained_on = "filter" if study.preference_filter else "data"
     finished = results_of(parameters.study, platform)
-    for name in (trained_on, *NEEDED):
+    needed = (study.start, "ledger")
+    for name in (trained_on, *needed):
         if name not in finished:
             remedy = f"its step {name} has not run; set ledger: {{}} in it and run dynolab study"
             raise ConfigError("study", parameters.study, remedy)
-    existing = {name: finished[name] for name in NEEDED} | {"data": finished[trained_on]}
+    existing = {name: finished[name] for name in needed} | {"data": finished[trained_on]}
     groups = dropped_groups(parameters, _read(existing, platform))
     training = retraining(study.preference)
-    reads = {"data": "data", "model": "sft"}
+    reads = {"data": "data", "model": study.start}
     steps = [Step(WHOLE, PREFERENCE, training, reads)]
     if parameters.metagradient:
         steps += _metagradient(study, training)
@@ -120,7 +120,7 @@ def _metagradient(study: StudyParameters, training: TrainConfig) -> list[Step]:
         batch_tokens=study.ledger.batch_tokens,
         disk_bytes=study.ledger.disk_bytes,
     )
-    reads = {"data": "data", "model": "sft", "trained": WHOLE, "ledger": "ledger"}
+    reads = {"data": "data", "model": study.start, "trained": WHOLE, "ledger": "ledger"}
     return [Step("metagradient", METAGRADIENT, config, reads)]
 
 

@@ -11,6 +11,7 @@ from pydantic import (
     model_validator,
 )
 
+from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
@@ -39,7 +40,7 @@ class ForcesParameters(FlowParameters):
     """Parameters of the force analysis."""
 
     name: Name = Field("forces", description="Name of the analysis: its run and its page's file.")
-    study: str | None = Field(
+    study: FilePath | None = Field(
         None, description="Study file whose finished steps can be given as results."
     )
     checkpoints: dict[Label, CheckpointConfig] = Field(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
@@ -13,9 +11,15 @@ from pydantic.fields import FieldInfo
 from dynolab.errors import ConfigError
 from dynolab.objectives.registry import AnyConfig
 from flows.flow import Form
-from flows.parameters import Parameters, as_change, parse_parameters, read_settings, read_study
-
-STUDIES = Path(__file__).resolve().parents[1] / "deploy" / "studies"
+from flows.parameters import (
+    STUDIES,
+    Parameters,
+    as_change,
+    parse_parameters,
+    read_settings,
+    read_study,
+)
+from flows.written import choices
 
 _SPELLINGS = {"sft": "SFT", "hub": "Hub"}
 _LAST = ("project", "other_settings", "study_text", "fresh")
@@ -94,7 +98,8 @@ class FilledForm(BaseModel):
         """
         text, origin = self._study()
         changes = [*fixed, *self._changes(text, origin), *(self.other_settings or ())]
-        return parse_parameters(kind, text, origin, changes)
+        folder = None if self.study_text else STUDIES
+        return parse_parameters(kind, text, origin, changes, folder=folder)
 
     def _study(self) -> tuple[str, str]:
         """The text of the study file, and its name in messages."""
@@ -163,7 +168,7 @@ def _setting(parameters: type[BaseModel], setting: str, form: Form) -> tuple[Any
         under = f"{under}.{part}".removeprefix(".")
     if not fields:
         raise ValueError(f"{parameters.__name__} has no setting {setting}")
-    kinds = list(dict.fromkeys(kind for _, info in fields for kind in _choices(info.annotation)))
+    kinds = list(dict.fromkeys(kind for _, info in fields for kind in choices(info.annotation)))
     values = [value for kind in kinds for value in get_args(kind) if get_origin(kind) is Literal]
     if setting == f"{form.objective}.name":
         chosen = form.objectives or tuple(values)
@@ -185,23 +190,12 @@ def _offered(fields: _Fields, objectives: tuple[str, ...]) -> tuple[_Fields, str
 
 def _under(annotation: Any, part: str) -> Iterator[tuple[type[BaseModel] | None, FieldInfo]]:
     """The fields called `part` in an annotation's settings classes and dictionaries of them."""
-    for kind in _choices(annotation):
+    for kind in choices(annotation):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             if part in kind.model_fields:
                 yield kind, kind.model_fields[part]
         elif get_origin(kind) is dict:
             yield None, FieldInfo(annotation=get_args(kind)[1])
-
-
-def _choices(annotation: Any) -> Iterator[Any]:
-    """The types that an annotation allows, without None."""
-    if get_origin(annotation) is Annotated:
-        yield from _choices(get_args(annotation)[0])
-    elif get_origin(annotation) in (Union, UnionType):
-        for inner in get_args(annotation):
-            yield from _choices(inner)
-    elif annotation is not NoneType:
-        yield annotation
 
 
 def _check_taken(field: str, value: Any, setting: str, objective: str) -> None:

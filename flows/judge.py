@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
@@ -36,7 +37,7 @@ class JudgeParameters(FlowParameters):
     """Parameters of the comparison of policies' answers."""
 
     name: Name = Field("judge", description="Name of the comparison: its run and its page's file.")
-    study: str | None = Field(
+    study: FilePath | None = Field(
         None, description="Study file whose finished steps can be given as results."
     )
     policies: dict[Label, ModelConfig] = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
 from flows.checkpoints import inputs_of, named_result, results_of
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
@@ -29,7 +30,7 @@ class LedgerParameters(FlowParameters):
     """Parameters of the account of a finished training."""
 
     name: Name = Field("ledger", description="Name of the run and of its page's file.")
-    study: str | None = Field(
+    study: FilePath | None = Field(
         None, description="Study file whose finished steps can be given as results."
     )
     trained: str = Field(

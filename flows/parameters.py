@@ -18,7 +18,11 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from dynolab.errors import ConfigError
+from flows.written import default_settings, with_defaults, with_paths
 from tasks.runtime.system.secret_files import holds_secret
+
+STUDIES = Path(__file__).resolve().parents[1] / "deploy" / "studies"
+"""Folder of the built-in studies."""
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
 
@@ -34,7 +38,16 @@ def load_parameters(
 
     **Raises** `ConfigError` with the field, its value and the remedy.
     """
-    return parse_parameters(kind, read_study(file) if file else "", str(file), changes)
+    if file is None:
+        return parse_parameters(kind, "", "no file", changes)
+    file = study_file(file)
+    return parse_parameters(kind, read_study(file), str(file), changes, folder=file.parent)
+
+
+def study_file(file: Path) -> Path:
+    """The file as given, or the built-in study of that name where no such file exists."""
+    is_name = file.parent == Path() and not file.exists()
+    return STUDIES / file if is_name and (STUDIES / file).is_file() else file
 
 
 def read_study(file: Path) -> str:
@@ -99,9 +112,17 @@ def _plain_yaml(text: str) -> Any:
 
 
 def parse_parameters(
-    kind: type[Parameters], text: str, origin: str, changes: Sequence[str] = ()
+    kind: type[Parameters],
+    text: str,
+    origin: str,
+    changes: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
 ) -> Parameters:
     """Parses a study's text with changes into parameters; `origin` is its name in messages.
+
+    Both are merged into the defaults (`with_defaults`). Relative paths in the text start from
+    `folder`, by default the current one; those in `changes` always start from the current one.
 
     Replaces `${DYNOLAB_…}` with that environment variable, and leaves other variables alone.
     Rejects values that may hold a login or key, so that no study file copies it into parameters.
@@ -109,9 +130,11 @@ def parse_parameters(
     **Raises** `ConfigError` with the field, its value and the remedy.
     """
     content = read_settings(text, origin)
+    if folder is not None:
+        content = with_paths(kind, content, folder)
     for change in changes:
-        _apply(content, change)
-    return validated(kind, _with_variables(content, "config"))
+        _apply(kind, content, change)
+    return validated(kind, with_defaults(kind, _with_variables(content, "config")))
 
 
 def _unreadable(origin: str, error: Exception) -> ConfigError:
@@ -144,6 +167,9 @@ def _describe(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
         choice = problem["ctx"]["discriminator"].strip("'")
         remedy = f"choose one of {problem['ctx']['expected_tags']}"
         return f"{field}.{choice}", problem["ctx"]["tag"], remedy
+    if problem["type"] == "union_tag_not_found":
+        choice = problem["ctx"]["discriminator"].strip("'")
+        return f"{field}.{choice}", None, f"say which it is with {choice}: …"
     return field, problem["input"], problem["msg"]
 
 
@@ -195,15 +221,15 @@ def as_change(setting: str, value: Any) -> str:
     return f"{setting}={json.dumps(value, ensure_ascii=False)}"  # YAML has no surrogate pairs
 
 
-def _apply(content: dict[str, Any], change: str) -> None:
+def _apply(kind: type[BaseModel], content: dict[str, Any], change: str) -> None:
     dotted, equals, text = change.partition("=")
     *parents, leaf = names = dotted.split(".")
     if not equals or not all(names):
         raise ConfigError("--set", change, "write it as key=value, such as sft.steps=20")
     inner: Any = content
-    for name in parents:
+    for depth, name in enumerate(parents, start=1):
         if inner.get(name) is None:  # also a key without a value
-            inner[name] = {}
+            inner[name] = default_settings(kind, tuple(parents[:depth]))
         inner = inner[name]
         if not isinstance(inner, dict):
             raise ConfigError(

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from pydantic import Field, model_validator
 
+from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.training.config import EngineConfig, TrainConfig
@@ -41,7 +42,7 @@ class SqueezingParameters(FlowParameters):
     push: PushConfig | None = Field(
         PushConfig(), description="The part on a language model; null: none."
     )
-    study: str | None = Field(
+    study: FilePath | None = Field(
         None, description="Study file whose finished steps can be given as results."
     )
     model: ModelConfig | None = Field(

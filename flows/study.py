@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
@@ -52,8 +54,10 @@ class ComparisonFiles(BaseModel):
     """Study files of comparisons; the report shows the findings of those that have run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    mitigation: str | None = Field(None, description="Comparison of remedies against squeezing.")
-    reproduction: str | None = Field(None, description="Reproduction of the papers' findings.")
+    mitigation: FilePath | None = Field(
+        None, description="Comparison of remedies against squeezing."
+    )
+    reproduction: FilePath | None = Field(None, description="Reproduction of the papers' findings.")
 
 
 class StudyParameters(FlowParameters):
@@ -69,19 +73,31 @@ class StudyParameters(FlowParameters):
         None,
         description="Probe set to build; null: the data's own probes, or the file data.probes.",
     )
-    sft: TrainConfig = TrainConfig()
-    audit: AuditConfig = AuditConfig()
+    sft: TrainConfig | None = Field(
+        TrainConfig(),
+        description="Finetuning before preference training; null: none, the base model is "
+        "finetuned already.",
+    )
+    audit: AuditConfig | None = Field(
+        AuditConfig(), description="Ranking of the pairs before preference training; null: none."
+    )
     preference_filter: FilterConfig | None = Field(
         None, description="Leaves the pairs that the audit ranks worst out of preference training."
     )
     preference: TrainConfig = TrainConfig(objective=DPOConfig())
     probe: ProbeConfig = ProbeConfig()
-    forces: ForcesConfig = ForcesConfig()
-    kernel: KernelConfig = KernelConfig()
+    forces: ForcesConfig | None = Field(
+        ForcesConfig(), description="Forces of the recorded steps; null: not measured."
+    )
+    kernel: KernelConfig | None = Field(
+        KernelConfig(), description="How strongly answers are coupled; null: not measured."
+    )
     ledger: LedgerConfig | None = Field(
         None, description="The account of all of preference training's steps; null: none is kept."
     )
-    squeezing: SqueezingConfig = SqueezingConfig()
+    squeezing: SqueezingConfig | None = Field(
+        SqueezingConfig(), description="Where rising probability went; null: not measured."
+    )
     contrasts: tuple[Contrast, ...] = Field(
         (),
         description="The same preference training on data that should show no squeezing: rejected "
@@ -98,9 +114,14 @@ class StudyParameters(FlowParameters):
             )
         return self
 
+    @property
+    def start(self) -> str:
+        """The step whose model preference training starts from."""
+        return "base" if self.sft is None else "sft"
+
     @model_validator(mode="after")
     def _objectives_differ(self) -> StudyParameters:
-        if self.sft.objective.name == self.preference.objective.name:
+        if self.sft is not None and self.sft.objective.name == self.preference.objective.name:
             raise ConfigError(
                 "preference.objective.name",
                 self.preference.objective.name,
@@ -118,6 +139,8 @@ class StudyParameters(FlowParameters):
                 self.preference_filter.by,
                 f"needs a loss on pairs, which {objective} is not; leave it out",
             )
+        if self.preference_filter is not None and self.audit is None:
+            raise ConfigError("audit", None, "preference_filter reads its ranking; leave one out")
         return self
 
     @model_validator(mode="after")
@@ -137,7 +160,7 @@ def resolved(parameters: StudyParameters) -> StudyParameters:
             "probe_set": None if built is None else built.model_copy(update=seed),
             "data": resolve_data(seeded_data(parameters.data, parameters.seed)),
             "base": resolve_base(seeded_base(parameters.base, parameters.seed)),
-            "sft": parameters.sft.model_copy(update=seed),
+            "sft": None if parameters.sft is None else parameters.sft.model_copy(update=seed),
             "preference": parameters.preference.model_copy(update=seed),
         }
     )
@@ -160,43 +183,32 @@ def study_steps(
         objective=parameters.preference.objective,
         missing=dict(missing or {}),
     )
-    models = {"base": "base", "sft": "sft", "preference": "preference"}
-    forces = {"sft_forces": "sft-forces", "preference_forces": "preference-forces"}
-    kernel = KernelJob(**dict(parameters.kernel), labels=tuple(models))
+    models = {name: name for name in ("base", *_trainings(parameters))}
     contrasts = [_CONTRASTS[name](parameters) for name in parameters.contrasts]
     contrasted = {f"contrast_{steps[-1].name}": steps[-1].name for steps in contrasts}
     audits, foresights = _audit(parameters)
     trained_on = "filter" if parameters.preference_filter else "data"
     ledgers = _ledger(parameters, trained_on)
-    audited = {step.name: step.name for step in (*audits, *foresights) if step.name != "filter"}
+    audited = [step for step in (*audits, *foresights) if step.name != "filter"]
+    forces = _forces(parameters, trained_on)
+    kernel, squeezing = _kernel(parameters, models), _squeezing(parameters, trained_on)
     return [
         *_rows_and_base(parameters),
-        Step("sft", SFT, parameters.sft, {"data": "data", "model": "base"}),
+        *_sft(parameters),
         *audits,
-        Step("preference", PREFERENCE, parameters.preference, {"data": trained_on, "model": "sft"}),
+        Step(
+            "preference",
+            PREFERENCE,
+            parameters.preference,
+            {"data": trained_on, "model": parameters.start},
+        ),
         *foresights,
         *ledgers,
         Step("probe", PROBE, parameters.probe, {"data": "data", **models}),
-        Step(
-            "sft-forces",
-            FORCES,
-            parameters.forces,
-            {"data": "data", "trained": "sft", "model": "base"},
-        ),
-        Step(
-            "preference-forces",
-            FORCES,
-            parameters.forces,
-            {trained_on: trained_on, "data": "data", "trained": "preference", "model": "sft"},
-        ),
-        Step(
-            "kernel",
-            KERNEL,
-            kernel,
-            {"data": "data", **{f"model_{label}": label for label in models}},
-        ),
+        *forces,
+        *kernel,
         *(step for steps in contrasts for step in steps),
-        _squeezing_step(parameters, trained_on),
+        *squeezing,
         Step(
             "report",
             REPORT,
@@ -204,12 +216,9 @@ def study_steps(
             {
                 "data": "data",
                 "probe": "probe",
-                "kernel": "kernel",
-                "squeezing": "squeezing",
                 **models,
-                **forces,
-                **audited,
-                **{step.name: step.name for step in ledgers},
+                **{step.name.replace("-", "_"): step.name for step in forces},
+                **{step.name: step.name for step in (*audited, *ledgers, *kernel, *squeezing)},
                 **contrasted,
                 **{name: name for name in compared},
             },
@@ -230,13 +239,56 @@ def _rows_and_base(parameters: StudyParameters) -> list[Step]:
     return steps
 
 
+def _trainings(parameters: StudyParameters) -> dict[str, str]:
+    """Every training of the study, with the step that it starts from."""
+    started = {} if parameters.sft is None else {"sft": "base"}
+    return started | {"preference": parameters.start}
+
+
+def _sft(parameters: StudyParameters) -> list[Step]:
+    """The step of SFT, if there is one."""
+    if parameters.sft is None:
+        return []
+    return [Step("sft", SFT, parameters.sft, {"data": "data", "model": "base"})]
+
+
+def _forces(parameters: StudyParameters, trained_on: str) -> list[Step]:
+    """The forces of every training's recorded steps, if they are wanted."""
+    if parameters.forces is None:
+        return []
+    return [
+        Step(
+            f"{name}-forces",
+            FORCES,
+            parameters.forces,
+            {
+                **({trained_on: trained_on} if name == "preference" else {}),
+                "data": "data",
+                "trained": name,
+                "model": model,
+            },
+        )
+        for name, model in _trainings(parameters).items()
+    ]
+
+
+def _kernel(parameters: StudyParameters, models: Collection[str]) -> list[Step]:
+    """The kernel at every model, if it is wanted."""
+    if parameters.kernel is None:
+        return []
+    job = KernelJob(**dict(parameters.kernel), labels=tuple(models))
+    return [
+        Step("kernel", KERNEL, job, {"data": "data", **{f"model_{name}": name for name in models}})
+    ]
+
+
 def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:
-    """The audit's steps before and after preference training; empty if that is not on pairs."""
+    """The audit's steps before and after preference training, if it is wanted and that on pairs."""
     objective = parameters.preference.objective
-    if objective.name not in PAIR_OBJECTIVES:
+    if parameters.audit is None or objective.name not in PAIR_OBJECTIVES:
         return [], []
     job = AuditJob(**dict(parameters.audit), objective=objective)
-    before = [Step("audit", AUDIT, job, {"data": "data", "model": "sft"})]
+    before = [Step("audit", AUDIT, job, {"data": "data", "model": parameters.start})]
     reads = {"data": "data", "audit": "audit", "model": "preference"}
     if parameters.preference_filter is not None:
         before.append(
@@ -252,30 +304,37 @@ def _ledger(parameters: StudyParameters, trained_on: str) -> list[Step]:
         return []
     job = LedgerJob(**dict(parameters.ledger), training=parameters.preference)
     return [
-        Step("ledger", LEDGER, job, {"data": trained_on, "model": "sft", "trained": "preference"})
+        Step(
+            "ledger",
+            LEDGER,
+            job,
+            {"data": trained_on, "model": parameters.start, "trained": "preference"},
+        )
     ]
 
 
-def _squeezing_step(parameters: StudyParameters, trained_on: str) -> Step:
-    """The step on squeezing: of SFT, preference training and, if run, contrast `resampled`."""
-    started = {"sft": "base", "preference": "sft"}
+def _squeezing(parameters: StudyParameters, trained_on: str) -> list[Step]:
+    """The step on squeezing, if wanted: of every training and, if run, contrast `resampled`."""
+    if parameters.squeezing is None:
+        return []
+    started = _trainings(parameters)
     if "resampled" in parameters.contrasts:
-        started["resampled"] = "sft"
+        started["resampled"] = parameters.start
     job = SqueezingJob(**dict(parameters.squeezing), trainings=started)
     reads = {name: name for name in ("data", trained_on, "base", *started, "probe")}
-    return Step("squeezing", SQUEEZING, job, reads)
+    return [Step("squeezing", SQUEEZING, job, reads)]
 
 
 def _resampled(parameters: StudyParameters) -> list[Step]:
-    """Preference training on rejected answers sampled once from the SFT model."""
-    sampling = SampleConfig(seed=parameters.seed)
+    """Preference training on rejected answers sampled once from the model that it starts from."""
+    sampling, start = SampleConfig(seed=parameters.seed), parameters.start
     return [
-        Step("resampled-data", RESAMPLED, sampling, {"data": "data", "model": "sft"}),
+        Step("resampled-data", RESAMPLED, sampling, {"data": "data", "model": start}),
         Step(
             "resampled",
             PREFERENCE,
             _unrecorded(parameters.preference),
-            {"data": "resampled-data", "model": "sft"},
+            {"data": "resampled-data", "model": start},
         ),
     ]
 
@@ -284,22 +343,16 @@ def _flat_world(parameters: StudyParameters) -> list[Step]:
     """Data to preference training in a world without a preferred style: nothing can squeeze."""
     flat = parameters.data.world.model_copy(update={"zipf": 0.0})
     data = parameters.data.model_copy(update={"world": flat})
-    return [
+    steps = [
         Step("flat-data", DATA, data),
         base_step("flat-base", parameters.base, data="flat-data"),
-        Step(
-            "flat-sft",
-            SFT,
-            _unrecorded(parameters.sft),
-            {"data": "flat-data", "model": "flat-base"},
-        ),
-        Step(
-            "flat-world",
-            PREFERENCE,
-            _unrecorded(parameters.preference),
-            {"data": "flat-data", "model": "flat-sft"},
-        ),
     ]
+    if parameters.sft is not None:
+        reads = {"data": "flat-data", "model": "flat-base"}
+        steps.append(Step("flat-sft", SFT, _unrecorded(parameters.sft), reads))
+    training = _unrecorded(parameters.preference)
+    reads = {"data": "flat-data", "model": f"flat-{parameters.start}"}
+    return [*steps, Step("flat-world", PREFERENCE, training, reads)]
 
 
 def _unrecorded(config: TrainConfig) -> TrainConfig:
@@ -326,11 +379,11 @@ def compared_results(parameters: StudyParameters, platform: Platform) -> dict[st
 def missing_commands(
     parameters: StudyParameters, finished_pages: dict[str, StageResult]
 ) -> dict[str, str]:
-    """Comparison of the study that has not run → the command that runs it."""
+    """Comparison of the study that has not run → arguments of `dynolab` that run it."""
     files = parameters.comparisons
     commands = {"mitigation": "mitigation", "reproduction": "reproduce"}
     return {
-        name: f"dynolab {command} --config {file}"
+        name: f"{command} {shlex.quote(file)}"
         for name, command in commands.items()
         if (file := getattr(files, name)) is not None and name not in finished_pages
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from dynolab.errors import ConfigError
 from flows.flow import Form, Plan, StagedFlow
 from flows.form import SOURCE_FIELDS
 from flows.study import (
@@ -23,6 +24,12 @@ class TrainParameters(StudyParameters):
     """A study's settings; those of its analyses are ignored."""
 
     until: Literal["sft", "preference"] = Field("preference", description="The last training.")
+
+    @model_validator(mode="after")
+    def _has_last_training(self) -> TrainParameters:
+        if self.until == "sft" and self.sft is None:
+            raise ConfigError("until", "sft", "sft is null; set it, or until: preference")
+        return self
 
 
 def resolved_training(parameters: TrainParameters) -> TrainParameters:

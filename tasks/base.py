@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from dynolab.data.source_checks import named_path
+from dynolab.data.source_checks import FolderOrName, named_path
+from dynolab.data.unknown import read_otherwise
 from dynolab.errors import ConfigError, reading
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
@@ -19,11 +20,14 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import StageConfig, Work
 
+OTHERWISE = "tokenizer/read_otherwise"
+"""Metric: sample texts that AutoTokenizer splits otherwise than the model's tokenizer.json."""
+
 
 class BaseConfig(StageConfig):
     """A model folder or Hub name, or the built-in model with its training."""
 
-    source: str = Field("builtin", description="`builtin`, a folder, or a Hub name.")
+    source: FolderOrName = Field("builtin", description="`builtin`, a folder, or a Hub name.")
     revision: str | None = Field(
         None, description="Hub: branch, tag or commit. Folder: set to the hash of its content."
     )
@@ -34,11 +38,12 @@ class BaseConfig(StageConfig):
 def make_base(work: Work[BaseConfig]) -> dict[str, float]:
     """Result: `model/`, a safetensors folder with its tokenizer."""
     began = time.monotonic()
+    metrics: dict[str, float] = {}
     if work.config.source == "builtin":
         _train(work)
     else:
-        _import(work)
-    return {"seconds": time.monotonic() - began}
+        metrics = _import(work)
+    return {**metrics, "seconds": time.monotonic() - began}
 
 
 def _train(work: Work[BaseConfig]) -> None:
@@ -65,8 +70,13 @@ def _train(work: Work[BaseConfig]) -> None:
         run(job)
 
 
-def _import(work: Work[BaseConfig]) -> None:
-    """Copies the model into the store, so that the store holds all inputs of a study."""
+def _import(work: Work[BaseConfig]) -> dict[str, float]:
+    """Copies the model into the store, so that the store holds all inputs of a study.
+
+    Returns how many of some sample texts AutoTokenizer, and so TRL, splits otherwise.
+    """
+    from transformers import AutoTokenizer
+
     from models.language import load_language_model, load_tokenizer, save_language_model
 
     folder = named_path(_FIELD, work.config.source)
@@ -79,6 +89,14 @@ def _import(work: Work[BaseConfig]) -> None:
             _FIELD, source, "its files changed after the study began; run the study again"
         )
     save_language_model(model, tokenizer, work.output / "model")
+    try:
+        usual = AutoTokenizer.from_pretrained(
+            source, revision=revision or "main", trust_remote_code=False
+        )
+    except Exception:  # whatever the library raises: such a model has no usual tokenizer
+        return {}
+    other = read_otherwise(usual, work.output / "model")
+    return {OTHERWISE: float(len(other))} if other else {}
 
 
 def resolve_base(config: BaseConfig) -> BaseConfig:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dynolab.data.rows import write_rows
 from dynolab.data.source_checks import named_path
-from dynolab.data.sources.load import DataConfig
+from dynolab.data.sources.config import DataConfig, rows_line
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -22,7 +22,7 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
     """
     from dynolab.data.sources.load import load_data
 
-    with work.shown():
+    with work.shown() as progress:
         data = load_data(work.config, chat_tokenizer(work.config))
         counts = {
             "data/train_pairs": write_rows(work.output / "train.jsonl", data.pairs),
@@ -32,6 +32,7 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
         if data.world is not None:
             write_rows(work.output / "corpus.jsonl", data.world.corpus)
             data.world.tokenizer().save_pretrained(work.output / "tokenizer")
+        progress.update(0, rows_line(data.counts | counts))
     return {**data.counts, **counts, "seconds": work.seconds}
 
 

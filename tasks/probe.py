@@ -34,7 +34,7 @@ class ProbeConfig(StageConfig):
 
 
 def probe(work: Work[ProbeConfig]) -> dict[str, float]:
-    """Reads inputs `data`, `base`, `sft` and `preference`.
+    """Reads inputs `data`, `base`, `preference` and, if there was any SFT, `sft`.
 
     Results: `scores.jsonl`, every probe row's score by every model on every split, and
     `answers.jsonl`, greedy answers to the first prompts. Returns for every model
@@ -48,13 +48,14 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
     training_answers = TrainingAnswers(list(read_rows(data / "train.jsonl", Example)))
     shares: dict[str, float] = {}
+    models = [name for name in MODELS if name in work.inputs]
     scores, answers = work.output / "scores.jsonl", work.output / "answers.jsonl"
     with (
-        work.shown(len(MODELS)) as progress,
+        work.shown(len(models)) as progress,
         scores.open("w") as scored,
         answers.open("w") as answered,
     ):
-        for number, name in enumerate(MODELS, start=1):
+        for number, name in enumerate(models, start=1):
             folder = work.input_folder(name, "model")
             model_scores, model_answers = _score_and_answer(name, folder, rows, work.config)
             scored.writelines(

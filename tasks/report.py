@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from dynolab.data.rows import read_rows
+from dynolab.data.sources.config import rows_line
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from dynolab.results.study import PairChange
 from tasks.runtime.stage import Stage
+from tasks.runtime.system.invocation import invocation
 from tasks.runtime.work import StageResult, Work
 from tasks.shared.page_helpers import PageConfig, input_folder, send_page, stage_facts
 
+TRAININGS = ("sft", "preference")
 FORCES, CONTRAST = "_forces", "contrast_"
 _COPIED_METRICS = {
     "kernel": "kernel",
@@ -24,8 +27,6 @@ _COPIED_METRICS = {
 }
 """Input → first part of the names of those of its metrics that the report returns as well."""
 
-SHOWN_DIGITS = 12  # of a key, as on the command line
-
 
 class ReportConfig(PageConfig):
     """Facts about the study that the page shows."""
@@ -33,14 +34,14 @@ class ReportConfig(PageConfig):
     seed: int
     objective: ObjectiveConfig | None = Field(None, description="Objective of preference training.")
     missing: dict[str, str] = Field(
-        {}, description="Comparison that has not run → the command that runs it."
+        {}, description="Comparison that has not run → arguments of `dynolab` that run it."
     )
 
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
-    """Reads inputs `data`, `probe`, `kernel`, every training with its `<training>_forces`, and, if
-    given, `audit`, `foresight`, `squeezing`, every `contrast_<name>` and the pages `mitigation` and
-    `reproduction`.
+    """Reads inputs `data`, `probe`, every training, and, if given, its `<training>_forces`,
+    `kernel`, `audit`, `foresight`, `squeezing`, every `contrast_<name>` and the pages `mitigation`
+    and `reproduction`.
 
     Results: `report.html`, `summary.json`, `paths.svg`, `pairs.jsonl` and `figures/`; all go to
     MLflow as well, the pairs also as a table.
@@ -68,22 +69,23 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
                 name=config.name,
                 seed=config.seed,
                 config_text=config.settings,
+                rows=rows_line(work.inputs["data"].metrics),
                 map_command=map_command(config.objective, work.inputs),
                 stages=stage_facts(
                     work, lambda name: name.removeprefix(CONTRAST).replace("_", "-")
                 ),
             ),
             trainings=tuple(
-                read_training(name, folder(name), folder(name + FORCES))
-                for name in work.inputs
-                if name + FORCES in work.inputs
+                read_training(name, folder(name), input_folder(work, name + FORCES))
+                for name in TRAININGS
+                if name in work.inputs
             ),
             contrasts=tuple(
                 read_training(name.removeprefix(CONTRAST), folder(name))
                 for name in work.inputs
                 if name.startswith(CONTRAST)
             ),
-            kernel=read_kernel(folder("kernel")),
+            kernel=read_kernel(folder("kernel")) if "kernel" in work.inputs else None,
             audit=read_audit(data, folder("audit"), folder("foresight"))
             if "audit" in work.inputs
             else None,
@@ -92,7 +94,10 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
             compared=read_compared(
                 input_folder(work, "mitigation"),
                 input_folder(work, "reproduction"),
-                missing=config.missing,
+                missing={
+                    name: f"{invocation()} {arguments}"
+                    for name, arguments in config.missing.items()
+                },
             ),
             answers=read_answers(folder("probe")),
             watched=read_watched(data),
@@ -118,10 +123,8 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     """
     if objective is None or objective.name not in PAIR_OBJECTIVES:
         return ""
-    data, before, after = (
-        f"{inputs[name].stage}/{inputs[name].key[:SHOWN_DIGITS]}"
-        for name in ("data", "sft", "preference")
-    )
+    start = "sft" if "sft" in inputs else "base"
+    data, before, after = (inputs[name].short for name in ("data", start, "preference"))
     chosen = {"name": objective.name} | objective.model_dump(mode="json", exclude_defaults=True)
     settings = {
         "study": None,
@@ -135,7 +138,7 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
         "kernel.updating_pairs": 2,
     }
     parts = (shlex.quote(f"{key}={json.dumps(value)}") for key, value in settings.items())
-    return " ".join(["dynolab forces", *(f"--set {part}" for part in parts)])
+    return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 11, report)
+REPORT = Stage("report", 12, report)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from dynolab.data.rows import Example, ProbeRow
+from dynolab.data.unknown import UnknownTokens
 from dynolab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Counts:
     truncated: int = 0
     dropped: int = 0
     dropped_ids: list[str] = field(default_factory=list)
+    unknown: UnknownTokens = field(default_factory=UnknownTokens)
+    """Of the answers of examples; not of probes, which are the same answers and others."""
 
     def as_metrics(self) -> dict[str, int]:
         """The counts under their metric names."""
@@ -57,6 +60,7 @@ class Counts:
             "data/rows_kept": self.kept,
             "data/rows_truncated": self.truncated,
             "data/rows_dropped": self.dropped,
+            **self.unknown.as_metrics(),
         }
 
 
@@ -90,6 +94,9 @@ class Encoder:
         sides = self._encode_sides(row.id, row.prompt, texts)
         if sides is None:
             return None
+        for side in sides:
+            answer = side.ids[side.prompt_length : -1]
+            self.counts.unknown.add(self.tokenizer.unk_token_id, answer)
         rejected = sides[1] if row.rejected is not None else None
         return EncodedExample(row.id, sides[0], rejected, row.wins)
 

@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from dynolab.errors import ConfigError, reading
 from dynolab.hub import resolve_commit
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """Marks a setting that names a file or folder; `or_name`: or a name on the Hub.
+
+    A study file's relative paths start from the folder that the file is in. A Hub name looks like a
+    relative path: with `or_name` it is one if that folder exists, or if it begins with a dot.
+    """
+
+    or_name: bool = False
+
+    def beside(self, folder: Path, value: str) -> str:
+        """The value as written in a file of `folder`, with that folder in front of relative paths.
+
+        Values that begin with `~` or a variable are left alone.
+        """
+        path = folder / value
+        if not value or value.startswith(("~", "${")) or Path(value).is_absolute():
+            return value
+        if self.or_name and not value.startswith(".") and not path.is_dir():
+            return value
+        return str(path.resolve())
+
+
+FilePath = Annotated[str, OnDisk()]
+FolderOrName = Annotated[str, OnDisk(or_name=True)]
 
 
 def check_source(config: Any, section: str, **sources: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 from dynolab import distributed
 from dynolab.data.encode import Encoder, Overlong
 from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.data.unknown import warn_of_unread
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import ProbeScorer
@@ -162,6 +163,8 @@ class ProbeCallback(TrainerCallback):
                     "not set; set it to the length of the longest row in tokens",
                 )
             encoder = Encoder(self._tokenizer, int(context), self._overlong)
+            if distributed.rank() == 0:
+                warn_of_unread(self._tokenizer, [row.response for row in self.rows])
             share = (0, 1) if scores_all else (distributed.rank(), distributed.world_size())
             self._scorer = ProbeScorer(
                 ResponseLogits(model),

@@ -52,7 +52,7 @@ class SweepStudy:
             return None
         # A trial that a dead sweep queued but did not begin is already waiting.
         if self.parameters.sampler == "grid" and len(trials) == len(begun):
-            self._study.enqueue_trial(_grid(self.parameters)[len(begun)])
+            self._study.enqueue_trial(grid_points(self.parameters)[len(begun)])
         return self._study.ask(dict(_distributions(self.parameters))).number
 
     def settings(self, number: int) -> dict[str, Scalar]:
@@ -144,7 +144,7 @@ def study_name(parameters: SweepParameters) -> str:
     return f"{parameters.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
-def _grid(parameters: SweepParameters) -> list[dict[str, Scalar]]:
+def grid_points(parameters: SweepParameters) -> list[dict[str, Scalar]]:
     """All points of the grid; shuffled if the sweep tries only some of them."""
     axes = {name: dimension.values or () for name, dimension in parameters.space.items()}
     grid = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
 from dynolab.results.sweep import Scalar
 from flows.flow import FlowParameters, Name
-from flows.parameters import as_change, load_parameters
+from flows.parameters import as_change, load_parameters, study_file
 from flows.registry import FLOWS, load_flow
 
 
@@ -59,7 +61,7 @@ class SweepParameters(FlowParameters):
 
     name: Name = Field("sweep", description="Name of the sweep: its run, and its page's file.")
     flow: str = Field("train", description="Flow that every trial runs.")
-    study: str | None = Field(None, description="Study file with the settings of all trials.")
+    study: FilePath | None = Field(None, description="Study file with the settings of all trials.")
     settings: tuple[str, ...] = Field(
         (), description="Changes to that file for all trials, as key=value."
     )
@@ -114,7 +116,7 @@ class SweepParameters(FlowParameters):
     @property
     def study_path(self) -> Path | None:
         """The study file of a trial."""
-        return None if self.study is None else Path(self.study)
+        return None if self.study is None else study_file(Path(self.study))
 
 
 def check_sweep(parameters: SweepParameters) -> None:
@@ -125,13 +127,23 @@ def check_sweep(parameters: SweepParameters) -> None:
     flows = [name for name in FLOWS if name != "sweep"]
     if parameters.flow not in flows:
         raise ConfigError("flow", parameters.flow, f"choose one of {', '.join(flows)}")
-    kind = load_flow(parameters.flow).parameters
     first = {
         name: dimension.low if dimension.values is None else dimension.values[0]
         for name, dimension in parameters.space.items()
     }
     for name, dimension in parameters.space.items():
         for value in dimension.values or (dimension.low, dimension.high):
-            point = first | {name: value}
-            changes = [as_change(setting, point[setting]) for setting in point]
-            load_parameters(kind, parameters.study_path, [*parameters.settings, *changes])
+            trial_of(parameters, first | {name: value})
+
+
+def trial_of(parameters: SweepParameters, point: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The flow of a trial, and its parameters with the values of a `point` of the space.
+
+    **Raises** `ConfigError` for settings that cannot work.
+    """
+    changes = [as_change(setting, value) for setting, value in point.items()]
+    flow = load_flow(parameters.flow)
+    settings = load_parameters(
+        flow.parameters, parameters.study_path, [*parameters.settings, *changes]
+    )
+    return flow, settings

@@ -121,7 +121,7 @@ def run_stage(
     key = plan_key(stage, config, inputs)
     earlier = lookup(stage, key, platform)
     if earlier is not None and not fresh:
-        platform.progress().cached(name or stage.name, earlier.address)
+        platform.progress().cached(name or stage.name, earlier.short)
         return earlier
 
     def finished_meanwhile() -> StageResult | None:

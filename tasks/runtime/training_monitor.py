@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from tasks.runtime.report_alarm import AlarmBell
-from tasks.runtime.track.progress import StepReporter
+from tasks.runtime.track.progress import StepReporter, outcome_of
 from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched
 from tasks.runtime.work import Work
 
@@ -49,7 +49,7 @@ class TrainingMonitor:
         trace: TracebackType | None,
     ) -> None:
         self._metrics_thread.end(poll_again=True)
-        self._progress.close("done" if kind is None else "failed")
+        self._progress.close("done" if error is None else outcome_of(error))
         self._states_thread.end(poll_again=kind is not None)
         if kind is None:
             self._check_threads()

@@ -16,6 +16,7 @@ from dynolab.errors import StoreError
 from dynolab.likelihood.checked import Checks
 from dynolab.store import Committed, Manifest, Place, Store, git_revision, library_versions
 from tasks.runtime.keys import canonical
+from tasks.runtime.track.progress import outcome_of
 from tasks.runtime.track.tables import log_tables
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=BaseModel)
+
+
+SHOWN_DIGITS = 12  # of a key
 
 
 class StageConfig(BaseModel):
@@ -45,6 +49,11 @@ class StageResult(BaseModel):
     metrics: dict[str, float]
     mlflow_run_id: str | None
     cached: bool
+
+    @property
+    def short(self) -> str:
+        """`<stage>/<key>` with as many digits as the command line shows and understands."""
+        return f"{self.stage}/{self.key[:SHOWN_DIGITS]}"
 
     @classmethod
     def of(cls, place: Place, result: Committed, *, cached: bool) -> StageResult:
@@ -126,8 +135,8 @@ class Work(Generic[Config]):
         progress = self.progress.stage(self.name, total_steps)
         try:
             yield progress
-        except BaseException:
-            progress.close("failed")
+        except BaseException as error:
+            progress.close(outcome_of(error))
             raise
         progress.close("done")
 

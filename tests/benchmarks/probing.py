@@ -14,8 +14,8 @@ are the smallest and the largest.
   `loop_agreement_nats`: the same of the plain loop, whose float32 log-softmax drifts over a row.
 - `speedup_vs_one_by_one`, `speedup_vs_lm_eval`: its time over ours, tokenising included in ours
   alone; lm-eval has the batch size with which its longest rows fill as many padded tokens.
-- `speedup_over_flop_ratio`, `…_70m`: the speed-up over the plain loop, over the ratio of the counted
-  multiplications.
+- `speedup_over_flop_ratio`, `…_70m`: the speed-up over the plain loop, over the ratio of the
+  counted multiplications.
 - `probe_over_packed_forward`: scoring over a forward of the same batches, with the head where a
   response token is predicted, of whose logits nothing is read.
 - `training_overhead`: time of 50 DPO steps of 16 pairs with one probe of 100 prompts × 13 kinds

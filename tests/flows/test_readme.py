@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from flows.audit import named_on_command_line
-from flows.cli import app
+from flows.cli import app, built_in, one_file
 from flows.deployments import deployments
 from flows.form import STUDIES
 from flows.parameters import load_parameters
@@ -35,12 +35,15 @@ def test_a_command_is_taken_as_it_stands(
     monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
     name, *arguments = shlex.split(command, comments=True)
     given = CLI.commands[name].make_context(name, arguments).params
-    if name not in FLOWS or "my_" in str(given["config"]):
+    file = one_file(given.get("file"), given.get("config"))
+    if name not in FLOWS or "my_" in str(file):
         return
     changes = [*(given["changes"] or [])]
     if name == "audit":
         changes += named_on_command_line(given["model"], given["data"], given["trained"])
-    load_parameters(FLOWS[name].flow.parameters, given["config"], changes)
+    elif file is None:
+        file = built_in(name)
+    load_parameters(FLOWS[name].flow.parameters, file, changes)
 
 
 def test_every_command_stands_in_the_table_with_its_page() -> None:

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 import dynolab
-from tests.flows.analysed import Analysed
+from dynolab.objectives import DPOConfig
+from dynolab.training.config import TrainConfig
+from tasks.training import PREFERENCE
+from tests.flows.analysed import PLAIN, Analysed
 from tests.flows.lab import ROOT
 
 PLATFORM = ("flows", "tasks", "models", "deploy")
@@ -47,12 +50,12 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 DEPENDENCIES = [folder for folder in sys.path if Path(folder).name == "site-packages"]
 
 
-def run(*command: str | Path, cwd: Path, ends_with: int = 0) -> str:
+def run(*command: str | Path, cwd: Path, ends_with: int = 0, **variables: str) -> str:
     """What a command prints, with its errors."""
     process = subprocess.run(
         command,
         cwd=cwd,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -141,12 +144,15 @@ def test_the_examples_of_the_readme_run(
     programs: Path, examples: list[Path], analysed: Analysed, tmp_path: Path
 ) -> None:
     """One after the other in one process, which imports torch and transformers once."""
-    analysed.record(analysed.sft, 3).save(tmp_path / "forces" / "step-00000050")
-    shutil.copytree(analysed.folder(analysed.sft, "model"), tmp_path / "model")
+    settings = TrainConfig(
+        objective=DPOConfig(), engine=PLAIN, steps=2, batch_size=4, record_steps=(1,)
+    )
+    analysed.run(PREFERENCE, settings, data=analysed.data, model=analysed.sft)
+    home = {"DYNOLAB_HOME": str(analysed.platform.settings.home)}
     code = (
         "import runpy, sys; [(runpy.run_path(file), print('ran', file)) for file in sys.argv[1:]]"
     )
-    printed = run(programs / "python", "-c", code, *examples, cwd=tmp_path)
+    printed = run(programs / "python", "-c", code, *examples, cwd=tmp_path, **home)
     parts = re.split(r"^ran \S+$", printed, flags=re.MULTILINE)
     assert len(parts) == len(examples) + 1
     assert all(part.strip() for part in parts[:-1]), "every example shows something"

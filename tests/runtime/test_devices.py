@@ -175,18 +175,6 @@ def test_deepspeed_is_told_where_there_is_no_gpu(
         assert os.environ.get("DS_ACCELERATOR") == (None if there else "cpu")
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_deepspeed_is_told_where_there_is_no_gpu(
-    there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("DYNOLAB_DEVICES", raising=False)
-    monkeypatch.setattr(devices, "gpus_visible", lambda _: there)
-    with patch.dict(os.environ):
-        os.environ.pop("DS_ACCELERATOR", None)
-        hide_other_devices()
-        assert os.environ.get("DS_ACCELERATOR") == (None if there else "cpu")
-
-
 @pytest.mark.parametrize("listed", ["0,0", "0,", "../x", "a b", "-1"])
 def test_what_is_no_list_of_devices_is_refused(listed: str) -> None:
     with pytest.raises(ConfigError, match=r"DYNOLAB_DEVICES = .*list each device once"):

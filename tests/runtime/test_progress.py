@@ -13,6 +13,7 @@ from tasks.runtime.track.progress import (
     Progress,
     RichLines,
     StepReporter,
+    outcome_of,
 )
 from tasks.runtime.track.tail import MetricLine
 
@@ -75,6 +76,14 @@ def test_progress_shows_on_all_displays() -> None:
     for stream in streams:
         for text in ("base: cached", "sft: 1/2 half", "sft: failed in"):
             assert text in stream.getvalue()
+
+
+def test_ctrl_c_cancels_a_stage_and_an_error_fails_it() -> None:
+    assert outcome_of(KeyboardInterrupt()) == outcome_of(SystemExit(130)) == "cancelled"
+    assert outcome_of(ValueError()) == "failed"
+    stream = io.StringIO()
+    Progress(PlainLines(stream)).stage("sft", 2).close(outcome_of(KeyboardInterrupt()))
+    assert "sft: cancelled in" in stream.getvalue()
 
 
 def test_reporter_shows_loss_and_speed() -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.source_checks import (
+    FilePath,
     check_source,
     dataset_commit,
     file_digest,
@@ -34,7 +35,7 @@ class ImageConfig(BaseModel):
         description="scikit-learn's 8 × 8 digits, a folder of MNIST's idx files, a data set of "
         "the Hub, or arrays in one .npz file.",
     )
-    path: str | None = Field(
+    path: FilePath | None = Field(
         None,
         description="Source `idx`: the folder. Source `arrays`: the .npz file with `images`, "
         "`labels` and, if people labelled the images too, `human` (images × classes).",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.chat import template_digest
 from dynolab.data.source_checks import (
+    FilePath,
+    FolderOrName,
     check_source,
     dataset_commit,
     file_digest,
@@ -32,7 +35,7 @@ class DataConfig(BaseModel):
         default="world", description="The built-in world, a local file, or a data set of the Hub."
     )
     world: WorldConfig = Field(default=WorldConfig(), description="Settings of source `world`.")
-    path: str | None = Field(
+    path: FilePath | None = Field(
         default=None, description="Source `file`: a .jsonl, .jsonl.gz or .parquet file."
     )
     hub_name: str | None = Field(default=None, description="Source `hub`: owner/name.")
@@ -50,7 +53,7 @@ class DataConfig(BaseModel):
         description="How messages become text: with the chat template of `chat_model`, or as a "
         "dialogue of Human and Assistant.",
     )
-    chat_model: str | None = Field(
+    chat_model: FolderOrName | None = Field(
         default=None,
         description="Folder or Hub name of the model whose chat template writes messages.",
     )
@@ -61,13 +64,16 @@ class DataConfig(BaseModel):
         default=None, description="Hub: branch, tag or commit. File: the sha256 of its content."
     )
     rows: int | None = Field(default=None, ge=2, description="First rows to use; default: all.")
-    heldout_rows: int = Field(
-        default=100, ge=0, description="How many of these are drawn, by seed, and never trained on."
+    heldout_rows: int | None = Field(
+        default=None,
+        ge=0,
+        description="How many of these are drawn, by seed, and never trained on; default: a tenth "
+        "of them, at most 100. (The built-in world has a setting of its own.)",
     )
     probe_pairs: int = Field(
         default=100, ge=0, description="How many pairs of each split are probed."
     )
-    probes: str | None = Field(
+    probes: FilePath | None = Field(
         default=None,
         description="File of a probe set built before (`dynolab probes`) from the same rows and "
         "seed, to use instead of probes made here.",
@@ -98,6 +104,25 @@ class DataConfig(BaseModel):
     def origin(self) -> str:
         """Short name of the source, for messages."""
         return Path(self.path).name if self.path else self.hub_name or self.source
+
+
+LEFT_OUT = {
+    "data/rows_without_common_prompt": "without a common prompt",
+    "data/heldout_rows_in_training": "held-out rows that training has, too",
+}
+"""Counts of rows that are neither trained on nor held out."""
+
+
+def rows_line(counts: Mapping[str, float]) -> str:
+    """What became of a source's rows: "200 rows → 180 training, 20 held-out". Empty if unknown."""
+    if "data/train_pairs" not in counts:
+        return ""
+    train, heldout = (int(counts[f"data/{part}_pairs"]) for part in ("train", "heldout"))
+    left_out = {reason: int(counts.get(name, 0)) for name, reason in LEFT_OUT.items()}
+    rows = train + heldout + sum(left_out.values())
+    parts = [f"{train} training", f"{heldout} held-out"]
+    parts += [f"{count} left out ({reason})" for reason, count in left_out.items() if count]
+    return f"{rows} rows → {', '.join(parts)}"
 
 
 def resolve_data(config: DataConfig) -> DataConfig:

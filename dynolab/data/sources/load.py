@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynolab.data.chat import Message, Write, plain_writer, template_writer
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DataConfig", "LoadedData", "LoadedPrompts", "load_data", "load_prompts", "resolve_data"]
 
+MOST_HELDOUT, HELDOUT_SHARE = 100, 10
+"""By default one row in ten is held out, and at most a hundred."""
+
 ExampleOrPrompt = TypeVar("ExampleOrPrompt", Example, PromptRow)
 
 
@@ -55,8 +59,12 @@ class LoadedData:
     world: World | None = None
 
 
-def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> LoadedData:
+def load_data(
+    config: DataConfig | str | Path, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LoadedData:
     """Loads the training rows, held-out rows and probe rows of a source.
+
+    A path stands for that file of pairs, with default settings.
 
     `counts` holds how many rows were left out (records whose two transcripts share no prompt,
     held-out rows whose prompt or answer also occurs in training rows), how many answers are empty,
@@ -69,6 +77,8 @@ def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = No
     **Raises:** `ConfigError` for a missing file, an invalid line, a missing column, duplicate ids,
     or too few rows.
     """
+    if not isinstance(config, DataConfig):
+        config = DataConfig(source="file", path=str(config))
     if config.source == "world":
         world = build_world(config.world)
         probes = world.probes
@@ -229,15 +239,18 @@ def _split(
     examples: list[ExampleOrPrompt], config: DataConfig
 ) -> tuple[list[ExampleOrPrompt], list[ExampleOrPrompt]]:
     """Training and held-out rows, each in the source's order."""
-    if config.heldout_rows > len(examples) - 2:
+    count = config.heldout_rows
+    if count is None:
+        count = min(MOST_HELDOUT, len(examples) // HELDOUT_SHARE)
+    if count > len(examples) - 2:
         raise ConfigError(
             "data.heldout_rows",
-            config.heldout_rows,
+            count,
             f"the source has {len(examples)} rows and at least two must remain for training; "
             "lower it, or give more rows",
         )
     rng = random.Random(f"{config.seed}/heldout")
-    heldout = set(rng.sample(range(len(examples)), config.heldout_rows))
+    heldout = set(rng.sample(range(len(examples)), count))
     train = [example for number, example in enumerate(examples) if number not in heldout]
     return train, [examples[number] for number in sorted(heldout)]
 

@@ -14,7 +14,14 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.data.source_checks import check_source, dataset_commit, file_digest, named_file, pinned
+from dynolab.data.source_checks import (
+    FilePath,
+    check_source,
+    dataset_commit,
+    file_digest,
+    named_file,
+    pinned,
+)
 from dynolab.data.sources.readers import hub_records, read_records
 from dynolab.data.topics.words import COMMON, FIELDS, TOPICS
 from dynolab.errors import ConfigError
@@ -32,7 +39,7 @@ class TopicConfig(BaseModel):
         default="builtin",
         description="Texts generated from topic vocabularies, or rows of your own.",
     )
-    path: str | None = Field(
+    path: FilePath | None = Field(
         default=None, description="Source `file`: a .jsonl, .jsonl.gz or .parquet file."
     )
     hub_name: str | None = Field(

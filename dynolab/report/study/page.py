@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from dynolab.claims.study import assess
 from dynolab.data.rows import write_rows
+from dynolab.data.unknown import UnknownTokens
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.events import events_of
 from dynolab.probes.pairs import pair_changes
@@ -200,16 +201,17 @@ def _lead(inputs: ReportInputs, paths: Paths) -> str:
         for split, name in SPLITS.items()
         if (stage, split) in paths
     ]
+    rows = f" {inputs.facts.rows}." if inputs.facts.rows else ""
     watched = f" Watched on {' and '.join(prompts)}." if prompts else ""
     notes = [
         note(training)
-        for note in (_left_out, _alarmed, outside_radius)
+        for note in (_left_out, _unknown, _alarmed, outside_radius)
         for training in inputs.trainings
     ]
     return (
         "What training did to the model’s answers, and which forces caused it."
-        f"{seed}{watched}{''.join(notes)} Changes are in nats of log-probability, summed over an "
-        "answer’s tokens; brackets hold 95% intervals over prompts."
+        f"{seed}{rows}{watched}{''.join(notes)} Changes are in nats of log-probability, summed "
+        "over an answer’s tokens; brackets hold 95% intervals over prompts."
     )
 
 
@@ -223,6 +225,12 @@ def _alarmed(training: Training) -> str:
         f" The alarm {done} {objective_name(training.stage)} at step {ring.step}, where the gap "
         f"y* − y⁺ had grown by {number(ring.rise)} to {number(ring.gap)} nats."
     )
+
+
+def _unknown(training: Training) -> str:
+    """States how many tokens of the answers the tokenizer does not know."""
+    unknown = UnknownTokens.of_metrics(training.rows)
+    return f" {objective_name(training.stage)}: {unknown}." if unknown.tokens else ""
 
 
 def _left_out(training: Training) -> str:

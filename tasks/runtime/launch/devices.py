@@ -60,10 +60,13 @@ def host_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]
 def hide_other_devices() -> None:
     """Shows torch, in this process, the devices that DYNOLAB_DEVICES lists and no others.
 
-    Call it before anything computes: CUDA reads its variable once.
+    Call it before anything computes: CUDA reads its variable once. Without any GPU, DeepSpeed is
+    told so: transformers imports it to save any model, and it would warn that it found none.
     """
     if listed := os.environ.get(LISTED):
         os.environ[VISIBLE] = ",".join(_names(LISTED, listed))
+    elif not gpus_visible(os.environ):
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def check_usable(environment: Mapping[str, str] = os.environ) -> None:

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
     from tasks.runtime.track.tail import MetricLine
 
-Outcome = Literal["done", "failed", "cached"]
+Outcome = Literal["done", "failed", "cancelled", "cached"]
 
 PLAIN_SECONDS = 10.0  # between two plain lines of one stage
 RATE_WINDOW = 20  # metric lines over which steps per second are averaged
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """How a stage ended that raised: Ctrl-C and SIGTERM cancel it, anything else fails it."""
+    return "failed" if isinstance(error, Exception) else "cancelled"
 
 
 class Display(Protocol):
@@ -152,9 +157,9 @@ class RichLines:
             if stage not in self._tasks:
                 self._tasks[stage] = self._live.add_task(stage.name, total=None, count="", text="")
             task, total, step, text = self._tasks[stage], stage.total_steps, stage.step, stage.text
-            if stage.outcome == "failed":
+            if stage.outcome in ("failed", "cancelled"):
                 # Without a total, the bar of a stage without steps would keep pulsing.
-                total, text = total or 1, "[red]failed[/red]"
+                total, text = total or 1, f"[red]{stage.outcome}[/red]"
             elif stage.outcome is not None:
                 total = step = max(step if total is None else total, 1)
             self._live.update(task, total=total, completed=step, count=stage.count, text=text)

@@ -1,0 +1,1 @@
+"""What a notebook begins with: results of studies, and forces between texts."""

@@ -1,0 +1,251 @@
+"""Which token of which pair pushes which token of an answer, from texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from pydantic import TypeAdapter
+
+from dynolab.data.batches import CHOSEN, REJECTED
+from dynolab.data.encode import Encoded, EncodedExample, Encoder, Overlong
+from dynolab.data.rows import Example, ProbeRow
+from dynolab.data.unknown import warn_of_unread
+from dynolab.errors import ConfigError
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.map.analysis import recorded_examples
+from dynolab.forces.map.breakdown import Breakdown, breakdown
+from dynolab.forces.map.force_map import ForceMap, force_map as map_of_tokens
+from dynolab.forces.step.token_map import token_strings
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.objectives import Objective, build_objective
+from dynolab.objectives.registry import RowConfig, RowObjectiveConfig
+from dynolab.results.study import TokenMap
+from dynolab.training.reference import score_reference
+from dynolab.training.step_record import RecordedExample
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Side = Literal["chosen", "rejected"]
+Pair = Example | Mapping[str, Any]
+Answer = Pair | ProbeRow
+
+
+@dataclass(frozen=True)
+class Push:
+    """What one side of a pair does to an answer, in nats per step."""
+
+    pair: str
+    side: Side
+    nats: float
+
+
+@dataclass(frozen=True)
+class TextForces:
+    """The force map of texts: answers by tokens of pairs. Answers and pairs go by id or number.
+
+    `map` is the whole map of tokens.
+    """
+
+    map: ForceMap = field(repr=False)
+    answers: tuple[str, ...]
+    pairs: tuple[str, ...]
+    learning_rate: float
+    _observed: tuple[Encoded, ...] = field(repr=False)
+    _updating: tuple[RecordedExample, ...] = field(repr=False)
+    _policy: PolicyFunction = field(repr=False)
+    _objective: Objective = field(repr=False)
+    _config: RowObjectiveConfig = field(repr=False)
+    _tokenizer: PreTrainedTokenizerBase = field(repr=False)
+
+    def block(
+        self, answer: int | str, pair: int | str, side: Side = "chosen"
+    ) -> Float[ndarray, "observed updating"]:
+        """The answer's tokens × the tokens of one side of a pair, in nats of log π per step.
+
+        **Raises:** `ConfigError` for an answer or pair that is not in the map, or a pair's side on
+        which the objective does not train.
+        """
+        name = self.pairs[_place("pair", pair, self.pairs)]
+        for column, response in enumerate(self.map.updating):
+            if response.id == name and response.side == side:
+                return self.map.block(_place("answer", answer, self.answers), column)
+        sides = sorted({response.side for response in self.map.updating if response.id == name})
+        raise ConfigError("side", side, f"this objective trains on: {', '.join(sides)}")
+
+    def pushes(self, answer: int | str) -> list[Push]:
+        """What every side of every pair does to the answer, what pushes it down hardest first."""
+        row = _place("answer", answer, self.answers)
+        found = [
+            Push(response.id, response.side, float(self.map.block(row, column).sum()))
+            for column, response in enumerate(self.map.updating)
+        ]
+        return sorted(found, key=lambda push: push.nats)
+
+    def plot(self, answer: int | str = 0, pair: int | str = 0) -> Figure:
+        """The answer's tokens × the pair's, chosen and then rejected, with sums at the margins."""
+        from dynolab.report.forces.token_map import token_map_plot
+
+        row, column = _place("answer", answer, self.answers), _place("pair", pair, self.pairs)
+        example = self._updating[column]
+        sides = {"chosen": example.chosen, "rejected": example.rejected}
+        trained = [r.side for r in self.map.updating if r.id == self.pairs[column]]
+        blocks = [self.block(row, column, side) for side in trained]
+        tokens = {
+            side: token_strings(sequence, self._tokenizer)
+            for side, sequence in sides.items()
+            if side in trained and sequence is not None
+        }
+        return token_map_plot(
+            TokenMap(
+                stage=self._config.name,
+                step=None,
+                observed_id=self.answers[row],
+                observed_kind="watched",
+                updating_id=self.pairs[column],
+                learning_rate=self.learning_rate,
+                observed_tokens=token_strings(self._observed[row], self._tokenizer),
+                chosen_tokens=tokens.get("chosen", []),
+                rejected_tokens=tokens.get("rejected", []),
+                force=np.concatenate(blocks, axis=1).tolist(),
+            )
+        )
+
+    def breakdown(self) -> Breakdown:
+        """The same forces by parameter block and by A and G; costs about as much as the map."""
+        return breakdown(
+            self._policy,
+            self._observed,
+            self._updating,
+            self._objective,
+            update=self.learning_rate,
+        )
+
+
+def force_map(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    observed: Sequence[Answer],
+    updating: Sequence[Pair],
+    objective: str | RowObjectiveConfig = "dpo",
+    reference: PreTrainedModel | None = None,
+    learning_rate: float = 1e-3,
+    overlong: Overlong = "error",
+) -> TextForces:
+    """What one gradient step on some pairs does to some answers, token by token, to first order.
+
+    Pairs and answers are `Example`s, or rows with `prompt`, `chosen` and, for losses on pairs,
+    `rejected`; without an `id` their number is it. Of an observed pair, the chosen answer is
+    observed; a `ProbeRow` is any other answer, or a row with `prompt` and `response`.
+
+    **Arguments:**
+
+    - `objective`: its name, with default settings, or its config, such as `DPOConfig(beta=0.3)`.
+    - `reference`: the reference policy of objectives that need one; default: the model itself, as
+      at the start of training.
+    - `learning_rate`: of the step, whose loss is the mean over all pairs given; pushes are
+      proportional to it.
+    - `overlong`: what happens to texts longer than the context.
+
+    `dynolab.forces.force_map` is the engine below it: for steps in an optimizer's metric, maps on
+    disk and several ranks.
+
+    **Raises:** `ConfigError` for texts without tokens or too long, an unknown objective, and what
+    the engine refuses, such as 16-bit arithmetic.
+    """
+    config = _objective(objective)
+    encoder = Encoder(tokenizer, _context(model), overlong)
+    rows = [_answer(number, row) for number, row in enumerate(observed)]
+    encoded = [encoder.response(name, prompt, text) for name, prompt, text in rows]
+    kept = [(name, one) for (name, _, _), one in zip(rows, encoded, strict=True) if one is not None]
+    if not kept:
+        raise ConfigError("observed", len(rows), "none fits the model's context; give shorter ones")
+    pairs = encoder.examples(_pair(number, row) for number, row in enumerate(updating))
+    policy, built = PolicyFunction(model), build_objective(config)
+    scores = _scores(reference or model, pairs, tokenizer) if built.needs_reference else None
+    recorded = recorded_examples(pairs, scores)
+    warn_of_unread(tokenizer, _texts(rows, updating))
+    answers = tuple(one for _, one in kept)
+    return TextForces(
+        map_of_tokens(policy, answers, recorded, built, update=learning_rate),
+        tuple(name for name, _ in kept),
+        tuple(pair.id for pair in pairs),
+        learning_rate,
+        answers,
+        tuple(recorded),
+        policy,
+        built,
+        config,
+        tokenizer,
+    )
+
+
+def _objective(objective: str | RowObjectiveConfig) -> RowObjectiveConfig:
+    if not isinstance(objective, str):
+        return objective
+    known = [config.model_fields["name"].default for config in get_args(RowConfig)]
+    if objective not in known:
+        raise ConfigError("objective", objective, f"choose one of {', '.join(known)}")
+    config: RowObjectiveConfig = TypeAdapter(RowObjectiveConfig).validate_python(
+        {"name": objective}
+    )
+    return config
+
+
+def _context(model: PreTrainedModel) -> int:
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(length or 2**31)  # without a limit: a recurrent model
+
+
+def _pair(number: int, row: Pair) -> Example:
+    if isinstance(row, Example):
+        return row
+    known = {name: row[name] for name in Example.model_fields if name in row}
+    return Example.model_validate({"id": str(number), **known})
+
+
+def _answer(number: int, row: Answer) -> tuple[str, str, str]:
+    """Id, prompt and text of an answer."""
+    if isinstance(row, ProbeRow):
+        return row.pair_id, row.prompt, row.response
+    if isinstance(row, Mapping) and "response" in row:
+        return str(row.get("id", number)), row["prompt"], row["response"]
+    pair = _pair(number, row)
+    return pair.id, pair.prompt, pair.chosen
+
+
+def _texts(rows: Sequence[tuple[str, str, str]], updating: Sequence[Pair]) -> Iterator[str]:
+    """All answers, of both kinds of rows."""
+    yield from (text for _, _, text in rows)
+    for number, row in enumerate(updating):
+        pair = _pair(number, row)
+        yield from (text for text in (pair.chosen, pair.rejected) if text is not None)
+
+
+def _scores(
+    model: PreTrainedModel, pairs: Sequence[EncodedExample], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    sides = [CHOSEN] if pairs[0].rejected is None else [CHOSEN, REJECTED]
+    training = model.training
+    model.eval()
+    try:
+        return score_reference(ResponseLogits(model), pairs, sides, int(pad), batch=8)
+    finally:
+        model.train(training)
+
+
+def _place(field: str, name: int | str, names: Sequence[str]) -> int:
+    if isinstance(name, int) and -len(names) <= name < len(names):
+        return name % len(names)
+    if isinstance(name, str) and name in names:
+        return names.index(name)
+    some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    raise ConfigError(field, name, f"choose a number below {len(names)}, or one of {some}")

@@ -1,0 +1,90 @@
+"""Checks a machine: what Dynolab needs, what is there, and what to do about the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dynolab import __version__
+from dynolab.errors import DynolabError
+from dynolab.store import git_revision
+from tasks.runtime.open_platform import open_store
+from tasks.runtime.servers.standing_servers import running_services
+from tasks.runtime.system.settings import Settings
+
+State = Literal["ok", "note", "wrong"]
+LITTLE_DISK = 5 * 2**30  # bytes
+EXTRAS = {
+    "deepspeed": "trainings on several ranks (engine.kind: deepspeed)",
+    "datasets": "data sets of the Hub and Parquet files",
+    "peft": "LoRA",
+    "plotly": "pages and figures",
+    "trl": "TRL's trainers with ProbeCallback and ForceCallback",
+    "openai": "judges and writers behind an endpoint",
+}
+"""Package → what it is for."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was checked; `wrong` keeps commands from running."""
+
+    name: str
+    state: State
+    text: str
+
+
+def examine() -> Iterator[Finding]:
+    """Checks the machine, from what everything needs to what some commands need."""
+    revision = git_revision() or "unknown revision"
+    yield Finding("dynolab", "ok", f"{__version__}, code {revision[:12]}")
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()}")
+    yield from _torch()
+    yield from _home()
+    for package, use in EXTRAS.items():
+        if importlib.util.find_spec(package) is None:
+            yield Finding(package, "note", f"is not installed; it is for {use}")
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        yield Finding("torch", "ok", f"{torch.__version__}, {', '.join(names)}")
+        if os.environ.get("NVIDIA_TF32_OVERRIDE") == "1":
+            yield Finding("TF32", "wrong", "forces need exact float32; unset NVIDIA_TF32_OVERRIDE")
+        return
+    threads = torch.get_num_threads()
+    yield Finding("torch", "ok", f"{torch.__version__} on the CPU, {threads} threads")
+    if Path("/proc/driver/nvidia").exists():
+        yield Finding("GPU", "note", "has a driver that torch cannot use; update one of the two")
+
+
+def _home() -> Iterator[Finding]:
+    try:
+        settings = Settings.from_environment()
+        store = open_store(settings)
+        existing = next(path for path in (settings.home, *settings.home.parents) if path.exists())
+        if not os.access(existing, os.W_OK):
+            yield Finding("home", "wrong", f"{existing} cannot be written; set DYNOLAB_HOME")
+            return
+        free = shutil.disk_usage(existing).free
+        state: State = "note" if free < LITTLE_DISK else "ok"
+        yield Finding("home", state, f"{settings.home}, {free / 2**30:.0f} GiB free")
+        stages = store.files.children("stages")
+        results = sum(len(store.files.children(f"stages/{stage}")) for stage in stages)
+        yield Finding("store", "ok", f"{store.files.url}, {results} results")
+    except DynolabError as error:
+        yield Finding("home", "wrong", str(error))
+        return
+    servers = ", ".join(
+        f"{name} at {address.url}" for name, address in running_services(settings.home).items()
+    )
+    yield Finding("servers", "ok", servers or "none runs; commands start their own")

@@ -1,0 +1,32 @@
+"""How the user started `dynolab`, for commands that pages and the terminal offer for pasting."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+PROGRAM = "dynolab"
+
+
+def invocation() -> str:
+    """The words that start `dynolab` as this process was started.
+
+    `dynolab` where the shell finds this very program, else the path that was typed, or
+    `python -m dynolab`. Processes that were started otherwise, such as workers, say `dynolab`.
+    """
+    typed = Path(sys.argv[0])
+    if typed.name == "__main__.py" and typed.parent.name == PROGRAM:
+        return f"{_found('python', sys.executable)} -m {PROGRAM}"
+    if typed.name != PROGRAM:
+        return PROGRAM
+    return _found(PROGRAM, sys.argv[0])
+
+
+def _found(name: str, path: str) -> str:
+    """The name, if the shell finds it at the path, else the path."""
+    found = shutil.which(name)
+    if found is not None and Path(path).exists() and Path(found).samefile(path):
+        return name
+    return shlex.quote(path)

@@ -1,0 +1,109 @@
+"""The command line: its groups, files, settings and the line of JSON; nothing runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import yaml
+from typer.main import get_command
+
+import dynolab
+from flows import cli
+from flows.registry import FLOWS
+from tasks.runtime.system.invocation import invocation
+
+Command = Callable[..., str]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    """Runs the command in this process, from a folder that is no checkout; gives what it prints."""
+    monkeypatch.setenv("DYNOLAB_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["dynolab", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed, complained = capsys.readouterr()
+        assert (end.value.code or 0) == code, complained
+        return printed
+
+    with patch.dict(os.environ):  # the command sets variables
+        yield run
+
+
+def test_every_command_is_in_a_group() -> None:
+    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    assert {name for name in FLOWS if name != "train"} <= commands.keys()
+    assert all(command.rich_help_panel for command in commands.values())
+
+
+def test_the_version(command: Command) -> None:
+    assert command("--version") == f"dynolab {dynolab.__version__}\n"
+
+
+def test_switches_ask_for_no_value(command: Command) -> None:
+    lines = [line for line in command("study", "--help").splitlines() if "--plan" in line]
+    assert "bool" not in lines[0]
+
+
+@pytest.mark.parametrize("file", [["mine.yaml"], ["--config", "mine.yaml"]])
+def test_settings_are_shown_with_their_defaults(
+    file: list[str], command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\n")
+    shown = yaml.safe_load(command("study", *file, "--set", "sft.steps=7", "--show"))
+    assert (shown["name"], shown["sft"]["steps"], shown["preference"]["steps"]) == ("mine", 7, 60)
+
+
+def test_two_files_are_refused_with_a_line_of_json(command: Command) -> None:
+    printed = command("study", "a.yaml", "--config", "b.yaml", "--json", code=2)
+    assert json.loads(printed)["error"].startswith("--config = 'b.yaml': a.yaml is given, too")
+
+
+def test_the_plan_of_the_built_in_study_from_any_folder(command: Command) -> None:
+    stages = json.loads(command("study", "--plan", "--json").splitlines()[-1])["stages"]
+    assert stages[0]["step"] == "data" and stages[0]["state"] == "to run"
+    assert stages[-1] == {"step": "report", "state": "to run", "key": None}
+
+
+def test_the_plan_of_a_sweep_lists_its_trials(command: Command) -> None:
+    trials = json.loads(command("sweep", "--plan", "--json").splitlines()[-1])["trials"]
+    assert len(trials) == 8
+    assert trials[0]["settings"] == {"preference.objective.beta": 0.01}
+    assert trials[0]["to_run"] == ["data", "base", "sft", "preference"]
+    assert "3 trials, drawn by random" in command(
+        "sweep", "--plan", "--set", "sampler=random", "--set", "trials=3"
+    )
+
+
+def test_the_path_of_a_result_that_is_not_there(command: Command) -> None:
+    command("path", "preference/f8f6", code=2)
+
+
+def test_pasted_commands_begin_as_the_user_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "dynolab"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+
+    def typed(word: str) -> str:
+        monkeypatch.setattr(sys, "argv", [word])
+        return invocation()
+
+    monkeypatch.chdir(tmp_path)
+    assert typed("bin/dynolab") == "bin/dynolab"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert typed(str(program)) == typed("bin/dynolab") == "dynolab"
+    assert typed("/somewhere/prefect/__main__.py") == "dynolab"
+    assert typed("/somewhere/dynolab/__main__.py") == f"{sys.executable} -m dynolab"
