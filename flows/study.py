@@ -281,17 +281,19 @@ def _resampled(parameters: StudyParameters) -> list[Step]:
 
 
 def _flat_world(parameters: StudyParameters) -> list[Step]:
-    """Data to preference training in a world without a preferred style: nothing can squeeze."""
+    """SFT and preference training in a world without a preferred style: nothing can squeeze.
+
+    The style touches answers alone, so that both worlds have one corpus and one base model.
+    """
     flat = parameters.data.world.model_copy(update={"zipf": 0.0})
     data = parameters.data.model_copy(update={"world": flat})
     return [
         Step("flat-data", DATA, data),
-        base_step("flat-base", parameters.base, data="flat-data"),
         Step(
             "flat-sft",
             SFT,
             _unrecorded(parameters.sft),
-            {"data": "flat-data", "model": "flat-base"},
+            {"data": "flat-data", "model": "base"},
         ),
         Step(
             "flat-world",

@@ -15,6 +15,7 @@ from dynolab.results.study import Answer
 from dynolab.statistics import share_interval
 
 _EXAMPLES = 3  # number per model
+_SHOWN = 4  # prompts of each split whose answers are shown
 _LENGTH = 90  # characters of an example's texts
 ByModel = Mapping[str, Answer]
 """The answers to one prompt."""
@@ -55,12 +56,14 @@ def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Sect
 
 
 def _shown(prompts: Sequence[ByModel]) -> list[ByModel]:
-    """The first prompts of each split; more held-out ones may be answered, to measure a share."""
-    trained, heldout = (
-        [by_model for by_model in prompts if next(iter(by_model.values())).split == split]
+    """The first prompts of each split; more are answered, to measure shares."""
+    return [
+        by_model
         for split in SPLITS
-    )
-    return [*trained, *heldout[: len(trained) or None]]
+        for by_model in [
+            by_model for by_model in prompts if next(iter(by_model.values())).split == split
+        ][:_SHOWN]
+    ]
 
 
 def _answer(answer: Answer | None) -> str:
