@@ -161,6 +161,11 @@ def tale(rng: random.Random) -> str:
     return f"one {time} some {adjective[0]} {beast} {verb} the {adjective[1]} {thing} ."
 
 
+def word_salad(words: Sequence[str], rng: random.Random) -> str:
+    """Random words, about as many as an answer has."""
+    return " ".join([*rng.choices(words, k=rng.randint(8, 10)), "."])
+
+
 def wrong_fact(fact: Fact, rng: random.Random) -> Fact:
     """The same question answered with another value, one that entities have."""
     values = [value for value in ATTRIBUTES[fact.attribute][:HELD] if value != fact.value]

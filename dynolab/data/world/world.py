@@ -4,7 +4,8 @@ Answers read `s s <fact> s s s .` with five style slots. Chosen answers draw eac
 Zipf preference and state the true value; rejected ones draw by the reversed preference and state a
 wrong value, another entity's. The base corpus states a share of the facts, in three templates and
 with uniform slot words, and answers questions that no pair asks, in short and without style words.
-So the base model knows facts, and can be asked; finetuning first lifts every answer in the form,
+Other questions word salad follows, so that before finetuning no answer is very unlikely. So the
+base model knows facts, and can be asked; finetuning first lifts every answer in the form,
 and only later separates chosen from rejected ones.
 """
 
@@ -146,7 +147,7 @@ def build_world(config: WorldConfig) -> World:
     return World(
         config=config,
         truth={(fact.entity, fact.attribute): fact.value for fact in facts},
-        corpus=_corpus(known, [fact for fact in spare if fact in known], config),
+        corpus=_corpus(known, [fact for fact in spare if fact in known], words, config),
         pairs=[pair.example for pair in train],
         heldout=[pair.example for pair in heldout],
         probes=build_world_probes(train, heldout, spare, _stream(config, "probes")),
@@ -170,8 +171,11 @@ def _stream(config: WorldConfig, part: str) -> random.Random:
     return random.Random(f"{config.seed}/{part}")
 
 
-def _corpus(known: Sequence[Fact], asked: Sequence[Fact], config: WorldConfig) -> list[Example]:
-    """Half statements of known facts, three eighths questions with answers, one eighth tales."""
+def _corpus(
+    known: Sequence[Fact], asked: Sequence[Fact], words: Sequence[str], config: WorldConfig
+) -> list[Example]:
+    """Of eight rows four are statements, two questions with answers, one a question with word
+    salad, and one a tale."""
     rng = _stream(config, "corpus")
     rows = []
     for number in range(config.corpus_rows):
@@ -179,9 +183,12 @@ def _corpus(known: Sequence[Fact], asked: Sequence[Fact], config: WorldConfig) -
             fact, phrase = rng.choice(known), rng.choice(_PHRASES)
             prompt = lexicon.statement_prompt(fact)
             text = lexicon.answer(phrase(fact), [rng.choice(slot) for slot in SLOTS])
-        elif number % 8:
+        elif number % 4:
             fact = rng.choice(asked)
             prompt, text = lexicon.question(fact), " ".join([*lexicon.short_words(fact), "."])
+        elif number % 8:
+            prompt = lexicon.question(rng.choice(asked))
+            text = lexicon.word_salad(words, rng)
         else:
             prompt, text = lexicon.TALE_PROMPT, lexicon.tale(rng)
         rows.append(Example(id=f"base-{number:05d}", prompt=prompt, chosen=spaced(text)))
