@@ -99,7 +99,7 @@ def _judged(answer: Answer, training_answers: TrainingAnswers, stated: frozenset
 
 def _shares(model: str, answers: list[Answer]) -> dict[str, float]:
     """The shares that the stage returns of one model's answers."""
-    shares = {}
+    shares: dict[str, float] = {}
     for split in ("train", "heldout"):
         own = [answer for answer in answers if answer.split == split]
         counts = {}
