@@ -60,14 +60,17 @@ def _verdicts(
     )
     if stage not in PAIR_OBJECTIVES:
         return phrases, wrong
-    lost = Verdict.of(
-        f"{stage}/right",
-        stage,
-        "Right answers are lost",
-        "Δ < 0",
-        *(change("right", -1, split, _right) for split in _SPLITS),
+    lost = (
+        Verdict.of(
+            f"{stage}/right/{split}",
+            stage,
+            f"Right answers to questions {asked} are lost",
+            "Δ < 0",
+            change("right", -1, split, _right),
+        )
+        for split, asked in _SPLITS.items()
     )
-    return phrases, wrong, lost
+    return phrases, wrong, *lost
 
 
 _SPLITS: Mapping[Split, str] = {"train": "tuned on", "heldout": "held out"}

@@ -44,7 +44,7 @@ class WorldConfig(BaseModel):
     train_pairs: int = Field(default=120, ge=2)
     heldout_pairs: int = Field(default=72, ge=2)
     corpus_rows: int = Field(
-        default=14_400, ge=8, description="Rows that the base model is trained on."
+        default=16_000, ge=8, description="Rows that the base model is trained on."
     )
     known: float = Field(
         default=0.6,
