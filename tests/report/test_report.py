@@ -162,7 +162,7 @@ def test_answers_are_told_right_or_wrong_by_kind(tmp_path: Path) -> None:
         assert said in words
     figure = json.loads((tmp_path / "figures" / "answer-kinds.json").read_text())
     bars = {bar["name"]: bar["x"] for bar in figure["data"] if bar["xaxis"] == "x"}
-    assert bars["right"] == [0, 75, 50] and bars["right, rejected style"] == [0, 25, 25]
+    assert bars["right"] == [0, 75, 75] and bars["right, rejected style"] == [0, 25, 0]
     assert bars["another entity’s value"] == [0, 0, 25] and bars["broken"] == [50, 0, 0]
     totals = [sum(of_model) for of_model in zip(*bars.values(), strict=True)]
     assert totals == [100, 100, 100]
