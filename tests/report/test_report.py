@@ -156,10 +156,17 @@ def test_answers_are_told_right_or_wrong_by_kind(tmp_path: Path) -> None:
     words = written(tmp_path, replace(study(), answers=world_answers()))
     for said in (
         "Right on 20 questions tuned on: 0% base, 100% SFT and 75% DPO.",
-        "held-out questions, 20SFT100.0 [83.9, 100.0]100.0 [72.2, 100.0]100.0 [72.2, 100.0]–––––50",
-        "held-out questions, 20DPO75.0 [53.1, 88.8]80.0 [49.0, 94.3]70.0 [39.7, 89.2]5––––100",
+        "On held-out questions DPO is right in 80% of the answers about facts that its base corpus "
+        "states and 70% of the answers about others.",
+        "base, held outSFT, held outDPO, held out",
+        "0 [0, 16]100 [84, 100]75 [53, 89]… of facts that the corpus states",
+        "0 [0, 28]100 [72, 100]70 [40, 89]right, number",
+        "another entity’s value, number––5––5nobody’s value, number5––5––",
+        "borrowed phrases, %050100050100",
+        "it is .✗ another entity’s value",
     ):
         assert said in words
+    check_figures(tmp_path, "report.html")
     figure = json.loads((tmp_path / "figures" / "answer-kinds.json").read_text())
     bars = {bar["name"]: bar["x"] for bar in figure["data"] if bar["xaxis"] == "x"}
     assert bars["right"] == [0, 75, 75] and bars["right, rejected style"] == [0, 25, 0]

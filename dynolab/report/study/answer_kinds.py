@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
@@ -11,23 +10,13 @@ from dynolab.data.rows import Split
 from dynolab.data.world.answer_kinds import RIGHT, AnswerKind
 from dynolab.report.figure import LEGEND_BELOW, Figure, subplots
 from dynolab.report.page import Section, section, table
-from dynolab.report.text import join, points
+from dynolab.report.style import ANSWER_KINDS
+from dynolab.report.text import join
 from dynolab.results.study import Answer
 from dynolab.statistics import share_interval
 
-KINDS: Mapping[AnswerKind, tuple[str, str]] = {
-    "right": ("right", "#0f766e"),
-    "rejected_style": ("right, rejected style", "#5eb5aa"),
-    "other_form": ("right, other form", "#b7ddd7"),
-    "anothers_value": ("another entity’s value", "#b91c1c"),
-    "nobodys_value": ("nobody’s value", "#7f1d1d"),
-    "other_attribute": ("another attribute", "#e07b39"),
-    "other_entity": ("about another entity", "#f0b46a"),
-    "broken": ("broken", "#9aa0a6"),
-}
-"""Label and colour of every kind, from right to broken."""
-
 _SPLITS: Mapping[Split, str] = {"train": "questions tuned on", "heldout": "held-out questions"}
+_SHORT: Mapping[Split, str] = {"train": "tuned on", "heldout": "held out"}
 Asked = Mapping[Split, Mapping[str, Sequence[Answer]]]
 """Answers by split and by the model's title."""
 
@@ -61,7 +50,7 @@ def _figure(asked: Asked) -> Figure:
         legend=LEGEND_BELOW | {"x": 0, "xanchor": "left", "traceorder": "normal"},
     )
     given = {answer.says for own in asked.values() for row in own.values() for answer in row}
-    for kind, (label, color) in KINDS.items():
+    for kind, (label, color) in ANSWER_KINDS.items():
         if kind not in given:
             continue
         for col, split in enumerate(splits, start=1):
@@ -103,43 +92,60 @@ def _sentence(split: Split, by_model: Mapping[str, Sequence[Answer]]) -> str:
 
 
 def _table(asked: Asked) -> Section:
-    """Right answers with their intervals, also by whether the corpus states the fact; phrases."""
-    counted = [kind for kind in KINDS if kind not in RIGHT]
-    rows = [
-        (
-            f"{_SPLITS[split]}, {len(own)}",
-            Markup("<b>{}</b>").format(model),
-            _with_interval(_is_right(own)),
-            _with_interval([a.says in RIGHT for a in own if a.stated]),
-            _with_interval([a.says in RIGHT for a in own if a.stated is False]),
-            *(Counter(answer.says for answer in own)[kind] or "–" for kind in counted),
-            _borrowed(own),
-        )
-        for split in _SPLITS
-        for model, own in asked.get(split, {}).items()
+    """What is counted row by row, model by model: right, wrong by kind, broken; phrases."""
+    columns = [own for split in _SPLITS for own in asked.get(split, {}).values()]
+    given = {answer.says for own in columns for answer in own}
+    bold = Markup("<b>{}</b>").format
+    rows: list[tuple[object, ...]] = [
+        (bold("right, % [95%]"), *(_with_interval(_is_right(own)) for own in columns)),
+        ("… of facts that the corpus states", *(_right_if(own, stated=True) for own in columns)),
+        ("… of facts that it does not state", *(_right_if(own, stated=False) for own in columns)),
+        *(
+            (f"{label}, number", *(_count(own, kind) for own in columns))
+            for kind, (label, _) in ANSWER_KINDS.items()
+            if kind in given
+        ),
+        ("borrowed phrases, %", *(_borrowed(own) for own in columns)),
     ]
-    head = (
-        "asked",
-        "model",
-        "right, % [95%]",
-        "of stated facts",
-        "of unstated ones",
-        *(KINDS[kind][0] for kind in counted),
-        "borrowed phrases, %",
-    )
+    head = [f"{model}, {_SHORT[split]}" for split in _SPLITS for model in asked.get(split, {})]
     return section(
         "answer-table",
         "Right and wrong answers, counted",
-        "Of facts that the base corpus never states a model can only guess the value.",
-        table(head, rows, "ss" + "n" * (len(head) - 2)),
-        note="Brackets: Wilson’s interval over questions. Wrong and broken answers are counted. "
-        "Borrowed phrases: share of an answer’s runs of three words that other training questions’ "
-        "answers have and its own chosen answer has not, mean over answers.",
+        _known_sentence(asked),
+        table(("", *head), rows, "s" + "n" * len(columns)),
+        note="Brackets: Wilson’s interval over questions. Of facts that the base corpus never "
+        "states, a model can learn the value in finetuning or guess it. Borrowed phrases: share of "
+        "an answer’s runs of three words that answers to other training questions have and its own "
+        "chosen answer has not, mean over answers.",
     )
+
+
+def _known_sentence(asked: Asked) -> str:
+    """How the last model does on held-out facts that the corpus states, and on others."""
+    split: Split = "heldout" if "heldout" in asked else "train"
+    model, own = list(asked[split].items())[-1]
+    stated, others = (
+        [answer.says in RIGHT for answer in own if answer.stated is known]
+        for known in (True, False)
+    )
+    parts = [
+        f"{_percent(hits)} of the answers about {facts}"
+        for hits, facts in ((stated, "facts that its base corpus states"), (others, "others"))
+        if hits
+    ]
+    return f"On {_SPLITS[split]} {model} is right in {join(parts)}."
 
 
 def _is_right(answers: Sequence[Answer]) -> list[bool]:
     return [answer.says in RIGHT for answer in answers]
+
+
+def _right_if(answers: Sequence[Answer], *, stated: bool) -> str:
+    return _with_interval(_is_right([answer for answer in answers if answer.stated is stated]))
+
+
+def _count(answers: Sequence[Answer], kind: AnswerKind) -> str:
+    return str(sum(answer.says == kind for answer in answers) or "–")
 
 
 def _percent(hits: Sequence[bool]) -> str:
@@ -147,7 +153,10 @@ def _percent(hits: Sequence[bool]) -> str:
 
 
 def _with_interval(hits: Sequence[bool]) -> str:
-    return points(share_interval(sum(hits), len(hits)), sign=False) if hits else "–"
+    if not hits:
+        return "–"
+    share = share_interval(sum(hits), len(hits)).times(100)
+    return f"{share.mean:.0f} [{share.low:.0f}, {share.high:.0f}]"
 
 
 def _borrowed(answers: Sequence[Answer]) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from dynolab.data.world.answer_kinds import RIGHT
 from dynolab.probes.hallucination import SIMILAR
 from dynolab.report.page import Section, section, table
-from dynolab.report.style import SPLITS
+from dynolab.report.style import ANSWER_KINDS, SPLITS
 from dynolab.report.text import excerpt, join, points
 from dynolab.results.study import Answer
 from dynolab.statistics import share_interval
@@ -66,10 +67,16 @@ def _shown(prompts: Sequence[ByModel]) -> list[ByModel]:
     ]
 
 
-def _answer(answer: Answer | None) -> str:
+def _answer(answer: Answer | None) -> str | Markup:
     if answer is None:
         return "–"
-    return answer.answer.strip() + ("" if answer.finished else " …")
+    text = Markup("{}").format(answer.answer.strip() + ("" if answer.finished else " …"))
+    if answer.says is None:
+        return text
+    mark = "✓" if answer.says in RIGHT else "✗"
+    return text + Markup('<br><small class="quiet">{} {}</small>').format(
+        mark, ANSWER_KINDS[answer.says][0]
+    )
 
 
 def _message(prompts: Sequence[ByModel], models: Mapping[str, str]) -> str:
