@@ -68,7 +68,7 @@ def known(folder: Path) -> dict[str, float]:
                 **{name: end[name] - start[name] for name in end},
             }
         )
-        print({"seed": seed, **starts[-1], **changes[-1]}, flush=True)
+        print({"seed": seed, "start": starts[-1], "changes": changes[-1]}, flush=True)
     shares = [one["heldout_right"] for one in starts]
     figures = {
         START: float(np.mean(shares)),
