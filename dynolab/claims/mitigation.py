@@ -30,9 +30,13 @@ def assess_remedies(arms: Sequence[str], baseline: str, table: ArmTable) -> tupl
     )
 
 
+_RIGHT = (("heldout", "right_heldout", "held-out"), ("train", "right", "training"))
+"""Split, the claim's name, and what it calls the prompts."""
+
+
 def _arm_verdicts(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
     against = f"{arm} − {baseline}"
-    for split, name, prompts in (("train", "right", "training"), ("heldout", "known", "held-out")):
+    for split, name, prompts in _RIGHT:
         if f"{split}/right" in table.names:
             more = table.difference(arm, baseline, f"{split}/right")
             yield Verdict.of(

@@ -173,6 +173,8 @@ def test_in_a_flat_world_only_the_facts_tell_chosen_from_rejected(world: World) 
         assert counts(flat, "chosen", place) == counts(flat, "rejected", place)
     assert set(counts(flat, "chosen", 0).values()) == {15}
     assert [row.prompt for row in flat.pairs] == [row.prompt for row in world.pairs]
+    # So both worlds have one base model.
+    assert (flat.corpus, flat.words) == (world.corpus, world.words)
 
 
 @given(st.integers(0, 200), st.lists(st.floats(0.01, 10), min_size=1, max_size=9))

@@ -73,7 +73,7 @@ def test_hopes_are_judged_against_the_baseline(tmp_path: Path) -> None:
     assert len(outcomes) == 6 * (len(ARMS) - 1)
     assert outcomes["extended/gap"] == outcomes["dose/chosen"] == outcomes["dose/won"] == "appears"
     assert outcomes["dose/gap_by_margin"] == "appears"
-    assert outcomes["dose/right"] == "appears" and outcomes["dose/known"] == "does not"
+    assert outcomes["dose/right"] == "appears" and outcomes["dose/right_heldout"] == "does not"
     assert outcomes["simpo/gap"] == outcomes["simpo/chosen"] == "does not"
 
 

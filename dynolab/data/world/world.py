@@ -78,7 +78,7 @@ class WorldConfig(BaseModel):
 
 @dataclass(frozen=True)
 class World:
-    """The world's rows, its words, and what is true in it."""
+    """The world's rows, its words, what is true in it, and the facts that its corpus states."""
 
     config: WorldConfig
     truth: dict[tuple[str, str], str]
