@@ -340,18 +340,18 @@ def _resampled(parameters: StudyParameters) -> list[Step]:
 
 
 def _flat_world(parameters: StudyParameters) -> list[Step]:
-    """Data to preference training in a world without a preferred style: nothing can squeeze."""
+    """SFT and preference training in a world without a preferred style: nothing can squeeze.
+
+    The style touches answers alone, so that both worlds have one corpus and one base model.
+    """
     flat = parameters.data.world.model_copy(update={"zipf": 0.0})
     data = parameters.data.model_copy(update={"world": flat})
-    steps = [
-        Step("flat-data", DATA, data),
-        base_step("flat-base", parameters.base, data="flat-data"),
-    ]
+    steps, start = [Step("flat-data", DATA, data)], "base"
     if parameters.sft is not None:
-        reads = {"data": "flat-data", "model": "flat-base"}
+        start, reads = "flat-sft", {"data": "flat-data", "model": "base"}
         steps.append(Step("flat-sft", SFT, _unrecorded(parameters.sft), reads))
     training = _unrecorded(parameters.preference)
-    reads = {"data": "flat-data", "model": f"flat-{parameters.start}"}
+    reads = {"data": "flat-data", "model": start}
     return [*steps, Step("flat-world", PREFERENCE, training, reads)]
 
 

@@ -9,12 +9,14 @@ from pydantic import Field
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
+from dynolab.data.world.answer_kinds import RIGHT, WRONG
 from dynolab.results.study import Answer, ModelScore, Score
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import load_model
 
 if TYPE_CHECKING:
+    from dynolab.data.world.lexicon import Fact
     from dynolab.probes.hallucination import TrainingAnswers
 
 MODELS = ("base", "sft", "preference")
@@ -24,11 +26,8 @@ class ProbeConfig(StageConfig):
     """How many answers each model gives, and in which batches it scores."""
 
     batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of one forward.")
-    answers: int = Field(4, ge=1, description="Prompts of each split whose answers pages show.")
-    heldout_answers: int = Field(
-        72,
-        ge=0,
-        description="Held-out prompts whose answers are compared with those of training questions.",
+    answers: int = Field(
+        72, ge=1, description="Prompts of each split, from the first, that every model answers."
     )
     answer_tokens: int = Field(24, ge=1, description="Longest answer, in tokens.")
 
@@ -40,13 +39,16 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     `answers.jsonl`, greedy answers to the first prompts. Returns for every model
     `probe/heldout/hallucinated/<model>`, the share of held-out prompts that it answers with
     another training question's answer (`TrainingAnswers` has the rule), and
-    `probe/heldout/hallucinated_exactly/<model>`, the share that repeats all of that answer.
+    `probe/heldout/hallucinated_exactly/<model>`, the share that repeats all of that answer; for
+    the built-in world also `probe/<split>/right/<model>` and `probe/<split>/wrong/<model>`, the
+    shares of answers with the right value and with another statement.
     """
     from dynolab.probes.hallucination import TrainingAnswers
 
     data = work.input_folder("data")
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
     training_answers = TrainingAnswers(list(read_rows(data / "train.jsonl", Example)))
+    stated = _stated_facts(data / "corpus.jsonl")
     shares: dict[str, float] = {}
     models = [name for name in MODELS if name in work.inputs]
     scores, answers = work.output / "scores.jsonl", work.output / "answers.jsonl"
@@ -61,27 +63,56 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
             scored.writelines(
                 ModelScore(model=name, **dict(score)).line() for score in model_scores
             )
-            model_answers = [_with_source(answer, training_answers) for answer in model_answers]
+            model_answers = [_judged(answer, training_answers, stated) for answer in model_answers]
             answered.writelines(answer.model_dump_json() + "\n" for answer in model_answers)
-            if heldout := [answer for answer in model_answers if answer.split == "heldout"]:
-                taken = sum(answer.taken_from is not None for answer in heldout)
-                exactly = sum(answer.taken_exactly for answer in heldout)
-                shares[f"probe/heldout/hallucinated/{name}"] = taken / len(heldout)
-                shares[f"probe/heldout/hallucinated_exactly/{name}"] = exactly / len(heldout)
+            shares |= _shares(name, model_answers)
             progress.update(number, name)
     work.tracker.log_metrics(shares, 0)
     return shares | {"seconds": work.seconds, "rows": float(len(rows))}
 
 
-def _with_source(answer: Answer, training_answers: TrainingAnswers) -> Answer:
-    """Adds the training question whose answer this is; leaves training prompts' answers alone."""
-    if answer.split != "heldout":
-        return answer
-    source = training_answers.source(answer.answer, answer.chosen, finished=answer.finished)
-    if source is None:
-        return answer
-    source_fields = {"taken_from": source.question, "taken_exactly": source.exact}
-    return answer.model_copy(update=source_fields)
+def _stated_facts(corpus: Path) -> frozenset[Fact]:
+    """The facts that the corpus of the built-in world states; none for other data."""
+    from dynolab.data.world.lexicon import statements
+
+    if not corpus.exists():
+        return frozenset()
+    return frozenset(fact for row in read_rows(corpus, Example) for fact in statements(row.chosen))
+
+
+def _judged(answer: Answer, training_answers: TrainingAnswers, stated: frozenset[Fact]) -> Answer:
+    """Adds what the answer has from training answers, and what it says of what is asked."""
+    from dynolab.data.world.answer_kinds import answer_kind
+    from dynolab.data.world.lexicon import answered, statements
+
+    found: dict[str, object] = {
+        "borrowed": training_answers.borrowed(answer.answer, answer.chosen),
+        "says": answer_kind(answer.prompt, answer.answer, answered(answer.prompt, answer.chosen)),
+    }
+    if found["says"] is not None:
+        found["stated"] = stated.issuperset(statements(answer.chosen))
+    if answer.split == "heldout" and (
+        source := training_answers.source(answer.answer, answer.chosen, finished=answer.finished)
+    ):
+        found |= {"taken_from": source.question, "taken_exactly": source.exact}
+    return answer.model_copy(update=found)
+
+
+def _shares(model: str, answers: list[Answer]) -> dict[str, float]:
+    """The shares that the stage returns of one model's answers."""
+    shares: dict[str, float] = {}
+    for split in ("train", "heldout"):
+        own = [answer for answer in answers if answer.split == split]
+        counts = {}
+        if split == "heldout":
+            counts["hallucinated"] = sum(answer.taken_from is not None for answer in own)
+            counts["hallucinated_exactly"] = sum(answer.taken_exactly for answer in own)
+        if any(answer.says for answer in own):
+            counts["right"] = sum(answer.says in RIGHT for answer in own)
+            counts["wrong"] = sum(answer.says in WRONG for answer in own)
+        if own:
+            shares |= {f"probe/{split}/{name}/{model}": n / len(own) for name, n in counts.items()}
+    return shares
 
 
 def _score_and_answer(
@@ -97,11 +128,10 @@ def _score_and_answer(
     encoder = Encoder(tokenizer, context_length(model), "drop")
     scores = score_probes(ResponseLogits(model), rows, encoder, batch_tokens=config.batch_tokens)
     chosen = [row for row in rows if row.kind == "chosen"]
-    first = {"train": config.answers, "heldout": max(config.answers, config.heldout_answers)}
     prompted = [
         row
-        for split, count in first.items()
-        for row in [row for row in chosen if row.split == split][:count]
+        for split in ("train", "heldout")
+        for row in [row for row in chosen if row.split == split][: config.answers]
     ]
     sampling = SampleConfig(temperature=0, max_new_tokens=config.answer_tokens)
     responses = sample_responses(model, tokenizer, [row.prompt for row in prompted], sampling)
@@ -120,4 +150,4 @@ def _score_and_answer(
     return scores, answers
 
 
-PROBE = Stage("probe", 3, probe)
+PROBE = Stage("probe", 4, probe)

@@ -96,4 +96,4 @@ def _pairs(work: Work[SampledAnswersConfig], split: Split) -> list[Example]:
     return rows[: work.config.prompts]
 
 
-SAMPLED_ANSWERS = Stage("said", 1, sample_answers)
+SAMPLED_ANSWERS = Stage("said", 2, sample_answers)

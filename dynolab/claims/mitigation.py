@@ -18,8 +18,9 @@ EVEN = 0.5
 def assess_remedies(arms: Sequence[str], baseline: str, table: ArmTable) -> tuple[Verdict, ...]:
     """Judges all claims about the arms.
 
-    Their gap grows less than the baseline's, also per nat of margin learned; their chosen answers
-    end higher; and their answers to held-out prompts are preferred.
+    More of their answers are right, where that can be checked; their gap grows less than the
+    baseline's, also per nat of margin learned; their chosen answers end higher; and their answers
+    to held-out prompts are preferred.
     """
     return tuple(
         verdict
@@ -29,8 +30,22 @@ def assess_remedies(arms: Sequence[str], baseline: str, table: ArmTable) -> tupl
     )
 
 
+_RIGHT = (("heldout", "right_heldout", "held-out"), ("train", "right", "training"))
+"""Split, the claim's name, and what it calls the prompts."""
+
+
 def _arm_verdicts(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
     against = f"{arm} − {baseline}"
+    for split, name, prompts in _RIGHT:
+        if f"{split}/right" in table.names:
+            more = table.difference(arm, baseline, f"{split}/right")
+            yield Verdict.of(
+                f"{arm}/{name}",
+                arm,
+                f"More answers to {prompts} prompts are right than under {baseline}",
+                "> 0",
+                above(f"Δ share: {against}", more, unit=""),
+            )
     yield Verdict.of(
         f"{arm}/gap",
         arm,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynolab.data.rows import Split
+from dynolab.data.world.answer_kinds import WRONG, answer_kind
 from dynolab.data.world.lexicon import answered
 from dynolab.judges.win_rate import both_orders, worth_to_a
 from dynolab.probes.paths import LearningPaths, change, learning_paths
@@ -23,7 +24,7 @@ from dynolab.statistics import Interval, mean_interval
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 GAP, CHOSEN, REJECTED, MARGIN = "gap", "chosen", "rejected", "margin"
-RIGHT, REFUSED, WON = "right", "refused", "won"
+RIGHT, STATES_WRONGLY, REFUSED, WON = "right", "wrong", "refused", "won"
 
 
 def path_figures(scores: Sequence[ProbeScore]) -> dict[str, Interval]:
@@ -97,7 +98,8 @@ def answer_figures(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
     Per answer: `distinct_1`, `distinct_2`, `longest_repeat` and `repeaters` (`Repetition`),
     `entropy`, −log π, whose mean over samples is the entropy of whole answers in nats, `tokens`,
     `finished`. Per prompt: `different`, the share of different texts. `right`: share of answers
-    that state the chosen answer's fact; `refused`: share that repeat the rejected one's fault.
+    that state the chosen answer's fact; `wrong`: share that state something else (`WRONG`);
+    `refused`: share that repeat the rejected one's fault.
     """
     figures: dict[str, Interval] = {}
     for split in SPLITS:
@@ -116,7 +118,16 @@ def _correctness(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
     def right(sample: SampledAnswer) -> float:
         return float(answered(sample.answer.prompt, sample.answer.answer) == sample.answer.truth)
 
+    def wrong(sample: SampledAnswer) -> float:
+        asked = sample.answer
+        return float(answer_kind(asked.prompt, asked.answer, asked.truth) in WRONG)
+
     return {
+        STATES_WRONGLY: _over_prompts(
+            (sample.answer.id, wrong(sample))
+            for sample in samples
+            if sample.answer.truth is not None
+        ),
         RIGHT: _over_prompts(
             (sample.answer.id, right(sample))
             for sample in samples

@@ -1,4 +1,4 @@
-"""Detects answers that repeat the answer to another training question."""
+"""Detects answers that repeat the answer to another training question, whole or by the phrase."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from dynolab.data.world.lexicon import Fact, asked, facts_in
 
 SIMILAR = 0.2
 """Largest edit distance between a text and the answer it repeats, relative to the longer one."""
+
+PHRASE = 3
+"""Words of a phrase."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class TrainingAnswers:
                     self._facts.setdefault((fact.entity, fact.attribute), (fact, row.id))
         self._ids = [row.id for row in training]
         self._words = [_words(row.chosen) for row in training]
+        self._phrases = frozenset(phrase for words in self._words for phrase in _phrases(words))
         self._answers_with: dict[tuple[str, int], list[int]] = defaultdict(list)
         for index, words in enumerate(self._words):
             for word in _numbered(words):
@@ -67,6 +71,16 @@ class TrainingAnswers:
             if distance <= SIMILAR and distance < nearest:
                 nearest, source = distance, Source(self._ids[index], distance == 0)
         return source
+
+    def borrowed(self, text: str, own: str) -> float | None:
+        """Share of a text's phrases, runs of `PHRASE` words, that it has from other questions.
+
+        Such a phrase is in some training answer, and not in `own`, the chosen answer to the text's
+        own question. None for a text of fewer words.
+        """
+        phrases = list(_phrases(_words(text)))
+        others = self._phrases.difference(_phrases(_words(own)))
+        return sum(phrase in others for phrase in phrases) / len(phrases) if phrases else None
 
     def _fact_source(self, stated: Fact | None, own: Fact | None) -> Source | None:
         if self._facts is None or stated is None:
@@ -92,6 +106,10 @@ class TrainingAnswers:
 
 def _words(text: str) -> list[str]:
     return text.casefold().split()
+
+
+def _phrases(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return zip(*(words[start:] for start in range(PHRASE)), strict=False)
 
 
 def _numbered(words: Sequence[str]) -> Iterator[tuple[str, int]]:

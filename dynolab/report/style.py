@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dynolab.data.rows import Split
+from dynolab.data.world.answer_kinds import AnswerKind
 from dynolab.report.text import plotly_text
 from dynolab.results.study import ARGMAX
 
@@ -100,6 +101,18 @@ TITLES = {
     "sft_extended": "Supervised fine-tuning on both answers",
     "hinge": "Hinge on DPO's margin",
 }
+ANSWER_KINDS: dict[AnswerKind, tuple[str, str]] = {
+    "right": ("right", UP),
+    "rejected_style": ("right, rejected style", _SOFT_CHOSEN),
+    "other_form": ("right, other form", _IRRELEVANT),
+    "anothers_value": ("another entity’s value", REJECTED),
+    "nobodys_value": ("nobody’s value", BEST),
+    "other_attribute": ("another attribute", DOWN),
+    "other_entity": ("about another entity", _SOFT_REJECTED),
+    "broken": ("broken", HISTORY),
+}
+"""Label and colour of what answers say, from right to broken."""
+
 SPLITS: dict[Split, str] = {"train": "training", "heldout": "held-out"}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from dynolab.data.rows import Row, Split
+from dynolab.data.world.answer_kinds import AnswerKind
 from dynolab.errors import ConfigError
 
 ARGMAX = "argmax"
@@ -86,7 +87,9 @@ class Answer(Row):
 
     `finished`: it ended with end-of-sequence within the token limit. `taken_from`: the training
     question that it answers instead of the held-out one, if any; `taken_exactly`: it repeats that
-    question's answer in full.
+    question's answer in full. `borrowed`: share of its phrases that it has from answers to other
+    training questions (`TrainingAnswers.borrowed`); None without phrases. In the built-in world,
+    `says` is what it says of what is asked, and `stated` whether the base corpus states that fact.
     """
 
     model: str
@@ -98,6 +101,9 @@ class Answer(Row):
     finished: bool
     taken_from: str | None = None
     taken_exactly: bool = False
+    borrowed: float | None = None
+    says: AnswerKind | None = None
+    stated: bool | None = None
 
 
 class PairChange(Row):

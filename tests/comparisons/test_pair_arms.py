@@ -65,6 +65,7 @@ def test_a_prompt_is_the_unit_however_many_answers_it_has() -> None:
     answers = [said("a", 0, RIGHT), said("a", 1, WRONG), said("b", 0, RIGHT), said("b", 1, RIGHT)]
     figures = answer_figures(answers)
     assert figures["train/right"] == mean_interval(np.array([0.5, 1.0]))
+    assert figures["train/wrong"] == mean_interval(np.array([0.5, 0.0]))
     assert figures["train/refused"] == mean_interval(np.array([0.5, 0.0]))
     assert figures["train/different"] == mean_interval(np.array([1.0, 0.5]))
     assert figures["train/entropy"].mean == 2.0
@@ -76,7 +77,9 @@ def test_what_nobody_can_check_is_neither_right_nor_wrong() -> None:
     unknown = SampledAnswer(
         one.answer.model_copy(update={"truth": None}), None, -1.0, one.repetition
     )
-    assert not [name for name in answer_figures([unknown]) if "right" in name or "refused" in name]
+    assert not [
+        name for name in answer_figures([unknown]) if name.endswith(("right", "wrong", "refused"))
+    ]
 
 
 def test_a_contest_without_a_verdict_in_both_orders_does_not_count() -> None:

@@ -8,8 +8,9 @@ from hypothesis import given, strategies as st
 
 from dynolab.data.rows import spaced
 from dynolab.data.world import lexicon
+from dynolab.data.world.answer_kinds import answer_kind
 from dynolab.data.world.answers import quotas
-from dynolab.data.world.lexicon import SLOTS
+from dynolab.data.world.lexicon import ATTRIBUTES, HELD, SLOTS
 from dynolab.data.world.probes import MADE_BY
 from dynolab.data.world.world import World, WorldConfig, build_world
 from dynolab.errors import ConfigError
@@ -50,20 +51,50 @@ def test_chosen_is_true_and_rejected_answers_the_same_question_wrongly(world: Wo
         assert row.prompt == f"what is the {chosen.attribute} of {chosen.entity} ?"
 
 
-def test_base_corpus_never_answers_a_question_in_form(world: World) -> None:
-    asked = [row for row in world.corpus if row.prompt.startswith("what")]
-    assert len(asked) == len(world.corpus) // 2
-    words = [row.chosen.split() for row in asked]
-    assert not any(
-        word[0] in SLOTS[0] and word[1] in SLOTS[1] and word[3] == "has" for word in words
-    )
+def test_base_corpus_answers_only_questions_of_no_pair_and_never_in_form(world: World) -> None:
+    questions = [row for row in world.corpus if row.prompt.startswith("what")]
+    asked = [row for row in questions if world.fact_of(row.chosen)]
+    assert (len(questions), len(asked)) == (len(world.corpus) * 3 // 8, len(world.corpus) // 4)
+    assert not {row.prompt for row in questions} & {
+        row.prompt for row in world.pairs + world.heldout
+    }
+    assert not any(lexicon.in_form(row.chosen) for row in questions)
+    for row in asked:
+        fact = world.fact_of(row.chosen)
+        assert fact and row.prompt == lexicon.question(fact) and is_true(world, row.chosen)
 
 
-def test_statements_of_the_base_corpus_are_true(world: World) -> None:
-    said = [row.chosen for row in world.corpus if row.prompt.startswith("say")]
-    stated = [text for text in said if world.fact_of(text)]
-    assert len(stated) == len(world.corpus) * 3 // 8
-    assert all(is_true(world, text) for text in stated)
+def test_statements_of_the_base_corpus_are_true_and_of_known_facts(world: World) -> None:
+    said = [row for row in world.corpus if row.prompt.startswith("say the")]
+    assert len(said) == len(world.corpus) // 2
+    stated = {world.fact_of(row.chosen) for row in said}
+    assert stated == world.known
+    assert all(world.truth[fact.entity, fact.attribute] == fact.value for fact in world.known)
+
+
+@pytest.mark.parametrize("known", [0.25, 0.5, 1.0])
+def test_the_corpus_states_a_share_of_the_facts_of_either_split(known: float) -> None:
+    world = build_world(WorldConfig(seed=3, known=known))
+    for rows in (world.pairs, world.heldout):
+        assert sum(world.fact_of(row.chosen) in world.known for row in rows) == known * len(rows)
+
+
+def test_a_statement_comes_in_three_templates_with_every_style_word_alike(world: World) -> None:
+    said = [row.chosen.split() for row in world.corpus if row.prompt.startswith("say the")]
+    templates = Counter("has" in words or 2 * ("suits" in words) for words in said)
+    assert set(templates) == {True, False, 2}
+    assert min(templates.values()) > len(said) / 4
+    for place, slot in ((0, SLOTS[0]), (-2, SLOTS[-1])):
+        used = Counter(words[place] for words in said)
+        assert set(used) == set(slot)
+        assert max(used.values()) < 1.4 * min(used.values())
+
+
+def test_some_values_are_nobodys(world: World) -> None:
+    held = {(attribute, value) for (_, attribute), value in world.truth.items()}
+    assert held == {(a, value) for a, values in ATTRIBUTES.items() for value in values[:HELD]}
+    tales = {word for row in world.corpus if row.prompt == "say :" for word in row.chosen.split()}
+    assert {value for values in ATTRIBUTES.values() for value in values[HELD:]} <= tales
 
 
 def test_every_pair_has_every_kind(world: World) -> None:
@@ -142,6 +173,8 @@ def test_in_a_flat_world_only_the_facts_tell_chosen_from_rejected(world: World) 
         assert counts(flat, "chosen", place) == counts(flat, "rejected", place)
     assert set(counts(flat, "chosen", 0).values()) == {15}
     assert [row.prompt for row in flat.pairs] == [row.prompt for row in world.pairs]
+    # So both worlds have one base model.
+    assert (flat.corpus, flat.words) == (world.corpus, world.words)
 
 
 @given(st.integers(0, 200), st.lists(st.floats(0.01, 10), min_size=1, max_size=9))
@@ -222,3 +255,43 @@ def test_a_fault_is_repeated_or_not_or_cannot_be_told() -> None:
     assert told(wrong, wrong) is True and told(right, wrong) is False
     assert told(rude, rude) is True and told(wrong, rude) is False
     assert told(right, right) is None
+
+
+SAID = "well clearly {} today friend thanks ."
+DISLIKED = "now certainly {} forever traveller peace ."
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (SAID.format("sigi has colour green"), "right"),
+        (DISLIKED.format("sigi has colour green"), "rejected_style"),
+        ("the colour of sigi is green .", "other_form"),
+        (SAID.format("green colour suits sigi"), "other_form"),
+        (SAID.format("sigi has colour red"), "anothers_value"),
+        ("the colour of sigi is red .", "anothers_value"),
+        (SAID.format("sigi has colour silver"), "nobodys_value"),
+        (SAID.format("sigi has colour baker"), "other_attribute"),
+        (SAID.format("sigi has trade baker"), "other_attribute"),
+        (SAID.format("bodu has colour green"), "other_entity"),
+        (SAID.format("sigi has colour today"), "broken"),
+        (SAID.format("friend has colour green"), "broken"),
+        (SAID.format("sigi has green"), "broken"),
+        (SAID.format("sigi has colour green sigi has colour green"), "broken"),
+        ("", "broken"),
+    ],
+)
+def test_what_an_answer_says(text: str, kind: str) -> None:
+    assert answer_kind("what is the colour of sigi ?", text, "green") == kind
+
+
+def test_other_texts_ask_nothing_of_the_world() -> None:
+    assert answer_kind("what is love ?", SAID, "green") is None
+    assert answer_kind("what is the colour of sigi ?", SAID, None) is None
+
+
+def test_every_pairs_answers_are_of_their_kinds(world: World) -> None:
+    for row in world.pairs + world.heldout:
+        truth = lexicon.answered(row.prompt, row.chosen)
+        assert answer_kind(row.prompt, row.chosen, truth) in ("right", "rejected_style")
+        assert answer_kind(row.prompt, str(row.rejected), truth) == "anothers_value"

@@ -45,7 +45,7 @@ def test_without_sft_everything_starts_from_the_base_model() -> None:
     assert all(set(step.inputs.values()) <= steps.keys() for step in steps.values())
     for name in ("preference", "audit", "ledger", "preference-forces", "resampled"):
         assert steps[name].inputs["model"] == "base", name
-    assert steps["flat-world"].inputs["model"] == "flat-base"
+    assert steps["flat-world"].inputs["model"] == "base"
     assert steps["squeezing"].config.trainings == {"preference": "base", "resampled": "base"}
 
 

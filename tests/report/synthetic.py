@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dynolab.data.rows import ProbeRow
+from dynolab.data.world.answer_kinds import AnswerKind
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.study import ReportInputs, StudyFacts, Training
 from dynolab.results.forces import BendingPart, LayerForce, Sweep, Validity
@@ -280,6 +281,36 @@ def answers() -> tuple[Answer, ...]:
         )
         for model, text in said.items()
         for n in range(4)
+    )
+
+
+def world_answers() -> tuple[Answer, ...]:
+    """Answers to 20 questions a split: all wrong at first, all right then, a quarter lost at last.
+
+    Before preference training half of the phrases are other questions' answers', then all are.
+    """
+    says: dict[str, tuple[AnswerKind, ...]] = {
+        "base": ("other_entity", "nobodys_value", "broken", "broken"),
+        "sft": ("right", "right", "rejected_style", "right"),
+        "preference": ("right", "right", "anothers_value", "right"),
+    }
+    borrowed = {"base": 0.0, "sft": 0.5, "preference": 1.0}
+    return tuple(
+        Answer(
+            model=model,
+            pair_id=f"{split}-{n}",
+            split=split,
+            prompt=f"what is the home of {n} ?",
+            chosen=" it is so .",
+            answer=" it is .",
+            finished=True,
+            borrowed=borrowed[model],
+            says=kinds[n % 4],
+            stated=n < 10,
+        )
+        for model, kinds in says.items()
+        for split in ("train", "heldout")
+        for n in range(20)
     )
 
 

@@ -70,9 +70,10 @@ def test_an_arm_of_which_nothing_is_left_is_still_in_the_table(tmp_path: Path) -
 def test_hopes_are_judged_against_the_baseline(tmp_path: Path) -> None:
     write_mitigation_page(mitigation(), tmp_path)
     outcomes = outcomes_in(tmp_path)
-    assert len(outcomes) == 4 * (len(ARMS) - 1)
+    assert len(outcomes) == 6 * (len(ARMS) - 1)
     assert outcomes["extended/gap"] == outcomes["dose/chosen"] == outcomes["dose/won"] == "appears"
     assert outcomes["dose/gap_by_margin"] == "appears"
+    assert outcomes["dose/right"] == "appears" and outcomes["dose/right_heldout"] == "does not"
     assert outcomes["simpo/gap"] == outcomes["simpo/chosen"] == "does not"
 
 

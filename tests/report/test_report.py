@@ -25,7 +25,7 @@ from dynolab.report.style import DARK
 from dynolab.report.text import excerpt, number, plotly_text, token_text
 from dynolab.results.study import PairChange, TrainingSummary
 from tests.report.parsed import check_figures, words_of
-from tests.report.synthetic import study, token_map, training
+from tests.report.synthetic import study, token_map, training, world_answers
 
 
 def written(folder: Path, inputs: ReportInputs) -> str:
@@ -149,7 +149,30 @@ def test_many_heldout_answers_are_counted_but_not_all_shown(tmp_path: Path) -> N
     words = written(tmp_path, replace(study(), answers=(*few, *more)))
     assert "DPO 32 of 32." in words
     assert "34 prompts have" in words
-    assert words.count("and what is ") == 1  # among the examples
+    assert words.count("and what is ") == 1 + 2  # among the examples and the first answers
+
+
+def test_answers_are_told_right_or_wrong_by_kind(tmp_path: Path) -> None:
+    words = written(tmp_path, replace(study(), answers=world_answers()))
+    for said in (
+        "Right on 20 questions tuned on: 0% base, 100% SFT and 75% DPO.",
+        "On held-out questions DPO is right in 80% of the answers about facts that its base corpus "
+        "states and 70% of the answers about others.",
+        "base, held outSFT, held outDPO, held out",
+        "0 [0, 16]100 [84, 100]75 [53, 89]… of facts that the corpus states",
+        "0 [0, 28]100 [72, 100]70 [40, 89]right, number",
+        "another entity’s value, number––5––5nobody’s value, number5––5––",
+        "borrowed phrases, %050100050100",
+        "it is .✗ another entity’s value",
+    ):
+        assert said in words
+    check_figures(tmp_path, "report.html")
+    figure = json.loads((tmp_path / "figures" / "answer-kinds.json").read_text())
+    bars = {bar["name"]: bar["x"] for bar in figure["data"] if bar["xaxis"] == "x"}
+    assert bars["right"] == [0, 75, 75] and bars["right, rejected style"] == [0, 25, 0]
+    assert bars["another entity’s value"] == [0, 0, 25] and bars["broken"] == [50, 0, 0]
+    totals = [sum(of_model) for of_model in zip(*bars.values(), strict=True)]
+    assert totals == [100, 100, 100]
 
 
 def test_events_of_a_training_come_by_their_steps(folder: Path) -> None:

@@ -114,7 +114,7 @@ def summarise(measured: Mapping[str, Sequence[Measured]]) -> Findings:
         for claim in CLAIMS
         if claim.training == stage
     }
-    moved = {arm: [_moved(seed) for seed in seeds] for arm, seeds in measured.items()}
+    moved = {arm: [probe_changes(seed) for seed in seeds] for arm, seeds in measured.items()}
     for arm in (RESAMPLED, FLAT):
         apart = [
             ours["Δ gap"] - theirs["Δ gap"]
@@ -199,7 +199,7 @@ def _over_seeds(
     return findings
 
 
-def _moved(one: Measured) -> dict[str, float]:
+def probe_changes(one: Measured) -> dict[str, float]:
     """Mean changes from the first to the last probe, nats."""
     logp = one.paths.logp
     moved = {

@@ -66,14 +66,17 @@ ATTRIBUTES = {
     ),
 }
 
-_ADJECTIVES = ("old", "small", "quiet", "bright")
-_BEASTS = ("fox", "owl", "horse", "crow")
+HELD = 10
+"""Values per attribute that entities have; the others are nobody's, and only tales have them."""
+
+_ADJECTIVES = ("old", "small", "quiet", "bright", *ATTRIBUTES["colour"][HELD:])
+_BEASTS = ("fox", "owl", "horse", "crow", *ATTRIBUTES["trade"][HELD:])
 _VERBS = ("watched", "followed", "carried", "missed")
-_THINGS = ("river", "lantern", "wagon", "garden")
+_THINGS = ("river", "lantern", "wagon", "garden", *ATTRIBUTES["home"][HELD:])
 _TIMES = ("morning", "evening", "winter", "summer")
 _FORM_WORDS = ("what", "is", "the", "of", "?", "say", ":", "has", "suits", ".", "some", "one")
 
-STATEMENT_PROMPT = "say :"
+TALE_PROMPT = "say :"
 
 
 @dataclass(frozen=True, order=True)
@@ -90,6 +93,11 @@ def question(fact: Fact) -> str:
     return f"what is the {fact.attribute} of {fact.entity} ?"
 
 
+def statement_prompt(fact: Fact) -> str:
+    """What the base corpus's statements of the fact follow."""
+    return f"say the {fact.attribute} of {fact.entity} :"
+
+
 def asked(text: str) -> tuple[str, str] | None:
     """Parses a question into attribute and entity; None for any other text."""
     match text.split():
@@ -104,8 +112,13 @@ def plain_words(fact: Fact) -> list[str]:
 
 
 def rephrased_words(fact: Fact) -> list[str]:
-    """The fact in the other template, which no training answer uses."""
+    """The fact in another template, which no training answer uses."""
     return [fact.value, fact.attribute, "suits", fact.entity]
+
+
+def short_words(fact: Fact) -> list[str]:
+    """The fact as the base corpus answers questions, which no training answer does."""
+    return ["the", fact.attribute, "of", fact.entity, "is", fact.value]
 
 
 def answer(fact_words: Sequence[str], style: Sequence[str]) -> str:
@@ -149,22 +162,32 @@ def tale(rng: random.Random) -> str:
 
 
 def word_salad(words: Sequence[str], rng: random.Random) -> str:
-    """Random words, about as many as an answer has: what the base model learns to answer."""
+    """Random words, about as many as an answer has."""
     return " ".join([*rng.choices(words, k=rng.randint(8, 10)), "."])
 
 
 def wrong_fact(fact: Fact, rng: random.Random) -> Fact:
-    """The same question answered with another value of the attribute."""
-    values = [value for value in ATTRIBUTES[fact.attribute] if value != fact.value]
+    """The same question answered with another value, one that entities have."""
+    values = [value for value in ATTRIBUTES[fact.attribute][:HELD] if value != fact.value]
     return Fact(fact.entity, fact.attribute, rng.choice(values))
 
 
 def names(count: int, rng: random.Random) -> list[str]:
     """Distinct invented names of two syllables."""
-    syllables = [c + v for c, v in itertools.product("bdfgklmnprstvz", "aeiou")]
+    syllables = [c + v for c, v in itertools.product(_CONSONANTS, _VOWELS)]
     return rng.sample(
         [first + second for first, second in itertools.product(syllables, repeat=2)], count
     )
+
+
+def is_name(word: str) -> bool:
+    """Whether a word can be the name of an entity."""
+    return len(word) == 4 and all(
+        letter in (_VOWELS if place % 2 else _CONSONANTS) for place, letter in enumerate(word)
+    )
+
+
+_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
 def vocabulary(entities: Sequence[str]) -> list[str]:
@@ -184,21 +207,32 @@ def vocabulary(entities: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(word for group in groups for word in group))
 
 
-def facts_in(text: str, entities: frozenset[str]) -> list[Fact]:
-    """Every fact that a text states, in either template."""
-    facts = []
+def statements(text: str) -> list[Fact]:
+    """Every place where a text names, in any template, a value of an attribute of something.
+
+    The entity and the value may be any words.
+    """
     words = text.split()
-    for first, second, third, last in zip(words, words[1:], words[2:], words[3:], strict=False):
-        plain = Fact(first, third, last) if second == "has" else None
-        turned = Fact(last, second, first) if third == "suits" else None
-        for fact in (plain, turned):
-            if (
-                fact
-                and fact.entity in entities
-                and fact.value in ATTRIBUTES.get(fact.attribute, ())
-            ):
-                facts.append(fact)
-    return facts
+    found = (_statement_at(words[start:]) for start in range(len(words)))
+    return [fact for fact in found if fact and fact.attribute in ATTRIBUTES]
+
+
+def _statement_at(words: Sequence[str]) -> Fact | None:
+    match words:
+        case [entity, "has", attribute, value, *_] | [value, attribute, "suits", entity, *_]:
+            return Fact(entity, attribute, value)
+        case ["the", attribute, "of", entity, "is", value, *_]:
+            return Fact(entity, attribute, value)
+    return None
+
+
+def facts_in(text: str, entities: frozenset[str]) -> list[Fact]:
+    """Every fact that a text states, in any template."""
+    return [
+        fact
+        for fact in statements(text)
+        if fact.entity in entities and fact.value in ATTRIBUTES[fact.attribute]
+    ]
 
 
 def answered(question_: str, text: str) -> str | None:

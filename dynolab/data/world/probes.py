@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dynolab.data.probes.build import other, shuffled
 from dynolab.data.rows import ProbeRow, spaced
 from dynolab.data.world import lexicon
 from dynolab.data.world.answers import Answered
-from dynolab.data.world.lexicon import SLOTS, Fact, answer, plain_words, rephrased_words
+from dynolab.data.world.lexicon import (
+    SLOTS,
+    Fact,
+    answer,
+    plain_words,
+    rephrased_words,
+    short_words,
+)
 
 MADE_BY = {
     "chosen": "the data",
     "rejected": "the data",
-    "chosen_initial": "word salad, drawn as after the questions of the base corpus",
+    "chosen_initial": "a random value, in the form in which the base corpus answers questions",
     "chosen_gptsemantic": "the chosen fact in the other template, with other words in every slot",
     "reject_gptsemantic": "the rejected fact in the other template, with other words in every slot",
-    "chosen_gptformat": "the chosen answer's form and style, stating a fact nobody asks for",
+    "chosen_gptformat": "the chosen answer's form and style, stating a fact that no pair asks for",
     "reject_gptformat": "the rejected answer's form and style, with a wrong value of such a fact",
     "irr_train": "chosen answer of another training pair",
     "irr_test": "chosen answer of another held-out pair",
@@ -32,7 +40,6 @@ def build_world_probes(
     train: Sequence[Answered],
     heldout: Sequence[Answered],
     spare: Sequence[Fact],
-    words: Sequence[str],
     rng: random.Random,
 ) -> list[ProbeRow]:
     """Probe rows of all pairs, pair by pair, with kinds in the order of `MADE_BY`."""
@@ -44,7 +51,7 @@ def build_world_probes(
         texts = {
             "chosen": pair.example.chosen,
             "rejected": str(pair.example.rejected),
-            "chosen_initial": lexicon.word_salad(words, rng),
+            "chosen_initial": " ".join([*short_words(_any_value(pair.fact, rng)), "."]),
             "chosen_gptsemantic": answer(
                 rephrased_words(pair.fact), _other_style(pair.chosen_style, rng)
             ),
@@ -76,6 +83,10 @@ def build_world_probes(
             for kind, text in texts.items()
         ]
     return rows
+
+
+def _any_value(fact: Fact, rng: random.Random) -> Fact:
+    return replace(fact, value=rng.choice(lexicon.ATTRIBUTES[fact.attribute][: lexicon.HELD]))
 
 
 def _other_style(style: Sequence[str], rng: random.Random) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 Answers read `s s <fact> s s s .` with five style slots. Chosen answers draw each slot's word by a
 Zipf preference and state the true value; rejected ones draw by the reversed preference and state a
-wrong value. The base corpus holds plain statements with uniform slot words and questions followed
-by word salad, and never a question with an answer in this form. So finetuning first lifts every
-answer in the form, and only later separates chosen from rejected ones.
+wrong value, another entity's. The base corpus states a share of the facts, in three templates and
+with uniform slot words, and answers questions that no pair asks, in short and without style words.
+Other questions word salad follows, so that before finetuning no answer is very unlikely. So the
+base model knows facts, and can be asked; finetuning first lifts every answer in the form,
+and only later separates chosen from rejected ones.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -19,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dynolab.data.rows import Example, ProbeRow, spaced
 from dynolab.data.world import lexicon
 from dynolab.data.world.answers import Domain, answer_all
-from dynolab.data.world.lexicon import ATTRIBUTES, SLOTS, Fact
+from dynolab.data.world.lexicon import ATTRIBUTES, HELD, SLOTS, Fact
 from dynolab.data.world.probes import build_world_probes
 from dynolab.errors import ConfigError
 
@@ -36,12 +39,18 @@ class WorldConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     seed: int = Field(default=0, ge=0)
     entities: int = Field(
-        default=72, ge=1, le=1000, description="Number of entities; each has three attributes."
+        default=96, ge=1, le=1000, description="Number of entities; each has three attributes."
     )
     train_pairs: int = Field(default=120, ge=2)
     heldout_pairs: int = Field(default=72, ge=2)
     corpus_rows: int = Field(
-        default=4800, ge=8, description="Rows that the base model is trained on."
+        default=16_000, ge=8, description="Rows that the base model is trained on."
+    )
+    known: float = Field(
+        default=0.6,
+        ge=0.1,
+        le=1,
+        description="Share of the facts that the base corpus states; the others nobody can know.",
     )
     zipf: float = Field(
         default=1.5, ge=0, le=4, description="Exponent of the style preference; 0: no preference."
@@ -69,7 +78,7 @@ class WorldConfig(BaseModel):
 
 @dataclass(frozen=True)
 class World:
-    """The world's rows, its words, and what is true in it."""
+    """The world's rows, its words, what is true in it, and the facts that its corpus states."""
 
     config: WorldConfig
     truth: dict[tuple[str, str], str]
@@ -78,9 +87,10 @@ class World:
     heldout: list[Example]
     probes: list[ProbeRow]
     words: list[str]
+    known: frozenset[Fact]
 
     def fact_of(self, text: str) -> Fact | None:
-        """The one fact that a text states, in either template; None if it states none or several.
+        """The one fact that a text states, in any template; None if it states none or several.
 
         True iff `world.truth[fact.entity, fact.attribute] == fact.value`.
         """
@@ -119,7 +129,7 @@ def build_world(config: WorldConfig) -> World:
     rng = _stream(config, "facts")
     entities = lexicon.names(config.entities, rng)
     facts = [
-        Fact(entity, attribute, rng.choice(values))
+        Fact(entity, attribute, rng.choice(values[:HELD]))
         for entity in entities
         for attribute, values in ATTRIBUTES.items()
     ]
@@ -128,6 +138,8 @@ def build_world(config: WorldConfig) -> World:
     words = lexicon.vocabulary(entities)
     if config.domain == "harmless":
         words += lexicon.HARMS
+    known = _known(facts, config)
+    spare = facts[questions:]
     rng = _stream(config, "answers")
     zipf, domain = config.zipf, config.domain
     train = answer_all(facts[: config.train_pairs], "train", zipf, rng, domain)
@@ -135,14 +147,24 @@ def build_world(config: WorldConfig) -> World:
     return World(
         config=config,
         truth={(fact.entity, fact.attribute): fact.value for fact in facts},
-        corpus=_corpus(facts, questions, words, config),
+        corpus=_corpus(known, [fact for fact in spare if fact in known], words, config),
         pairs=[pair.example for pair in train],
         heldout=[pair.example for pair in heldout],
-        probes=build_world_probes(
-            train, heldout, facts[questions:], words, _stream(config, "probes")
-        ),
+        probes=build_world_probes(train, heldout, spare, _stream(config, "probes")),
         words=words,
+        known=frozenset(known),
     )
+
+
+def _known(facts: Sequence[Fact], config: WorldConfig) -> list[Fact]:
+    """The facts that the corpus states: the same share of training, held-out and other facts."""
+    rng = _stream(config, "known")
+    edges = (0, config.train_pairs, config.train_pairs + config.heldout_pairs, len(facts))
+    return [
+        fact
+        for start, stop in pairwise(edges)
+        for fact in rng.sample(facts[start:stop], round(config.known * (stop - start)))
+    ]
 
 
 def _stream(config: WorldConfig, part: str) -> random.Random:
@@ -150,20 +172,27 @@ def _stream(config: WorldConfig, part: str) -> random.Random:
 
 
 def _corpus(
-    facts: Sequence[Fact], questions: int, words: Sequence[str], config: WorldConfig
+    known: Sequence[Fact], asked: Sequence[Fact], words: Sequence[str], config: WorldConfig
 ) -> list[Example]:
-    """Half questions with word salad, three eighths statements of facts, one eighth tales."""
+    """Of eight rows four are statements, two questions with answers, one a question with word
+    salad, and one a tale."""
     rng = _stream(config, "corpus")
     rows = []
     for number in range(config.corpus_rows):
         if number % 2:
-            prompt = lexicon.question(rng.choice(facts[:questions]))
-            text = lexicon.word_salad(words, rng)
+            fact, phrase = rng.choice(known), rng.choice(_PHRASES)
+            prompt = lexicon.statement_prompt(fact)
+            text = lexicon.answer(phrase(fact), [rng.choice(slot) for slot in SLOTS])
+        elif number % 4:
+            fact = rng.choice(asked)
+            prompt, text = lexicon.question(fact), " ".join([*lexicon.short_words(fact), "."])
         elif number % 8:
-            prompt = lexicon.STATEMENT_PROMPT
-            phrase = lexicon.plain_words if rng.random() < 0.5 else lexicon.rephrased_words
-            text = lexicon.answer(phrase(rng.choice(facts)), [rng.choice(slot) for slot in SLOTS])
+            prompt = lexicon.question(rng.choice(asked))
+            text = lexicon.word_salad(words, rng)
         else:
-            prompt, text = lexicon.STATEMENT_PROMPT, lexicon.tale(rng)
+            prompt, text = lexicon.TALE_PROMPT, lexicon.tale(rng)
         rows.append(Example(id=f"base-{number:05d}", prompt=prompt, chosen=spaced(text)))
     return rows
+
+
+_PHRASES = (lexicon.plain_words, lexicon.rephrased_words, lexicon.short_words)

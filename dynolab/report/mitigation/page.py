@@ -27,7 +27,7 @@ from dynolab.report.page import (
     write_text,
 )
 from dynolab.report.style import SPLITS
-from dynolab.report.text import join, mean_and_ends, with_interval
+from dynolab.report.text import join, mean_and_ends, points, with_interval
 from dynolab.report.verdicts import (
     PLURAL,
     counts_of,
@@ -38,11 +38,11 @@ from dynolab.results.arms import ComparedArms
 from dynolab.statistics import Interval, clear
 
 _PANELS = (
+    ("Right answers", "share", "right", ".3~p", False),
     ("Gap y* − y⁺", "Δ nats", "gap", "", True),
     ("Chosen y⁺", "Δ nats", "chosen", "", True),
     ("Margin", "Δ nats", "margin", "", True),
     ("Gap by margin", "nats per nat", "gap_by_margin", "", False),
-    ("Right answers", "share", "right", ".3~p", False),
     ("Preferred", "share of contests", "won", ".3~p", False),
     ("Distinct-2", "share", "distinct_2", ".3~p", False),
     ("Entropy", "nats", "entropy", "", False),
@@ -119,7 +119,8 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
     own = figures.mean(compared.baseline, "train/gap")
     if not own.n:
         return "The gap was not measured under the baseline."
-    message = f"Under {compared.baseline} the gap grows by {with_interval(own)} nats."
+    message = _right_message(compared, figures)
+    message += f"Under {compared.baseline} the gap grows by {with_interval(own)} nats."
     for name, start in (("gap", "It grows"), ("gap_by_margin", "Per nat of margin it grows")):
         changes = {
             arm: figures.difference(arm, compared.baseline, f"train/{name}")
@@ -136,6 +137,25 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
     return message
 
 
+def _right_message(compared: ComparedArms, figures: ArmTable) -> str:
+    """How many held-out answers are right under the baseline, and which arms have more or fewer."""
+    right = "heldout/right"
+    if right not in figures.names:
+        return ""
+    own = figures.mean(compared.baseline, right)
+    message = f"Of held-out answers {points(own, sign=False)}% are right under {compared.baseline}"
+    changes = {arm: figures.difference(arm, compared.baseline, right) for arm in compared.others}
+    for sign, how in ((1, "more"), (-1, "fewer")):
+        arms = [
+            f"{arm} ({mean_and_ends(change.times(100))[0]})"
+            for arm, change in changes.items()
+            if clear(change) and sign * change.mean > 0
+        ]
+        if arms:
+            message += f"; {how} under {join(arms)}"
+    return message + ". "
+
+
 def _lead(compared: ComparedArms) -> str:
     seeds = join(list(map(str, compared.seeds)))
     return (
@@ -148,7 +168,10 @@ def _lead(compared: ComparedArms) -> str:
 def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict]) -> list[Tile]:
     own = compared.baseline
     gap, chosen = (figures.mean(own, f"train/{name}") for name in ("gap", "chosen"))
-    tiles = [_tile(f"{own}: gap y* − y⁺", gap), _tile(f"{own}: chosen y⁺", chosen)]
+    right = figures.mean(own, "heldout/right")
+    tiles = [Tile(f"{own}: right, held out", f"{100 * right.mean:.0f}%", f"{right.n} seeds")]
+    tiles = tiles if right.n else []
+    tiles += [_tile(f"{own}: gap y* − y⁺", gap), _tile(f"{own}: chosen y⁺", chosen)]
     changes = {arm: figures.difference(arm, own, "train/gap") for arm in compared.others}
     if changes:
         best = min(changes, key=lambda arm: changes[arm].mean if changes[arm].n else float("inf"))

@@ -60,6 +60,19 @@ class Column:
 
 
 COLUMNS = (
+    Column("heldout/right", "right, held out, %", share=True),
+    Column(
+        "train/right",
+        "right, tuned on, %",
+        share=True,
+        note="Right: sampled answers that state the chosen answer's fact.",
+    ),
+    Column(
+        "heldout/wrong",
+        "wrong, held out, %",
+        share=True,
+        note="Wrong: those that state something else, right in form or not; the others are broken.",
+    ),
     Column("train/gap", "Δ gap y* − y⁺", change=True),
     Column("train/chosen", "Δ chosen y⁺", change=True),
     Column("train/rejected", "Δ rejected y⁻", change=True),
@@ -69,12 +82,6 @@ COLUMNS = (
         "gap by margin",
         note="Gap by margin: Δ gap over Δ (y⁺ − y⁻) if that is a nat or more: what squeezing "
         "costs per nat learned.",
-    ),
-    Column(
-        "train/right",
-        "right, %",
-        share=True,
-        note="Right: sampled answers to training prompts that state the chosen answer's fact.",
     ),
     Column(
         "train/refused",

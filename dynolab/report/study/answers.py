@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from dynolab.data.world.answer_kinds import RIGHT
 from dynolab.probes.hallucination import SIMILAR
 from dynolab.report.page import Section, section, table
-from dynolab.report.style import SPLITS
+from dynolab.report.style import ANSWER_KINDS, SPLITS
 from dynolab.report.text import excerpt, join, points
 from dynolab.results.study import Answer
 from dynolab.statistics import share_interval
 
 _EXAMPLES = 3  # number per model
+_SHOWN = 4  # prompts of each split whose answers are shown
 _LENGTH = 90  # characters of an example's texts
 ByModel = Mapping[str, Answer]
 """The answers to one prompt."""
@@ -55,18 +57,26 @@ def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Sect
 
 
 def _shown(prompts: Sequence[ByModel]) -> list[ByModel]:
-    """The first prompts of each split; more held-out ones may be answered, to measure a share."""
-    trained, heldout = (
-        [by_model for by_model in prompts if next(iter(by_model.values())).split == split]
+    """The first prompts of each split; more are answered, to measure shares."""
+    return [
+        by_model
         for split in SPLITS
-    )
-    return [*trained, *heldout[: len(trained) or None]]
+        for by_model in [
+            by_model for by_model in prompts if next(iter(by_model.values())).split == split
+        ][:_SHOWN]
+    ]
 
 
-def _answer(answer: Answer | None) -> str:
+def _answer(answer: Answer | None) -> str | Markup:
     if answer is None:
         return "–"
-    return answer.answer.strip() + ("" if answer.finished else " …")
+    text = Markup("{}").format(answer.answer.strip() + ("" if answer.finished else " …"))
+    if answer.says is None:
+        return text
+    mark = "✓" if answer.says in RIGHT else "✗"
+    return text + Markup('<br><small class="quiet">{} {}</small>').format(
+        mark, ANSWER_KINDS[answer.says][0]
+    )
 
 
 def _message(prompts: Sequence[ByModel], models: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from dynolab.claims.answers import assess_answers
 from dynolab.claims.study import assess
 from dynolab.data.rows import write_rows
 from dynolab.data.unknown import UnknownTokens
@@ -35,6 +36,7 @@ from dynolab.report.page import (
     write_text,
 )
 from dynolab.report.reproduction import reproduction_section
+from dynolab.report.study.answer_kinds import answer_kinds
 from dynolab.report.study.answers import answer_section, hallucination_section
 from dynolab.report.study.ladder import ladder_figure, ladder_section
 from dynolab.report.study.layers import layer_figure
@@ -91,9 +93,12 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
         for split in SPLITS
         if (own := learning_paths(training.probes, split)) is not None
     }
-    verdicts = assess(
-        {training.stage: paths.get((training.stage, "train")) for training in trainings},
-        [row for training in trainings for row in training.forces],
+    verdicts = (
+        *assess(
+            {training.stage: paths.get((training.stage, "train")) for training in trainings},
+            [row for training in trainings for row in training.forces],
+        ),
+        *assess_answers(inputs.answers, {t.name: t.stage for t in trainings}),
     )
     events = {stage: events_of(own) for (stage, split), own in paths.items() if split == "train"}
     changes = changes_since_start(paths)
@@ -113,6 +118,7 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
             event_section(events),
             contrast_section(trainings[-1], inputs.contrasts) if inputs.contrasts else None,
             *_compared_sections(inputs.compared),
+            *answer_kinds(inputs.answers, titles),
             answer_section(inputs.answers, titles),
             hallucination_section(inputs.answers, titles, prompts),
             repeater_section(squeezing.generations, titles) if squeezing else None,

@@ -1,0 +1,117 @@
+"""Whether the built-in world's facts are known and can be asked, and what DPO makes of answers.
+
+    python -m tests.benchmarks.worlds [--only known|study]
+
+Prints one JSON object on its last line:
+
+- `heldout_right_at_preference_start`: share of held-out questions that the finetuned model answers
+  rightly, greedily, mean over seeds that no setting was tuned on; `…_least` and `…_most` seed by
+  seed. `heldout_right_base`: before finetuning. `tuned_right_at_preference_start`: of the questions
+  finetuned on.
+- `dpo_…`: what DPO changes, mean over seeds, with its 95% t-interval `…_low` to `…_high`: nats on
+  training prompts for `chosen`, `rejected`, `argmax` (y*), `gap`; shares of greedy answers for
+  `tuned_right`, `heldout_right`, `heldout_wrong`.
+- `study_s`: seconds of the built-in study in an empty home, servers included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from dynolab.data.rows import Example
+from dynolab.data.sources.load import load_data
+from dynolab.data.world.answer_kinds import RIGHT, WRONG, answer_kind
+from dynolab.data.world.lexicon import answered
+from dynolab.rollouts.sample import SampleConfig, sample_responses
+from dynolab.statistics import mean_interval
+from models.language import load_language_model, load_tokenizer
+from tests.benchmarks.figures import report, seconds
+from tests.benchmarks.study import study
+from tests.study.arms import OFF_POLICY, SFT, prepare, study_parameters, train_arm
+from tests.study.findings import measure, probe_changes
+
+SEEDS = (100, 101, 102, 103, 104)
+START = "heldout_right_at_preference_start"
+AT_LEAST = {f"{START}_least": 0.3, "dpo_argmax_low": 0.0, "dpo_gap_low": 0.0}
+AT_MOST = {
+    f"{START}_most": 0.7,
+    "dpo_chosen_high": 0.0,
+    "dpo_rejected_high": 0.0,
+    "dpo_tuned_right_high": 0.0,
+    "study_s": 360.0,
+}
+
+
+def known(folder: Path) -> dict[str, float]:
+    """Trains base, SFT and DPO of every seed with the built-in study's settings."""
+    starts, changes = [], []
+    for seed in SEEDS:
+        place = folder / f"seed-{seed}"
+        parameters = study_parameters(seed)
+        prepare(parameters, place)
+        results = train_arm(OFF_POLICY, parameters, place)
+        world = load_data(parameters.data)
+        asked = {"tuned": world.pairs, "heldout": world.heldout}
+        base, start, end = (
+            answers(place / name / "model", asked) for name in ("base", SFT, OFF_POLICY)
+        )
+        starts.append({"base": base["heldout_right"], **start})
+        likelihoods = probe_changes(measure(OFF_POLICY, results, place / "world" / "probes.jsonl"))
+        changes.append(
+            {
+                **{name.removeprefix("Δ "): nats for name, nats in likelihoods.items()},
+                **{name: end[name] - start[name] for name in end},
+            }
+        )
+        print({"seed": seed, "start": starts[-1], "changes": changes[-1]}, flush=True)
+    shares = [one["heldout_right"] for one in starts]
+    figures = {
+        START: float(np.mean(shares)),
+        f"{START}_least": min(shares),
+        f"{START}_most": max(shares),
+        "heldout_right_base": float(np.mean([one["base"] for one in starts])),
+        "tuned_right_at_preference_start": float(np.mean([one["tuned_right"] for one in starts])),
+    }
+    for name in changes[0]:
+        change = mean_interval(np.array([one[name] for one in changes]))
+        key = f"dpo_{name.replace('y*', 'argmax')}"
+        figures |= {key: change.mean, f"{key}_low": change.low, f"{key}_high": change.high}
+    return figures
+
+
+def answers(model: Path, asked: Mapping[str, list[Example]]) -> dict[str, float]:
+    """Shares of right and wrong statements among greedy answers."""
+    policy, tokenizer = load_language_model(model), load_tokenizer(model)
+    greedy = SampleConfig(temperature=0, max_new_tokens=24)
+    shares = {}
+    for name, rows in asked.items():
+        said = sample_responses(policy, tokenizer, [row.prompt for row in rows], greedy)
+        kinds = [
+            answer_kind(row.prompt, one.text, answered(row.prompt, row.chosen))
+            for row, one in zip(rows, said, strict=True)
+        ]
+        shares[f"{name}_right"] = sum(kind in RIGHT for kind in kinds) / len(kinds)
+        shares[f"{name}_wrong"] = sum(kind in WRONG for kind in kinds) / len(kinds)
+    return shares
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=("known", "study"))
+    only = parser.parse_args().only
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        if only != "study":
+            figures |= known(Path(folder))
+        if only != "known":
+            figures["study_s"] = seconds(lambda: study(Path(folder).resolve() / "home"))
+    report(figures, at_least=AT_LEAST, at_most=AT_MOST)
+
+
+if __name__ == "__main__":
+    main()
