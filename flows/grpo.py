@@ -23,6 +23,8 @@ from tasks.group_page import (
     GroupPageConfig,
     displacement_of,
     evaluation_of,
+    forces_of,
+    squeezing_of,
     start_of,
     training_of,
 )
@@ -32,6 +34,7 @@ from tasks.runtime.stage import Platform
 from tasks.shared.data_and_base import base_step
 from tasks.shared.rewarded_answers import AnsweringConfig
 from tasks.step_forces import FORCES, ForcesConfig
+from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import SFT
 
 SHARED = ("prompts", "data", "base", "sft", "start")
@@ -66,6 +69,9 @@ class GrpoParameters(Comparison):
     displacement: DisplacementConfig = DisplacementConfig()
     forces: ForcesConfig = Field(
         ForcesConfig(), description="Forces of each arm's steps in training.record_steps."
+    )
+    squeezing: SqueezingConfig = Field(
+        SqueezingConfig(), description="Squeezing index of each arm, if training.probe_every is set."
     )
 
     @model_validator(mode="after")
@@ -125,7 +131,7 @@ def grpo_steps(parameters: GrpoParameters) -> list[Step]:
         for step in _arm(parameters, label, seed)
     ]
     measured = [start_of(seed) for seed in parameters.seeds]
-    measured += [step.name for step in arms if step.stage is not FORCES]
+    measured += [step.name for step in arms]
     return [*shared, *arms, Step("grpo-page", GROUP_PAGE, page, {name: name for name in measured})]
 
 
@@ -168,7 +174,16 @@ def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
     ]
     if training.record_steps:
         watched = {"data": f"data-{seed}", "trained": trained}
-        steps.append(Step(f"{trained}-forces", FORCES, parameters.forces, reads | watched))
+        steps.append(Step(forces_of(label, seed), FORCES, parameters.forces, reads | watched))
+    if training.probe_every:
+        start = _start(parameters, seed)
+        squeezing = SqueezingJob(
+            **dict(parameters.squeezing), trainings={trained: start}, main=trained
+        )
+        moved = {"prompts": f"prompts-{seed}", "data": f"data-{seed}", start: start}
+        steps.append(
+            Step(squeezing_of(label, seed), SQUEEZING, squeezing, moved | {trained: trained})
+        )
     if isinstance(training.objective, ClippedConfig):
         test = DisplacementJob(
             **dict(parameters.displacement),

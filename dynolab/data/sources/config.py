@@ -17,6 +17,7 @@ from dynolab.data.source_checks import (
     pinned,
 )
 from dynolab.data.world.world import WorldConfig
+from dynolab.data.world.worlds import AnyWorldConfig
 from dynolab.errors import ConfigError, reading
 from dynolab.hub import resolve_commit
 
@@ -31,7 +32,11 @@ class DataConfig(BaseModel):
     source: Literal["world", "file", "hub"] = Field(
         default="world", description="The built-in world, a local file, or a data set of the Hub."
     )
-    world: WorldConfig = Field(default=WorldConfig(), description="Settings of source `world`.")
+    world: AnyWorldConfig = Field(
+        default=WorldConfig(),
+        description="Settings of source `world`: of facts (the default), of two strategies that "
+        "solve prompts, or of sums in several steps.",
+    )
     path: str | None = Field(
         default=None, description="Source `file`: a .jsonl, .jsonl.gz or .parquet file."
     )
