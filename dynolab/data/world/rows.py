@@ -10,6 +10,9 @@ from dynolab.data.rows import Example, ProbeRow
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+PROBED = 40
+"""Pairs of each split with probes, in worlds whose probes are built as for any pairs."""
+
 
 @dataclass(frozen=True)
 class WorldRows:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dynolab.data.probes.build import build_probes
 from dynolab.data.rows import Example, spaced
 from dynolab.data.world.answers import quotas
-from dynolab.data.world.rows import WorldRows
+from dynolab.data.world.rows import PROBED, WorldRows
 from dynolab.errors import ConfigError
 
 LETTERS = "abcdefghijkl"
@@ -74,7 +74,7 @@ def build_strategies(config: StrategiesConfig) -> WorldRows:
         corpus=_corpus(prompts[ends[1] :], config),
         pairs=train,
         heldout=heldout,
-        probes=build_probes(train, heldout, pairs=config.train_pairs, seed=config.seed),
+        probes=build_probes(train, heldout, pairs=PROBED, seed=config.seed),
         words=["lock", "?", HABIT, OTHER, ".", *LETTERS],
     )
 

@@ -1,11 +1,10 @@
 """A world of sums in several steps, whose wrong answers share most of their tokens with right ones.
 
-A prompt asks for a sum, `add 4 7 8 and 2 6 5 ?`, and its answer works it out column by column, from
-the last: `then 8 5 gives 3 carry next 7 6 makes 4 carry then 4 2 gives 7 so 7 4 3 .` The words that
-link the steps (`then` or `next`) and report them (`gives` or `makes`) are free. The base corpus
-forgets carries now and then, and a model trained on it does so, too. What a wrong answer got wrong
-is then one or two of its tokens; all others stand in right answers as well, and what pushes them
-down there pushes them down in right answers.
+A prompt asks for a sum, `add 7 8 and 6 5 ?`, and its answer works it out column by column, from the
+last: `then 8 next 5 next makes 3 carry then 7 then 6 next makes 4 carry so 1 4 3 .` The words
+between (`then` or `next`) are free. The base corpus forgets carries now and then, and a model
+trained on it does so, too. What a wrong answer got wrong is one or two of its tokens; all others
+stand in right answers as well, and what pushes them down there can push right answers down.
 """
 
 from __future__ import annotations
@@ -19,10 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.probes.build import build_probes
 from dynolab.data.rows import Example, spaced
-from dynolab.data.world.rows import WorldRows
+from dynolab.data.world.rows import PROBED, WorldRows
 from dynolab.errors import ConfigError
 
-LINKS, REPORTS = ("then", "next"), ("gives", "makes")
+FREE = ("then", "next")
+"""Words that stand anywhere and mean nothing."""
+MAKES = "makes"
 CARRY, RESULT, DIGITS = "carry", "so", "0123456789"
 Numbers = tuple[int, int]
 
@@ -38,7 +39,7 @@ class SumsConfig(BaseModel):
     corpus_rows: int = Field(
         default=9600, ge=8, description="Rows that the base model is trained on."
     )
-    columns: int = Field(default=3, ge=2, le=4, description="Digits of each number.")
+    columns: int = Field(default=2, ge=2, le=4, description="Digits of each number.")
     forgotten: float = Field(
         default=0.3, ge=0, lt=1, description="Chance that the base corpus forgets a carry."
     )
@@ -79,8 +80,8 @@ def build_sums(config: SumsConfig) -> Sums:
         corpus=_corpus(asked, config),
         pairs=train,
         heldout=heldout,
-        probes=build_probes(train, heldout, pairs=config.train_pairs, seed=config.seed),
-        words=["add", "and", "?", *LINKS, *REPORTS, CARRY, RESULT, ".", *DIGITS],
+        probes=build_probes(train, heldout, pairs=PROBED, seed=config.seed),
+        words=["add", "and", "?", *FREE, MAKES, CARRY, RESULT, ".", *DIGITS],
     )
 
 
@@ -106,7 +107,9 @@ def worked_out(
         a, b = (number // 10**column % 10 for number in numbers)
         total = a + b + carry
         carry = int(total >= 10 and column not in forgotten)
-        words += [rng.choice(LINKS), str(a), str(b), rng.choice(REPORTS), str(total % 10)]
+        for word in (str(a), str(b), MAKES):
+            words += [rng.choice(FREE), word]
+        words.append(str(total % 10))
         words += [CARRY] * carry
         digits.append(str(total % 10))
     words += [RESULT, *(["1"] * carry), *reversed(digits), "."]
