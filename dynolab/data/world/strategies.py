@@ -3,7 +3,7 @@
 A prompt shows letters: `lock c a f ?`. It is solved either by reversing them, `turn f a c .`, or by
 replacing each by the next letter of the alphabet, `shift d b g .`. The base corpus shows both on
 other prompts, the first more often (`habit`) and each with slips, so that a model trained on it has
-that habit, whatever the prompt. As nothing in a prompt tells its strategy, a policy can gain on
+that habit, whatever the prompt. It is least sure of the strategy's name. As nothing in a prompt tells its strategy, a policy can gain on
 prompts that it has not seen only by carrying strategies out better, or by one strategy at the cost
 of the other: what raises its first answer then takes away what several answers would find.
 """
@@ -48,7 +48,10 @@ class StrategiesConfig(BaseModel):
         default=0.6, gt=0, lt=1, description="Share of prompts that reversing solves."
     )
     slips: float = Field(
-        default=0.1, ge=0, lt=1, description="Chance that a letter of the base corpus is wrong."
+        default=0.05,
+        ge=0,
+        lt=1,
+        description="Chance that a letter of the base corpus is drawn at random.",
     )
 
     @model_validator(mode="after")
