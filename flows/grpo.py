@@ -71,7 +71,8 @@ class GrpoParameters(Comparison):
         ForcesConfig(), description="Forces of each arm's steps in training.record_steps."
     )
     squeezing: SqueezingConfig = Field(
-        SqueezingConfig(), description="Squeezing index of each arm, if training.probe_every is set."
+        SqueezingConfig(),
+        description="Squeezing index of each arm, if training.probe_every is set.",
     )
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ def right_answer_forces(
     objective's weight of token l. A plain gradient step of rate η changes R by `η Σ_l f_l`. One
     backward pass gives ∇R, one forward-mode derivative along it those of all tokens.
 
-    **Returns:** nats per unit of the learning rate; negative where a token drags right answers down.
+    **Returns:** nats per unit of the learning rate; below zero a token drags right answers down.
     """
     batch = question.batch
     lifting = _gradient_of_right(policy, question)

@@ -41,8 +41,9 @@ class GRPOConfig(ClippedConfig):
 
 
 class GRPO:
-    """`L = Σ_l w_l [−min(ρ_l Â_l, clip(ρ_l) Â_l) + β k3_l + γ ρ_l log π_old,l]`, ρ the ratio of policy
-    to old policy.
+    """`L = Σ_l w_l [−min(ρ_l Â_l, clip(ρ_l) Â_l) + β k3_l + γ ρ_l log π_old,l]`.
+
+    ρ is the ratio of policy to old policy.
 
     Shao et al., arXiv 2402.03300, eq. 3, whose `w_l = 1/(G|y|)` is the default; denominators 1/w
     of DAPO (arXiv 2503.14476) and Dr. GRPO (arXiv 2503.20783); sequence ratios of GSPO (arXiv

@@ -10,8 +10,9 @@ class PromptScore(Row):
     """Summary of a policy's sampled answers to one prompt: `prompts.jsonl`.
 
     `right`, `distinct` and `finished` count right answers, different texts, and answers that ended
-    with end-of-sequence; `repeaters` those that repeat themselves (`Repetition`). `entropy` is the mean of −log π(y|x) over the samples, in nats, whose
-    expectation is the entropy of whole answers; `tokens` is their mean length.
+    with end-of-sequence; `repeaters` those that repeat themselves (`Repetition`). `entropy` is the
+    mean of −log π(y|x) over the samples, in nats, whose expectation is the entropy of whole
+    answers; `tokens` is their mean length.
     """
 
     id: str

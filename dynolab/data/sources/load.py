@@ -101,8 +101,9 @@ def load_prompts(
 ) -> LoadedPrompts:
     """Loads the prompts of a source, each with the answer to check responses against, if any.
 
-    The answer is the fact or the solution of a built-in world, the full solution of GSM8K, or the `answer` or
-    chosen answer of other formats. Arguments, counts and errors are those of `load_data`.
+    The answer is the fact or the solution of a built-in world, the full solution of GSM8K, or the
+    `answer` or chosen answer of other formats. Arguments, counts and errors are those of
+    `load_data`.
     """
     if config.source == "world":
         world = build_any_world(config.world)

@@ -3,9 +3,10 @@
 A prompt shows letters: `lock c a f ?`. It is solved either by reversing them, `turn f a c .`, or by
 replacing each by the next letter of the alphabet, `shift d b g .`. The base corpus shows both on
 other prompts, the first more often (`habit`) and each with slips, so that a model trained on it has
-that habit, whatever the prompt. It is least sure of the strategy's name. As nothing in a prompt tells its strategy, a policy can gain on
-prompts that it has not seen only by carrying strategies out better, or by one strategy at the cost
-of the other: what raises its first answer then takes away what several answers would find.
+that habit, whatever the prompt. It is least sure of the strategy's name. As nothing in a prompt
+tells its strategy, a policy can gain on prompts that it has not seen only by carrying strategies
+out better, or by one strategy at the cost of the other: what raises its first answer then takes
+away what several answers would find.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """A world of sums in several steps, whose wrong answers share most of their tokens with right ones.
 
-A prompt asks for a sum, `add 7 8 and 6 5 ?`, and its answer works it out column by column, from the
-last: `then 8 next 5 next makes 3 carry then 7 then 6 next makes 4 carry so 1 4 3 .` The words
-between (`then` or `next`) are free. The base corpus forgets carries now and then, and a model
-trained on it does so, too. What a wrong answer got wrong is one or two of its tokens; all others
-stand in right answers as well, and what pushes them down there can push right answers down.
+A prompt asks for a sum, `add 7 9 and 4 5 ?`, and its answer works it out column by column, from the
+last: `then 9 next 5 next makes 4 carry then 7 then 4 next makes 2 carry so 1 2 4 .` The words
+between (`then` or `next`) are free. Numbers have five different digits, whose sums are soon
+learned. The base corpus forgets carries now and then, and a model trained on it does so, too. What
+a wrong answer got wrong is one or two of its tokens; all others stand in right answers as well, and
+what pushes them down there can push right answers down.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from dynolab.errors import ConfigError
 FREE = ("then", "next")
 """Words that stand anywhere and mean nothing."""
 MAKES = "makes"
-CARRY, RESULT, DIGITS = "carry", "so", "0123456789"
+CARRY, RESULT = "carry", "so"
+DIGITS, SUMMED = "0123456789", "24579"
+"""Those of results, and those of the numbers that are added."""
 Numbers = tuple[int, int]
 
 
@@ -41,17 +44,17 @@ class SumsConfig(BaseModel):
     )
     columns: int = Field(default=2, ge=2, le=4, description="Digits of each number.")
     forgotten: float = Field(
-        default=0.3, ge=0, lt=1, description="Chance that the base corpus forgets a carry."
+        default=0.15, ge=0, lt=1, description="Chance that the base corpus forgets a carry."
     )
 
     @model_validator(mode="after")
     def _enough_sums(self) -> SumsConfig:
-        most = 100**self.columns // 20
+        most = len(SUMMED) ** (2 * self.columns) // 2
         if self.train_pairs + self.heldout_pairs > most:
             raise ConfigError(
                 "world.train_pairs",
                 self.train_pairs,
-                f"with heldout_pairs at most {most} for sums of {self.columns} columns",
+                f"with heldout_pairs at most {most}, half the sums of {self.columns} columns",
             )
         return self
 
@@ -117,7 +120,8 @@ def worked_out(
 
 
 def _numbers(config: SumsConfig, rng: random.Random) -> Numbers:
-    return rng.randrange(10**config.columns), rng.randrange(10**config.columns)
+    first, second = (int("".join(rng.choices(SUMMED, k=config.columns))) for _ in range(2))
+    return first, second
 
 
 def _prompt(numbers: Numbers, columns: int) -> str:
@@ -152,9 +156,7 @@ def _corpus(asked: dict[Numbers, None], config: SumsConfig) -> list[Example]:
         if numbers in asked:
             continue
         carried = carries(numbers, config.columns)
-        slips = frozenset(
-            column for column in carried if rng.random() < config.forgotten
-        )
+        slips = frozenset(column for column in carried if rng.random() < config.forgotten)
         rows.append(
             Example(
                 id=f"base-{len(rows):05d}",

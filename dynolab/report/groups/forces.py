@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from dynolab.comparisons.arm_table import (
     FROM_RIGHT,
     FROM_WRONG,
@@ -15,12 +14,13 @@ from dynolab.comparisons.arm_table import (
 from dynolab.report.dots import DotPanel, dot_plot
 from dynolab.report.figure import Figure, subplots
 from dynolab.report.inputs.arms import GroupPageInputs
-from dynolab.report.style import CHOSEN, REJECTED, SPLITS
+from dynolab.report.style import CHOSEN, REJECTED
 from dynolab.report.text import join, plotly_text, points, with_interval
 from dynolab.results.groups import CompletionForce
+from dynolab.statistics import Interval
 
 _MOST_POINTS, _MOST_ARMS = 400, 3
-_TRAIN = SPLITS["train"]
+_CHOSEN, _ANY = "chosen by the rule", "any of wrong answers"
 
 
 def completion_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
@@ -39,7 +39,7 @@ def completion_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | No
         space=0.05,
         shared_y=True,
         margin={"l": 64, "r": 24, "t": 72, "b": 52},
-        x={"title_text": "advantage of the answer, mean over its tokens"},
+        x={"title_text": "advantage of the answer"},
         y_title="push on the right answers (nats per unit of learning rate)",
     )
     for col, rows in enumerate(shown.values(), start=1):
@@ -62,7 +62,8 @@ def completion_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | No
         "completions",
         "What each sampled answer does to the right ones",
         _completion_message(inputs, figures, by_arm),
-        "A point: one answer sampled to a training prompt before training. Its push: the "
+        "A point: one answer sampled to a training prompt before training, its advantage the mean "
+        "over its tokens. Its push: the "
         "first-order change, by the gradient of this answer's part of the loss alone, of the mean "
         "log π of its prompt's right answers. Below zero it drags them down. Of all seeds, at most "
         f"{_MOST_POINTS} of each kind are drawn; all are counted.",
@@ -94,30 +95,21 @@ def choice_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
     if not arms:
         return None
     panels = (
-        DotPanel(
-            "Chosen tokens that do harm",
-            "share",
-            {"chosen by the rule": PRECISION, "all tokens of wrong answers": HARMFUL},
-            ".0%",
-        ),
-        DotPanel(
-            "Harm found",
-            "share",
-            {"of harmful tokens": RECALL, "of their harm, in nats": HARM_FOUND},
-            ".0%",
-        ),
+        DotPanel("Tokens that do harm", "share", {_CHOSEN: PRECISION, _ANY: HARMFUL}, ".0%"),
+        DotPanel("Harmful tokens found", "share", {_CHOSEN: RECALL}, ".0%"),
+        DotPanel("Their harm found", "share of nats", {_CHOSEN: HARM_FOUND}, ".0%"),
     )
     said = [
-        f"{points(figures.mean(arm, PRECISION), sign=False)} under {arm}, which finds "
-        f"{points(figures.mean(arm, RECALL), sign=False)} of the harmful tokens and "
-        f"{points(figures.mean(arm, HARM_FOUND), sign=False)} of their harm"
+        f"{_percent(figures.mean(arm, PRECISION))} under {arm}, which finds "
+        f"{_percent(figures.mean(arm, RECALL))} of the harmful tokens and "
+        f"{_percent(figures.mean(arm, HARM_FOUND))} of their harm"
         for arm in arms
     ]
     return Figure(
         "choice",
         "Does the rule find the tokens that do harm?",
-        f"Of the tokens of wrong answers, {points(figures.mean(arms[0], HARMFUL), sign=False)} "
-        f"percent drag right answers down. Of the chosen ones it is {join(said)}.",
+        f"Of all tokens of wrong answers {_percent(figures.mean(arms[0], HARMFUL))} drag right "
+        f"answers down; of the chosen ones {join(said)}.",
         "A token does harm if pushing it down as the plain objective does lowers the mean log π of "
         "its prompt's right answers, exactly and to first order, through all weights. NTHR "
         "estimates that from the last layer alone, and chooses the tokens whose estimate exceeds "
@@ -125,3 +117,8 @@ def choice_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
         "the precision of all tokens. Intervals are over " + inputs.unit + ".",
         dot_plot(figures, arms, panels),
     )
+
+
+def _percent(share: Interval) -> str:
+    mean, _, ends = points(share, sign=False).partition(" ")
+    return f"{mean}% {ends}".rstrip()

@@ -27,6 +27,7 @@ from dynolab.comparisons.pair_arms import gap_by_margin, path_figures, win_figur
 from dynolab.data.rows import read_value
 from dynolab.objectives.registry import AnyConfig
 from dynolab.report.inputs.files import PageInputs, rows
+from dynolab.report.inputs.study import Training, read_training
 from dynolab.results.arms import ComparedArms, Divergence, RunFigures
 from dynolab.results.groups import (
     CompletionForce,
@@ -35,7 +36,6 @@ from dynolab.results.groups import (
     QuestionDisplacement,
     TokenChoice,
 )
-from dynolab.report.inputs.study import Training, read_training
 from dynolab.results.judges import Judgement, PolicyAnswer
 from dynolab.results.squeezing import RisenMass
 from dynolab.results.study import MetricsLine, ProbeScore, TrainingSummary
@@ -60,8 +60,9 @@ class Evaluated:
 class GroupRun:
     """One arm with one seed; `displaced` is None unless the objective trains on groups.
 
-    `training`: its probes and the forces of its recorded steps, under the arm's name; `risen`: where
-    probability rose. Both are empty unless the arm was probed.
+    `completions`, `choices`: what the push on each sampled answer did, and on the tokens that a
+    rule chose; `training`: the probes and forces of recorded steps, under the arm's name; `risen`:
+    where probability rose, if the arm was probed.
     """
 
     evaluated: Evaluated
@@ -81,12 +82,13 @@ class GroupRun:
             **completion_figures(self.completions),
             **choice_figures(self.choices),
             **path_figures(probes),
-            **{SQUEEZE_INDEX: squeeze_index(rows) for rows in self._risen_at_end()},
+            **self._squeezing(),
         }
 
-    def _risen_at_end(self) -> list[list[RisenMass]]:
-        """The rows of the training's end; empty unless it was probed."""
-        return [steps[max(steps)] for steps in chosen_by_step(self.risen).values()]
+    def _squeezing(self) -> dict[str, Interval]:
+        """The squeezing index at the training's end, if it was measured."""
+        ends = [steps[max(steps)] for steps in chosen_by_step(self.risen).values()]
+        return {SQUEEZE_INDEX: squeeze_index(ends[0])} if ends else {}
 
 
 @dataclass(frozen=True)

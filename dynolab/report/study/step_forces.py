@@ -51,9 +51,7 @@ _VIEWS: tuple[tuple[str, Keep], ...] = (
 )
 
 
-def decomposition_figure(
-    training: Training, sides: tuple[str, str] = _SIDES
-) -> Figure | None:
+def decomposition_figure(training: Training, sides: tuple[str, str] = _SIDES) -> Figure | None:
     """Mean Δ log π of every kind at recorded steps, split by what pushed.
 
     **Arguments:** `sides`: names of the loss's two sides.
