@@ -7,9 +7,9 @@ from itertools import groupby
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Split
+from dynolab.evaluation.repeats import repetition
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.groups import LikelihoodChange, PromptScore, RightAnswer
-from dynolab.squeezing.repeats import repetition
 from dynolab.training.reference import score_responses
 from dynolab.training.rollout import Answers
 
