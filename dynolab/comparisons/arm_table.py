@@ -177,9 +177,9 @@ def pass_names(figures: Sequence[str], split: str) -> list[str]:
 
 
 def splits_of(figures: Sequence[str]) -> list[Split]:
-    """The splits for which there are figures."""
+    """The splits whose prompts were evaluated."""
     splits: tuple[Split, ...] = ("train", "heldout")
-    return [split for split in splits if any(name.startswith(f"{split}/") for name in figures)]
+    return [split for split in splits if pass_names(figures, split)]
 
 
 def _mean(values: Sequence[float]) -> Interval:

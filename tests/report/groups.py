@@ -64,7 +64,7 @@ def _evaluated(arm: str, seed: int, word: str) -> Evaluated:
                     right=int(rng.binomial(SAMPLES, SOLVED[arm])) if solvable else 0,
                     distinct=6 if arm == "before" else 3,
                     finished=SAMPLES,
-                    entropy=5.0,
+                    entropy=5.0 if arm == "before" else 4.0 + 0.01 * seed,
                     tokens=11.0,
                 )
             )

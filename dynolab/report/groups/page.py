@@ -153,6 +153,12 @@ def _summary(
         "baseline": inputs.baseline,
         "metrics": {name: mean.mean for name, mean in means.items()} | outcome_counts(verdicts),
         "means": {name: mean.as_dict() for name, mean in means.items()},
+        "changes": {
+            f"{arm}/{name}": change.as_dict()
+            for arm in inputs.arms
+            for name in table.names
+            if (change := table.difference(arm, START, name)).n
+        },
         "differences": {
             f"{arm}/{name}": difference.as_dict()
             for arm in arms

@@ -20,6 +20,7 @@ from dynolab.comparisons.arm_table import (
     splits_of,
 )
 from dynolab.objectives.clipping import ClippedConfig
+from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import AnyConfig
 from dynolab.objectives.simko import SimKOConfig
 from dynolab.objectives.spin import SPINConfig
@@ -102,7 +103,9 @@ def _what(objective: AnyConfig) -> tuple[str, str]:
             (_SIMKO, source) if rule == "none" else (f"{_SIMKO}; with {rule}", f"{source}; {_NTHR}")
         )
     if isinstance(objective, ClippedConfig):
-        return _RULES[objective.advantage_rule.name]
+        what, source = _RULES[objective.advantage_rule.name]
+        entropy = isinstance(objective, GRPOConfig) and objective.entropy
+        return (f"{what}; the entropy of every token is raised" if entropy else what), source
     if isinstance(objective, SPINConfig):
         return "The data's answers preferred to the model's own", "Chen et al., arXiv 2401.01335"
     return f"{objective_name(objective.name)} on the best and the worst answer to a prompt", "–"
