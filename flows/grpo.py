@@ -92,11 +92,22 @@ class GrpoParameters(Comparison):
                 self.arm(label, 0)
             except ConfigError as error:
                 raise ConfigError(f"arms.{label}", error.value, error.remedy) from error
+        for reward in self.training.rewards:
+            if reward.name.startswith("world_") and self.data.source == "world":
+                self._check_fits_world(reward.name)
         try:
             Rewards(self.training.rewards)
         except ConfigError as error:
             raise ConfigError("training.rewards", error.value, error.remedy) from error
         return self
+
+    def _check_fits_world(self, reward: str) -> None:
+        if not self.data.states_facts:
+            raise ConfigError(
+                "training.rewards",
+                reward,
+                f"fits only the world of facts; use exact or ends_with for {self.data.world.name}",
+            )
 
     @property
     def baseline_label(self) -> str:

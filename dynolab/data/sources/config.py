@@ -100,6 +100,11 @@ class DataConfig(BaseModel):
         return self
 
     @property
+    def states_facts(self) -> bool:
+        """Whether the rows are those of the built-in world of facts."""
+        return self.source == "world" and self.world.name == "facts"
+
+    @property
     def origin(self) -> str:
         """Short name of the source, for messages."""
         return Path(self.path).name if self.path else self.hub_name or self.source
