@@ -123,19 +123,19 @@ class PairComparison(Comparison):
             Rewards(self.on_policy.rewards)
         except ConfigError as error:
             raise ConfigError("on_policy.rewards", error.value, error.remedy) from error
-        if self.judge == ExactJudgeConfig() and self.data.source != "world":
+        if self.judge == ExactJudgeConfig() and not self.data.states_facts:
             raise ConfigError(
                 "judge",
                 "exact",
-                f"its default rewards fit only the built-in world; with data.source = "
-                f"{self.data.source} give rewards for your data, or choose log_prob or llm",
+                "its default rewards fit only the built-in world of facts; give rewards for your "
+                "data, or choose log_prob or llm",
             )
         return self
 
     @property
     def ranks_answers(self) -> bool:
         """Whether the rewards of on-policy arms fit the data."""
-        return self.data.source == "world" or self.on_policy.rewards != WORLD_REWARDS
+        return self.data.states_facts or self.on_policy.rewards != WORLD_REWARDS
 
 
 def shared_steps(

@@ -23,6 +23,8 @@ from tasks.group_page import (
     GroupPageConfig,
     displacement_of,
     evaluation_of,
+    forces_of,
+    squeezing_of,
     start_of,
     training_of,
 )
@@ -32,6 +34,7 @@ from tasks.runtime.stage import Platform
 from tasks.shared.data_and_base import base_step
 from tasks.shared.rewarded_answers import AnsweringConfig
 from tasks.step_forces import FORCES, ForcesConfig
+from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import SFT
 
 SHARED = ("prompts", "data", "base", "sft", "start")
@@ -67,6 +70,10 @@ class GrpoParameters(Comparison):
     forces: ForcesConfig = Field(
         ForcesConfig(), description="Forces of each arm's steps in training.record_steps."
     )
+    squeezing: SqueezingConfig = Field(
+        SqueezingConfig(),
+        description="Squeezing index of each arm, if training.probe_every is set.",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> GrpoParameters:
@@ -85,11 +92,22 @@ class GrpoParameters(Comparison):
                 self.arm(label, 0)
             except ConfigError as error:
                 raise ConfigError(f"arms.{label}", error.value, error.remedy) from error
+        for reward in self.training.rewards:
+            if reward.name.startswith("world_") and self.data.source == "world":
+                self._check_fits_world(reward.name)
         try:
             Rewards(self.training.rewards)
         except ConfigError as error:
             raise ConfigError("training.rewards", error.value, error.remedy) from error
         return self
+
+    def _check_fits_world(self, reward: str) -> None:
+        if not self.data.states_facts:
+            raise ConfigError(
+                "training.rewards",
+                reward,
+                f"fits only the world of facts; use exact or ends_with for {self.data.world.name}",
+            )
 
     @property
     def baseline_label(self) -> str:
@@ -125,7 +143,7 @@ def grpo_steps(parameters: GrpoParameters) -> list[Step]:
         for step in _arm(parameters, label, seed)
     ]
     measured = [start_of(seed) for seed in parameters.seeds]
-    measured += [step.name for step in arms if step.stage is not FORCES]
+    measured += [step.name for step in arms]
     return [*shared, *arms, Step("grpo-page", GROUP_PAGE, page, {name: name for name in measured})]
 
 
@@ -168,7 +186,16 @@ def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
     ]
     if training.record_steps:
         watched = {"data": f"data-{seed}", "trained": trained}
-        steps.append(Step(f"{trained}-forces", FORCES, parameters.forces, reads | watched))
+        steps.append(Step(forces_of(label, seed), FORCES, parameters.forces, reads | watched))
+    if training.probe_every:
+        start = _start(parameters, seed)
+        squeezing = SqueezingJob(
+            **dict(parameters.squeezing), trainings={trained: start}, main=trained
+        )
+        moved = {"prompts": f"prompts-{seed}", "data": f"data-{seed}", start: start}
+        steps.append(
+            Step(squeezing_of(label, seed), SQUEEZING, squeezing, moved | {trained: trained})
+        )
     if isinstance(training.objective, ClippedConfig):
         test = DisplacementJob(
             **dict(parameters.displacement),

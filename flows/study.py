@@ -108,9 +108,11 @@ class StudyParameters(FlowParameters):
 
     @model_validator(mode="after")
     def _can_be_contrasted(self) -> StudyParameters:
-        if "flat_world" in self.contrasts and self.data.source != "world":
+        if "flat_world" in self.contrasts and not self.data.states_facts:
             raise ConfigError(
-                "contrasts", "flat_world", "needs data.source: world; leave it out for other data"
+                "contrasts",
+                "flat_world",
+                "needs the built-in world of facts; leave it out for other data",
             )
         return self
 

@@ -49,4 +49,4 @@ def chat_tokenizer(config: DataConfig) -> PreTrainedTokenizerBase | None:
 
 
 # The hash of its content identifies a file, so its path is no part of the key.
-DATA = Stage("data", 2, freeze_data, operational=frozenset({"path", "chat_model", "probes"}))
+DATA = Stage("data", 3, freeze_data, operational=frozenset({"path", "chat_model", "probes"}))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from dynolab.objectives.advantages import AdvantageRuleConfig
 from dynolab.objectives.grpo import GRPOConfig
-from dynolab.objectives.registry import GroupObjectiveConfig
-from dynolab.results.groups import QuestionDisplacement
+from dynolab.objectives.registry import GroupConfig, GroupObjectiveConfig
+from dynolab.results.groups import CompletionForce, QuestionDisplacement, TokenChoice
 from dynolab.training.config import OptimizerConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
@@ -58,32 +60,74 @@ class DisplacementJob(DisplacementConfig, AnsweringConfig):
 def displace(work: Work[DisplacementJob]) -> dict[str, float]:
     """Reads inputs `prompts` and `model`; every question's update starts from the model's weights.
 
-    Results: `displacement.jsonl`, the change of each right answer of an updated question, and
-    `figures.json`, the share of questions displaced and the mean change, with 95% intervals.
+    Results: `displacement.jsonl`, the change of each right answer of an updated question;
+    `completions.jsonl`, what the push on each sampled answer did to the right ones;
+    `token_choice.jsonl`, for a rule that pushes some tokens less, which it chose and which do harm;
+    `figures.json`, the share of questions displaced, the mean change, and the rule's precision and
+    recall, with 95% intervals.
     """
-    from dynolab.comparisons.arm_table import displacement_figures
+    from dynolab.comparisons.arm_table import (
+        choice_figures,
+        completion_figures,
+        displacement_figures,
+    )
     from dynolab.evaluation.displacement import likelihood_displacement, one_update
     from dynolab.objectives import build_objective
 
     config = work.config
     with work.shown():
         answerer = Answerer.of(work)
+        questions = _questions(work, answerer, config.objective)
         displacements = likelihood_displacement(
             answerer.logits,
-            _questions(work, answerer),
+            questions,
             one_update(build_objective(config.objective), config.update(config.optimizer)),
         )
+        completions, choices = _forces(work, answerer, questions)
         rows = [
             QuestionDisplacement(id=row.id, samples=config.completions, changes=row.changes)
             for row in displacements
         ]
-        work.write_tables(displacement=rows)
-    means = log_figures(work, displacement_figures(rows, config.epsilon), "displacement")
-    work.log_tables(displacement=rows)
+        work.write_tables(displacement=rows, completions=completions, token_choice=choices)
+    figures = displacement_figures(rows, config.epsilon) | choice_figures(choices)
+    figures |= completion_figures(completions)
+    means = log_figures(work, figures, "displacement")
+    work.log_tables(displacement=rows, token_choice=choices)
     return means | {"questions": float(len(rows)), "seconds": work.seconds}
 
 
-def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question]:
+def _forces(
+    work: Work[DisplacementJob], answerer: Answerer, questions: Sequence[Question]
+) -> tuple[list[CompletionForce], list[TokenChoice]]:
+    """What each answer did to the right ones, and which tokens the objective's rule chose.
+
+    Both are empty for a dense objective, which also pushes tokens that nobody sampled; the second
+    is empty without a rule that chooses tokens of wrong answers.
+    """
+    from dynolab.evaluation.token_choice import completion_forces, token_choice
+    from dynolab.forces import PolicyFunction
+    from dynolab.objectives import build_objective
+
+    objective = work.config.objective
+    built = build_objective(objective)
+    if built.dense:
+        return [], []
+    policy = PolicyFunction(answerer.logits.model)
+    completions = [
+        row for question in questions for row in completion_forces(policy, built, question)
+    ]
+    if objective.advantage_rule.name not in ("nthr", "random_tokens"):
+        return completions, []
+    plain = objective.model_copy(update={"advantage_rule": AdvantageRuleConfig()})
+    return completions, [
+        token_choice(policy, build_objective(plain), before, after.batch)
+        for before, after in zip(_questions(work, answerer, plain), questions, strict=True)
+    ]
+
+
+def _questions(
+    work: Work[DisplacementJob], answerer: Answerer, objective: GroupConfig
+) -> list[Question]:
     """Samples answers to every question, with the advantages of the training's first step."""
     import torch
 
@@ -96,12 +140,12 @@ def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question
         work, "train", samples=config.completions, step=0, prompts=config.questions
     )
     partly_right = [answer for answer in answers if answer.differ]
-    reference = answerer.logits if config.objective.kl else None
+    reference = answerer.logits if objective.kl else None
     scorer = Scorer(answerer.logits, reference, answerer.pad_id, config.sample_batch_size)
     groups = make_groups(
         partly_right,
         scorer,
-        config.objective,
+        objective,
         temperature=config.temperature,
         right_from=config.right_from,
         seed=config.seed,
@@ -121,4 +165,4 @@ def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question
     ]
 
 
-DISPLACEMENT = Stage("displacement", 1, displace)
+DISPLACEMENT = Stage("displacement", 2, displace)

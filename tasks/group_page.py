@@ -29,6 +29,16 @@ def displacement_of(arm: str, seed: int) -> str:
     return f"{arm}-{seed}-displacement"
 
 
+def forces_of(arm: str, seed: int) -> str:
+    """Name of the input with the forces of an arm's recorded steps."""
+    return f"{arm}-{seed}-forces"
+
+
+def squeezing_of(arm: str, seed: int) -> str:
+    """Name of the input with the squeezing index of an arm."""
+    return f"{arm}-{seed}-squeezing"
+
+
 class GroupPageConfig(PageConfig):
     """Facts about the comparison that the page shows."""
 
@@ -42,7 +52,7 @@ class GroupPageConfig(PageConfig):
 
 def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     """Reads for every seed the start's evaluation, and for every arm and seed its training, its
-    evaluation and, if there is one, its displacement test.
+    evaluation and, if there are any, its displacement test, forces and squeezing index.
 
     Results: `grpo.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns each
     arm's figures as means over seeds.
@@ -64,9 +74,12 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
             },
             runs={
                 (arm, seed): read_group_run(
+                    arm,
                     work.input_folder(training_of(arm, seed)),
                     work.input_folder(evaluation_of(arm, seed)),
-                    input_folder(work, displacement_of(arm, seed)),
+                    displaced=input_folder(work, displacement_of(arm, seed)),
+                    forces=input_folder(work, forces_of(arm, seed)),
+                    squeezed=input_folder(work, squeezing_of(arm, seed)),
                 )
                 for arm in config.arms
                 for seed in config.seeds
@@ -79,4 +92,4 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     return metrics
 
 
-GROUP_PAGE = Stage("group-page", 2, group_page)
+GROUP_PAGE = Stage("group-page", 3, group_page)

@@ -70,7 +70,7 @@ def _answer(
 ) -> SampledAnswer:
     from dynolab.comparisons.pair_arms import SampledAnswer
     from dynolab.data.world.lexicon import answered, repeats_fault
-    from dynolab.squeezing.repeats import repetition
+    from dynolab.evaluation.repeats import repetition
 
     answer = PolicyAnswer(
         id=f"{pair.id}/{number}",

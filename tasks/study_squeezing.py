@@ -41,7 +41,8 @@ class SqueezingJob(SqueezingConfig):
 
 
 def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
-    """Reads inputs `data`, `probe`, the trainings, and what those that record steps read.
+    """Reads inputs `data`, `probe` (if there is one), the trainings, and what those that record
+    steps read.
 
     Results: `risen.jsonl`, where probability rose from the start of every training to each of its
     recorded steps and to its end; `forecasts.jsonl`, first-order forecasts of every recorded step;
@@ -65,7 +66,7 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
             forecasts += training_forecasts
             rungs += training_rungs
             progress.update(number, name)
-        generations = list(_generations(work))
+        generations = list(_generations(work)) if "probe" in work.inputs else []
         work.write_tables(risen=risen, forecasts=forecasts, ladder=rungs, generations=generations)
     work.log_tables(forecasts=forecasts, ladder=rungs, generations=generations)
     metrics = _forecast_means(work, forecasts) | _ladder_means(work, rungs)
@@ -157,7 +158,7 @@ def _risen(
 
 def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
     """How much every greedy answer of the study's models repeats itself."""
-    from dynolab.squeezing.repeats import repetition
+    from dynolab.evaluation.repeats import repetition
     from models.language import load_tokenizer
 
     tokenizer = load_tokenizer(work.input_folder(work.config.main, "model"))

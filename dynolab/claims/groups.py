@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dynolab.claims.verdict import Sign, Verdict, on_side
-from dynolab.comparisons.arm_table import LAZY_CHANGE, LAZY_SHARE, START, ArmTable, pass_names
+from dynolab.comparisons.arm_table import (
+    HARMFUL,
+    LAZY_CHANGE,
+    LAZY_SHARE,
+    PRECISION,
+    START,
+    ArmTable,
+    pass_names,
+)
 from dynolab.objectives.clipping import ClippedConfig
+from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import AnyConfig
 from dynolab.objectives.simko import SimKOConfig
+from dynolab.statistics import mean_interval
 
 Objectives = Mapping[str, AnyConfig]
 
@@ -21,19 +31,29 @@ def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple
     """Judges all claims about the arms present.
 
     Baseline: it raises pass@1 and lowers pass@k (arXiv 2510.14807), and right answers do not
-    become likelier (Deng et al., arXiv 2505.18830). NTHR: one update displaces fewer questions
-    than one of the baseline or of the random-token control, and lifts right answers more. SimKO:
-    its pass@k is above the baseline's.
+    become likelier (Deng et al., arXiv 2505.18830); its answers lose entropy. NTHR: one update
+    displaces fewer questions than one of the baseline or of the random-token control, and lifts
+    right answers more; of the tokens that it chooses more do harm than of all. SimKO, an entropy
+    bonus, and training on right answers alone: pass@k is above the baseline's.
     """
     verdicts = [*_baseline_verdicts(baseline, table)]
     random = _arms_with_rule(objectives, "random_tokens")
     for arm in _arms_with_rule(objectives, "nthr"):
         for other in (baseline, *random):
             verdicts += _update_verdicts(arm, other, table)
+        if table.mean(arm, PRECISION).n:
+            verdicts.append(_choice_verdict(arm, table))
     for arm, objective in objectives.items():
-        if isinstance(objective, SimKOConfig):
+        if arm != baseline and _keeps_answers(objective):
             verdicts += _pass_verdicts(arm, baseline, table)
     return tuple(verdicts)
+
+
+def _keeps_answers(objective: AnyConfig) -> bool:
+    """Whether an objective is said to keep what several answers find."""
+    if isinstance(objective, GRPOConfig):
+        return bool(objective.entropy) or objective.advantage_rule.name == "positives_only"
+    return isinstance(objective, SimKOConfig)
 
 
 def _baseline_verdicts(arm: str, table: ArmTable) -> Iterator[Verdict]:
@@ -51,6 +71,15 @@ def _baseline_verdicts(arm: str, table: ArmTable) -> Iterator[Verdict]:
                 table,
                 (arm, START, name),
             )
+        yield _verdict(
+            arm,
+            f"{split}/entropy",
+            f"Answers to {prompts} prompts lose entropy",
+            -1,
+            table,
+            (arm, START, f"{split}/entropy"),
+            unit="nats",
+        )
     yield _verdict(
         arm,
         "right",
@@ -79,6 +108,19 @@ def _update_verdicts(arm: str, other: str, table: ArmTable) -> Iterator[Verdict]
         table,
         (arm, other, LAZY_CHANGE),
         unit="nats",
+    )
+
+
+def _choice_verdict(arm: str, table: ArmTable) -> Verdict:
+    """Whether more of the chosen tokens do harm than of all tokens of wrong answers."""
+    more = mean_interval(table.values(arm, PRECISION) - table.values(arm, HARMFUL))
+    return Verdict.of(
+        f"{arm}/finds_harm",
+        arm,
+        "Of the tokens that it pushes less, more drag right answers down than of all tokens of "
+        "wrong answers",
+        "> 0",
+        on_side(1, "chosen − all", more),
     )
 
 

@@ -9,11 +9,22 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.data.rows import Split
-from dynolab.results.groups import LikelihoodChange, PromptScore, QuestionDisplacement
+from dynolab.results.groups import (
+    CompletionForce,
+    LikelihoodChange,
+    PromptScore,
+    QuestionDisplacement,
+    TokenChoice,
+)
 from dynolab.rollouts.passes import pass_at_k, pass_levels
-from dynolab.statistics import Interval, mean_interval
+from dynolab.statistics import Interval, mean_interval, ratio_interval
 
 LAZY_SHARE, LAZY_CHANGE = "displaced/share", "displaced/change"
+SQUEEZE_INDEX = "squeeze/index"
+FROM_RIGHT, FROM_WRONG = "push/right", "push/wrong"
+PRECISION, RECALL, HARMFUL, HARM_FOUND = (
+    f"tokens/{name}" for name in ("precision", "recall", "harmful", "harm_found")
+)
 
 
 START = "before"
@@ -80,7 +91,8 @@ def evaluation_figures(
 
     `pass_at_<k>`: share of prompts that k samples solve, estimated without bias from all of a
     prompt's samples; `distinct`: share of different texts among a prompt's samples; `entropy`:
-    entropy of a whole answer, in nats; `right_change`: Δ log π, in nats, of right answers sampled
+    entropy of a whole answer, in nats; `tokens`: mean length; `repeaters`: share of samples that
+    repeat themselves; `right_change`: Δ log π, in nats, of right answers sampled
     before training; `right_fallen`: share of prompts whose right answers have not risen.
 
     **Arguments:** `k`: the largest k of pass@k.
@@ -93,6 +105,8 @@ def evaluation_figures(
             figures[f"{split}/pass_at_{level}"] = _mean(passed)
         figures[f"{split}/distinct"] = _mean([row.distinct / row.samples for row in own])
         figures[f"{split}/entropy"] = _mean([row.entropy for row in own])
+        figures[f"{split}/tokens"] = _mean([row.tokens for row in own])
+        figures[f"{split}/repeaters"] = _mean([row.repeaters / row.samples for row in own])
         moved = [row.change for row in changes if row.split == split]
         if moved:
             figures[f"{split}/right_change"] = _mean(moved)
@@ -112,6 +126,50 @@ def displacement_figures(
     }
 
 
+def choice_figures(rows: Sequence[TokenChoice]) -> dict[str, Interval]:
+    """How well a rule finds the tokens of wrong answers that drag right ones down.
+
+    `precision`: share of the chosen tokens that do; `recall`: share of those that do that are
+    chosen; `harmful`: their share of all tokens of wrong answers, which is the precision of a
+    random choice; `harm_found`: share of the harm, in nats, that the chosen ones do. Ratios of
+    sums over questions with the jackknife's intervals.
+    """
+    if not rows:
+        return {}
+    ratios = {
+        PRECISION: ("both", "chosen"),
+        RECALL: ("both", "harmful"),
+        HARMFUL: ("harmful", "wrong"),
+        HARM_FOUND: ("harm_chosen", "harm"),
+    }
+    questions = np.array([row.id for row in rows])
+
+    def column(field: str) -> Float[ndarray, " rows"]:
+        return np.array([getattr(row, field) for row in rows], dtype=float)
+
+    return {
+        name: ratio_interval(column(part), column(whole), questions)
+        for name, (part, whole) in ratios.items()
+    }
+
+
+def completion_figures(rows: Sequence[CompletionForce]) -> dict[str, Interval]:
+    """What right and wrong answers of a question do to its right ones in one step.
+
+    Sums over a question's answers, means over questions, in nats per unit of the learning rate.
+    """
+    if not rows:
+        return {}
+    sums: dict[str, dict[bool, float]] = {}
+    for row in rows:
+        own = sums.setdefault(row.id, {True: 0.0, False: 0.0})
+        own[row.correct] += row.force
+    return {
+        name: _mean([own[correct] for own in sums.values()])
+        for name, correct in ((FROM_RIGHT, True), (FROM_WRONG, False))
+    }
+
+
 def pass_names(figures: Sequence[str], split: str) -> list[str]:
     """Selects a split's pass@k figures, by ascending k."""
     start = f"{split}/pass_at_"
@@ -120,9 +178,9 @@ def pass_names(figures: Sequence[str], split: str) -> list[str]:
 
 
 def splits_of(figures: Sequence[str]) -> list[Split]:
-    """The splits for which there are figures."""
+    """The splits whose prompts were evaluated."""
     splits: tuple[Split, ...] = ("train", "heldout")
-    return [split for split in splits if any(name.startswith(f"{split}/") for name in figures)]
+    return [split for split in splits if pass_names(figures, split)]
 
 
 def _mean(values: Sequence[float]) -> Interval:

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Split
+from dynolab.evaluation.repeats import repetition
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.groups import LikelihoodChange, PromptScore, RightAnswer
 from dynolab.training.reference import score_responses
@@ -28,6 +29,10 @@ def score_prompt(answers: Answers, split: Split, right_from: float) -> PromptSco
         finished=sum(sample.finished for sample in sampled),
         entropy=-sum(sum(sample.logps) for sample in sampled) / len(sampled),
         tokens=sum(len(sample.response) for sample in sampled) / len(sampled),
+        repeaters=sum(
+            repetition(sample.response[: -1 if sample.finished else None]).repeater
+            for sample in sampled
+        ),
     )
 
 

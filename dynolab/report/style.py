@@ -96,6 +96,7 @@ OBJECTIVES = {
     "simpo": "SimPO",
     "simko": "SimKO",
 }
+_ACRONYMS = ("sft", "dpo", "ipo", "sppo", "spin", "grpo", "nthr")
 TITLES = {
     "sft": "Supervised fine-tuning",
     "sft_extended": "Supervised fine-tuning on both answers",
@@ -117,8 +118,8 @@ SPLITS: dict[Split, str] = {"train": "training", "heldout": "held-out"}
 
 
 def objective_name(stage: str) -> str:
-    """An objective's name in a sentence."""
-    return OBJECTIVES.get(stage, stage.upper())
+    """An objective's name in a sentence; an arm's own name stays as it is."""
+    return OBJECTIVES.get(stage) or (stage.upper() if stage in _ACRONYMS else stage)
 
 
 def stage_title(stage: str) -> str:

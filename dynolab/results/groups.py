@@ -10,8 +10,9 @@ class PromptScore(Row):
     """Summary of a policy's sampled answers to one prompt: `prompts.jsonl`.
 
     `right`, `distinct` and `finished` count right answers, different texts, and answers that ended
-    with end-of-sequence. `entropy` is the mean of −log π(y|x) over the samples, in nats, whose
-    expectation is the entropy of whole answers; `tokens` is their mean length.
+    with end-of-sequence; `repeaters` those that repeat themselves (`Repetition`). `entropy` is the
+    mean of −log π(y|x) over the samples, in nats, whose expectation is the entropy of whole
+    answers; `tokens` is their mean length.
     """
 
     id: str
@@ -22,6 +23,7 @@ class PromptScore(Row):
     finished: int
     entropy: float
     tokens: float
+    repeaters: int = 0
 
 
 class RightAnswer(Row):
@@ -65,3 +67,39 @@ class QuestionDisplacement(Row):
     def mean(self) -> float:
         """Mean change over the right answers."""
         return sum(self.changes) / len(self.changes)
+
+
+class TokenChoice(Row):
+    """Tokens of one question's wrong answers that an advantage rule chose, beside those that do
+    harm: `token_choice.jsonl`.
+
+    Of the `wrong` tokens of wrong answers, `harmful` drag the right ones down to first order, in
+    one gradient step of the objective before the rule; the rule pushes `chosen` of them less, and
+    `both` are harmful and chosen. `harm`: what the harmful ones cost the right answers, in nats per
+    unit of the learning rate, mean over right answers; `harm_chosen`: the chosen ones' part;
+    `help_chosen`: what other chosen tokens would have lifted them by.
+    """
+
+    id: str
+    wrong: int
+    chosen: int
+    harmful: int
+    both: int
+    harm: float
+    harm_chosen: float
+    help_chosen: float
+
+
+class CompletionForce(Row):
+    """What pushing one sampled answer did to its question's right answers: `completions.jsonl`.
+
+    `force`: to first order, in one gradient step on the question, in nats per unit of the learning
+    rate, mean over the right answers. `advantage`: the mean over its tokens, after the objective's
+    rule.
+    """
+
+    id: str
+    correct: bool
+    advantage: float
+    tokens: int
+    force: float

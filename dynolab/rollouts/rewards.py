@@ -106,6 +106,12 @@ def exact(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float
     return [float(text.strip() == answer) for text in completions]
 
 
+def ends_with(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """1 if the completion ends with the row's answer, ignoring surrounding whitespace."""
+    answer = _answer("ends_with", row).strip()
+    return [float(text.strip().endswith(answer)) for text in completions]
+
+
 def world_answer(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
     """1 if a completion states exactly one fact about the entity that the built-in world's
     question names, and it is the fact asked for with the row's value."""
@@ -164,7 +170,16 @@ _THOUGHT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTAL
 
 BUILT_IN: dict[str, Reward] = {
     reward.__name__: reward
-    for reward in (exact, world_answer, world_form, world_style, gsm8k, gsm8k_form, think_form)
+    for reward in (
+        exact,
+        ends_with,
+        world_answer,
+        world_form,
+        world_style,
+        gsm8k,
+        gsm8k_form,
+        think_form,
+    )
 }
 
 

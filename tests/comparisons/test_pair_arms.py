@@ -14,8 +14,8 @@ from dynolab.comparisons.pair_arms import (
 )
 from dynolab.data.rows import Split
 from dynolab.data.world.lexicon import answered
+from dynolab.evaluation.repeats import repetition
 from dynolab.results.judges import Judgement, PolicyAnswer
-from dynolab.squeezing.repeats import repetition
 from dynolab.statistics import mean_interval
 from tests.report.synthetic import DPO, probes
 

@@ -220,6 +220,13 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
             "training.rewards = 'os.system': use one",
         ),
         ({"data": {"source": "file", "path": "x.jsonl"}}, "base.source = 'builtin'"),
+        (
+            {
+                "data": {"world": {"name": "sums"}},
+                "training": {"rewards": [{"name": "world_answer"}]},
+            },
+            "training.rewards = 'world_answer': fits only the world of facts; use exact",
+        ),
         ({"evaluation": {"samples": 0}}, "evaluation.samples = 0"),
         (
             {"evaluation": {"k": 16, "samples": 16}},

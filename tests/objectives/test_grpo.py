@@ -33,6 +33,8 @@ CONFIGS = [
     GRPOConfig(aggregation="dapo", clip_high=0.28),
     GRPOConfig(aggregation="bnpo", kl=0.05),
     GRPOConfig(aggregation="dr_grpo", max_tokens=9, kl=2.0),
+    GRPOConfig(entropy=0.3),
+    GRPOConfig(ratio="sequence", entropy=0.2, kl=0.1),
 ]
 SIMKO_CONFIGS = [
     SimKOConfig(),
@@ -42,7 +44,7 @@ SIMKO_CONFIGS = [
 
 
 def label(config: GRPOConfig) -> str:
-    return f"{config.aggregation}-{config.ratio}-{config.kl}"
+    return f"{config.aggregation}-{config.ratio}-{config.kl}-{config.entropy}"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
@@ -60,6 +62,27 @@ def test_the_force_is_the_loss_s_gradient_by_the_logits_at_any_temperature(confi
     assert closed.sum(-1).abs().max() <= VOCABULARY * 2**-52 * closed.abs().max()
     cold = force(rates, logits.detach(), replace(batch, temperature=1.0))
     assert temperature == 1 or (cold - by_logits).norm() / by_logits.norm() > 0.1
+
+
+def test_the_entropy_bonus_is_the_entropy_s_gradient_in_the_mean_over_samples() -> None:
+    """`Σ_y π_y (−log π_y) ∇ log π_y = ∇H` at the sampling policy, of one position."""
+    batch, logits = batch_of(GROUPS[:1])
+    place = 0
+    row = logits[place].detach().requires_grad_()
+    entropy = torch.distributions.Categorical(logits=row).entropy()
+    (expected,) = torch.autograd.grad(entropy, row)
+    policy = torch.log_softmax(row.detach(), -1)
+    weight = 1 / (batch.totals.sequences * int(batch.sequence_length[0]))
+    objective = build_objective(GRPOConfig(entropy=0.5))
+    silent = replace(batch, advantage=torch.zeros_like(batch.token, dtype=torch.float64))
+    mean = torch.zeros_like(policy)
+    for token in range(VOCABULARY):
+        own = torch.full_like(silent.token, -1, dtype=torch.float64)
+        own[place] = policy[token]
+        rate = objective.token_weights(own, replace(silent, old=own))[place]
+        one_hot = torch.nn.functional.one_hot(torch.tensor(token), VOCABULARY)
+        mean += policy[token].exp() * rate * (one_hot - policy.exp())
+    torch.testing.assert_close(mean, 0.5 * weight * expected, rtol=1e-9, atol=1e-14)
 
 
 LOG_RATIO = st.floats(-30, 30)

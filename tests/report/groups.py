@@ -7,9 +7,18 @@ import numpy as np
 from dynolab.objectives import AdvantageRuleConfig, GRPOConfig, SimKOConfig
 from dynolab.report.inputs.arms import Evaluated, GroupPageInputs, GroupRun
 from dynolab.report.inputs.files import StageFacts
-from dynolab.results.groups import LikelihoodChange, PromptScore, QuestionDisplacement
+from dynolab.report.inputs.study import Training
+from dynolab.results.groups import (
+    CompletionForce,
+    LikelihoodChange,
+    PromptScore,
+    QuestionDisplacement,
+    TokenChoice,
+)
+from dynolab.results.squeezing import RisenMass
 from dynolab.results.study import MetricsLine
 from dynolab.training.config import OptimizerConfig
+from tests.report.synthetic import DPO, forces, probes
 
 SAMPLES, K = 16, 4
 ARMS = {
@@ -55,7 +64,7 @@ def _evaluated(arm: str, seed: int, word: str) -> Evaluated:
                     right=int(rng.binomial(SAMPLES, SOLVED[arm])) if solvable else 0,
                     distinct=6 if arm == "before" else 3,
                     finished=SAMPLES,
-                    entropy=5.0,
+                    entropy=5.0 if arm == "before" else 4.0 + 0.01 * seed,
                     tokens=11.0,
                 )
             )
@@ -96,4 +105,63 @@ def _run(arm: str, seed: int, word: str) -> GroupRun:
         )
         for number in range(count)
     )
-    return GroupRun(_evaluated(arm, seed, word), metrics, displaced)
+    return GroupRun(
+        _evaluated(arm, seed, word),
+        metrics,
+        displaced,
+        completions=_completions(arm, rng, word),
+        choices=_choices(arm, rng, word),
+        training=Training(
+            arm, arm, probes=probes(DPO, 30, seed=seed), forces=forces(arm, DPO, (3, 20))
+        ),
+        risen=tuple(_risen(f"{arm}-{seed}", step, rng) for step in (10, 30) for _ in range(6)),
+    )
+
+
+def _completions(arm: str, rng: np.random.Generator, word: str) -> tuple[CompletionForce, ...]:
+    """Pushes on wrong answers drag right ones down, less under NTHR."""
+    return tuple(
+        CompletionForce(
+            id=f"train-{number // 8}{word}",
+            correct=correct,
+            advantage=(0.9 if correct else -1.1) + 0.2 * float(rng.normal()),
+            tokens=12,
+            force=(3.0 if correct else -0.5 if arm == "nthr" else -2.0) + float(rng.normal()),
+        )
+        for number in range(160)
+        for correct in (number % 8 < 3,)
+    )
+
+
+def _choices(arm: str, rng: np.random.Generator, word: str) -> tuple[TokenChoice, ...]:
+    """NTHR chooses harmful tokens, the control any."""
+    if arm not in ("nthr", "random"):
+        return ()
+    both = 9 if arm == "nthr" else 5
+    return tuple(
+        TokenChoice(
+            id=f"train-{number}{word}",
+            wrong=40,
+            chosen=10,
+            harmful=20,
+            both=both - int(rng.integers(2)),
+            harm=4.0,
+            harm_chosen=both / 4,
+            help_chosen=1.0,
+        )
+        for number in range(20)
+    )
+
+
+def _risen(training: str, step: int, rng: np.random.Generator) -> RisenMass:
+    return RisenMass(
+        training=training,
+        step=step,
+        pair_id=f"q{rng.integers(10)}",
+        split="train",
+        kind="chosen",
+        tokens=8,
+        risen=2.0,
+        argmax=1.2 + 0.01 * step + 0.05 * float(rng.normal()),
+        own=0.4,
+    )

@@ -20,6 +20,7 @@ from dynolab.report.groups.comparisons import (
     likelihood_figure,
 )
 from dynolab.report.groups.curves import curve_figure, pass_figure
+from dynolab.report.groups.forces import choice_figure, completion_figure
 from dynolab.report.groups.page import write_group_page
 from dynolab.report.groups.tables import arm_list
 from dynolab.report.inputs.arms import Evaluated, GroupPageInputs, curve
@@ -36,6 +37,8 @@ def figures(inputs: GroupPageInputs) -> list[Figure | None]:
         pass_figure(inputs, table),
         against_figure(inputs, table),
         displacement_figure(inputs, table),
+        completion_figure(inputs, table),
+        choice_figure(inputs, table),
         likelihood_figure(inputs, table),
         diversity_figure(inputs, table),
     ]
@@ -70,6 +73,44 @@ def test_of_one_seed_a_figure_has_its_interval_over_prompts_and_a_difference_non
     assert table.mean("simko", "train/pass_at_4") == mean_interval(passed(inputs, 0, "train"))
     assert np.isnan(table.difference("simko", "grpo", "train/pass_at_4").low)
     assert "95% t-intervals over prompts" in check_figure(pass_figure(inputs, table)).note
+
+
+def test_pushes_are_counted_by_arm_and_a_rule_s_choice_is_set_beside_any() -> None:
+    inputs = comparison()
+    table = inputs.table()
+    pushed = check_figure(completion_figure(inputs, table)).message
+    wrong = {
+        arm: [
+            row.force < 0
+            for run in inputs.of_arm(arm)
+            for row in run.completions
+            if not row.correct
+        ]
+        for arm in ("grpo", "nthr")
+    }
+    for arm, dragging in wrong.items():
+        assert f"{100 * np.mean(dragging):.0f}% under {arm}" in pushed
+    chosen = check_figure(choice_figure(inputs, table)).message
+    assert "Of all tokens of wrong answers 50.0% [50.0, 50.0] drag" in chosen
+    both = [np.mean([row.both for row in run.choices]) for run in inputs.of_arm("nthr")]
+    assert table.mean("nthr", "tokens/precision").mean == pytest.approx(np.mean(both) / 10)
+    assert table.mean("nthr", "tokens/recall").mean == pytest.approx(np.mean(both) / 20)
+    assert not table.mean("grpo", "tokens/precision").n
+
+
+def test_probes_and_recorded_steps_of_the_first_seed_are_shown(tmp_path: Path) -> None:
+    write_group_page(comparison(), tmp_path)
+    words = words_of(tmp_path / "grpo.html", " ")
+    assert "The squeezing gap" in words and "Where the probability that rose went" in words
+    assert "from answers that were pushed up" in words
+    assert "from answers that were pushed down" in words
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["means"]["nthr/squeeze/index"]["mean"] == pytest.approx(0.75, abs=0.03)
+    gained = summary["changes"]["grpo/heldout/pass_at_1"]
+    assert gained["mean"] == pytest.approx(
+        summary["means"]["grpo/heldout/pass_at_1"]["mean"]
+        - summary["means"]["before/heldout/pass_at_1"]["mean"]
+    )
 
 
 def test_differences_to_an_arm_are_taken_seed_by_seed() -> None:
@@ -125,7 +166,7 @@ def outcomes(inputs: GroupPageInputs) -> dict[str, str]:
 
 def test_claims_appear_where_they_hold_and_not_where_they_do_not() -> None:
     inputs = comparison()
-    assert list(outcomes(inputs).values()) == ["holds"] * 11
+    assert list(outcomes(inputs).values()) == ["holds"] * 14
     swapped = replace(
         inputs,
         runs=inputs.runs
@@ -140,7 +181,7 @@ def test_the_page_has_every_arm_and_its_difference_to_the_baseline(tmp_path: Pat
     metrics = write_group_page(comparison(), tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert metrics == summary["metrics"]
-    assert metrics["claims/appears"] == 11
+    assert metrics["claims/appears"] == 14
     assert metrics["grpo/train/pass_at_1"] == summary["means"]["grpo/train/pass_at_1"]["mean"]
     assert "nthr/displaced/share" in summary["differences"]
     words = words_of(tmp_path / "grpo.html", " ")

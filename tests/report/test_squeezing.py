@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from dynolab.evaluation.repeats import repetition
 from dynolab.report.inputs.study import Squeezing
 from dynolab.report.study.ladder import ladder_figure, ladder_section
 from dynolab.report.study.page import write_report
 from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
 from dynolab.results.squeezing import Forecast, Generation, LadderRung, RisenMass
 from dynolab.results.study import AlarmRing
-from dynolab.squeezing.repeats import repetition
 from tests.report.parsed import Parsed
 from tests.report.synthetic import study
 

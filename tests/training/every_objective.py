@@ -26,6 +26,7 @@ ON_GROUPS: dict[str, dict[str, Any]] = {
     "grpo bnpo": {"name": "grpo", "aggregation": "bnpo"},
     "grpo dr_grpo": {"name": "grpo", "aggregation": "dr_grpo", "max_tokens": 6},
     "grpo dapo": {"name": "grpo", "aggregation": "dapo"},
+    "grpo entropy": {"name": "grpo", "entropy": 0.1},
     "grpo sequence ratio": {"name": "grpo", "ratio": "sequence", "aggregation": "grpo"},
     **{
         f"grpo {rule}": {"name": "grpo", "advantage_rule": {"name": rule}}

@@ -20,6 +20,7 @@ from dynolab.data.source_checks import (
     pinned,
 )
 from dynolab.data.world.world import WorldConfig
+from dynolab.data.world.worlds import AnyWorldConfig
 from dynolab.errors import ConfigError, reading
 from dynolab.hub import resolve_commit
 
@@ -34,7 +35,11 @@ class DataConfig(BaseModel):
     source: Literal["world", "file", "hub"] = Field(
         default="world", description="The built-in world, a local file, or a data set of the Hub."
     )
-    world: WorldConfig = Field(default=WorldConfig(), description="Settings of source `world`.")
+    world: AnyWorldConfig = Field(
+        default=WorldConfig(),
+        description="Settings of source `world`: of facts (the default), of two strategies that "
+        "solve prompts, or of sums in several steps.",
+    )
     path: FilePath | None = Field(
         default=None, description="Source `file`: a .jsonl, .jsonl.gz or .parquet file."
     )
@@ -99,6 +104,11 @@ class DataConfig(BaseModel):
         if self.format == "chat" and self.chat == "template" and self.chat_model is None:
             raise ConfigError("data.chat_model", None, NO_WRITER)
         return self
+
+    @property
+    def states_facts(self) -> bool:
+        """Whether the rows are those of the built-in world of facts."""
+        return self.source == "world" and self.world.name == "facts"
 
     @property
     def origin(self) -> str:

@@ -25,7 +25,8 @@ from dynolab.data.sources.config import (
     probes_file,
     resolve_data,
 )
-from dynolab.data.world.world import World, build_world
+from dynolab.data.world.rows import WorldRows
+from dynolab.data.world.worlds import build_any_world
 from dynolab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class LoadedData:
     heldout: list[Example]
     probes: list[ProbeRow]
     counts: dict[str, float]
-    world: World | None = None
+    world: WorldRows | None = None
 
 
 def load_data(
@@ -80,7 +81,7 @@ def load_data(
     if not isinstance(config, DataConfig):
         config = DataConfig(source="file", path=str(config))
     if config.source == "world":
-        world = build_world(config.world)
+        world = build_any_world(config.world)
         probes = world.probes
         if config.probes is not None:
             probes = read_built_probes(probes_file(config), world.pairs, world.heldout)
@@ -110,11 +111,12 @@ def load_prompts(
 ) -> LoadedPrompts:
     """Loads the prompts of a source, each with the answer to check responses against, if any.
 
-    The answer is the fact of the built-in world, the full solution of GSM8K, or the `answer` or
-    chosen answer of other formats. Arguments, counts and errors are those of `load_data`.
+    The answer is the fact or the solution of a built-in world, the full solution of GSM8K, or the
+    `answer` or chosen answer of other formats. Arguments, counts and errors are those of
+    `load_data`.
     """
     if config.source == "world":
-        world = build_world(config.world)
+        world = build_any_world(config.world)
         train, heldout = (
             [_world_prompt(world, pair) for pair in part] for part in (world.pairs, world.heldout)
         )
@@ -183,10 +185,8 @@ def _example_to_prompt(example: Example) -> PromptRow:
     return PromptRow(id=example.id, prompt=example.prompt, answer=example.chosen.strip())
 
 
-def _world_prompt(world: World, example: Example) -> PromptRow:
-    fact = world.fact_of(example.chosen)
-    assert fact is not None, "every chosen answer of the world states its fact"
-    return PromptRow(id=example.id, prompt=example.prompt, answer=fact.value)
+def _world_prompt(world: WorldRows, example: Example) -> PromptRow:
+    return PromptRow(id=example.id, prompt=example.prompt, answer=world.answer_of(example))
 
 
 def _writer(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Write | None:

@@ -15,28 +15,28 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.data.rows import Example, ProbeRow, spaced
+from dynolab.data.rows import Example, spaced
 from dynolab.data.world import lexicon
 from dynolab.data.world.answers import Domain, answer_all
 from dynolab.data.world.lexicon import ATTRIBUTES, HELD, SLOTS, Fact
 from dynolab.data.world.probes import build_world_probes
+from dynolab.data.world.rows import WorldRows
 from dynolab.errors import ConfigError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 SPARE_FACTS = 12
 """Least number of facts that no question asks for; format rephrases state them."""
 
 
 class WorldConfig(BaseModel):
-    """Sizes and seed of the built-in world."""
+    """Sizes and seed of the world of facts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    # Excluded at its default, so that results from before this field keep their keys.
+    name: Literal["facts"] = Field(default="facts", exclude_if=lambda name: True)
     seed: int = Field(default=0, ge=0)
     entities: int = Field(
         default=96, ge=1, le=1000, description="Number of entities; each has three attributes."
@@ -77,16 +77,11 @@ class WorldConfig(BaseModel):
 
 
 @dataclass(frozen=True)
-class World:
-    """The world's rows, its words, what is true in it, and the facts that its corpus states."""
+class World(WorldRows):
+    """The world of facts: its rows, its words, what is true in it, and what its corpus states."""
 
     config: WorldConfig
     truth: dict[tuple[str, str], str]
-    corpus: list[Example]
-    pairs: list[Example]
-    heldout: list[Example]
-    probes: list[ProbeRow]
-    words: list[str]
     known: frozenset[Fact]
 
     def fact_of(self, text: str) -> Fact | None:
@@ -98,26 +93,11 @@ class World:
         facts = lexicon.facts_in(text, entities)
         return facts[0] if len(facts) == 1 else None
 
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Word-level tokenizer with pad, bos, eos and unk; prompts get bos."""
-        from tokenizers import Tokenizer, models, pre_tokenizers, processors
-        from transformers import PreTrainedTokenizerFast
-
-        special = ["<pad>", "<bos>", "<eos>", "<unk>"]
-        ids = {word: number for number, word in enumerate([*special, *self.words])}
-        words = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        words.post_processor = processors.TemplateProcessing(
-            single="<bos> $A", special_tokens=[("<bos>", ids["<bos>"])]
-        )
-        return PreTrainedTokenizerFast(
-            tokenizer_object=words,
-            pad_token="<pad>",
-            bos_token="<bos>",
-            eos_token="<eos>",
-            unk_token="<unk>",
-            padding_side="right",
-        )
+    def answer_of(self, example: Example) -> str:
+        """The value that answers an example's question."""
+        fact = self.fact_of(example.chosen)
+        assert fact is not None, "every chosen answer of the world states its fact"
+        return fact.value
 
 
 def build_world(config: WorldConfig) -> World:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dynolab.claims.groups import assess_arms
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import LAZY_SHARE, START, ArmTable, pass_names, splits_of
+from dynolab.data.rows import Split
+from dynolab.probes.paths import LearningPaths, learning_paths
+from dynolab.report.figure import Figure
 from dynolab.report.groups.comparisons import (
     against_figure,
     displacement_figure,
@@ -16,10 +20,15 @@ from dynolab.report.groups.comparisons import (
     likelihood_figure,
 )
 from dynolab.report.groups.curves import curve_figure, pass_figure
+from dynolab.report.groups.forces import choice_figure, completion_figure
 from dynolab.report.groups.tables import arm_list, arm_table
 from dynolab.report.inputs.arms import GroupPageInputs
+from dynolab.report.inputs.study import Squeezing
 from dynolab.report.page import Page, Tile, write_page, write_summary
-from dynolab.report.style import SPLITS
+from dynolab.report.study.learning_paths import gap_figure, learning_path_figure
+from dynolab.report.study.squeezing import squeezing_figure
+from dynolab.report.study.step_forces import decomposition_figure
+from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.text import join, points
 from dynolab.report.verdicts import outcome_counts, verdict_section
 
@@ -29,6 +38,9 @@ _CLAIMS = (
     "after are compared. Appears: the interval lies on the expected side; does not: it lies on "
     "the other; unclear: neither, as with one seed."
 )
+
+
+_SIDES = ("answers that were pushed up", "answers that were pushed down")
 
 
 def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
@@ -49,8 +61,11 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
             pass_figure(inputs, table),
             against_figure(inputs, table),
             displacement_figure(inputs, table),
+            completion_figure(inputs, table),
+            choice_figure(inputs, table),
             likelihood_figure(inputs, table),
             diversity_figure(inputs, table),
+            *_probed_figures(inputs),
             arm_table(inputs, table),
             verdict_section(verdicts, _CLAIMS),
         ],
@@ -59,6 +74,28 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
     )
     write_page(page, folder, "grpo.html")
     return write_summary(_summary(inputs, table, verdicts), folder)
+
+
+def _probed_figures(inputs: GroupPageInputs) -> list[Figure | None]:
+    """What probes and recorded steps of the first seed's trainings show, as in a study's report."""
+    seed = inputs.seeds[0]
+    runs = {arm: inputs.runs[arm, seed] for arm in inputs.arms}
+    paths: dict[tuple[str, Split], LearningPaths] = {
+        (arm, split): own
+        for arm, run in runs.items()
+        for split in SPLITS
+        if run.training and (own := learning_paths(run.training.probes, split)) is not None
+    }
+    titles = {f"{arm}-{seed}": objective_name(arm) for arm in inputs.arms}
+    risen = tuple(row for run in runs.values() for row in run.risen)
+    baseline = runs[inputs.baseline].training
+    figures = [
+        learning_path_figure(paths),
+        gap_figure(paths),
+        squeezing_figure(Squeezing(risen), titles),
+        decomposition_figure(baseline, _SIDES) if baseline else None,
+    ]
+    return [figure and replace(figure, note=f"Seed {seed}. {figure.note}") for figure in figures]
 
 
 def _lead(inputs: GroupPageInputs) -> str:
@@ -116,6 +153,12 @@ def _summary(
         "baseline": inputs.baseline,
         "metrics": {name: mean.mean for name, mean in means.items()} | outcome_counts(verdicts),
         "means": {name: mean.as_dict() for name, mean in means.items()},
+        "changes": {
+            f"{arm}/{name}": change.as_dict()
+            for arm in inputs.arms
+            for name in table.names
+            if (change := table.difference(arm, START, name)).n
+        },
         "differences": {
             f"{arm}/{name}": difference.as_dict()
             for arm in arms

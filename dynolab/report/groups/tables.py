@@ -5,14 +5,22 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from dynolab.comparisons.arm_table import (
+    FROM_RIGHT,
+    FROM_WRONG,
+    HARM_FOUND,
+    HARMFUL,
     LAZY_CHANGE,
     LAZY_SHARE,
+    PRECISION,
+    RECALL,
+    SQUEEZE_INDEX,
     START,
     ArmTable,
     pass_names,
     splits_of,
 )
 from dynolab.objectives.clipping import ClippedConfig
+from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import AnyConfig
 from dynolab.objectives.simko import SimKOConfig
 from dynolab.objectives.spin import SPINConfig
@@ -44,9 +52,19 @@ _SIMKO = (
 _OF_SPLIT = {
     "distinct": "different answers, %",
     "entropy": "entropy, nats",
+    "tokens": "length, tokens",
+    "repeaters": "answers that repeat themselves, %",
     "right_change": "Δ log π of right answers, nats",
     "right_fallen": "prompts where these fell, %",
+    "chosen": "Δ log π of chosen answers, nats",
+    "rejected": "Δ log π of rejected answers, nats",
+    "argmax": "Δ log π of y*, nats",
+    "gap": "Δ gap y* − chosen, nats",
 }
+
+
+_SIGNED = ("change", "chosen", "rejected", "argmax", "gap", FROM_RIGHT, FROM_WRONG)
+_NOT_SHARES = (*_SIGNED, "entropy", "tokens")
 
 
 def arm_list(inputs: GroupPageInputs) -> Section:
@@ -85,7 +103,9 @@ def _what(objective: AnyConfig) -> tuple[str, str]:
             (_SIMKO, source) if rule == "none" else (f"{_SIMKO}; with {rule}", f"{source}; {_NTHR}")
         )
     if isinstance(objective, ClippedConfig):
-        return _RULES[objective.advantage_rule.name]
+        what, source = _RULES[objective.advantage_rule.name]
+        entropy = isinstance(objective, GRPOConfig) and objective.entropy
+        return (f"{what}; the entropy of every token is raised" if entropy else what), source
     if isinstance(objective, SPINConfig):
         return "The data's answers preferred to the model's own", "Chen et al., arXiv 2401.01335"
     return f"{objective_name(objective.name)} on the best and the worst answer to a prompt", "–"
@@ -137,7 +157,14 @@ def _titles(figures: ArmTable) -> dict[str, list[tuple[str, str]]]:
     tables["one update"] = [
         (LAZY_SHARE, "questions displaced, %"),
         (LAZY_CHANGE, "Δ log π of right answers, nats"),
+        (FROM_RIGHT, "push on them from right answers, nats/η"),
+        (FROM_WRONG, "push on them from wrong answers, nats/η"),
+        (HARMFUL, "tokens of wrong answers that do harm, %"),
+        (PRECISION, "of the tokens that the rule chose, %"),
+        (RECALL, "harmful tokens that it chose, %"),
+        (HARM_FOUND, "their part of the harm, %"),
     ]
+    tables["whole training"] = [(SQUEEZE_INDEX, "squeezing index, %")]
     return {
         title: [(name, caption) for name, caption in rows if name in figures.names]
         for title, rows in tables.items()
@@ -145,8 +172,8 @@ def _titles(figures: ArmTable) -> dict[str, list[tuple[str, str]]]:
 
 
 def _cell(inputs: GroupPageInputs, figures: ArmTable, arm: str, name: str) -> str:
-    form = with_interval if name.endswith(("change", "entropy")) else points
-    mean = form(figures.mean(arm, name), sign=name.endswith("change"))
+    form = with_interval if name.endswith(_NOT_SHARES) else points
+    mean = form(figures.mean(arm, name), sign=name.endswith(_SIGNED))
     difference = figures.difference(arm, inputs.baseline, name)
     if arm == inputs.baseline or not difference.n:
         return mean

@@ -7,22 +7,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from dynolab.comparisons.arm_table import START, ArmTable, displacement_figures, evaluation_figures
+from dynolab.comparisons.arm_table import (
+    SQUEEZE_INDEX,
+    START,
+    ArmTable,
+    choice_figures,
+    completion_figures,
+    displacement_figures,
+    evaluation_figures,
+)
 from dynolab.comparisons.pair_arms import gap_by_margin, path_figures, win_figures
 from dynolab.data.rows import read_value
 from dynolab.objectives.registry import AnyConfig
 from dynolab.report.inputs.files import PageInputs, rows
+from dynolab.report.inputs.study import Training, read_training
 from dynolab.results.arms import ComparedArms, Divergence, RunFigures
-from dynolab.results.groups import LikelihoodChange, PromptScore, QuestionDisplacement
+from dynolab.results.groups import (
+    CompletionForce,
+    LikelihoodChange,
+    PromptScore,
+    QuestionDisplacement,
+    TokenChoice,
+)
 from dynolab.results.judges import Judgement, PolicyAnswer
+from dynolab.results.squeezing import RisenMass
 from dynolab.results.study import MetricsLine, ProbeScore, TrainingSummary
+from dynolab.squeezing.index import chosen_by_step, squeeze_index
 from dynolab.statistics import Interval
 from dynolab.training.config import OptimizerConfig
 
@@ -41,15 +58,37 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class GroupRun:
-    """One arm with one seed; `displaced` is None unless the objective trains on groups."""
+    """One arm with one seed; `displaced` is None unless the objective trains on groups.
+
+    `completions`, `choices`: what the push on each sampled answer did, and on the tokens that a
+    rule chose; `training`: the probes and forces of recorded steps, under the arm's name; `risen`:
+    where probability rose, if the arm was probed.
+    """
 
     evaluated: Evaluated
     metrics: tuple[MetricsLine, ...]
     displaced: tuple[QuestionDisplacement, ...] | None = None
+    completions: tuple[CompletionForce, ...] = ()
+    choices: tuple[TokenChoice, ...] = ()
+    training: Training | None = None
+    risen: tuple[RisenMass, ...] = ()
 
     def figures(self, epsilon: float, k: int) -> dict[str, Interval]:
         """The run's figures, means over prompts."""
-        return self.evaluated.figures(k) | displacement_figures(self.displaced or (), epsilon)
+        probes = self.training.probes if self.training else ()
+        return {
+            **self.evaluated.figures(k),
+            **displacement_figures(self.displaced or (), epsilon),
+            **completion_figures(self.completions),
+            **choice_figures(self.choices),
+            **path_figures(probes),
+            **self._squeezing(),
+        }
+
+    def _squeezing(self) -> dict[str, Interval]:
+        """The squeezing index at the training's end, if it was measured."""
+        ends = [steps[max(steps)] for steps in chosen_by_step(self.risen).values()]
+        return {SQUEEZE_INDEX: squeeze_index(ends[0])} if ends else {}
 
 
 @dataclass(frozen=True)
@@ -163,13 +202,26 @@ def read_evaluated(folder: Path) -> Evaluated:
     )
 
 
-def read_group_run(trained: Path, evaluated: Path, displaced: Path | None) -> GroupRun:
+def read_group_run(
+    arm: str,
+    trained: Path,
+    evaluated: Path,
+    *,
+    displaced: Path | None,
+    forces: Path | None,
+    squeezed: Path | None,
+) -> GroupRun:
     """Reads the results of an arm with one seed."""
     changes = rows(displaced, "displacement.jsonl", QuestionDisplacement, optional=True)
+    training = replace(read_training(arm, trained, forces), stage=arm)
     return GroupRun(
         read_evaluated(evaluated),
-        rows(trained, "metrics.jsonl", MetricsLine, optional=True),
+        training.metrics,
         changes if displaced else None,
+        rows(displaced, "completions.jsonl", CompletionForce, optional=True),
+        rows(displaced, "token_choice.jsonl", TokenChoice, optional=True),
+        training,
+        rows(squeezed, "risen.jsonl", RisenMass, optional=True),
     )
 
 

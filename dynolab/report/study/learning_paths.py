@@ -13,7 +13,7 @@ from dynolab.data.rows import Split, read_rows
 from dynolab.errors import ConfigError
 from dynolab.probes.paths import LearningPaths, change, learning_paths, peak_change
 from dynolab.report.figure import (
-    LEGEND_ABOVE,
+    LEGEND_OVER_TITLES,
     Figure,
     add_line,
     buttons,
@@ -200,8 +200,8 @@ def gap_figure(paths: Paths) -> Figure | None:
         row_heights=(0.64, 0.36),
         row_space=0.12,
         y_title="Δ log π since step 0",
-        margin={"l": 64, "r": 24, "t": 64, "b": 52},
-        legend=LEGEND_ABOVE | {"x": 1, "y": 1.03},
+        margin={"l": 64, "r": 24, "t": 84, "b": 52},
+        legend=LEGEND_OVER_TITLES | {"x": 1},
     )
     for col, own in enumerate(with_gap.values(), start=1):
         _add_gap(plot, own, col)

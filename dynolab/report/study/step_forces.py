@@ -32,11 +32,12 @@ _POINTS_PER_KIND = 150
 _ONE_SCALE = 8.0  # beyond this ratio the smaller steps' bars would vanish
 Parts = tuple[tuple[str, str, str], ...]  # field, what pushed, colour
 _PARTS: Parts = (
-    ("from_chosen", "from the chosen side", CHOSEN),
-    ("from_rejected", "from the rejected side", REJECTED),
+    ("from_chosen", "", CHOSEN),
+    ("from_rejected", "", REJECTED),
     ("from_history", "from history (momentum, decay)", HISTORY),
     ("residual", "residual: beyond first order", RESIDUAL),
 )
+_SIDES = ("the chosen side of the loss", "the rejected side of the loss")
 _IN_SENTENCE = {
     "from_history": "from the optimizer's history",
     "residual": "beyond first order",
@@ -50,13 +51,16 @@ _VIEWS: tuple[tuple[str, Keep], ...] = (
 )
 
 
-def decomposition_figure(training: Training) -> Figure | None:
-    """Mean Δ log π of every kind at recorded steps, split by what pushed."""
+def decomposition_figure(training: Training, sides: tuple[str, str] = _SIDES) -> Figure | None:
+    """Mean Δ log π of every kind at recorded steps, split by what pushed.
+
+    **Arguments:** `sides`: names of the loss's two sides.
+    """
     rows, stage = training.forces, training.stage
     if not rows:
         return None
     steps = spread(sorted({row.step for row in rows}))
-    parts, kinds = _parts(rows), in_order({row.kind for row in rows})[::-1]
+    parts, kinds = _parts(rows, sides), in_order({row.kind for row in rows})[::-1]
     height = 30 * len(kinds)
     plot = subplots(
         [f"step {step}" for step in steps],
@@ -95,13 +99,13 @@ def decomposition_figure(training: Training) -> Figure | None:
             for name, (values, texts) in views.items()
         ]
         plot.update_layout(updatemenus=[buttons(choices, 1 + 34 / height)])
-    sides = "the chosen and the rejected side of the loss" if _two_sided(rows) else "the loss"
+    pushers = join(sides) if _two_sided(rows) else "the loss"
     history = " and by the optimizer's history" if any(row.from_history for row in rows) else ""
     return Figure(
         f"decomposition-{stage}",
         f"Who pushed: forces of single {objective_name(stage)} steps",
-        _decomposition_message(rows, stage),
-        f"Bars: means over prompts of the first-order push by {sides}{history}, and what they "
+        _decomposition_message(rows, stage, parts),
+        f"Bars: means over prompts of the first-order push by {pushers}{history}, and what they "
         "leave unexplained; stacked to the right they raise an answer, to the left they lower it. "
         "Diamond: the measured change, the sum of all bars."
         + ("" if shared else " Every step has its own scale."),
@@ -113,11 +117,13 @@ def _two_sided(rows: Sequence[ForceRow]) -> bool:
     return any(row.from_rejected for row in rows)
 
 
-def _parts(rows: Sequence[ForceRow]) -> Parts:
+def _parts(rows: Sequence[ForceRow], sides: tuple[str, str]) -> Parts:
     """The parts that push at all: SFT has no rejected side, SGD without momentum no history."""
-    one_sided = not _two_sided(rows)
+    names = {"from_chosen": f"from {sides[0]}", "from_rejected": f"from {sides[1]}"}
+    if not _two_sided(rows):
+        names["from_chosen"] = "from the batch's answers"
     return tuple(
-        (name, "from the batch's answers" if one_sided and name == "from_chosen" else label, color)
+        (name, names.get(name, label), color)
         for name, label, color in _PARTS
         if any(getattr(row, name) for row in rows)
     )
@@ -178,7 +184,7 @@ def _bar_data(
     return values, texts
 
 
-def _decomposition_message(rows: Sequence[ForceRow], stage: str) -> str:
+def _decomposition_message(rows: Sequence[ForceRow], stage: str, parts: Parts) -> str:
     """What moved the chosen answer, mean over all recorded steps and prompts."""
     chosen = [row for row in rows if row.kind == "chosen"]
     if not chosen:
@@ -187,7 +193,7 @@ def _decomposition_message(rows: Sequence[ForceRow], stage: str) -> str:
     def mean(part: str) -> str:
         return number(float(np.mean([getattr(row, part) for row in chosen])), sign=True)
 
-    sides = [f"{mean(part)} {_IN_SENTENCE.get(part, label)}" for part, label, _ in _parts(rows)]
+    sides = [f"{mean(part)} {_IN_SENTENCE.get(part, label)}" for part, label, _ in parts]
     return (
         f"A recorded {objective_name(stage)} step moves the chosen answer by {mean('measured')} "
         f"nats on average over all watched prompts: {join(sides)}."
