@@ -69,7 +69,7 @@ class TokenEffects:
     pair: Int[Tensor, " tokens"]
 
 
-def designed_doses(parts: Sequence[TokenEffects], per: Per) -> list[Float[Tensor, " tokens"]]:
+def designed_doses(parts: Sequence[TokenEffects], per: Per) -> list[Float[Tensor, " _"]]:
     """The dose of every token of a step: of rejected ones `largest_doses`, of chosen ones 1.
 
     **Arguments:** `parts`: the step's tokens; every part counts its own pairs.

@@ -72,9 +72,9 @@ class DoseDesigner:
         engine: Engine,
         step: int,
         batches: Sequence[TokenBatch],
-        starts: Sequence[Float[Tensor, " tokens"]],
+        starts: Sequence[Float[Tensor, " _"]],
         ids: Collection[str],
-    ) -> list[Float[Tensor, " tokens"]]:
+    ) -> list[Float[Tensor, " _"]]:
         """The dose of every token of this rank's micro-batches, 1 on chosen ones.
 
         **Arguments:** `starts`: log π of the batches' tokens before the step, in nats; `ids`: of
@@ -114,8 +114,8 @@ class DoseDesigner:
         step: int,
         sample: Sequence[Encoded],
         batches: Sequence[TokenBatch],
-        starts: Sequence[Float[Tensor, " tokens"]],
-    ) -> list[Float[Tensor, " tokens"]]:
+        starts: Sequence[Float[Tensor, " _"]],
+    ) -> list[Float[Tensor, " _"]]:
         """`∇log π_l · P q` of every token, by one-sided differences."""
         gradient = self._gradient(sample)
         direction = in_metric(self._config.optimizer, step, gradient, engine.second_moments())

@@ -67,6 +67,14 @@ GROUPS = {
         2,
         group_settings(**SAMPLED, objective={"name": "sppo", "beta": 0.1, "labels": "soft"}),
     ),
+    "designed-zero2": (
+        2,
+        settings(
+            objective={"name": "dpo", "designed_dose": {"per": "pair", "sample": 5}},
+            optimizer={"name": "adamw", "learning_rate": 1e-4},
+            record_steps=[3],
+        ),
+    ),
     **{
         f"adapters-zero{stage}": (stage, group_settings(**SAMPLED, lora={"rank": 2}))
         for stage in (2, 3)
