@@ -210,12 +210,21 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
     if isinstance(arm.objective, DPOConfig) and arm.objective.negative_dose != 1:
         parts.append(f"push on rejected tokens × {number(arm.objective.negative_dose)}")
         source = "–"
+    dose = getattr(arm.objective, "designed_dose", None)
+    if dose is not None:
+        parts.append(
+            f"each step the largest push on rejected tokens, by {dose.per}, that to first order "
+            f"lowers no {dose.sample} other chosen answers"
+        )
+        source = "–"
     return ", ".join([name, *parts]), source
 
 
 def _settings(arm: ArmFacts) -> str:
     """An arm's settings that are not the default."""
-    changed = arm.objective.model_dump(exclude_defaults=True, exclude={"name", "negative_dose"})
+    changed = arm.objective.model_dump(
+        exclude_defaults=True, exclude={"name", "negative_dose", "designed_dose"}
+    )
     if arm.learning_rate is not None:
         changed["learning rate"] = f"{arm.learning_rate:g}"
     if arm.updates_per_rollout is not None:
