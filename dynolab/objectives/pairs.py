@@ -24,8 +24,8 @@ class PairConfig(BaseModel):
     designed_dose: DesignedDoseConfig | None = Field(
         default=None,
         exclude_if=lambda designed: designed is None,
-        description="Each step, the largest push on rejected tokens that to first order lowers no "
-        "other chosen answers.",
+        description="In a training, each step's push on rejected tokens is the largest that to "
+        "first order lowers no other chosen answers; elsewhere, such as in an audit, it is whole.",
     )
 
 

@@ -119,8 +119,8 @@ class DoseDesigner:
         """`∇log π_l · P q` of every token, by one-sided differences."""
         gradient = self._gradient(sample)
         direction = in_metric(self._config.optimizer, step, gradient, engine.second_moments())
-        rise = sum(float((g * direction[name]).sum()) for name, g in gradient.items())
-        reach = REACH * torch.finfo(starts[0].dtype).eps ** 0.5 / rise
+        rise = torch.stack([(g * direction[name]).sum() for name, g in gradient.items()]).sum()
+        reach = REACH * torch.finfo(rise.dtype).eps ** 0.5 / rise
         moved = {
             f"model.{name}": weight.detach() + reach * direction[name]
             for name, weight in self._trained()

@@ -67,7 +67,7 @@ def test_a_run_that_diverged_is_told_and_its_arm_stays(tmp_path: Path) -> None:
     words = words_of(tmp_path / "mitigation.html", " ")
     for said in (
         "seed 0 diverged after 31 steps",
-        "1 of 18 runs diverged",
+        "1 of 21 runs diverged",
         "3 of 3 ended by the alarm at step 40",
     ):
         assert said in words
