@@ -42,6 +42,7 @@ def matched_figure(compared: ComparedArms) -> Figure | None:
     if not arms:
         return None
     figures = matched_table_of(compared)
+    titles: dict[Literal["gap", "chosen"], str] = {"gap": "Gap y* − y⁺", "chosen": "Chosen y⁺"}
     panels = [
         LinePanel(
             title,
@@ -49,7 +50,7 @@ def matched_figure(compared: ComparedArms) -> Figure | None:
             "Δ nats",
             [_line(arm, compared.runs[arm], name) for arm in arms],
         )
-        for title, name in (("Gap y* − y⁺", "gap"), ("Chosen y⁺", "chosen"))
+        for name, title in titles.items()
     ]
     return Figure(
         "matched",
