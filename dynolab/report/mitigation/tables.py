@@ -203,9 +203,13 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
         source = "Razin et al., arXiv 2410.08847" if by else "–"
     if arm.alarm is not None:
         done = "ended" if arm.alarm.stop else "watched"
-        bounds = {"has grown by": arm.alarm.rise, "is": arm.alarm.gap}
+        bounds = {
+            "the gap has grown by": arm.alarm.rise,
+            "the gap is": arm.alarm.gap,
+            "the margin has grown by": arm.alarm.margin,
+        }
         known = [f"{how} {number(nats)} nats" for how, nats in bounds.items() if nats is not None]
-        parts.append(f"{done} when the gap {' or '.join(known)}")
+        parts.append(f"{done} when {' or '.join(known)}")
         source = "–"
     if isinstance(arm.objective, DPOConfig) and arm.objective.negative_dose != 1:
         parts.append(f"push on rejected tokens × {number(arm.objective.negative_dose)}")
