@@ -31,13 +31,26 @@ through rounding.
 """
 
 
+def rows_to_protect(config: LoopConfig, rows: Sequence[EncodedExample]) -> list[EncodedExample]:
+    """The rows of a training with designed doses; `ConfigError` if a batch leaves none of them."""
+    trained = [row for row in rows if row.id not in config.without]
+    if len(trained) <= config.batch_size:
+        raise ConfigError(
+            "objective.designed_dose",
+            f"{len(trained)} rows",
+            f"protects answers outside the batch of {config.batch_size}; give more rows or a "
+            "smaller batch_size",
+        )
+    return trained
+
+
 class DoseDesigner:
     """The largest doses at which a step lowers no sample of other chosen answers, to first order.
 
     One backward pass of the sample gives q, the gradient of its mean log π. One more forward of
     the batch, a little along P q, gives every token's `s_l = ∇log π_l · P q` at once
-    (`objectives.designed_dose`). P is the optimizer's metric
-    (`in_metric`). Momentum and weight decay are left out: momentum was paid for when it was made.
+    (`objectives.designed_dose`). P is the optimizer's metric (`in_metric`). Momentum and weight
+    decay are left out: momentum was paid for when it was made.
 
     **Arguments:**
 
@@ -58,14 +71,7 @@ class DoseDesigner:
     ) -> None:
         self._dose, self._config, self._logits = dose, config, logits
         self._objective, self._pad_id = objective, pad_id
-        self._rows = [row for row in rows if row.id not in config.without]
-        if len(self._rows) <= config.batch_size:
-            raise ConfigError(
-                "objective.designed_dose",
-                f"{len(self._rows)} rows",
-                f"protects answers outside the batch of {config.batch_size}; give more rows or a "
-                "smaller batch_size",
-            )
+        self._rows = rows_to_protect(config, rows)
 
     def design(
         self,

@@ -25,6 +25,7 @@ from dynolab.training.example_source import Offline
 from dynolab.training.optimizer import in_metric
 from dynolab.training.step_batch import collate_step, count_step
 from models.language import load_language_model, load_tokenizer
+from tasks.training import check_rows
 from tests.training.small import (
     group_settings,
     make_job,
@@ -211,11 +212,5 @@ def test_a_batch_of_all_rows_leaves_none_to_protect(inputs: Path, tmp_path: Path
     few = tmp_path / "few.jsonl"
     write_rows(few, list(read_rows(job.examples, Example))[:8])
     with pytest.raises(ConfigError, match=r"^objective\.designed_dose = '8 rows'"):
-        DoseDesigner(
-            job.config.designed_dose,  # type: ignore[arg-type]
-            job.config,
-            ResponseLogits(load_language_model(job.model)),
-            build_objective(job.config.objective),
-            Encoder(load_tokenizer(job.model), 48, "error").examples(read_rows(few, Example)),
-            pad_id=0,
-        )
+        check_rows(job.model_copy(update={"examples": few}))
+    check_rows(job)
