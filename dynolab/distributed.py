@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from dynolab.errors import DynolabError
@@ -77,6 +78,13 @@ def gather(mine: Item) -> list[Item]:
     number = next(_exchanges)
     parts = _gather_bytes(sealed(pickle.dumps(mine), rank(), number))
     return [pickle.loads(unsealed(part, sender, number)) for sender, part in enumerate(parts)]
+
+
+def add_up(mine: Tensor) -> Tensor:
+    """The sum of a tensor over the ranks, on every rank; `mine` itself becomes it."""
+    if dist.is_initialized():
+        dist.all_reduce(mine)
+    return mine
 
 
 def deal(items: Sequence[Item]) -> Sequence[Item]:

@@ -113,7 +113,8 @@ def _reseeded(
 
 
 def _metagradient(study: StudyParameters, training: TrainConfig) -> list[Step]:
-    if training.optimizer.name not in DIFFERENTIATED or study.ledger is None:
+    differentiable = training.optimizer.name in DIFFERENTIATED and training.designed_dose is None
+    if not differentiable or study.ledger is None:
         return []
     config = MetagradientConfig(
         training=training,

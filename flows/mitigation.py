@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from dynolab.errors import ConfigError
+from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.ipo import IPOConfig
 from dynolab.objectives.simpo import SimPOConfig
@@ -44,6 +45,7 @@ ARMS: dict[Label, ArmConfig] = {
     "alarm": ArmConfig(alarm=AlarmConfig(rise=2.0)),
     "dose-0": ArmConfig(objective=DPOConfig(negative_dose=0.0)),
     "dose-03": ArmConfig(objective=DPOConfig(negative_dose=0.3)),
+    "designed": ArmConfig(objective=DPOConfig(designed_dose=DesignedDoseConfig())),
     "beta-low": ArmConfig(objective=DPOConfig(beta=0.03)),
     "beta-high": ArmConfig(objective=DPOConfig(beta=0.3)),
 }

@@ -69,4 +69,4 @@ def _describe_training(config: MitigationPageConfig) -> str:
     )
 
 
-MITIGATION_PAGE = Stage("mitigation-page", 2, mitigation_page)
+MITIGATION_PAGE = Stage("mitigation-page", 3, mitigation_page)

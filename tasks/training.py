@@ -95,6 +95,7 @@ def check_rows(job: TrainJob) -> None:
     from dynolab.forces.ledger.watched import check_kinds
     from dynolab.rollouts.rewards import Rewards
     from dynolab.training.alarm import check_watched
+    from dynolab.training.dose import rows_to_protect
     from dynolab.training.examples import load_examples, load_prompts, training_encoder
     from models.language import folder_context, load_tokenizer
 
@@ -109,7 +110,9 @@ def check_rows(job: TrainJob) -> None:
         Rewards(config.rewards)
         load_prompts(job.examples, encoder, config.max_new_tokens)
     else:
-        load_examples(job.examples, encoder, config.objective)
+        rows = load_examples(job.examples, encoder, config.objective)
+        if config.designed_dose is not None:
+            rows_to_protect(config, rows)
 
 
 def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> None:

@@ -52,9 +52,10 @@ class TokenBatch:
 
     Likelihoods are those of `softmax(logits / temperature)`. Only some objectives read the optional
     fields. Per response token: `reference`, its log-probability under the reference; `advantage`,
-    the factor of its push; `old`, its log-probability under the policy that sampled it (None: the
-    current policy, as in the first update after sampling); `top`, that policy's likeliest tokens.
-    Per sequence: `wins`, the probability that the response is preferred to one of the policy's.
+    the factor of its push; `dose`, a further factor on it, chosen by the step; `old`, its
+    log-probability under the policy that sampled it (None: the current policy, as in the first
+    update after sampling); `top`, that policy's likeliest tokens. Per sequence: `wins`, the
+    probability that the response is preferred to one of the policy's.
     """
 
     input_ids: Int[Tensor, "rows length"]
@@ -72,6 +73,7 @@ class TokenBatch:
     old: Float[Tensor, " tokens"] | None = None
     top: TopTokens | None = None
     wins: Float[Tensor, " sequences"] | None = None
+    dose: Float[Tensor, " tokens"] | None = None
     temperature: float = 1.0
 
     @property

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from dynolab.errors import ConfigError
 from dynolab.objectives.pairs import PairConfig, PairObjective, Pairs
 
 
@@ -31,6 +32,16 @@ class DPOConfig(PairConfig):
         exclude_if=lambda dose: dose == 1.0,
         description="Factor on the push on rejected tokens.",
     )
+
+    @model_validator(mode="after")
+    def _one_dose(self) -> Self:
+        if self.designed_dose is not None and self.negative_dose != 1:
+            raise ConfigError(
+                "objective.negative_dose",
+                self.negative_dose,
+                "designed_dose chooses the dose; leave one of the two out",
+            )
+        return self
 
 
 class DPO(PairObjective[DPOConfig]):

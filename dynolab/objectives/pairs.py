@@ -7,10 +7,11 @@ from typing import ClassVar, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.objectives.designed_dose import DesignedDoseConfig
 
 Pairs = Float[Tensor, "pairs"]
 
@@ -19,6 +20,13 @@ class PairConfig(BaseModel):
     """Base of the settings of a loss on pairs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    # Excluded when unset, so that results from before this field keep their keys.
+    designed_dose: DesignedDoseConfig | None = Field(
+        default=None,
+        exclude_if=lambda designed: designed is None,
+        description="In a training, each step's push on rejected tokens is the largest that to "
+        "first order lowers no other chosen answers; elsewhere, such as in an audit, it is whole.",
+    )
 
 
 Config = TypeVar("Config", bound=PairConfig)
@@ -30,7 +38,8 @@ class PairObjective(ABC, Generic[Config]):
     A response's score is the sum over its tokens of `log π`, less `log π_ref` where the loss has
     a reference, divided by the number of tokens n where the loss averages. Losses differ only in φ.
     The force weights are `c_l = −∂φ/∂s_c` on chosen and `−∂φ/∂s_r` on rejected tokens, divided by
-    the step's pairs (and by n where averaged).
+    the step's pairs (and by n where averaged). Where the batch has doses, those of rejected tokens
+    are multiplied by them.
     """
 
     sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)
@@ -75,6 +84,8 @@ class PairObjective(ABC, Generic[Config]):
 
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's mean φ."""
+        if batch.dose is not None:
+            logps = torch.lerp(logps.detach(), logps, batch.dose.to(logps))
         return self.pair_loss(*self._arguments(logps, batch)).sum() / batch.totals.examples
 
     def token_weights(
@@ -86,7 +97,8 @@ class PairObjective(ABC, Generic[Config]):
         rate = torch.empty_like(sides).scatter(0, batch.side_order, sides)
         if self.averages:
             rate = rate / batch.sequence_length
-        return rate[batch.sequence] / batch.totals.examples
+        weights = rate[batch.sequence] / batch.totals.examples
+        return weights if batch.dose is None else weights * batch.dose.to(weights)
 
     @torch.no_grad()
     def metrics(
@@ -96,7 +108,12 @@ class PairObjective(ABC, Generic[Config]):
         chosen, rejected = (self.reward_scale * score for score in self._scores(logps, batch))
         up, down = self.pair_rates(*self._arguments(logps, batch))
         chosen_logp, rejected_logp = batch.by_side(batch.sequence_sum(logps))
+        dosed: dict[str, Tensor] = {}
+        if batch.dose is not None:
+            dose = batch.sequence_sum(batch.dose.to(logps)) / batch.sequence_length
+            dosed = {"train/dose": batch.by_side(dose)[1].sum()}
         return {
+            **dosed,
             "train/margin": (chosen - rejected).sum(),
             "train/accuracy": (chosen > rejected).to(logps.dtype).sum(),
             "train/reward_chosen": chosen.sum(),

@@ -50,10 +50,23 @@ class Divergence(Row):
     reason: str
 
 
+class MarginPoint(Row):
+    """Means over training pairs at one probe, in nats since the first.
+
+    `margin`: Δ(log π(y⁺) − log π(y⁻)); `gap`: Δ(log π(y*) − log π(y⁺)); `chosen`: Δ log π(y⁺).
+    """
+
+    step: int
+    margin: float
+    gap: float
+    chosen: float
+
+
 class RunFigures(Row):
     """Figures of one arm with one seed; empty for a diverged run."""
 
     figures: dict[str, float]
+    path: tuple[MarginPoint, ...] = ()
     diverged: Divergence | None = None
     alarm: AlarmRing | None = None
 

@@ -20,13 +20,21 @@ class AlarmConfig(BaseModel):
 
     y* rises under SFT as well; the gap separates squeezing from learning (arXiv 2407.10490, §4).
     A gap that has not grown since the first probe never rings the alarm, however wide: SFT starts
-    with a wide gap and narrows it.
+    with a wide gap and narrows it. `margin` bounds what is learned: the growth of the mean of
+    log π(y⁺) − log π(y⁻).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     gap: float | None = Field(default=None, description="Rings above this gap.")
     rise: float | None = Field(
         default=None, gt=0, description="Rings above this growth of the gap."
+    )
+    margin: float | None = Field(
+        default=None,
+        gt=0,
+        exclude_if=lambda margin: margin is None,
+        description="Rings when chosen − rejected has grown by so many nats: arms that stop there "
+        "are compared where they have learned as much.",
     )
     stop: bool = Field(
         default=True,
@@ -35,9 +43,11 @@ class AlarmConfig(BaseModel):
 
     @model_validator(mode="after")
     def _has_a_bound(self) -> Self:
-        if self.gap is None and self.rise is None:
+        if self.gap is None and self.rise is None and self.margin is None:
             raise ConfigError(
-                "alarm", None, "set rise, the largest allowed growth of the gap in nats, or gap"
+                "alarm",
+                None,
+                "set rise, the largest allowed growth of the gap in nats, or gap, or margin",
             )
         return self
 
@@ -53,6 +63,7 @@ class Alarm:
         self.ring: AlarmRing | None = None
         """The first ring."""
         self._first: float | None = None
+        self._first_margin: float | None = None
         for line in history:
             if GAP in line.metrics:
                 self.update(line.step, line.metrics)
@@ -79,20 +90,33 @@ class Alarm:
             self._first = gap
         rise = gap - self._first
         bounds = ((gap, self.config.gap), (rise, self.config.rise))
-        over = any(bound is not None and value > bound for value, bound in bounds)
-        if self.ring is not None or not over or not rise > 0:
+        over = rise > 0 and any(bound is not None and value > bound for value, bound in bounds)
+        over |= self._has_learned(metrics)
+        if self.ring is not None or not over:
             return {RISE: rise}
         self.ring = AlarmRing(step=step, gap=gap, rise=rise, stopped=self.config.stop)
         return {RISE: rise, RANG: 1.0}
 
+    def _has_learned(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the margin has grown beyond its bound."""
+        if self.config.margin is None:
+            return False
+        margin = metrics["probe/chosen/logp"] - metrics["probe/rejected/logp"]
+        if self._first_margin is None:
+            self._first_margin = margin
+        return margin - self._first_margin >= self.config.margin
+
 
 def check_watched(alarm: AlarmConfig | None, probes: Sequence[ProbeRow]) -> None:
-    """Raises ConfigError for an alarm if the probes cannot measure the gap."""
-    if alarm is None or any(row.kind == "chosen" and row.split == "train" for row in probes):
+    """Raises ConfigError for an alarm if the probes cannot measure the gap, or the margin."""
+    if alarm is None:
         return
-    raise ConfigError(
-        "alarm",
-        alarm.model_dump(exclude_none=True),
-        "no probe is the chosen answer of a training pair, so the gap is undefined; probe some "
-        "pairs (probe_every, data.probe_pairs), or remove the alarm",
-    )
+    watched = {row.kind for row in probes if row.split == "train"}
+    for kind in ("chosen", "rejected") if alarm.margin is not None else ("chosen",):
+        if kind not in watched:
+            raise ConfigError(
+                "alarm",
+                alarm.model_dump(exclude_none=True),
+                f"no probe is the {kind} answer of a training pair, so its bound is undefined; "
+                "probe some pairs (probe_every, data.probe_pairs), or remove the alarm",
+            )

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.encode import Overlong
 from dynolab.errors import ConfigError
+from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
 from dynolab.objectives.sft import SFTConfig
@@ -169,6 +170,20 @@ class LoopConfig(BaseModel):
             raise ConfigError("probe_every", 0, "the alarm needs probes; set 1 or more")
         if self.best is not None and not self.probe_every:
             raise ConfigError("probe_every", 0, "best needs probes; set 1 or more")
+        if self.engine.dtype == "bf16" and self.designed_dose is not None:
+            raise ConfigError(
+                "engine.dtype",
+                "bf16",
+                "a designed dose needs differences that bf16 rounds away; set fp32, or leave "
+                "objective.designed_dose out",
+            )
+        if self.engine.ranks > 1 and self.engine.zero_stage == 3 and self.designed_dose is not None:
+            raise ConfigError(
+                "engine.zero_stage",
+                3,
+                "a designed dose needs the whole weights on every rank; set 0, 1 or 2, or leave "
+                "objective.designed_dose out",
+            )
         if self.without and (self.record_steps or self.ledger is not None):
             raise ConfigError(
                 "without",
@@ -202,6 +217,11 @@ class LoopConfig(BaseModel):
                 False,
                 "its steps cannot be replayed; set true, or record_steps: [] and ledger: null",
             )
+
+    @property
+    def designed_dose(self) -> DesignedDoseConfig | None:
+        """How the dose of the push on rejected answers is chosen at every step, if it is."""
+        return getattr(self.objective, "designed_dose", None)
 
     @property
     def micro_examples(self) -> int:
@@ -269,6 +289,13 @@ class GroupTrainConfig(LoopConfig):
             )
         if self.seed < 0:
             raise ConfigError("seed", self.seed, "sampling needs a seed of 0 or more")
+        if self.designed_dose is not None:
+            raise ConfigError(
+                "objective.designed_dose",
+                self.designed_dose.per,
+                "protects other rows' chosen answers; sampled groups have none; leave it out, or "
+                "train on rows",
+            )
         if not self.rewards:
             raise ConfigError("rewards", [], "name at least one reward")
         longest = getattr(self.objective, "max_tokens", None)

@@ -16,7 +16,7 @@ from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.training.config import LoopConfig
-from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
+from dynolab.training.optimizer import SECOND_MOMENT, STATE_TENSORS, build_optimizer
 
 MASTER = "master"
 
@@ -171,6 +171,18 @@ class DeepSpeedEngine:
                     if tensor is not None
                 }
         return states
+
+    def second_moments(self) -> dict[str, Tensor]:
+        """The optimizer's second moments, gathered on every rank; empty before its first step."""
+        key = SECOND_MOMENT.get(self._config.optimizer.name)
+        if key is None or not self.logits.basic_optimizer.state:
+            return {}
+        moments = {name: self._state_tensor(p, key) for name, p in self._named.items()}
+        return {
+            name: moment.view(self._shape(name))
+            for name, moment in moments.items()
+            if moment is not None
+        }
 
     def _shape(self, name: str) -> torch.Size:
         parameter = self._named[name]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.training.config import LoopConfig
-from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
+from dynolab.training.optimizer import SECOND_MOMENT, STATE_TENSORS, build_optimizer
 
 
 class Engine(Protocol):
@@ -37,6 +37,9 @@ class Engine(Protocol):
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer's tensors by parameter and state name, on rank 0; at first empty."""
+
+    def second_moments(self) -> dict[str, Tensor]:
+        """The optimizer's second moments by parameter name, on every rank; empty if it has none."""
 
     def save(self, folder: Path) -> None:
         """Writes this rank's part of weights and optimizer state."""
@@ -86,6 +89,12 @@ class PlainEngine:
             for name, p in self._named.items()
             if (state := self._optimizer.state.get(p))
         }
+
+    def second_moments(self) -> dict[str, Tensor]:
+        """The optimizer's second moments; empty before its first step."""
+        key = SECOND_MOMENT.get(self._config.optimizer.name)
+        states = self._optimizer.state
+        return {name: states[p][key] for name, p in self._named.items() if key and states.get(p)}
 
     def save(self, folder: Path) -> None:
         """Writes weights and optimizer state as safetensors."""

@@ -7,8 +7,9 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -39,6 +40,7 @@ from dynolab.training.adapters import add_adapters, save_merged
 from dynolab.training.alarm import Alarm, check_watched
 from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig
+from dynolab.training.dose import DoseDesigner, rejected_doses, with_doses
 from dynolab.training.engine import Engine, PlainEngine
 from dynolab.training.example_source import Offline, Source
 from dynolab.training.examples import load_examples, load_prompts, training_encoder
@@ -110,6 +112,7 @@ class Trainer:
         self.pad_id = int(
             tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         )
+        self.designer: DoseDesigner | None = None
         self.source = self._build_source()
         self.probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
         check_watched(job.config.alarm, self.probes)
@@ -186,12 +189,14 @@ class Trainer:
         config = self.config
         recorded = step in config.record_steps or config.observes(step)
         before = (engine.master_weights(), engine.optimizer_state()) if recorded else None
-        sums, strength_quantiles = self._accumulate(engine, examples, totals)
+        sums, strength_quantiles, doses = self._accumulate(engine, step, examples, totals)
         rate = learning_rate(config.optimizer, config.warmup_steps, step)
         norm = engine.step(rate)
         self._check_finite("gradient norm", norm, examples)
         seen: Mapping[str, float] = {}
         if before is not None:
+            if self.designer is not None:
+                examples = with_doses(examples, distributed.gather_dealt(doses))
             seen = self._record(engine, step, rate, norm, examples, *before)
         means = {name: value / len(examples) for name, value in sums.items()}
         return {
@@ -204,19 +209,22 @@ class Trainer:
         }
 
     def _accumulate(
-        self, engine: Engine, examples: Sequence[StepExample], totals: Totals
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Accumulates this rank's gradients; returns sums over all ranks, and quantiles."""
+        self, engine: Engine, step: int, examples: Sequence[StepExample], totals: Totals
+    ) -> tuple[dict[str, float], dict[str, float], list[Tensor]]:
+        """Accumulates this rank's gradients.
+
+        **Returns** sums over all ranks, quantiles, and the doses of this rank's rejected tokens by
+        example, where they were designed.
+        """
         sums: dict[str, Tensor] = {}
-        step_strengths: list[Tensor] = []
-        for micro in self._micro_batches(examples):
-            tokens = self._tokens(engine, micro or examples[:1], totals)
-            logps = engine.logits(tokens, partial(read_logps, self.objective))
+        step_strengths, doses = list[Tensor](), list[Tensor]()
+        for micro, tokens, logps in self._forwards(engine, step, examples, totals):
             loss = self.objective.loss(logps, tokens)
             if not micro:
                 engine.backward(0 * loss)
                 continue
             engine.backward(loss)
+            doses += rejected_doses(tokens)
             named = {"train/loss": loss.detach(), **self.objective.metrics(logps, tokens)}
             for name, value in named.items():
                 sums[name] = sums[name] + value if name in sums else value
@@ -224,7 +232,35 @@ class Trainer:
                 step_strengths.append(values)
         result = _sum_over_ranks(sums)
         self._check_finite("loss", result["train/loss"], examples)
-        return result, quantiles(step_strengths)
+        return result, quantiles(step_strengths), doses
+
+    def _forwards(
+        self, engine: Engine, step: int, examples: Sequence[StepExample], totals: Totals
+    ) -> Iterator[tuple[Sequence[StepExample], TokenBatch, Tensor]]:
+        """This rank's micro-batches with what the objective reads of them, with its graph."""
+        micros = self._micro_batches(examples)
+        batches = (self._tokens(engine, micro or examples[:1], totals) for micro in micros)
+        read = partial(read_logps, self.objective)
+        if self.designer is None:
+            for micro, tokens in zip(micros, batches, strict=True):
+                yield micro, tokens, engine.logits(tokens, read)
+            return
+        # Doses need every token before the first backward; only one graph is ever held.
+        held, once = list(batches), len(micros) == 1
+        with torch.set_grad_enabled(once):
+            starts = [engine.logits(tokens, read) for tokens in held]
+        given = [number for number, micro in enumerate(micros) if micro]
+        doses = self.designer.design(
+            engine,
+            step,
+            [held[number] for number in given],
+            [starts[number].detach() for number in given],
+            {example.id for example in examples},
+        )
+        by_place = dict(zip(given, doses, strict=True))
+        for number, micro in enumerate(micros):
+            tokens = replace(held[number], dose=by_place.get(number))
+            yield micro, tokens, starts[number] if once else engine.logits(tokens, read)
 
     def _check_finite(self, name: str, value: float, examples: Sequence[StepExample]) -> None:
         """Raises Diverged for a non-finite value, after writing the step's examples."""
@@ -395,6 +431,10 @@ class Trainer:
                 prompts, objective, job.config, self.policy, self.encoder, pad_id=self.pad_id
             )
         rows = load_examples(job.examples, self.encoder, job.config.objective)
+        if (dose := job.config.designed_dose) is not None:
+            self.designer = DoseDesigner(
+                dose, job.config, ResponseLogits(self.policy), objective, rows, self.pad_id
+            )
         return Offline(rows, objective, job, self.pad_id)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dynolab.training.config import OptimizerConfig
 
@@ -15,6 +15,9 @@ STATE_TENSORS = {
     "rmsprop": ("square_avg", "momentum_buffer"),
 }
 """The optimizer state tensors that have the shape of their parameter."""
+
+SECOND_MOMENT = {"adamw": "exp_avg_sq", "rmsprop": "square_avg"}
+"""The state by whose root an optimizer divides."""
 
 CLIP_EPSILON = 1e-6
 """What torch and DeepSpeed add to a gradient's norm before they clip by it."""
@@ -55,6 +58,39 @@ def learning_rate(config: OptimizerConfig, warmup_steps: int, step: int) -> floa
     if step >= warmup_steps:
         return config.learning_rate
     return config.learning_rate * (step + 1) / warmup_steps
+
+
+def in_metric(
+    config: OptimizerConfig,
+    step: int,
+    gradient: Mapping[str, Tensor],
+    moments: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """P g: a gradient in the metric of 0-based `step`, up to a common factor.
+
+    SGD: g. AdamW and RMSprop: `g / (√v' + ε)`, v' the second moment (AdamW's bias-corrected) after
+    a step whose gradient is g, scaled to the moments' size. With the moment before the step alone,
+    what earlier batches have hardly touched would outweigh all else.
+
+    **Arguments:** `moments`: before the step, by parameter name; empty before the first.
+    """
+    if config.name not in SECOND_MOMENT:
+        return dict(gradient)
+    keep = config.betas[1] if config.name == "adamw" else config.smoothing
+    past, future = (1 - keep**t if config.name == "adamw" else 1.0 for t in (step, step + 1))
+    own = sum(g.square().sum(dtype=torch.float64) for g in gradient.values())
+    known = sum(v.sum(dtype=torch.float64) for v in moments.values()) / (past or 1.0)
+    scale = float(known / own) if moments else 1.0
+    return {
+        name: g
+        / (_after(moments.get(name), scale * g.square(), keep).div(future).sqrt() + config.epsilon)
+        for name, g in gradient.items()
+    }
+
+
+def _after(moment: Tensor | None, square: Tensor, keep: float) -> Tensor:
+    """`keep v + (1 − keep) g²`."""
+    return (1 - keep) * square if moment is None else torch.lerp(square, moment, keep)
 
 
 def clip_factor(grad_norm: float, clip_norm: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TopTokens
@@ -22,7 +22,10 @@ class _Recorded(BaseModel):
 
 
 class RecordedExample(_Recorded):
-    """A row of the recorded batch, as tokens, with the reference's log-probabilities."""
+    """A row of the recorded batch, as tokens, with the reference's log-probabilities.
+
+    `rejected_dose`: the factor on the push of each rejected token, where the step chose it.
+    """
 
     temperature: ClassVar[float] = 1.0
 
@@ -32,6 +35,7 @@ class RecordedExample(_Recorded):
     chosen_reference: list[float] | None = None
     rejected_reference: list[float] | None = None
     wins: tuple[float, float] | None = None
+    rejected_dose: list[float] | None = Field(None, exclude_if=lambda dose: dose is None)
 
     def encoded(self) -> EncodedExample:
         """Converts to the example that collation takes."""
@@ -63,7 +67,8 @@ class RecordedExample(_Recorded):
             for side, values in logps.items()
             if values is not None
         }
-        return ScoredRow(self.encoded(), reference)
+        dose = None if self.rejected_dose is None else torch.tensor(self.rejected_dose, dtype=dtype)
+        return ScoredRow(self.encoded(), reference, dose)
 
 
 class RecordedTop(_Recorded):
@@ -158,6 +163,7 @@ def recorded(example: StepExample, sides: Sequence[int], temperature: float = 1.
         chosen_reference=_listed(reference.get(CHOSEN)),
         rejected_reference=_listed(reference.get(REJECTED)),
         wins=encoded.wins,
+        rejected_dose=_listed(example.dose),
     )
 
 

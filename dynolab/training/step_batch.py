@@ -19,11 +19,13 @@ from dynolab.objectives import Objective
 class ScoredRow:
     """A row of answers with the reference's log-probabilities by side, in nats.
 
-    `reference` is empty for objectives without a reference.
+    `reference` is empty for objectives without a reference. `dose` is the factor on the push of
+    every rejected token, where the step has chosen it.
     """
 
     encoded: EncodedExample
     reference: Mapping[int, Float[Tensor, " response"]] = field(default_factory=dict)
+    dose: Float[Tensor, " rejected"] | None = None
 
     @property
     def id(self) -> str:
@@ -61,11 +63,22 @@ def collate_step(
     if groups:
         return collate_groups(groups, pad_id, totals, temperature=temperature)
     batch = collate_examples([row.encoded for row in rows], pad_id, objective.sides, totals)
+    batch = replace(batch, dose=_doses(rows))
     if not objective.needs_reference:
         return batch
     parts = [row.reference.get(side) for row in rows for side in objective.sides]
     present = [part for part in parts if part is not None]
     return replace(batch, reference=torch.cat(present) if len(present) == len(parts) else None)
+
+
+def _doses(rows: Sequence[ScoredRow]) -> Float[Tensor, " tokens"] | None:
+    """The dose of every token of pairs, 1 on chosen ones; None unless all rows have doses."""
+    parts: list[Tensor] = []
+    for row in rows:
+        if row.dose is None:
+            return None
+        parts += [row.dose.new_ones(row.encoded.chosen.response_length), row.dose]
+    return torch.cat(parts)
 
 
 def _split_kinds(examples: Sequence[StepExample]) -> tuple[list[ScoredRow], list[Group]]:

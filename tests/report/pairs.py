@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dynolab.objectives import DPOConfig, SimPOConfig
+from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.report.inputs.arms import PairRun
 from dynolab.results.arms import ArmFacts, ComparedArms, Divergence, RunFigures
 from dynolab.results.study import AlarmRing, TrainingSummary
@@ -18,6 +19,7 @@ ARMS = {
     "simpo": ArmFacts(objective=SimPOConfig(), learning_rate=0.01),
     "alarm": ArmFacts(objective=DPOConfig(), alarm=AlarmConfig(rise=2.0)),
     "dose": ArmFacts(objective=DPOConfig(negative_dose=0.3)),
+    "designed": ArmFacts(objective=DPOConfig(designed_dose=DesignedDoseConfig(per="pair"))),
 }
 SHAPES: dict[str, dict[str, Shape]] = {
     "dpo": DPO,
@@ -26,6 +28,7 @@ SHAPES: dict[str, dict[str, Shape]] = {
     "simpo": DPO | {"chosen": line(-6.0)},
     "alarm": DPO | {"chosen": line(-1.0), "argmax": up(1.0)},
     "dose": DPO | {"chosen": line(0.1), "argmax": up(1.0)},
+    "designed": DPO | {"chosen": line(0.2), "argmax": up(1.0)},
 }
 
 

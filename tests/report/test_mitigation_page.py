@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynolab.comparisons.matched import matched_figures
 from dynolab.data.rows import read_value
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
+from dynolab.report.mitigation.matched import matched_figure
 from dynolab.report.mitigation.page import remedy_figure, write_mitigation_page
 from dynolab.results.arms import ComparedArms
 from dynolab.statistics import mean_interval
@@ -37,6 +39,24 @@ def test_differences_are_paired_by_seed() -> None:
     assert table.difference("dose", "dpo", "train/gap") == mean_interval(np.array(each))
 
 
+def test_arms_are_compared_where_they_have_learned_as_much(tmp_path: Path) -> None:
+    compared = mitigation()
+    write_mitigation_page(compared, tmp_path)
+    matched = json.loads((tmp_path / "summary.json").read_text())["matched"]
+    assert {name.split("/")[0] for name in matched} == set(compared.others)
+    for arm in compared.others:
+        for run, base in zip(compared.runs[arm], compared.runs["dpo"], strict=True):
+            ends = [run.path[-1].margin, base.path[-1].margin]
+            assert min(ends) == pytest.approx(
+                matched_figures(run.path, base.path)["matched/margin"]
+            )
+    assert matched["dose/gap"]["high"] < 0 < matched["simpo/gap"]["low"]
+    figure = check_figure(matched_figure(compared))
+    assert "narrower under" in figure.message
+    assert "dose" in figure.message.split("wider")[0]
+    assert "At the same margin" in words_of(tmp_path / "mitigation.html", " ")
+
+
 def test_a_run_that_diverged_is_told_and_its_arm_stays(tmp_path: Path) -> None:
     metrics = write_mitigation_page(mitigation(lost="simpo"), tmp_path)
     assert (metrics["simpo/diverged"], metrics["dpo/diverged"]) == (1.0, 0.0)
@@ -47,7 +67,7 @@ def test_a_run_that_diverged_is_told_and_its_arm_stays(tmp_path: Path) -> None:
     words = words_of(tmp_path / "mitigation.html", " ")
     for said in (
         "seed 0 diverged after 31 steps",
-        "1 of 18 runs diverged",
+        "1 of 21 runs diverged",
         "3 of 3 ended by the alarm at step 40",
     ):
         assert said in words

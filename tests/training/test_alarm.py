@@ -47,6 +47,18 @@ def test_it_rings_once_and_only_above_its_bounds_where_the_gap_has_grown(
     assert [s for s, gap in enumerate(gaps) if RANG in alarm.update(s, {GAP: gap})] == rings
 
 
+def test_a_bound_on_the_margin_rings_where_as_much_is_learned_whatever_the_gap() -> None:
+    def probed(margin: float) -> dict[str, float]:
+        return {GAP: 5.0, "probe/chosen/logp": -9.0, "probe/rejected/logp": -9.0 - margin}
+
+    alarm = Alarm(AlarmConfig(margin=8.0))
+    rings = [RANG in alarm.update(s, probed(m)) for s, m in enumerate((3.0, 9.0, 11.0, 12.0))]
+    assert rings == [False, False, True, False]
+    assert alarm.ring == AlarmRing(step=2, gap=5.0, rise=0.0, stopped=True)
+    assert canonical(AlarmConfig(rise=1.0)) == canonical(AlarmConfig(rise=1.0, margin=None))
+    assert "margin" not in AlarmConfig(rise=1.0).model_dump()
+
+
 def test_replayed_metrics_count_like_new_ones() -> None:
     history = {0: {GAP: 5.0}, 1: {"train/loss": 1.0}, 2: {GAP: 7.0}, 4: {GAP: 9.0}}
     lines = [

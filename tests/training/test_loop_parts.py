@@ -222,7 +222,7 @@ def test_a_forward_without_examples_takes_one_of_the_step_s_and_adds_no_gradient
     engine = engine_of(trainer)
     # The short answer is far likelier: a margin of one nat is reached, and the loss is zero.
     rows = [row(number, rejected=range(8, 16)) for number in range(2)]
-    sums, _ = trainer._accumulate(engine, rows, count_step(rows, (0, 1)))
+    sums, *_ = trainer._accumulate(engine, 0, rows, count_step(rows, (0, 1)))
     assert engine.batches == [["r0"], ["r0"], ["r0"], ["r1"]]
     empty, first, also_empty, second = engine.losses
     assert empty == also_empty == 0

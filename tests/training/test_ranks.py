@@ -76,6 +76,11 @@ GROUPS = {
     },
 }
 ALARMED = "alarmed-zero2"
+DESIGNED = settings(
+    objective={"name": "dpo", "designed_dose": {"sample": 5}},
+    optimizer={"name": "adamw", "learning_rate": 1e-4},
+    record_steps=[3],
+)
 SQUEEZING = {
     "optimizer": {"name": "sgd", "learning_rate": 1.0},
     "clip_norm": 10.0,
@@ -108,7 +113,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cases[ALARMED] = cases["zero2"] | SQUEEZING
     cases[STILL] = cases[BF16] | {"optimizer": {"name": "sgd", "learning_rate": 1e-12}}
     cases |= {f"best-{name}": cases[name] | {"best": BEST} for name in ("zero2", "zero3", BF16)}
-    for name, (stage, config) in GROUPS.items():
+    designed = {f"designed-zero{stage}": (stage, DESIGNED) for stage in (0, 2)}
+    for name, (stage, config) in (GROUPS | designed).items():
         engine = {"kind": "deepspeed", "ranks": 2, "zero_stage": stage}
         cases[name] = config.model_dump(mode="json") | {"engine": engine}
     file = folder / "job.json"
@@ -242,6 +248,31 @@ def test_groups_are_the_same_on_ranks_and_resume_to_the_bit(
             free.add("train/accuracy")  # the policy is the reference yet: rounding has the sign
         for key in expected.keys() - free:
             assert got[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-4), key
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_ranks_design_one_dose_and_resume_to_the_bit(
+    runs: Path, tmp_path: Path, stage: int
+) -> None:
+    alone = run_small(runs, tmp_path, DESIGNED)
+    whole, resumed = (
+        job_of(runs, f"designed-zero{stage}", which) for which in ("whole", "resumed")
+    )
+    assert apart(whole, resumed) == 0.0
+    assert apart(alone, whole) < 1e-5
+    # Differences of log-probabilities round more than the log-probabilities themselves.
+    used, ours = (
+        [line["train/dose"] for line in metrics(job) if "train/dose" in line]
+        for job in (alone, whole)
+    )
+    assert ours == pytest.approx(used, abs=5e-3)
+    assert min(used) < 1
+    (dose,) = {
+        dose
+        for example in step_record(whole, 3).examples
+        for dose in example.model_dump()["rejected_dose"]
+    }
+    assert dose == pytest.approx(ours[3], rel=1e-6)
 
 
 def test_records_hold_whole_tensors_at_every_stage(runs: Path) -> None:

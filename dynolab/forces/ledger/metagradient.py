@@ -155,6 +155,13 @@ def check_differentiable(record: StepRecord) -> None:
     if optimizer not in DIFFERENTIATED:
         known = ", ".join(DIFFERENTIATED)
         raise ConfigError("optimizer.name", optimizer, f"metagradients go through {known} alone")
+    if any(getattr(example, "rejected_dose", None) is not None for example in record.examples):
+        raise ConfigError(
+            "record",
+            record.facts.step,
+            "its doses were designed at its weights and would be others at others; give a training "
+            "without designed_dose",
+        )
     if any(isinstance(example, RecordedGroup) for example in record.examples):
         raise ConfigError(
             "record",

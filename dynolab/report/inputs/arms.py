@@ -23,6 +23,7 @@ from dynolab.comparisons.arm_table import (
     displacement_figures,
     evaluation_figures,
 )
+from dynolab.comparisons.matched import margin_path
 from dynolab.comparisons.pair_arms import gap_by_margin, path_figures, win_figures
 from dynolab.data.rows import read_value
 from dynolab.objectives.registry import AnyConfig
@@ -169,7 +170,11 @@ class PairRun:
             return RunFigures(figures={}, diverged=self.diverged)
         moved = _means(path_figures(self.probes))
         moved |= gap_by_margin(moved)
-        return RunFigures(figures=moved | dict(self.sampled or {}), alarm=self.summary.alarm)
+        return RunFigures(
+            figures=moved | dict(self.sampled or {}),
+            path=margin_path(self.probes),
+            alarm=self.summary.alarm,
+        )
 
 
 @dataclass(frozen=True)

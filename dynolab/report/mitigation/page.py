@@ -15,6 +15,7 @@ from dynolab.report.dots import DotPanel, forest_plot
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
+from dynolab.report.mitigation.matched import matched_figure, matched_section, matched_table_of
 from dynolab.report.mitigation.tables import ending, mitigation_list, mitigation_table
 from dynolab.report.page import (
     Page,
@@ -76,6 +77,8 @@ def write_mitigation_page(
         tiles=_tiles(compared, figures, verdicts),
         content=[
             remedy_figure(compared, figures),
+            matched_figure(compared),
+            matched_section(compared),
             mitigation_table(compared, figures),
             mitigation_list(compared),
             _verdict_section(verdicts),
@@ -226,6 +229,7 @@ def _summary(
         runs = compared.runs[arm]
         metrics[f"{arm}/diverged"] = float(sum(run.diverged is not None for run in runs))
     metrics |= outcome_counts(verdicts)
+    matched = matched_table_of(compared)
     return {
         "comparison": compared.name,
         "seeds": list(compared.seeds),
@@ -238,6 +242,12 @@ def _summary(
             for arm in compared.others
             for name in figures.names
             if (difference := figures.difference(arm, compared.baseline, name)).n
+        },
+        "matched": {
+            f"{arm}/{name.removeprefix('matched/')}": value.as_dict()
+            for arm in compared.others
+            for name in matched.names
+            if (value := matched.over_seeds(arm, name)).n
         },
         "ends": {arm: ending(compared.runs[arm], compared.seeds) for arm in compared.arms},
         "verdicts": [verdict.summary() for verdict in verdicts],

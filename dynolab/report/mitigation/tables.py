@@ -210,19 +210,32 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
         source = "Razin et al., arXiv 2410.08847" if by else "–"
     if arm.alarm is not None:
         done = "ended" if arm.alarm.stop else "watched"
-        bounds = {"has grown by": arm.alarm.rise, "is": arm.alarm.gap}
+        bounds = {
+            "the gap has grown by": arm.alarm.rise,
+            "the gap is": arm.alarm.gap,
+            "the margin has grown by": arm.alarm.margin,
+        }
         known = [f"{how} {number(nats)} nats" for how, nats in bounds.items() if nats is not None]
-        parts.append(f"{done} when the gap {' or '.join(known)}")
+        parts.append(f"{done} when {' or '.join(known)}")
         source = "–"
     if isinstance(arm.objective, DPOConfig) and arm.objective.negative_dose != 1:
         parts.append(f"push on rejected tokens × {number(arm.objective.negative_dose)}")
+        source = "–"
+    dose = getattr(arm.objective, "designed_dose", None)
+    if dose is not None:
+        parts.append(
+            f"each step the largest push on rejected tokens, by {dose.per}, that to first order "
+            f"lowers no {dose.sample} other chosen answers"
+        )
         source = "–"
     return ", ".join([name, *parts]), source
 
 
 def _settings(arm: ArmFacts) -> str:
     """An arm's settings that are not the default."""
-    changed = arm.objective.model_dump(exclude_defaults=True, exclude={"name", "negative_dose"})
+    changed = arm.objective.model_dump(
+        exclude_defaults=True, exclude={"name", "negative_dose", "designed_dose"}
+    )
     if arm.learning_rate is not None:
         changed["learning rate"] = f"{arm.learning_rate:g}"
     if arm.updates_per_rollout is not None:

@@ -1,0 +1,132 @@
+"""Remedies at the same margin: the way of every arm, and its difference from the baseline there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from markupsafe import Markup
+
+from dynolab.comparisons.arm_table import ArmTable
+from dynolab.comparisons.matched import at_margin, matched_figures, reach
+from dynolab.report.figure import Figure
+from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.page import Section, section, table
+from dynolab.report.text import join, mean_and_ends
+from dynolab.results.arms import ComparedArms, RunFigures
+from dynolab.statistics import Interval, clear, mean_interval
+
+_LEVELS = 12
+"""Margins at which an arm's line is drawn."""
+
+
+def matched_table_of(compared: ComparedArms) -> ArmTable:
+    """Every other arm's differences from the baseline at the same margin, seed by seed."""
+    return ArmTable(
+        {
+            arm: [
+                matched_figures(run.path, base.path)
+                for run, base in zip(
+                    compared.runs[arm], compared.runs[compared.baseline], strict=True
+                )
+            ]
+            for arm in compared.others
+        }
+    )
+
+
+def matched_figure(compared: ComparedArms) -> Figure | None:
+    """Gap and chosen answer against the margin learned."""
+    arms = [arm for arm in compared.arms if _margins(compared.runs[arm])]
+    if not arms:
+        return None
+    figures = matched_table_of(compared)
+    titles: dict[Literal["gap", "chosen"], str] = {"gap": "Gap y* − y⁺", "chosen": "Chosen y⁺"}
+    panels = [
+        LinePanel(
+            title,
+            "margin learned, nats",
+            "Δ nats",
+            [_line(arm, compared.runs[arm], name) for arm in arms],
+        )
+        for name, title in titles.items()
+    ]
+    return Figure(
+        "matched",
+        "What each nat of margin costs",
+        _message(compared, figures),
+        "Means over seeds of the training pairs, with 95% t-intervals, at margins that every seed "
+        "of the arm reaches; all are changes since the start. An arm whose line ends early has "
+        "learned less; it is better only where its line lies below in the first panel, or above in "
+        "the second.",
+        line_plot(panels),
+    )
+
+
+def _margins(runs: Sequence[RunFigures]) -> list[float]:
+    """Margins up to the largest that all of an arm's runs reach; none below a nat."""
+    reached = min((reach(run.path) for run in runs if run.path), default=0.0)
+    return np.linspace(reached / _LEVELS, reached, _LEVELS).tolist() if reached >= 1 else []
+
+
+def _line(arm: str, runs: Sequence[RunFigures], name: Literal["gap", "chosen"]) -> Line:
+    margins = _margins(runs)
+    own = [run.path for run in runs if run.path]
+    values = [
+        mean_interval(np.array([at_margin(path, margin, name) for path in own]))
+        for margin in margins
+    ]
+    return Line(arm, margins, values)
+
+
+def _message(compared: ComparedArms, figures: ArmTable) -> str:
+    said = []
+    for sign, how in ((-1, "narrower"), (1, "wider")):
+        arms = [
+            f"{arm} ({mean_and_ends(gap)[0]})"
+            for arm in compared.others
+            if clear(gap := figures.mean(arm, "matched/gap")) and sign * gap.mean > 0
+        ]
+        if arms:
+            said.append(f"{how} under {join(arms)}")
+    if not said:
+        return f"At the same margin no arm's gap differs clearly from {compared.baseline}'s."
+    return (
+        f"At the margin that both reach, the gap is {'; '.join(said)} than {compared.baseline}'s."
+    )
+
+
+def matched_section(compared: ComparedArms) -> Section | None:
+    """The differences as a table; None if no arm can be compared."""
+    figures = matched_table_of(compared)
+    arms = [arm for arm in compared.others if figures.over_seeds(arm, "matched/margin").n]
+    if not arms:
+        return None
+    captions = {
+        "matched/margin": "at margin",
+        "matched/gap": "Δ gap y* − y⁺",
+        "matched/chosen": "Δ chosen y⁺",
+        "matched/steps": "times the steps",
+    }
+    rows = [
+        (Markup("<b>{}</b>").format(arm), *(_cell(figures.over_seeds(arm, n), n) for n in captions))
+        for arm in arms
+    ]
+    return section(
+        "same-margin",
+        "At the same margin",
+        f"Each arm minus {compared.baseline}, where both have learned as much.",
+        table(("arm", *captions.values()), rows, "s" + "n" * len(captions)),
+        note="The margin is the largest that both reach with a seed. Means over seeds [95% "
+        "t-interval], bold where a difference's interval excludes zero; nats. Times the steps: how "
+        f"many times {compared.baseline}'s steps the arm needs for it.",
+    )
+
+
+def _cell(value: Interval, name: str) -> Markup:
+    mean, low, high = mean_and_ends(value, name in ("matched/gap", "matched/chosen"))
+    bold = name in ("matched/gap", "matched/chosen") and clear(value)
+    return Markup("<b>{}</b>" if bold else "{}").format(mean) + Markup(
+        "<br><small>[{}, {}]</small>"
+    ).format(low, high)

@@ -1,0 +1,216 @@
+"""Doses designed in a training: against autograd in float64, in its records, and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynolab.data.batches import REJECTED, TokenBatch, collate
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import Example, read_rows, write_rows
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction, split_step
+from dynolab.forces.step.split import replay_error, rounding_floor
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
+from dynolab.objectives import build_objective
+from dynolab.training.config import OptimizerConfig
+from dynolab.training.dose import DoseDesigner
+from dynolab.training.engine import PlainEngine
+from dynolab.training.example_source import Offline
+from dynolab.training.optimizer import in_metric
+from dynolab.training.step_batch import collate_step, count_step
+from models.language import load_language_model, load_tokenizer
+from tasks.training import check_rows
+from tests.training.small import (
+    group_settings,
+    make_job,
+    metrics,
+    run_small,
+    settings,
+    step_record,
+)
+
+LEVELS = ("batch", "pair", "token")
+
+
+def designed(per: str, sample: int = 6, name: str = "dpo") -> dict[str, Any]:
+    return {"name": name, "designed_dose": {"per": per, "sample": sample}}
+
+
+class OneStep:
+    """One step's batch and its designer in float64, and what autograd says of both."""
+
+    def __init__(self, inputs: Path, tmp_path: Path, per: str, step: int = 0) -> None:
+        self.config = settings(objective=designed(per), optimizer={"name": "sgd"})
+        job = make_job(inputs, tmp_path, self.config)
+        self.logits = ResponseLogits(load_language_model(job.model).double().eval())
+        encoder = Encoder(load_tokenizer(job.model), 48, "error")
+        self.objective = build_objective(self.config.objective)
+        self.rows = encoder.examples(read_rows(job.examples, Example))
+        source = Offline(self.rows, self.objective, job, 0)
+        source.begin(self.logits)
+        self.engine = PlainEngine(self.logits, self.config)
+        self.examples, self.step = list(source.draw(self.engine, step).examples), step
+        dose = self.config.designed_dose
+        assert dose is not None
+        self.designer = DoseDesigner(
+            dose, self.config, self.logits, self.objective, self.rows, pad_id=0
+        )
+
+    def doses(self, batches: list[TokenBatch]) -> list[Tensor]:
+        starts = [self.logits(batch, token_logps).detach() for batch in batches]
+        ids = {example.id for example in self.examples}
+        return self.designer.design(self.engine, self.step, batches, starts, ids)
+
+    def batch(self, examples: list[Any] | None = None) -> TokenBatch:
+        totals = count_step(self.examples, self.objective.sides)
+        return collate_step(examples or self.examples, self.objective, totals, 0)
+
+    def gradient(self, value: Tensor) -> Tensor:
+        weights = list(self.logits.parameters())
+        return torch.cat(
+            [g.flatten() for g in torch.autograd.grad(value, weights, materialize_grads=True)]
+        )
+
+    def effect(self, dose: Tensor) -> float:
+        """⟨q, −∇loss⟩: the sample's first-order change under SGD per unit of learning rate."""
+        ids = {example.id for example in self.examples}
+        sample = collate(self.designer._sample(self.step, ids), 0)
+        q = self.gradient(self.logits(sample, token_logps).sum() / len(sample.side))
+        batch = replace(self.batch(), dose=dose)
+        loss = self.objective.loss(self.logits(batch, token_logps), batch)
+        return -float(q @ self.gradient(loss))
+
+
+@pytest.mark.parametrize("per", LEVELS)
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_the_sample_does_not_fall_and_stays_where_a_dose_is_interior(
+    inputs: Path, tmp_path: Path, per: str, step: int
+) -> None:
+    one = OneStep(inputs, tmp_path, per, step)
+    batch = one.batch()
+    (dose,) = one.doses([batch])
+    rejected = batch.token_side == REJECTED
+    assert bool((dose[~rejected] == 1).all())
+    full, realised = one.effect(torch.ones_like(dose)), one.effect(dose)
+    size = abs(full) + abs(one.effect(torch.where(rejected, 0.0, 1.0).double()))
+    if bool((dose == 1).all()):
+        assert full >= -1e-7 * size
+    else:
+        assert full < 0
+        assert realised == pytest.approx(0, abs=1e-6 * size)
+
+
+def test_one_dose_is_the_largest_that_autograd_allows(inputs: Path, tmp_path: Path) -> None:
+    one = OneStep(inputs, tmp_path, "batch")
+    batch = one.batch()
+    rejected = batch.token_side == REJECTED
+    without, full = (one.effect(torch.where(rejected, d, 1.0).double()) for d in (0.0, 1.0))
+    assert 0 < without < without - full, "the dose of this step lies inside"
+    (dose,) = one.doses([batch])
+    assert dose[rejected].unique().item() == pytest.approx(without / (without - full), rel=1e-6)
+
+
+@pytest.mark.parametrize("per", LEVELS)
+def test_order_padding_and_micro_batches_do_not_matter(
+    inputs: Path, tmp_path: Path, per: str
+) -> None:
+    one = OneStep(inputs, tmp_path, per)
+    together = one.doses([one.batch()])[0]
+    turned = one.examples[::-1]
+    apart = [one.batch([example]) for example in turned]
+    doses = one.doses(apart)
+    torch.testing.assert_close(torch.cat(doses[::-1]), together, rtol=1e-6, atol=1e-6)
+
+
+def test_the_sample_is_of_others_and_anew_at_each_step(inputs: Path, tmp_path: Path) -> None:
+    one = OneStep(inputs, tmp_path, "batch")
+    ids = {example.id for example in one.examples}
+    samples = [one.designer._sample(step, ids) for step in (0, 1, 0)]
+    assert samples[0] == samples[2] != samples[1]
+    own = [row.chosen for row in one.rows if row.id in ids]
+    assert not any(answer in own for answer in samples[0] + samples[1])
+    assert len(samples[0]) == 6
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "rmsprop"])
+@pytest.mark.parametrize("per", ["batch", "token"])
+def test_a_recorded_step_replays_with_the_doses_that_it_chose(
+    inputs: Path, tmp_path: Path, per: str, optimizer: str
+) -> None:
+    config = settings(
+        objective=designed(per),
+        optimizer={"name": optimizer, "learning_rate": 1e-2},
+        record_steps=[0, 3],
+    )
+    job = run_small(inputs, tmp_path, config)
+    used = [line["train/dose"] for line in metrics(job) if "train/dose" in line]
+    assert len(used) == 6
+    assert min(used) < 1
+    for step in (0, 3):
+        record = step_record(job, step)
+        doses = [example.rejected_dose or [] for example in record.examples]
+        mean = sum(sum(dose) / len(dose) for dose in doses) / len(doses)
+        assert mean == pytest.approx(used[step], rel=1e-6)
+        policy = PolicyFunction(load_language_model(job.model))
+        split = split_step(record, policy)
+        assert replay_error(split, record) < 3e-4 + 2 * rounding_floor(record)
+        undosed = [e.model_copy(update={"rejected_dose": None}) for e in record.examples]
+        if mean < 1:
+            other = split_step(replace(record, examples=tuple(undosed)), policy)
+            assert replay_error(other, record) > 1e-2
+
+
+def test_the_metric_is_the_step_that_a_gradient_would_make() -> None:
+    generator = torch.Generator().manual_seed(0)
+    before, now = torch.randn(2, 50, generator=generator, dtype=torch.float64)
+    now *= before.norm() / now.norm()  # as large as the moments say
+    for name, build in {
+        "adamw": lambda p: torch.optim.AdamW(p, lr=1.0, betas=(0.0, 0.9), weight_decay=0.0),
+        "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1.0, alpha=0.9),
+    }.items():
+        config = OptimizerConfig(name=name, learning_rate=1.0, betas=(0.0, 0.9), smoothing=0.9)
+        weight = torch.zeros(50, dtype=torch.float64, requires_grad=True)
+        optimizer = build([weight])
+        for step, gradient in enumerate((before, now)):
+            state = optimizer.state.get(weight, {})
+            moment = state.get("exp_avg_sq", state.get("square_avg"))
+            moments = {} if moment is None else {"w": moment.clone()}
+            if name == "rmsprop" and moments:  # which starts from zero without correcting for it
+                moments["w"] *= 10
+                state["square_avg"] *= 10
+            start = weight.detach().clone()
+            along = in_metric(config, step, {"w": gradient}, moments)["w"]
+            weight.grad = gradient.clone()
+            optimizer.step()
+            torch.testing.assert_close(start - weight.detach(), along, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("made", "changes", "field"),
+    [
+        (settings, {"engine": {"dtype": "bf16"}, "record_steps": []}, r"engine\.dtype"),
+        (settings, {"engine": {"zero_stage": 3}}, r"engine\.zero_stage"),
+        (group_settings, {}, r"objective\.designed_dose"),
+        (settings, {"objective": designed("batch") | {"negative_dose": 0.3}}, "objective"),
+    ],
+)
+def test_what_cannot_be_designed_is_refused_by_name(
+    made: Any, changes: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}"):
+        made(**{"objective": designed("batch")} | changes)
+
+
+def test_a_batch_of_all_rows_leaves_none_to_protect(inputs: Path, tmp_path: Path) -> None:
+    job = make_job(inputs, tmp_path, settings(objective=designed("batch")))
+    few = tmp_path / "few.jsonl"
+    write_rows(few, list(read_rows(job.examples, Example))[:8])
+    with pytest.raises(ConfigError, match=r"^objective\.designed_dose = '8 rows'"):
+        check_rows(job.model_copy(update={"examples": few}))
+    check_rows(job)
