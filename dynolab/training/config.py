@@ -17,13 +17,15 @@ from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import RewardConfig
 from dynolab.training.alarm import AlarmConfig
 
+Schedule = Literal["constant", "linear", "cosine"]
+
 
 class OptimizerConfig(BaseModel):
     """A torch optimizer and the settings that affect forces."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: Literal["sgd", "adamw", "rmsprop"] = Field("adamw", description="torch's optimizer.")
-    learning_rate: float = Field(2e-4, gt=0, description="After the warm-up.")
+    learning_rate: float = Field(2e-4, gt=0, description="At the end of the warm-up.")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD and RMSprop.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW.")
     smoothing: float = Field(0.99, ge=0, lt=1, description="RMSprop's α.")
@@ -51,6 +53,12 @@ class EngineConfig(BaseModel):
         exclude_if=lambda reproducible: reproducible,
         description="On GPUs: the same bits at each run. false: attention that needs less memory "
         "for long rows; its steps can be neither recorded nor replayed.",
+    )
+    checkpoint_activations: bool = Field(
+        False,
+        exclude_if=lambda checkpoints: not checkpoints,
+        description="Compute each layer's activations again in the backward pass: less memory for "
+        "a third more time.",
     )
 
 
@@ -99,6 +107,13 @@ class LoopConfig(BaseModel):
     batch_size: int = Field(16, ge=1, description="Examples per optimizer step, over all ranks.")
     micro_batch_size: int = Field(8, ge=1, description="Examples per forward on one rank.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear learning-rate warm-up.")
+    # Omitted from stage keys at its default, so that earlier results keep their keys.
+    schedule: Schedule = Field(
+        "constant",
+        exclude_if=lambda schedule: schedule == "constant",
+        description="Learning rate after warm-up: constant, or falling to 0 at the end, linear or "
+        "as a cosine.",
+    )
     clip_norm: float = Field(10.0, gt=0, description="Gradients are clipped to this global norm.")
     overlong: Overlong = "error"
     max_length: int | None = Field(None, ge=8, description="Default: the model's context.")
@@ -147,6 +162,12 @@ class LoopConfig(BaseModel):
                 "micro_batch_size",
                 self.micro_batch_size,
                 f"must divide a rank's share of the batch, {share} examples",
+            )
+        if self.schedule != "constant" and self.warmup_steps >= self.steps:
+            raise ConfigError(
+                "warmup_steps",
+                self.warmup_steps,
+                f"leaves none of the {self.steps} steps to the {self.schedule} schedule; set fewer",
             )
         if self.engine.kind == "plain" and self.engine.ranks != 1:
             raise ConfigError(

@@ -36,6 +36,7 @@ from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
 from dynolab.results.study import MetricsLine, ProbeScore, TrainingSummary
+from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
 from dynolab.training.adapters import add_adapters, save_merged
 from dynolab.training.alarm import Alarm, check_watched
 from dynolab.training.best import FOLDER, Best
@@ -104,6 +105,8 @@ class Trainer:
         check_float32_products()
         if job.config.lora is not None:
             policy = add_adapters(policy, job.config.lora, job.config.seed)
+        if job.config.engine.checkpoint_activations:
+            prepare_checkpointing(causal_model(policy))
         self.policy = policy.eval()  # no dropout: a probe and a step see the same function
         self.objective = build_objective(job.config.objective)
         self.device = distributed.device()
@@ -189,8 +192,9 @@ class Trainer:
         config = self.config
         recorded = step in config.record_steps or config.observes(step)
         before = (engine.master_weights(), engine.optimizer_state()) if recorded else None
-        sums, strength_quantiles, doses = self._accumulate(engine, step, examples, totals)
-        rate = learning_rate(config.optimizer, config.warmup_steps, step)
+        with activations_checkpointed(self.policy):
+            sums, strength_quantiles, doses = self._accumulate(engine, step, examples, totals)
+        rate = learning_rate(config, step)
         norm = engine.step(rate)
         self._check_finite("gradient norm", norm, examples)
         seen: Mapping[str, float] = {}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from dynolab.training.config import OptimizerConfig
+from dynolab.training.config import LoopConfig, OptimizerConfig
 
 STATE_TENSORS = {
     "sgd": ("momentum_buffer",),
@@ -53,11 +54,23 @@ def build_optimizer(
     )
 
 
-def learning_rate(config: OptimizerConfig, warmup_steps: int, step: int) -> float:
-    """Learning rate at 0-based `step`: linear warm-up, then constant."""
-    if step >= warmup_steps:
-        return config.learning_rate
-    return config.learning_rate * (step + 1) / warmup_steps
+def learning_rate(config: LoopConfig, step: int) -> float:
+    """Learning rate at 0-based `step`: linear warm-up, then `config.schedule`.
+
+    Of the steps after warm-up, the part s is over: `linear` has the rate times 1 − s, `cosine`
+    times (1 + cos πs) / 2.
+    """
+    peak, warmup = config.optimizer.learning_rate, config.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    over = (step - warmup) / max(1, config.steps - warmup)
+    match config.schedule:
+        case "constant":
+            return peak
+        case "linear":
+            return peak * (1 - over)
+        case "cosine":
+            return peak * (1 + math.cos(math.pi * over)) / 2
 
 
 def in_metric(

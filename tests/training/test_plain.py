@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
+import torch
+from transformers import AutoModelForCausalLM, get_scheduler
 
 from dynolab.data.batches import draw
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.results.study import ProbeScore
-from dynolab.training.config import OptimizerConfig
+from dynolab.training.config import TrainConfig
 from dynolab.training.optimizer import learning_rate
 from models.language import load_tokenizer
 from tests.training.small import logged, run_small, settings
@@ -34,9 +36,40 @@ def test_the_result_loads_and_says_what_was_trained(inputs: Path, tmp_path: Path
     assert trained[0].metrics["train/loss"] == pytest.approx(0.6931, abs=1e-3)
 
 
+def scheduled(schedule: str) -> TrainConfig:
+    return TrainConfig.model_validate(
+        {
+            "optimizer": {"learning_rate": 0.4},
+            "schedule": schedule,
+            "steps": 10,
+            "warmup_steps": 4,
+            "batch_size": 8,
+        }
+    )
+
+
 def test_warm_up_is_linear_then_constant() -> None:
-    rates = [learning_rate(OptimizerConfig(learning_rate=0.4), 4, step) for step in range(6)]
+    rates = [learning_rate(scheduled("constant"), step) for step in range(6)]
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_after_warm_up_the_rate_falls_as_in_transformers(schedule: str) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
+    theirs = get_scheduler(schedule, optimizer, num_warmup_steps=4, num_training_steps=10)
+    rates = []
+    for _ in range(10):
+        rates.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    ours = [learning_rate(scheduled(schedule), step) for step in range(10)]
+    assert ours[:4] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert ours[4:] == pytest.approx(rates[4:])
+
+
+def test_a_schedule_without_steps_after_the_warm_up_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"warmup_steps = 6: leaves none of the 6 steps"):
+        TrainConfig.model_validate({"schedule": "cosine", "steps": 6, "warmup_steps": 6})
 
 
 def test_batches_walk_through_whole_epochs() -> None:

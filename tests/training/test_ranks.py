@@ -41,6 +41,7 @@ CASES = {
     **{f"zero{stage}": {"zero_stage": stage} for stage in (0, 1, 2, 3)},
     BF16: {"zero_stage": 1, "dtype": "bf16"},
     "zero3-parts": {"zero_stage": 3},
+    "zero3-checkpointed": {"zero_stage": 3, "checkpoint_activations": True},
 }
 LOGITS_BYTES = {"zero3-parts": 2_000}  # a dozen tokens: the ranks' micro-batches need several parts
 FEW_TOKENS = 24  # of a probe's forward: the ranks' shares take unlike numbers of them

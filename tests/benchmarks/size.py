@@ -1,0 +1,71 @@
+"""What training at size costs, at the Pythia-70m shape.
+
+    python -m tests.benchmarks.size
+
+Prints one JSON object on its last line.
+
+- `checkpointing_memory_ratio`: the most bytes of tensors alive in a forward and backward of four
+  rows of 1,024 tokens with activation checkpointing, over those without, the model's weights aside;
+  `checkpointing_time_ratio`: the same of seconds.
+- `checkpointing_gradient_difference`: the largest of their gradients', relative to the largest.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from dynolab.data.batches import collate
+from dynolab.data.encode import Encoded
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
+from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
+from tests.benchmarks.figures import gather, report
+from tests.benchmarks.live_bytes import LiveBytes
+from tests.benchmarks.pythia import pythia
+
+ROWS, LENGTH, PROMPT = 4, 1024, 960
+
+
+def checkpointing() -> dict[str, float]:
+    """One model with and without."""
+    model = pythia().eval()
+    logits = ResponseLogits(model)
+    prepare_checkpointing(model)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (ROWS, LENGTH), generator=generator).tolist()
+    batch = collate([Encoded(tuple(row), PROMPT) for row in ids], 0)
+
+    def gradients(checkpointed: bool) -> list[Tensor]:
+        with activations_checkpointed(model) if checkpointed else nullcontext():
+            loss = -logits(batch, token_logps).sum()
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    figures: dict[str, list[float]] = {"memory": [], "time": []}
+    results = []
+    for checkpointed in (False, True):
+        with LiveBytes() as live:
+            results.append(gradients(checkpointed))
+        began = time.perf_counter()
+        gradients(checkpointed)
+        figures["memory"].append(live.most)
+        figures["time"].append(time.perf_counter() - began)
+    largest = max(float(g.abs().max()) for g in results[0])
+    apart = max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
+    ratios = {f"checkpointing_{name}_ratio": own / plain for name, (plain, own) in figures.items()}
+    return ratios | {"checkpointing_gradient_difference": apart / largest}
+
+
+def main() -> None:
+    figures = gather([checkpointing])
+    report(
+        figures,
+        at_least={},
+        at_most={"checkpointing_memory_ratio": 0.6, "checkpointing_gradient_difference": 1e-6},
+    )
+
+
+if __name__ == "__main__":
+    main()
