@@ -143,12 +143,13 @@ def choice_figures(rows: Sequence[TokenChoice]) -> dict[str, Interval]:
         HARM_FOUND: ("harm_chosen", "harm"),
     }
     questions = np.array([row.id for row in rows])
+
+    def of(field: str) -> Float[ndarray, " questions"]:
+        return np.array([getattr(row, field) for row in rows], dtype=float)
+
     return {
-        name: ratio_interval(
-            *(np.array([getattr(row, field) for row in rows], dtype=float) for field in fields),
-            questions,
-        )
-        for name, fields in ratios.items()
+        name: ratio_interval(of(part), of(whole), questions)
+        for name, (part, whole) in ratios.items()
     }
 
 
