@@ -72,8 +72,8 @@ def completion_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | No
         "over its tokens. Its push: the "
         "first-order change, by the gradient of this answer's part of the loss alone, of the mean "
         "log π of its prompt's right answers. Below zero it drags them down. Of all seeds, at most "
-        f"{_MOST_POINTS} of each kind are drawn, and the axis leaves out the outermost percent; all "
-        "are counted.",
+        f"{_MOST_POINTS} of each kind are drawn, and the axis leaves out the outermost percent; "
+        "all are counted.",
         plot,
     )
 
