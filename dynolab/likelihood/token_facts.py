@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -11,8 +10,6 @@ from torch import Tensor
 
 BLOCK = 2**19
 """Logits processed at a time on a CPU: they and their intermediates fit its cache."""
-
-LOG2_E = math.log2(math.e)
 
 SURE = 1e-12
 """Mass outside the argmax below which its square underflows float32: logarithms take over."""
@@ -74,33 +71,34 @@ def token_facts(
 def _facts(z: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"]) -> TokenFacts:
     """Facts of a few tokens.
 
-    With t the argmax, d = z − z_t, the odds o_v = e^{d_v} = π_v / π_t of all v ≠ t and R their sum:
-    log π_t = −log(1 + R), log π_y = d_y + log π_t and the entropy is
-    −log π_t − Σ_{v≠t} π_v d_v, in which all summands are positive.
+    With t the argmax, R = Σ_{v≠t} π_v and d = z − z_t: log π_t = log(1 − R),
+    log π_y = d_y + log π_t and the entropy is −log π_t − Σ_{v≠t} π_v d_v, in which all summands
+    are positive.
     """
     vocabulary = z.shape[1]
+    highest, at = z.amax(dim=1, keepdim=True), token[:, None]
     # An impossible token adds nothing to the entropy: 0 · −inf counts as 0.
-    below = (z - z.amax(1, keepdim=True)).clamp_(min=torch.finfo(z.dtype).min)
+    below = (z - highest).clamp_(min=torch.finfo(z.dtype).min)
     # Memory of its own for every intermediate would take more time than the arithmetic.
     scratch = torch.empty_like(z)
-    top, at = _argmax(below, scratch), token[:, None]
-    own_below = below.gather(1, at)[:, 0]
+    top, own_below = _argmax(below, scratch), below.gather(1, at)[:, 0]
     rank = 1 + torch.gt(below, own_below[:, None], out=scratch).sum(1)
-    # On a CPU exp2 takes a quarter of the time of exp.
-    odds = torch.mul(below, LOG2_E, out=scratch).exp2_().scatter_(1, top, 0.0)
-    own, others_odds = odds.gather(1, at)[:, 0], odds.sum(1)
-    norm, log_odds = torch.linalg.vector_norm(odds, dim=1), others_odds.log()
-    sure = others_odds < SURE
+    mass = torch.softmax(z, dim=1, out=scratch)
+    peak = mass.gather(1, top)[:, 0]
+    mass.scatter_(1, top, 0.0)
+    own = mass.gather(1, at)[:, 0]
+    outside, rest = mass.sum(1), torch.linalg.vector_norm(mass, dim=1)
+    log_outside = outside.log()
+    sure = outside < SURE
     certain = bool(sure.any())
     if certain:
-        spread, *exact = _of_certain(z[sure] - z[sure].amax(1, keepdim=True), top[sure])
-        for values, value in zip((others_odds, norm, log_odds), exact, strict=True):
+        spread, *exact = _of_certain((z - highest)[sure], top[sure])
+        for values, value in zip((outside, rest, log_outside), exact, strict=True):
             values[sure] = value
-    distance = odds.mul_(below).sum(1).neg_()
+    distance = mass.mul_(below).sum(1).neg_()
     if certain:
         distance[sure] = spread
-    peak, top_logp = 1 / (1 + others_odds), -torch.log1p(others_odds)
-    own, outside, rest, distance = (part * peak for part in (own, others_odds, norm, distance))
+    top_logp = torch.where(outside < 0.5, torch.log1p(-outside), peak.log())
     is_top = top[:, 0] == token
     energy = torch.where(is_top, outside, 1 - own)
     square = peak**2 + rest**2
@@ -111,7 +109,7 @@ def _facts(z: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"])
         argmax=top[:, 0].to(z.dtype),
         argmax_logp=top_logp,
         outside_mass=outside,
-        outside_logmass=log_odds + top_logp,
+        outside_logmass=log_outside,
         entropy=distance - top_logp,
         energy=energy,
         square=square,

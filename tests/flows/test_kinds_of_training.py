@@ -249,7 +249,7 @@ def test_a_comparison_measures_the_steps_that_it_records(analysed: Analysed) -> 
         "forces": {"pairs": 2},
     }
     steps = {step.name: step for step in analysed.plan(grpo.FLOW, settings).steps}
-    assert "grpo-0-forces" not in steps["grpo-page"].inputs
+    assert "grpo-0-forces" in steps["grpo-page"].inputs
     runs_before = len(analysed.tracking.runs)
     names = ("prompts-0", "data-0", "base-0", "grpo-0", "grpo-0-forces")
     results = analysed.run_steps([steps[name] for name in names])

@@ -18,7 +18,7 @@ data: {source: world, world: {entities: 20, train_pairs: 8, heldout_pairs: 4, co
 base: {training: {steps: 2, batch_size: 4, engine: {kind: plain, ranks: 1}}}
 sft: null
 preference: {steps: 2, batch_size: 4, probe_every: 1, engine: {kind: plain, ranks: 1}}
-probe: {answers: 1, heldout_answers: 1, answer_tokens: 2}
+probe: {answers: 1, answer_tokens: 2}
 audit: null
 kernel: null
 forces: null

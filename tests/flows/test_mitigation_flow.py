@@ -402,7 +402,7 @@ def test_finished_comparisons_are_the_inputs_of_a_study_s_report(
     before = analysed.plan(study.FLOW, named)
     missing = report_of(before).config.missing
     assert before.existing == {} and set(missing) == set(files)
-    assert missing["reproduction"].startswith("dynolab reproduce --config ")
+    assert missing["reproduction"].startswith("reproduce ")
 
     made = analysed.run_plan(planned(analysed, arms=TWO, seeds=[7]))["mitigation-page"]
     after = analysed.plan(study.FLOW, named)

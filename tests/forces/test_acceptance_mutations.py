@@ -49,9 +49,11 @@ def test_unbroken(setting, route):
 
 @every_route
 def test_sign(setting, route, monkeypatch):
-    true = problem._weighted
+    true = problem.weighted_responses
     monkeypatch.setattr(
-        problem, "_weighted", lambda *a: [replace(one, weights=-one.weights) for one in true(*a)]
+        problem,
+        "weighted_responses",
+        lambda *a: [replace(one, weights=-one.weights) for one in true(*a)],
     )
     assert error(setting, route) == pytest.approx(2)
 

@@ -156,6 +156,7 @@ def test_a_job_of_a_gradient_step_holds_the_question(
         tensors=None,
         memory_bytes=12345,
         folder=tmp_path / "map",
+        parameters=None,
     )
     assert not (tmp_path / "tensors").exists()
     fill_map(job, question.policy)
@@ -170,6 +171,8 @@ def test_a_job_of_a_gradient_step_holds_the_question(
         "memory_bytes": 12345,
         "folder": tmp_path / "map",
         "over_ranks": True,
+        "by_block": True,
+        "parameters": None,
     }
 
 

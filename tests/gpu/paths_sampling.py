@@ -11,6 +11,8 @@ import torch
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.evaluation.displacement import likelihood_displacement, one_update
+from dynolab.evaluation.token_choice import completion_forces, token_choice
+from dynolab.forces import PolicyFunction
 from dynolab.judges.log_prob import LogProbJudge
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
@@ -57,6 +59,9 @@ def displace(_: Path) -> None:
     question = type(MIXED)(MIXED.batch.to("cuda"), MIXED.correct.to("cuda"))
     sgd = OptimizerConfig(name="sgd", learning_rate=1e-3)
     assert likelihood_displacement(logits, [question], one_update(GRPO, sgd))
+    policy = PolicyFunction(logits.model)
+    assert len(completion_forces(policy, GRPO, question)) == 3
+    assert token_choice(policy, GRPO, question, question.batch).chosen == 0
 
 
 def paths() -> Iterator[tuple[str, Callable[[Path], None]]]:

@@ -13,13 +13,13 @@ def test_grpo_raises_the_first_answer_at_the_cost_of_what_many_find() -> None:
     _, table = run("strategies")
     outcomes = table["verdicts"]
     for split in ("train", "heldout"):
-        assert outcomes[f"grpo/{split}/pass_at_1"] == "holds"
-        assert outcomes[f"grpo/{split}/pass_at_16"] == "holds"
-        assert outcomes[f"grpo/{split}/entropy"] == "holds"
-    assert outcomes["positives/heldout/passes"] == "holds"
+        assert outcomes[f"grpo/{split}/pass_at_1"] == "appears"
+        assert outcomes[f"grpo/{split}/pass_at_16"] == "appears"
+        assert outcomes[f"grpo/{split}/entropy"] == "appears"
+    assert outcomes["positives/heldout/passes"] == "appears"
 
 
 def test_nthr_finds_more_harmful_tokens_than_chance() -> None:
     _, table = run("sums")
-    assert table["verdicts"]["nthr/finds_harm"] == "holds"
-    assert table["verdicts"]["nthr/lifts_more_than_grpo"] == "holds"
+    assert table["verdicts"]["nthr/finds_harm"] == "appears"
+    assert table["verdicts"]["nthr/lifts_more_than_grpo"] == "appears"

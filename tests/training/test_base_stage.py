@@ -161,7 +161,7 @@ def test_the_stage_trains_the_built_in_model_alone_and_tells_its_seconds(
     done: list[tuple[str, object]] = []
     readings = iter([10.0, 12.5])
     monkeypatch.setattr(tasks.base, "_train", lambda work: done.append(("builtin", work)))
-    monkeypatch.setattr(tasks.base, "_import", lambda work: done.append(("a/model", work)))
+    monkeypatch.setattr(tasks.base, "_import", lambda work: done.append(("a/model", work)) or {})
     monkeypatch.setattr(tasks.base, "time", SimpleNamespace(monotonic=lambda: next(readings)))
     work = bench.work(BaseConfig(source=source))
     assert make_base(work) == {"seconds": 2.5}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dynolab.comparisons.arm_table import (
     FROM_RIGHT,
     FROM_WRONG,
@@ -58,6 +60,10 @@ def completion_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | No
                 row=1,
                 col=col,
             )
+    every = np.array([row.force for rows in shown.values() for row in rows])
+    low, high = np.quantile(every, [0.01, 0.99])
+    room = 0.1 * (high - low)
+    plot.update_yaxes(range=[float(low - room), float(high + room)])
     return Figure(
         "completions",
         "What each sampled answer does to the right ones",
@@ -66,7 +72,8 @@ def completion_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | No
         "over its tokens. Its push: the "
         "first-order change, by the gradient of this answer's part of the loss alone, of the mean "
         "log π of its prompt's right answers. Below zero it drags them down. Of all seeds, at most "
-        f"{_MOST_POINTS} of each kind are drawn; all are counted.",
+        f"{_MOST_POINTS} of each kind are drawn, and the axis leaves out the outermost percent; "
+        "all are counted.",
         plot,
     )
 
