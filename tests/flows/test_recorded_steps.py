@@ -206,7 +206,7 @@ def test_a_training_that_died_gives_its_records(
 def other_rate(*steps: int) -> Callable[..., float]:
     """A learning rate that is another one at the given steps."""
     rate = loop.learning_rate
-    return lambda optimizer, warmup, step: rate(optimizer, warmup, step) * (1 + (step in steps))
+    return lambda config, step: rate(config, step) * (1 + (step in steps))
 
 
 @pytest.mark.parametrize(
