@@ -85,17 +85,17 @@ def _judged(answer: Answer, training_answers: TrainingAnswers, stated: frozenset
     from dynolab.data.world.answer_kinds import answer_kind
     from dynolab.data.world.lexicon import answered, statements
 
-    found: dict[str, object] = {
+    fields: dict[str, object] = {
         "borrowed": training_answers.borrowed(answer.answer, answer.chosen),
         "says": answer_kind(answer.prompt, answer.answer, answered(answer.prompt, answer.chosen)),
     }
-    if found["says"] is not None:
-        found["stated"] = stated.issuperset(statements(answer.chosen))
+    if fields["says"] is not None:
+        fields["stated"] = stated.issuperset(statements(answer.chosen))
     if answer.split == "heldout" and (
         source := training_answers.source(answer.answer, answer.chosen, finished=answer.finished)
     ):
-        found |= {"taken_from": source.question, "taken_exactly": source.exact}
-    return answer.model_copy(update=found)
+        fields |= {"taken_from": source.question, "taken_exactly": source.exact}
+    return answer.model_copy(update=fields)
 
 
 def _shares(model: str, answers: list[Answer]) -> dict[str, float]:

@@ -264,7 +264,7 @@ def _inner(left: Tensor, right: Tensor) -> Float[Tensor, ""]:
     """⟨left, right⟩ of one parameter, accumulated in float64, some rows at a time."""
     rows = max(1, PIECE * len(left) // left.numel())
     pieces = zip(left.split(rows), right.split(rows), strict=True)
-    return torch.stack([(one * other).sum(dtype=torch.float64) for one, other in pieces]).sum()
+    return torch.stack([(left * right).sum(dtype=torch.float64) for left, right in pieces]).sum()
 
 
 def _sum(products: Sequence[Float[Tensor, ""]]) -> float:

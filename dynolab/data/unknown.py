@@ -63,11 +63,11 @@ class UnknownTokens:
 
 def unknown_tokens(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> UnknownTokens:
     """Counts the unknown tokens of texts."""
-    found = UnknownTokens()
+    counts = UnknownTokens()
     for text in texts:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        found.add(tokenizer.unk_token_id, ids)
-    return found
+        counts.add(tokenizer.unk_token_id, ids)
+    return counts
 
 
 def read_otherwise(

@@ -82,11 +82,11 @@ class TextForces:
     def pushes(self, answer: int | str) -> list[Push]:
         """What every side of every pair does to the answer, what pushes it down hardest first."""
         row = _place("answer", answer, self.answers)
-        found = [
+        pushes = [
             Push(response.id, response.side, float(self.map.block(row, column).sum()))
             for column, response in enumerate(self.map.updating)
         ]
-        return sorted(found, key=lambda push: push.nats)
+        return sorted(pushes, key=lambda push: push.nats)
 
     def plot(self, answer: int | str = 0, pair: int | str = 0) -> Figure:
         """The answer's tokens × the pair's, chosen and then rejected, with sums at the margins."""
@@ -164,7 +164,11 @@ def force_map(
     encoder = Encoder(tokenizer, _context(model), overlong)
     rows = [_answer(number, row) for number, row in enumerate(observed)]
     encoded = [encoder.response(name, prompt, text) for name, prompt, text in rows]
-    kept = [(name, one) for (name, _, _), one in zip(rows, encoded, strict=True) if one is not None]
+    kept = [
+        (row[0], sequence)
+        for row, sequence in zip(rows, encoded, strict=True)
+        if sequence is not None
+    ]
     if not kept:
         raise ConfigError("observed", len(rows), "none fits the model's context; give shorter ones")
     pairs = encoder.examples(_pair(number, row) for number, row in enumerate(updating))
@@ -172,7 +176,7 @@ def force_map(
     scores = _scores(reference or model, pairs, tokenizer) if built.needs_reference else None
     recorded = recorded_examples(pairs, scores)
     warn_of_unread(tokenizer, _texts(rows, updating))
-    answers = tuple(one for _, one in kept)
+    answers = tuple(sequence for _, sequence in kept)
     return TextForces(
         map_of_tokens(policy, answers, recorded, built, update=learning_rate),
         tuple(name for name, _ in kept),

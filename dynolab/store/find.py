@@ -54,10 +54,10 @@ def find_result(store: Store, field: str, reference: str) -> tuple[Place, Commit
 
 def _newest(store: Store, field: str, stage: str) -> tuple[Place, Committed]:
     places = [store.place(stage, key) for key in store.files.children(f"stages/{stage}")]
-    found = [(place, result) for place in places if (result := place.committed()) is not None]
-    if not found:
+    results = [(place, result) for place in places if (result := place.committed()) is not None]
+    if not results:
         raise _unknown(store, field, stage)
-    return max(found, key=lambda pair: pair[1].manifest.created)
+    return max(results, key=lambda pair: pair[1].manifest.created)
 
 
 def _whole_key(store: Store, field: str, reference: str, stage: str, start: str) -> str:

@@ -33,16 +33,10 @@ from dynolab.forces.map.problem import pose
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.training.step_record import RecordedExample
 from tests.benchmarks.figures import report
-from tests.benchmarks.pythia import pythia
+from tests.benchmarks.pythia import PYTHIA_160M, pythia
 from tests.benchmarks.resident import peak_above_start
 
 LIMIT = 80 * 10**9 // 17
-PYTHIA_160M = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-}
 PROMPT, CHOSEN, REJECTED = 134, 62, 47
 OBJECTIVE = DPO(DPOConfig())
 

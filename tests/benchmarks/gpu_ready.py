@@ -37,19 +37,13 @@ from dynolab.objectives.dpo import DPO, DPOConfig
 from tasks.runtime.launch.launcher import launch_ranks
 from tests.benchmarks.figures import gather, report
 from tests.benchmarks.live_bytes import LiveBytes
-from tests.benchmarks.pythia import pythia
+from tests.benchmarks.pythia import PYTHIA_410M, pythia
 from tests.forces.small_models import neox
 from tests.gpu.compiled_guard import compiled_guard
 from tests.gpu.test_walks import PATHS, walked
 
 ROOT = Path(__file__).parents[2]
 FREE = 80 * 10**9
-PYTHIA_410M = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-}
 WIDE = {"vocab_size": 512, "num_hidden_layers": 4}
 
 

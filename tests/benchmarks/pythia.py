@@ -1,4 +1,4 @@
-"""The Pythia-70m shape, randomly initialised, and the tokenizer of its family."""
+"""Pythia's shapes, randomly initialised, and the tokenizer of the family."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ SHAPE = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+
+PYTHIA_160M = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
+PYTHIA_410M = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+"""What these shapes change of the 70m one's."""
 
 
 def pythia(**changes: int) -> GPTNeoXForCausalLM:

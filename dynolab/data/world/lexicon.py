@@ -213,8 +213,8 @@ def statements(text: str) -> list[Fact]:
     The entity and the value may be any words.
     """
     words = text.split()
-    found = (_statement_at(words[start:]) for start in range(len(words)))
-    return [fact for fact in found if fact and fact.attribute in ATTRIBUTES]
+    stated = (_statement_at(words[start:]) for start in range(len(words)))
+    return [fact for fact in stated if fact and fact.attribute in ATTRIBUTES]
 
 
 def _statement_at(words: Sequence[str]) -> Fact | None:

@@ -295,8 +295,8 @@ def _checked_sums(question: Question, whole: ForceMap) -> tuple[float | None, fl
         batch, _ = policy.batch([answers[member] for member in members])
         along = list(policy.change_along(question.at or {}, directions, batch).double().cpu())
         summed = torch.from_numpy(np.concatenate([rows[member] for member in members]))
-        for number, (found, truth) in enumerate(zip([summed, along[0]], along, strict=False)):
-            gaps[number] += float((found - truth).square().sum())
+        for number, (change, truth) in enumerate(zip([summed, along[0]], along, strict=False)):
+            gaps[number] += float((change - truth).square().sum())
             sizes[number] += float(truth.square().sum())
     shares = [(gap / size) ** 0.5 if size else None for gap, size in zip(gaps, sizes, strict=True)]
     return shares[0], shares[1]

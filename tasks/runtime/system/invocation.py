@@ -18,15 +18,15 @@ def invocation() -> str:
     """
     typed = Path(sys.argv[0])
     if typed.name == "__main__.py" and typed.parent.name == PROGRAM:
-        return f"{_found('python', sys.executable)} -m {PROGRAM}"
+        return f"{_program('python', sys.executable)} -m {PROGRAM}"
     if typed.name != PROGRAM:
         return PROGRAM
-    return _found(PROGRAM, sys.argv[0])
+    return _program(PROGRAM, sys.argv[0])
 
 
-def _found(name: str, path: str) -> str:
+def _program(name: str, path: str) -> str:
     """The name, if the shell finds it at the path, else the path."""
-    found = shutil.which(name)
-    if found is not None and Path(path).exists() and Path(found).samefile(path):
+    program = shutil.which(name)
+    if program is not None and Path(path).exists() and Path(program).samefile(path):
         return name
     return shlex.quote(path)

@@ -10,7 +10,7 @@ from typing import Any
 from tasks.runtime.launch.launcher import launch_ranks
 from tests.gpu.check.machine import gpu_count
 from tests.gpu.check.outcome import Check, Figure
-from tests.gpu.check.shapes import PYTHIA_410M, SMALL, make_shape, shape_settings
+from tests.gpu.check.shapes import LARGEST, SMALL, make_shape, shape_settings
 from tests.training.small import apart, make_files, make_job, metrics, run_small, settings
 
 ROOT = Path(__file__).parents[3]
@@ -77,7 +77,7 @@ def zero(folder: Path) -> Mapping[str, float]:
 
 def speed(folder: Path) -> Mapping[str, float]:
     """DPO of the 410m shape on one GPU, in float32 and bf16, and on all; on the CPU, of little."""
-    shape = PYTHIA_410M if gpu_count() else SMALL
+    shape = LARGEST if gpu_count() else SMALL
     parameters = make_shape(folder, shape)
     values: dict[str, float] = {}
     ways = {"float32": (1, 0, "fp32")}

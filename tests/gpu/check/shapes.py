@@ -9,7 +9,7 @@ from typing import Any
 
 from dynolab.data.rows import Example, spaced, write_rows
 from dynolab.training.config import TrainConfig
-from tests.benchmarks.pythia import pythia
+from tests.benchmarks.pythia import PYTHIA_160M, PYTHIA_410M, pythia
 from tests.training.small import WORDS, make_tokenizer
 
 ROWS = 64
@@ -34,23 +34,13 @@ class Shape:
 
 LENGTHS = {"prompt": 134, "chosen": 62, "rejected": 47}
 LARGE = Shape(
-    {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-    },
+    PYTHIA_160M,
     **LENGTHS,
     batch=16,
     micro_batch=8,
 )
-PYTHIA_410M = Shape(
-    {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-    },
+LARGEST = Shape(
+    PYTHIA_410M,
     **LENGTHS,
     batch=32,
     micro_batch=8,
