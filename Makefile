@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 import  = $(VENV)/bin/python -c 'import importlib; \
           [importlib.import_module(name) for name in "$(1)".split()]' >/dev/null 2>&1
 
-.PHONY: setup study test test-services check check-gpu lint test-study test-faults test-mutations up clean
+.PHONY: setup study test test-services check check-gpu lint test-study test-faults test-images test-mutations up clean
 
 setup: $(VENV)/.ready
 
@@ -41,11 +41,11 @@ up: setup
 # Two workers, with one thread each; a file's tests share its fixtures.
 test: setup
 	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	    -m "not study and not faults and (real_path or not services and not ranks)"
+	    -m "not study and not faults and not images and (real_path or not services and not ranks)"
 
 test-services: setup
 	$(RUN) pytest -n 2 --dist loadfile \
-	    -m "not study and not faults and not real_path and (services or ranks)"
+	    -m "not study and not faults and not images and not real_path and (services or ranks)"
 
 lint: setup
 	$(RUN) ruff format --check .
@@ -65,6 +65,10 @@ test-study: setup
 
 test-faults: setup
 	$(RUN) pytest -n 2 --dist loadfile -m faults
+
+# Needs root and Debian's buildah and debootstrap; 10 minutes.
+test-images: setup
+	$(RUN) pytest -m images -s
 
 # Leaves its report under mutants/, which the benchmark reads.
 test-mutations: setup

@@ -41,10 +41,13 @@ RUN pip install --no-cache-dir --constraint requirements.lock torch setuptools
 # hadolint ignore=DL3006
 FROM torch-${DEVICE} AS worker
 WORKDIR /home/dynolab/app
-RUN pip install --no-cache-dir --no-deps --requirement requirements.lock
+# What studies need, without the tests' tools; a change of code does not install it again.
+COPY --chown=1000 pyproject.toml README.md ./
+COPY --chown=1000 dynolab/__init__.py dynolab/
+RUN pip install --no-cache-dir --no-build-isolation --constraint requirements.lock \
+    --editable ".[full]"
 
 COPY --chown=1000 . .
-RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable .
 
 ENTRYPOINT ["tini", "-s", "--"]
 CMD ["dynolab", "--help"]

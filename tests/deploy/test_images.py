@@ -9,9 +9,11 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import metadata
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +22,7 @@ from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.flows.lab import ROOT
 
@@ -57,6 +60,19 @@ def test_what_is_installed_comes_from_the_lock() -> None:
             words = re.sub(r"--[\w-]+(?: (?:requirements\.lock|https\S+))?", "", command).split()
             names = {word.strip('"').partition("[")[0] for word in words} - {"."}
             assert names <= locked, file.name
+
+
+def test_what_is_locked_installs_on_the_oldest_python_that_the_project_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    names = [line.partition("==")[0] for line in lines if "==" in line]
+    newer = {
+        name: asked
+        for name in names
+        if (asked := metadata(name)["Requires-Python"]) and not SpecifierSet(asked).contains(oldest)
+    }
+    assert newer == {}
 
 
 def test_the_servers_image_has_all_of_the_project_that_its_program_needs(tmp_path: Path) -> None:
