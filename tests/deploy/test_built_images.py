@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from s3fs import S3FileSystem
 
 from tasks.runtime.servers.postgres_redis import Backing, missing_programs
 from tests.deploy.composed import services
@@ -36,6 +37,7 @@ USER = 1000
 """The images' user."""
 
 LARGEST_MB = {"dynolab-server": 1500, "dynolab-worker-cpu": 3500}
+FILE, STUDY = "builtin.yaml", SMALL.read_text()
 STUDY_SECONDS = 900.0
 
 
@@ -97,18 +99,22 @@ def test_a_study_goes_through_the_images(images: Images, s3_server: str) -> None
         api = f"http://127.0.0.1:{composed.prefect}/api"
         headers = {"Authorization": f"Bearer {TOKEN}"}
         study = requests.get(f"{api}/deployments/name/study/study", headers=headers, timeout=30)
-        run = requests.post(
+        made = requests.post(
             f"{api}/deployments/{study.json()['id']}/create_flow_run",
             headers=headers,
-            json={"parameters": {"settings": {"study_text": SMALL.read_text()}}},
+            json={"parameters": {"settings": {"study_file": FILE, "study_text": STUDY}}},
             timeout=30,
-        ).json()
+        )
+        assert made.ok, made.text
+        run = made.json()["id"]
 
         def end() -> str | None:
-            answer = requests.get(f"{api}/flow_runs/{run['id']}", headers=headers, timeout=30)
+            answer = requests.get(f"{api}/flow_runs/{run}", headers=headers, timeout=30)
             state = answer.json()["state"]
             return state["type"] if state["type"] in ("COMPLETED", "FAILED", "CRASHED") else None
 
         logs = composed.log("worker-cpu-training")
         assert until(end, STUDY_SECONDS) == "COMPLETED", logs.read_text()[-3000:]
-        assert list((composed.home / "reports").glob("*.html"))
+        store = S3FileSystem(endpoint_url=s3_server, key="tester", secret="secret")
+        committed = store.glob(f"{composed.marker}/store/stages/*/*/COMMITTED")
+        assert {"base", "sft", "preference", "report"} <= {name.split("/")[3] for name in committed}
