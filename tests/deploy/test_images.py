@@ -70,7 +70,8 @@ def test_what_is_locked_installs_on_the_oldest_python_that_the_project_names() -
     newer = {
         name: asked
         for name in names
-        if (asked := metadata(name)["Requires-Python"]) and not SpecifierSet(asked).contains(oldest)
+        if (asked := metadata(name).get("Requires-Python"))
+        and not SpecifierSet(asked).contains(oldest)
     }
     assert newer == {}
 

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from tasks.runtime.track.outbox import Outbox, Run, Sent, first_operation, sent_run
 
@@ -18,6 +23,17 @@ def adopted(box: Outbox) -> Outbox:
     again = Outbox.adopt(box.path)
     assert again is not None
     return again
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """This process may not write beyond this many bytes of a file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_operations_come_back_in_order_and_offsets_survive(tmp_path: Path) -> None:
@@ -47,6 +63,21 @@ def test_torn_and_unreadable_lines_are_left_out(tmp_path: Path) -> None:
     again = adopted(box)
     assert again.pending == 3
     assert [operation for operation, _ in again.unsent(10)] == [FIRST, {}, metric(1)]
+
+
+def test_what_a_full_disk_refuses_waits_and_nothing_is_torn(tmp_path: Path) -> None:
+    box = Outbox.create(tmp_path, FIRST)
+    with files_end_at(box.path.stat().st_size + 20):  # part of a line
+        for step in range(3):
+            with pytest.raises(OSError, match="File too large"):
+                box.append(metric(step))
+        assert [operation for operation, _ in box.unsent(10)] == [FIRST]
+        assert box.pending == 4
+    assert [operation for operation, _ in box.unsent(10)] == [FIRST, *map(metric, range(3))]
+    box.append(metric(3))
+    assert box.pending == 5
+    box.close()
+    assert [operation for operation, _ in adopted(box).unsent(10)][1:] == [*map(metric, range(4))]
 
 
 def test_unreadable_state_sends_all_again(tmp_path: Path) -> None:

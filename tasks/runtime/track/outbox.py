@@ -19,6 +19,8 @@ import shutil
 import threading
 import time
 import uuid
+from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
@@ -60,6 +62,8 @@ class Outbox:
         self.sent = _read_state(path)
         self.pending = _count_lines(path, self.sent.offset)
         self._artifacts = 0
+        # Lines that the disk had no room for, in order; they are written before any later one.
+        self._unwritten: deque[bytes] = deque()
         if self.sent.run:
             self.created.set()
 
@@ -73,7 +77,7 @@ class Outbox:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
         stream = os.fdopen(os.open(hidden, flags, 0o600), "ab", buffering=0)
         fcntl.flock(stream, fcntl.LOCK_EX)
-        _write(stream, first)
+        _write(stream, _line(first))
         os.fsync(stream.fileno())
         hidden.rename(path)
         _sync_folder(folder)
@@ -111,15 +115,28 @@ class Outbox:
 
         Data in the kernel survives the death of this process, so training need not wait for the
         disk; the sender syncs before it sends.
+
+        **Raises** `OSError` if the disk is full: the operation waits in memory until it has room.
         """
         with self._lock:
             if self._stream.closed:
                 log.debug("%s is closed; dropping %s", self.path, operation["op"])
                 return
-            _write(self._stream, operation)
+            self._unwritten.append(_line(operation))
             self.pending += 1
+            self._write_lines()
             if sync:
                 os.fsync(self._stream.fileno())
+
+    def _write_lines(self) -> None:
+        while self._unwritten:
+            end = os.fstat(self._stream.fileno()).st_size
+            try:
+                _write(self._stream, self._unwritten[0])
+            except OSError:
+                self._stream.truncate(end)  # part of a line would spoil the next one
+                raise
+            self._unwritten.popleft()
 
     def keep_artifact(self, file: Path) -> str:
         """Copy `file` to the journal's `.files/`; returns the copy's name for `artifact`."""
@@ -138,8 +155,11 @@ class Outbox:
     def unsent(self, limit: int) -> list[tuple[Operation, int]]:
         """At most `limit` unsent operations, each with the file offset of its end.
 
-        Skips an incomplete last line, which a killed writer may leave.
+        Skips an incomplete last line, which a killed writer may leave. Lines that the disk had no
+        room for are tried again.
         """
+        with self._lock, suppress(OSError):
+            self._write_lines()
         os.fsync(self._stream.fileno())
         operations: list[tuple[Operation, int]] = []
         with self.path.open("rb") as stream:
@@ -234,8 +254,11 @@ def _count_lines(path: Path, offset: int) -> int:
         return sum(line.endswith(b"\n") for line in stream)
 
 
-def _write(stream: FileIO, operation: Operation) -> None:
-    line = json.dumps(operation).encode() + b"\n"
+def _line(operation: Operation) -> bytes:
+    return json.dumps(operation).encode() + b"\n"
+
+
+def _write(stream: FileIO, line: bytes) -> None:
     while line:
         line = line[stream.write(line) :]
 
