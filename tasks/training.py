@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.errors import ConfigError
 from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.results.study import TrainingSummary
 from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig
 from dynolab.training.job import TrainJob
 from tasks.ranks.train import run
 from tasks.runtime.launch.launcher import launch_ranks
+from tasks.runtime.launch.notice import Notice
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.stage import Stage
 from tasks.runtime.system.settings import Settings
@@ -37,6 +42,8 @@ def run_training(
 ) -> dict[str, float]:
     """Trains input `model`, resuming from the newest resume state, if any.
 
+    If there is none, from the newest of the same training on another number of ranks.
+
     **Arguments:** `probes`: file of the watched rows; default: `probes.jsonl` of input `data`.
 
     Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/` (records of steps without
@@ -47,7 +54,7 @@ def run_training(
     watches = bool(config.probe_every or config.ledger)
     if probes is None and watches:
         probes = work.input_folder("data") / "probes.jsonl"
-    resume = work.newest_resume()
+    resume = newest_state(work)
     states = work.scratch / "resume"
     job = TrainJob(
         config=config,
@@ -81,6 +88,19 @@ def run_training(
         "seconds": work.seconds,
         "resumed_from": float(resume[0]) if resume else 0.0,
     }
+
+
+def newest_state(work: Work[Config]) -> tuple[int, Path] | None:
+    """The newest resume state; without any, that of the same training on other ranks."""
+    if (own := work.newest_resume()) is not None:
+        return own
+    settings, found = work.config.model_dump(), list[tuple[int, Path]]()
+    for ranks in range(1, work.config.batch_size + 1):
+        engine = {**settings["engine"], "ranks": ranks}
+        with suppress(ConfigError, ValidationError):  # not all numbers share a batch evenly
+            other = type(work.config).model_validate({**settings, "engine": engine})
+            found += filter(None, [work.newest_resume_of(other)])
+    return max(found, key=lambda state: state[0], default=None)
 
 
 def _note_checks(file: Path) -> None:
@@ -120,18 +140,32 @@ def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> 
 
     **Arguments:** `while_running`: called again and again while ranks run; its error ends them.
     """
-    if job.config.engine.kind == "plain":
-        run(job)
-        return
+    with Notice(Settings.from_environment().grace_seconds, job.stop) as notice:
+        if job.config.engine.kind == "plain":
+            run(job)
+        else:
+            _start_ranks(job, work, while_running, notice)
+        if not (job.output / "summary.json").exists():
+            notice.hand_on()
+
+
+def _start_ranks(
+    job: TrainJob, work: Work[Any], while_running: Callable[[], None], notice: Notice
+) -> None:
     file = work.scratch / "job.json"
     file.write_text(job.model_dump_json(indent=1))
+
+    def check() -> None:
+        while_running()
+        notice.check()
+
     launch_ranks(
         "tasks.ranks.train",
         file,
         ranks=job.config.engine.ranks,
         logs=work.logs,
         environment={},
-        while_running=while_running,
+        while_running=check,
         rendezvous=Rendezvous.of(Settings.from_environment()),
     )
 

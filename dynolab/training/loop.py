@@ -35,7 +35,7 @@ from dynolab.likelihood.token_logps import (
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
-from dynolab.results.study import MetricsLine, ProbeScore, TrainingSummary
+from dynolab.results.study import OTHER_RANKS, MetricsLine, ProbeScore, TrainingSummary
 from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
 from dynolab.training.adapters import add_adapters, save_merged
 from dynolab.training.alarm import Alarm, check_watched
@@ -82,7 +82,8 @@ def train(
     - `build_observer`: of the steps that `job.config.ledger` names; called on rank 0.
 
     Writes `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/` and `summary.json` into
-    `job.output`, and resume states into `job.resume_out`.
+    `job.output`, and resume states into `job.resume_out`. Ends early, with a resume state and
+    without `model/` and `summary.json`, if the file `job.stop` appears.
 
     **Raises** `ConfigError` for invalid data or settings, `Diverged` if training diverges.
     """
@@ -141,17 +142,27 @@ class Trainer:
         engine = self._build_engine(logits)
         start = 0
         if job.resume_from:
-            start = load_state(engine, self.source, job.resume_from, job)
+            facts = load_state(engine, self.source, job.resume_from, job)
+            start = facts.step
+            if facts.parted_differently(job):
+                self._log(start, {OTHER_RANKS: float(distributed.world_size())})
         self.alarm = self._build_alarm()
         self.best = None if config.best is None else Best(config.best, job.output)
 
         step = start
         while not self._ended(engine, step):
             self._step(engine, step)
-            if config.checkpoints_after(step):
-                save_state(engine, self.source, step + 1, job)
             step += 1
+            stops = self._asked_to_stop()
+            if stops or config.checkpoints_after(step - 1):
+                save_state(engine, self.source, step, job)
+            if stops:
+                return
         self._finish(engine, step)
+
+    def _asked_to_stop(self) -> bool:
+        """Whether the training shall save its state and end; the same on every rank."""
+        return distributed.gather(distributed.rank() == 0 and self.job.stop.exists())[0]
 
     def _check_ranks_agree(self, logits: ResponseLogits) -> None:
         """All ranks must agree whether rows can be packed; otherwise all raise."""
