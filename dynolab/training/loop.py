@@ -51,6 +51,7 @@ from dynolab.training.record_cache import RecordCache
 from dynolab.training.recorded_examples import Recorded, recorded
 from dynolab.training.resume import load_state, save_state
 from dynolab.training.sampled_examples import Online
+from dynolab.training.shards import FILE_BYTES
 from dynolab.training.step_batch import StepExample, collate_step, count_step
 from dynolab.training.step_record import StepFacts, StepRecord
 from dynolab.training.strengths import quantiles, strengths
@@ -390,7 +391,9 @@ class Trainer:
                 if distributed.rank() == 0:
                     save_merged(self.policy, weights, output)
         elif distributed.rank() == 0:
-            self.policy.save_pretrained(output / "model", state_dict=weights)
+            self.policy.save_pretrained(
+                output / "model", state_dict=weights, max_shard_size=FILE_BYTES
+            )
         if distributed.rank() == 0:
             self.tokenizer.save_pretrained(output / "model")
             summary = TrainingSummary(

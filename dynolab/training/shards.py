@@ -25,6 +25,9 @@ from dynolab.errors import ConfigError
 
 MASTER, STEP = "master", "step"
 
+FILE_BYTES = 5_000_000_000
+"""Largest file of a saved model; a larger model is saved in several, which every reader joins."""
+
 
 @dataclass(frozen=True)
 class Stretch:

@@ -1,5 +1,6 @@
-"""A training as a Slurm job of two nodes, and what a cluster does to it; a real slurmctld and slurmd.
+"""A training as a Slurm job of two nodes, and what a cluster does to it.
 
+A real slurmctld and slurmd run on loopback.
 The job is `deploy/slurm/dynolab.sbatch`. Each node has half of the cores, so that its rank computes
 on as many threads as one of two ranks on one host, and so gives the same bits.
 """

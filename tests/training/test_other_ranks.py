@@ -1,4 +1,4 @@
-"""A training without a resume state of its own goes on from the one that other ranks left."""
+"""A training goes on from what other ranks left; a large model is saved in several files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import pytest
 from dynolab.errors import ConfigError
 from dynolab.results.study import OTHER_RANKS, MetricsLine
 from dynolab.store import Store
+from dynolab.training import adapters, loop
 from dynolab.training.config import TrainConfig
+from models.language import load_language_model
 from tasks.runtime.stage import Stage, run_stage
 from tasks.runtime.work import Work
 from tasks.shared.replay import Replay
 from tasks.training import newest_state
 from tests.runtime.doubles import memory_platform
-from tests.training.small import settings
+from tests.training.small import distance, make_files, run_small, settings
 
 found: list[int | None] = []
 
@@ -65,3 +67,22 @@ def test_a_replay_is_refused_from_where_other_ranks_went_on(last: int, tmp_path:
         return
     with pytest.raises(ConfigError, match=r"went on at step 5 on another number of ranks \(1\)"):
         replay.run(tmp_path / "output", [last])
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["weights", "adapters"])
+def test_a_large_model_is_saved_in_files_that_readers_join(
+    lora: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_files(tmp_path)
+    config = settings(steps=2, warmup_steps=0, record_steps=[], lora=lora)
+    whole = run_small(tmp_path, tmp_path / "whole", config)
+    for room in (loop, adapters):
+        monkeypatch.setattr(room, "FILE_BYTES", 20_000)
+    parted = run_small(tmp_path, tmp_path / "parted", config)
+    folder = parted.output / "model"
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    read = load_language_model(folder).state_dict()
+    assert distance(load_language_model(whole.output / "model").state_dict(), read) == 0.0
+    # What is trained next, from several files, is the same training.
+    again = parted.model_copy(update={"model": folder})
+    assert len([name for name in again.input_digests() if name.startswith("model-")]) > 1
