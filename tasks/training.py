@@ -6,8 +6,9 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -15,7 +16,7 @@ from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.errors import ConfigError
 from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.results.study import TrainingSummary
-from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig
+from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig, ZeroStage
 from dynolab.training.job import TrainJob
 from tasks.ranks.train import run
 from tasks.runtime.launch.launcher import launch_ranks
@@ -91,13 +92,18 @@ def run_training(
 
 
 def newest_state(work: Work[Config]) -> tuple[int, Path] | None:
-    """The newest resume state; without any, that of the same training on other ranks."""
+    """The newest resume state; without any, that of the same training on other ranks.
+
+    Those of another ZeRO stage count, too.
+    """
     if (own := work.newest_resume()) is not None:
         return own
     settings, found = work.config.model_dump(), list[tuple[int, Path]]()
-    for ranks in range(1, work.config.batch_size + 1):
-        engine = {**settings["engine"], "ranks": ranks}
-        with suppress(ConfigError, ValidationError):  # not all numbers share a batch evenly
+    size = work.config.batch_size
+    ranks = (number for number in range(1, size + 1) if size % number == 0)
+    for number, stage in product(ranks, get_args(ZeroStage)):
+        engine = {**settings["engine"], "ranks": number, "zero_stage": stage}
+        with suppress(ConfigError, ValidationError):  # not all fit the other settings
             other = type(work.config).model_validate({**settings, "engine": engine})
             found += filter(None, [work.newest_resume_of(other)])
     return max(found, key=lambda state: state[0], default=None)
