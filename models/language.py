@@ -20,6 +20,7 @@ from transformers import (
 from transformers.utils import find_adapter_config_file
 
 from dynolab.errors import ConfigError, reading
+from dynolab.training.shards import FILE_BYTES
 from models.folder import (
     check_counts,
     check_settings,
@@ -237,5 +238,5 @@ def save_language_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path
 ) -> None:
     """Writes model and tokenizer into one folder that `from_pretrained` loads."""
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size=FILE_BYTES)
     tokenizer.save_pretrained(folder)

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
+
+from pydantic import ValidationError
 
 from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.errors import ConfigError
 from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.results.study import TrainingSummary
-from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig
+from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig, ZeroStage
 from dynolab.training.job import TrainJob
 from tasks.ranks.train import run
 from tasks.runtime.launch.launcher import launch_ranks
+from tasks.runtime.launch.notice import Notice
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.stage import Stage
 from tasks.runtime.system.settings import Settings
@@ -37,6 +43,8 @@ def run_training(
 ) -> dict[str, float]:
     """Trains input `model`, resuming from the newest resume state, if any.
 
+    If there is none, from the newest of the same training on another number of ranks.
+
     **Arguments:** `probes`: file of the watched rows; default: `probes.jsonl` of input `data`.
 
     Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/` (records of steps without
@@ -47,7 +55,7 @@ def run_training(
     watches = bool(config.probe_every or config.ledger)
     if probes is None and watches:
         probes = work.input_folder("data") / "probes.jsonl"
-    resume = work.newest_resume()
+    resume = newest_state(work)
     states = work.scratch / "resume"
     job = TrainJob(
         config=config,
@@ -81,6 +89,24 @@ def run_training(
         "seconds": work.seconds,
         "resumed_from": float(resume[0]) if resume else 0.0,
     }
+
+
+def newest_state(work: Work[Config]) -> tuple[int, Path] | None:
+    """The newest resume state; without any, that of the same training on other ranks.
+
+    Those of another ZeRO stage count, too.
+    """
+    if (own := work.newest_resume()) is not None:
+        return own
+    settings, found = work.config.model_dump(), list[tuple[int, Path]]()
+    size = work.config.batch_size
+    ranks = (number for number in range(1, size + 1) if size % number == 0)
+    for number, stage in product(ranks, get_args(ZeroStage)):
+        engine = {**settings["engine"], "ranks": number, "zero_stage": stage}
+        with suppress(ConfigError, ValidationError):  # not all fit the other settings
+            other = type(work.config).model_validate({**settings, "engine": engine})
+            found += filter(None, [work.newest_resume_of(other)])
+    return max(found, key=lambda state: state[0], default=None)
 
 
 def _note_checks(file: Path) -> None:
@@ -120,18 +146,32 @@ def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> 
 
     **Arguments:** `while_running`: called again and again while ranks run; its error ends them.
     """
-    if job.config.engine.kind == "plain":
-        run(job)
-        return
+    with Notice(Settings.from_environment().grace_seconds, job.stop) as notice:
+        if job.config.engine.kind == "plain":
+            run(job)
+        else:
+            _start_ranks(job, work, while_running, notice)
+        if not (job.output / "summary.json").exists():
+            notice.hand_on()
+
+
+def _start_ranks(
+    job: TrainJob, work: Work[Any], while_running: Callable[[], None], notice: Notice
+) -> None:
     file = work.scratch / "job.json"
     file.write_text(job.model_dump_json(indent=1))
+
+    def check() -> None:
+        while_running()
+        notice.check()
+
     launch_ranks(
         "tasks.ranks.train",
         file,
         ranks=job.config.engine.ranks,
         logs=work.logs,
         environment={},
-        while_running=while_running,
+        while_running=check,
         rendezvous=Rendezvous.of(Settings.from_environment()),
     )
 

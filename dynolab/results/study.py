@@ -121,6 +121,10 @@ class PairChange(Row):
     gap: float | None
 
 
+OTHER_RANKS = "resumed/ranks"
+"""Logged where a training goes on in other parts than those before: on how many ranks."""
+
+
 class MetricsLine(Row):
     """Metrics after `step` optimizer steps and `examples` examples; `time` in unix seconds.
 

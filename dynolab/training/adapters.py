@@ -16,6 +16,7 @@ from dynolab.errors import ConfigError, reading
 from dynolab.likelihood.packed import Reading
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
 from dynolab.training.config import LoraConfig
+from dynolab.training.shards import FILE_BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,7 +114,7 @@ def save_merged(policy: torch.nn.Module, adapters: dict[str, Tensor], folder: Pa
     unknown = fresh.load_state_dict(weights | adapters, strict=False).unexpected_keys
     assert not unknown, unknown
     _save_adapter(fresh, folder / "adapter")
-    fresh.merge_and_unload().save_pretrained(folder / "model")
+    fresh.merge_and_unload().save_pretrained(folder / "model", max_shard_size=FILE_BYTES)
 
 
 def _peft() -> Any:

@@ -18,6 +18,7 @@ from dynolab.rollouts.rewards import RewardConfig
 from dynolab.training.alarm import AlarmConfig
 
 Schedule = Literal["constant", "linear", "cosine"]
+ZeroStage = Literal[0, 1, 2, 3]
 
 
 class OptimizerConfig(BaseModel):
@@ -43,7 +44,7 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Literal["deepspeed", "plain"] = "deepspeed"
     ranks: int = Field(2, ge=1, description="Processes that train together.")
-    zero_stage: Literal[0, 1, 2, 3] = 2
+    zero_stage: ZeroStage = 2
     dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="bf16 keeps fp32 master weights and needs DeepSpeed."
     )

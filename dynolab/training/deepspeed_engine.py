@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab import distributed
-from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.training.config import LoopConfig
 from dynolab.training.optimizer import SECOND_MOMENT, STATE_TENSORS, build_optimizer
-
-MASTER = "master"
+from dynolab.training.shards import Stretch, load_shards, save_shard
 
 
 def init_ranks() -> None:
@@ -126,10 +123,9 @@ class DeepSpeedEngine:
         return weights
 
     def _set_master_weights(self, master: Mapping[str, Tensor]) -> None:
-        from deepspeed.utils import safe_set_full_fp32_param
-
-        for name, parameter in self._named.items():
-            safe_set_full_fp32_param(parameter, master[name].to(distributed.device()))
+        for stretch in self._stretches():
+            weights = master[stretch.name].view(-1)
+            stretch.of(stretch.group).copy_(weights[stretch.start : stretch.start + stretch.size])
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -198,60 +194,38 @@ class DeepSpeedEngine:
         return safe_get_full_optimizer_state(parameter, key)
 
     def save(self, folder: Path) -> None:
-        """Writes this rank's shard of the master weights and the optimizer state.
+        """Writes this rank's share of the master weights and the optimizer state.
 
-        In safetensors: DeepSpeed's own checkpoints are pickles, which could run code written by
-        anyone with access to the store.
+        Without ZeRO all ranks hold the same, and the first one writes it.
         """
-        tensors: dict[str, Tensor] = {}
-        for number, shard in enumerate(self._shards()):
-            tensors[f"{number}|{MASTER}"] = shard
-            state = self.logits.basic_optimizer.state.get(shard, {})
-            tensors |= {
-                f"{number}|{key}": value for key, value in state.items() if value is not None
-            }
-        folder.mkdir(parents=True, exist_ok=True)
-        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        save_file(copies, folder / f"shard-{distributed.rank()}.safetensors")
+        if self._stage > 0 or distributed.rank() == 0:
+            save_shard(self._stretches(), self.logits.basic_optimizer, folder)
 
     def load(self, folder: Path) -> None:
-        """Reads what `save` wrote and updates the weights that forward uses.
+        """Reads what `save` wrote, on any number of ranks at any ZeRO stage.
 
-        **Raises:** `ConfigError` for a state of another ZeRO stage.
+        Updates the weights that forward uses.
         """
-        shards = list(self._shards())
-        state: dict[int, dict[str, Tensor]] = {}
-        stored = load_file(folder / f"shard-{distributed.rank()}.safetensors")
-        written = {name: tensor.shape for name, tensor in stored.items() if MASTER in name}
-        if written != {f"{n}|{MASTER}": shard.shape for n, shard in enumerate(shards)}:
-            raise ConfigError(
-                "resume_from",
-                str(folder),
-                f"its parts are not those of ZeRO stage {self._stage}; remove it to train from "
-                "the start",
-            )
-        for name, tensor in stored.items():
-            digits, key = name.split("|", 1)
-            shard = shards[int(digits)]
-            if key == MASTER:
-                shard.data.copy_(tensor)
-            else:
-                # A fused optimizer counts steps on the device, any other on the CPU.
-                stays = key == "step" and not self.logits.basic_optimizer.defaults.get("fused")
-                placed = tensor if stays else tensor.to(shard.device)
-                state.setdefault(int(digits), {})[key] = placed
-        for number, tensors in state.items():
-            self.logits.basic_optimizer.state[shards[number]] = tensors
+        load_shards(self._stretches(), self.logits.basic_optimizer, folder)
         self._follow_master_weights()
 
-    def _shards(self) -> list[Tensor]:
-        """The fp32 tensors that this rank's optimizer updates, in a fixed order."""
+    def _stretches(self) -> Iterator[Stretch]:
+        """What this rank's optimizer updates of the fp32 weights, padding left out."""
         zero = self.logits.optimizer
-        if self._stage == 0:
-            return list(self._named.values())
-        if self._stage == 3:
-            return list(zero.fp32_partitioned_groups_flat)
-        return list(zero.single_partition_of_fp32_groups)
+        for name, parameter in self._named.items():
+            if self._stage == 0:
+                yield Stretch(name, 0, parameter.numel(), parameter)
+            elif self._stage == 3:
+                number, offset, most = zero.grad_position[zero.get_param_id(parameter)]
+                start = distributed.rank() * most
+                size = min(most, parameter.ds_numel - start)
+                if size > 0:
+                    group = zero.fp32_partitioned_groups_flat[number]
+                    yield Stretch(name, start, size, group, offset)
+            elif (held := parameter._hp_mapping) is not None:
+                group = zero.single_partition_of_fp32_groups[held.param_group_index]
+                mine, there = held.lp_fragment_address, held.hp_fragment_address
+                yield Stretch(name, mine.start, mine.numel, group, there.start)
 
     def _follow_master_weights(self) -> None:
         """Copies the master weights into the working weights that forwards use."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.training.config import LoopConfig
 from dynolab.training.optimizer import SECOND_MOMENT, STATE_TENSORS, build_optimizer
+from dynolab.training.shards import Stretch, load_shards, save_shard
 
 
 class Engine(Protocol):
@@ -97,29 +95,12 @@ class PlainEngine:
         return {name: states[p][key] for name, p in self._named.items() if key and states.get(p)}
 
     def save(self, folder: Path) -> None:
-        """Writes weights and optimizer state as safetensors."""
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.master_weights(), folder / "weights.safetensors")
-        states = self._optimizer.state_dict()["state"]
-        tensors = {
-            f"{index}|{key}": value
-            for index, state in states.items()
-            for key, value in state.items()
-            if value is not None
-        }
-        save_file(tensors, folder / "optimizer.safetensors")
-        (folder / "optimizer.json").write_text(json.dumps({"states": sorted(map(int, states))}))
+        """Writes weights and optimizer state (`dynolab.training.shards`)."""
+        save_shard(self._stretches(), self._optimizer, folder)
 
     def load(self, folder: Path) -> None:
-        """Reads what `save` wrote."""
-        weights = load_file(folder / "weights.safetensors")
-        with torch.no_grad():
-            for name, parameter in self._named.items():
-                parameter.copy_(weights[name])
-        indices = json.loads((folder / "optimizer.json").read_text())["states"]
-        state: dict[int, dict[str, Tensor | None]] = {index: {} for index in indices}
-        for flat, tensor in load_file(folder / "optimizer.safetensors").items():
-            index, key = flat.split("|", 1)
-            state[int(index)][key] = tensor
-        current = self._optimizer.state_dict()
-        self._optimizer.load_state_dict({**current, "state": state})
+        """Reads what `save` wrote, on any number of ranks."""
+        load_shards(self._stretches(), self._optimizer, folder)
+
+    def _stretches(self) -> list[Stretch]:
+        return [Stretch(name, 0, p.numel(), p) for name, p in self._named.items()]

@@ -37,6 +37,11 @@ class TrainJob(BaseModel):
     reference_cache: Path | None = None
     record_cache: Path | None = None
 
+    @property
+    def stop(self) -> Path:
+        """A file that asks the training to save its state after the current step, and to end."""
+        return self.resume_out / "stop"
+
     def input_digests(self) -> dict[str, str]:
         """Sha256 of the examples and of the initial model's files, by file name."""
         model = [*self.model.glob("*.safetensors"), *self.model.glob("config.json")]

@@ -35,7 +35,7 @@ from dynolab.likelihood.token_logps import (
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
-from dynolab.results.study import MetricsLine, ProbeScore, TrainingSummary
+from dynolab.results.study import OTHER_RANKS, MetricsLine, ProbeScore, TrainingSummary
 from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
 from dynolab.training.adapters import add_adapters, save_merged
 from dynolab.training.alarm import Alarm, check_watched
@@ -51,6 +51,7 @@ from dynolab.training.record_cache import RecordCache
 from dynolab.training.recorded_examples import Recorded, recorded
 from dynolab.training.resume import load_state, save_state
 from dynolab.training.sampled_examples import Online
+from dynolab.training.shards import FILE_BYTES
 from dynolab.training.step_batch import StepExample, collate_step, count_step
 from dynolab.training.step_record import StepFacts, StepRecord
 from dynolab.training.strengths import quantiles, strengths
@@ -82,7 +83,8 @@ def train(
     - `build_observer`: of the steps that `job.config.ledger` names; called on rank 0.
 
     Writes `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/` and `summary.json` into
-    `job.output`, and resume states into `job.resume_out`.
+    `job.output`, and resume states into `job.resume_out`. Ends early, with a resume state and
+    without `model/` and `summary.json`, if the file `job.stop` appears.
 
     **Raises** `ConfigError` for invalid data or settings, `Diverged` if training diverges.
     """
@@ -141,17 +143,27 @@ class Trainer:
         engine = self._build_engine(logits)
         start = 0
         if job.resume_from:
-            start = load_state(engine, self.source, job.resume_from, job)
+            facts = load_state(engine, self.source, job.resume_from, job)
+            start = facts.step
+            if facts.parted_differently(job):
+                self._log(start, {OTHER_RANKS: float(distributed.world_size())})
         self.alarm = self._build_alarm()
         self.best = None if config.best is None else Best(config.best, job.output)
 
         step = start
         while not self._ended(engine, step):
             self._step(engine, step)
-            if config.checkpoints_after(step):
-                save_state(engine, self.source, step + 1, job)
             step += 1
+            stops = self._asked_to_stop()
+            if stops or config.checkpoints_after(step - 1):
+                save_state(engine, self.source, step, job)
+            if stops:
+                return
         self._finish(engine, step)
+
+    def _asked_to_stop(self) -> bool:
+        """Whether the training shall save its state and end; the same on every rank."""
+        return distributed.gather(distributed.rank() == 0 and self.job.stop.exists())[0]
 
     def _check_ranks_agree(self, logits: ResponseLogits) -> None:
         """All ranks must agree whether rows can be packed; otherwise all raise."""
@@ -379,7 +391,9 @@ class Trainer:
                 if distributed.rank() == 0:
                     save_merged(self.policy, weights, output)
         elif distributed.rank() == 0:
-            self.policy.save_pretrained(output / "model", state_dict=weights)
+            self.policy.save_pretrained(
+                output / "model", state_dict=weights, max_shard_size=FILE_BYTES
+            )
         if distributed.rank() == 0:
             self.tokenizer.save_pretrained(output / "model")
             summary = TrainingSummary(

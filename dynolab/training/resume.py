@@ -45,6 +45,9 @@ FREE = {
 }
 """Settings that may differ in a resumed run: they change none of the updates done before."""
 
+LAYOUT = {"engine.kind", "engine.ranks", "engine.zero_stage", "micro_batch_size"}
+"""Settings that may differ, too: in which parts a step is computed. Its sums round differently."""
+
 
 class StateFacts(BaseModel):
     """The training that a resume state belongs to; `inputs` are its input files' sha256."""
@@ -66,6 +69,11 @@ class StateFacts(BaseModel):
             settings=job.config.model_dump(mode="json", exclude=FREE),
             inputs=job.input_digests(),
         )
+
+    def parted_differently(self, job: TrainJob) -> bool:
+        """Whether the job computes a step in other parts than the training of the state did."""
+        before, now = _flat(self.settings), _flat(job.config.model_dump(mode="json"))
+        return any(before.get(name) != now[name] for name in LAYOUT)
 
 
 def save_state(engine: Engine, source: Source, step: int, job: TrainJob) -> None:
@@ -136,15 +144,16 @@ def _await_parts(parts: Sequence[dict[str, int]], folder: Path) -> str | None:
     return None
 
 
-def load_state(engine: Engine, source: Source, folder: Path, job: TrainJob) -> int:
-    """Loads a resume state; returns the number of steps done.
+def load_state(engine: Engine, source: Source, folder: Path, job: TrainJob) -> StateFacts:
+    """Loads a resume state, of any number of ranks; returns its facts.
 
-    **Raises:** `ConfigError` for the state of another training, and for another number of ranks.
+    **Raises:** `ConfigError` for the state of another training.
     """
     facts = distributed.rank_zero_first(lambda: _checked_facts(folder, job))
     engine.load(folder / "engine")
     source.load(facts.step, folder / "source")
-    _load_random(folder / f"random-{distributed.rank()}")
+    # Nothing in a training draws from these numbers; a further rank takes another one's.
+    _load_random(folder / f"random-{distributed.rank() % facts.ranks}")
     if distributed.rank() == 0:
         for name in CARRIED:
             _copy(folder / "output" / name, job.output / name)
@@ -156,7 +165,15 @@ def load_state(engine: Engine, source: Source, folder: Path, job: TrainJob) -> i
             torch.get_num_threads(),
             facts.threads,
         )
-    return facts.step
+    if facts.parted_differently(job):
+        log.warning(
+            "step %d was reached on %d ranks and the training goes on on %d: sums round "
+            "differently, so the result equals that of one number of ranks up to rounding",
+            facts.step,
+            facts.ranks,
+            distributed.world_size(),
+        )
+    return facts
 
 
 def _checked_facts(folder: Path, job: TrainJob) -> StateFacts:
@@ -172,17 +189,11 @@ def _checked_facts(folder: Path, job: TrainJob) -> StateFacts:
     if distributed.rank() != 0:
         return facts
     current = StateFacts.of(job, facts.step)
-    if facts.ranks != current.ranks:
-        raise ConfigError(
-            "engine.ranks",
-            current.ranks,
-            f"the resume state holds the shards of {facts.ranks} ranks; resume with as many, or "
-            "start a new training from a finished training's model/ with any number",
-        )
-    stored, requested = _flat(facts), _flat(current)
+    stored, requested = _named(facts), _named(current)
     # Shared fields first: report a changed objective name before settings that only one side has.
     names = sorted(
-        stored.keys() | requested.keys(), key=lambda n: (n not in stored or n not in requested, n)
+        (stored.keys() | requested.keys()) - LAYOUT,
+        key=lambda n: (n not in stored or n not in requested, n),
     )
     for name in names:
         if stored.get(name) != requested.get(name):
@@ -195,10 +206,16 @@ def _checked_facts(folder: Path, job: TrainJob) -> StateFacts:
     return facts
 
 
-def _flat(facts: StateFacts) -> dict[str, Any]:
+def _named(facts: StateFacts) -> dict[str, Any]:
     """Settings by dotted name, and the inputs' digests."""
-    flat: dict[str, Any] = {f"input {name}": digest for name, digest in facts.inputs.items()}
-    waiting: list[tuple[str, Any]] = list(facts.settings.items())
+    return {f"input {name}": digest for name, digest in facts.inputs.items()} | _flat(
+        facts.settings
+    )
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    waiting: list[tuple[str, Any]] = list(settings.items())
     while waiting:
         name, value = waiting.pop()
         if isinstance(value, dict):

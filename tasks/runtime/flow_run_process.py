@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 
 from tasks.runtime.system.child import die_with_parent, run_as_main
 
@@ -14,6 +15,7 @@ _LOGGERS = ("dynolab", "flows", "tasks")
 
 if __name__ == "__main__":
     die_with_parent(os.getppid())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # a shielded worker's child
     # Forward these loggers to the Prefect run page.
     os.environ["PREFECT_LOGGING_EXTRA_LOGGERS"] = ",".join(_LOGGERS)
     os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # threads have no run

@@ -194,6 +194,7 @@ def _compute(
                 place=place,
                 tracker=tracker,
                 progress=platform.progress(),
+                fresh=fresh,
             )
             try:
                 with checks_kept() as checks, own_gpu():

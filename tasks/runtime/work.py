@@ -15,7 +15,7 @@ from dynolab.data.rows import Row, write_rows
 from dynolab.errors import StoreError
 from dynolab.likelihood.checked import Checks
 from dynolab.store import Committed, Manifest, Place, Store, git_revision, library_versions
-from tasks.runtime.keys import canonical
+from tasks.runtime.keys import canonical, stage_key
 from tasks.runtime.track.progress import outcome_of
 from tasks.runtime.track.tables import log_tables
 
@@ -92,6 +92,7 @@ class Work(Generic[Config]):
         place: Place,
         tracker: RunTracker,
         progress: Progress,
+        fresh: bool = False,
     ) -> None:
         self.name, self.config, self.inputs = name, config, inputs
         self.tracker, self.progress = tracker, progress
@@ -101,6 +102,7 @@ class Work(Generic[Config]):
         self.world_size: int | None = None
         self.zero_stage: int | None = None
         self._version, self._store, self._place = version, store, place
+        self._fresh = fresh
         self._began = time.monotonic()
         self.output.mkdir(parents=True)
         self.logs.mkdir()
@@ -175,6 +177,14 @@ class Work(Generic[Config]):
         The folder holds the state's `manifest.json`.
         """
         return self._place.newest_resume()
+
+    def newest_resume_of(self, config: Config) -> tuple[int, Path] | None:
+        """The same of this stage with other settings; None for a result that is wanted afresh."""
+        if self._fresh:
+            return None
+        inputs = {name: source.digest for name, source in self.inputs.items()}
+        key = stage_key(self._place.stage, self._version, config, (), inputs)
+        return self._store.place(self._place.stage, key).newest_resume()
 
     def manifest(self, metrics: dict[str, float], checks: Checks | None = None) -> Manifest:
         """The manifest of this attempt, still without its files.

@@ -11,7 +11,7 @@ from typing import Any
 
 from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError
-from dynolab.results.study import MetricsLine
+from dynolab.results.study import OTHER_RANKS, MetricsLine
 from dynolab.training.config import LoopConfig
 from dynolab.training.job import TrainJob
 from dynolab.training.step_record import StepRecord
@@ -89,6 +89,7 @@ class Replay:
 
         Records the steps, and compares what it logged with the training.
         """
+        _check_one_layout(self.metrics, recorded[-1])
         config = self.config.model_copy(
             update={
                 "steps": recorded[-1] + 1,
@@ -135,6 +136,22 @@ def replay_differs(step: int, how: str) -> ConfigError:
         step,
         f"{how}; train and replay on the same machine with the same versions and number of threads",
     )
+
+
+def _check_one_layout(metrics: Path, last: int) -> None:
+    """Refuses a training that went on on other ranks before step `last`: nothing repeats its bits.
+
+    Steps from the start to that place are repeated.
+    """
+    for line in read_rows(metrics, MetricsLine):
+        if OTHER_RANKS in line.metrics and line.step <= last:
+            raise ConfigError(
+                "replay of step",
+                last,
+                f"the training went on at step {line.step} on another number of ranks "
+                f"({line.metrics[OTHER_RANKS]:g}), so that no run repeats its bits; replay steps "
+                f"before {line.step}, or train again with --fresh",
+            )
 
 
 def learned_steps(metrics: Path) -> list[int]:

@@ -139,6 +139,8 @@ def test_the_first_pods_command_ends_the_training_job() -> None:
     assert job["completionMode"] == "Indexed", "as a success policy and the pods' names want it"
     assert job["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
     assert job["backoffLimit"] > 0, "lost pods are started again"
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["action"] == "Ignore", "as often as pods are preempted"
     labels = replicated["template"]["metadata"]["labels"]
     assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
@@ -148,6 +150,9 @@ def test_all_hosts_meet_at_the_first_pod_and_there_are_as_many_as_pods() -> None
     environment = {variable["name"]: variable["value"] for variable in trainer["env"]}
     settings = Settings.from_environment(environment)
     assert settings.hosts == trainer["numNodes"]
+    (replicated,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
+    pod = replicated["template"]["spec"]["template"]["spec"]
+    assert 0 < settings.grace_seconds < pod["terminationGracePeriodSeconds"]
     name = JOB["metadata"]["name"]
     assert str(settings.rendezvous).startswith(f"{name}-node-0-0.{name}:")
     gpus = trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] * settings.hosts

@@ -34,6 +34,8 @@ def act(action: str, folder: Path, rank: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "exit-7":
         os._exit(7)
+    if action == "rest":
+        time.sleep(1)
     if action == "sleep":
         time.sleep(FOREVER_SECONDS)
     if action == "ignore-sigterm":

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
@@ -212,9 +213,9 @@ def test_gpus_that_torch_cannot_use_are_refused(
         check_usable({"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
-def free_devices() -> list[str]:
+def free_devices(names: Sequence[str] = FOUR) -> list[str]:
     """The devices whose lock nobody holds, asked for one moment."""
     with ExitStack() as asked:
         return [
-            name for name in FOUR if devices._lock(f"device-{name}", asked, wait=False) is not None
+            name for name in names if devices._lock(f"device-{name}", asked, wait=False) is not None
         ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_devices import free_devices
 
 from dynolab.errors import ConfigError, HostLost, RankFailed
 from tasks.runtime.launch import (
@@ -130,6 +133,34 @@ def test_two_hosts_share_the_ranks_whoever_calls_before_and_leave_nothing(
         assert (seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"]) == ("2", "1")
         assert seen["GLOO_SOCKET_IFNAME"] == interface_of("127.0.0.1")
     assert environment(tmp_path, 0)["DYNOLAB_JOB"] != environment(tmp_path, 1)["DYNOLAB_JOB"]
+    assert nothing_is_left(tmp_path)
+
+
+@pytest.mark.ranks
+def test_sixteen_ranks_on_two_hosts_hold_the_devices_of_both(
+    rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here both hosts lock devices in one folder, so that each holds eight of the sixteen."""
+    names = [str(number) for number in range(16)]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("DYNOLAB_DEVICES", ",".join(names))
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    all_wait = [f"wait-for-rank-{rank}.json" for rank in range(16)]
+    free: list[list[str]] = []
+
+    def look() -> None:
+        if all((tmp_path / f"rank-{rank}.json").exists() for rank in range(16)):
+            free.append(free_devices(names))
+
+    with joining(rendezvous, tmp_path):
+        launch(rendezvous, tmp_path, *([*all_wait, "rest"] for _ in range(16)), while_running=look)
+    seen = [environment(tmp_path, rank) for rank in range(16)]
+    held = [set(at["CUDA_VISIBLE_DEVICES"].split(",")) for at in seen]
+    assert held[:8] == 8 * held[:1] and held[8:] == 8 * held[8:9]
+    assert held[0] | held[8] == set(names) and not held[0] & held[8]
+    assert [at["LOCAL_RANK"] for at in seen] == 2 * names[:8]
+    assert free[0] == [] and free_devices(names) == names
     assert nothing_is_left(tmp_path)
 
 

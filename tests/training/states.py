@@ -38,7 +38,7 @@ def save(job: TrainJob) -> Path:
 def load(folder: Path, job: TrainJob) -> tuple[int, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     """Loads a state; returns its steps, and what the engine and the source have loaded."""
     engine, source = Part(), Part()
-    return load_state(engine, source, folder, job), engine.loaded, source.loaded
+    return load_state(engine, source, folder, job).step, engine.loaded, source.loaded
 
 
 LOADED = (3, [("[]", "engine")], [(3, "[3]", "source")])

@@ -71,7 +71,7 @@ def test_another_rank_reads_its_own_part_and_leaves_the_results_to_the_first(
     for suffix in (".json", ".safetensors"):
         (folder / f"random-0{suffix}").rename(folder / f"random-1{suffix}")
     # What belongs to another training is rank 0's to refuse: the others do not hash files.
-    change_facts(folder, inputs={})
+    change_facts(folder, inputs={}, ranks=2)
     play(monkeypatch, 1, 2, lambda mine: [None, mine])
     assert load(folder, later) == LOADED
     assert not later.output.exists()

@@ -1,4 +1,7 @@
-"""A rank program: trains by every ZeRO stage, whole and resumed, in one start of the ranks."""
+"""A rank program: trains by every ZeRO stage, whole and resumed, in one start of the ranks.
+
+Where a case names a state of other ranks or another stage, it goes on from that, too.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,8 @@ def main() -> None:
         folder = inputs / name
         whole = run_small(inputs, folder / "whole", config)
         run_small(inputs, folder / "resumed", config, state(whole, 3))
+        if (other := job["elsewhere"].get(name)) is not None:
+            run_small(inputs, folder / "elsewhere", config, inputs / other)
         distributed.barrier()
 
 

@@ -15,6 +15,7 @@ import logging
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from dynolab.errors import ConfigError, HostLost
 from dynolab.rank_authentication import SECRET
 from dynolab.store import library_versions
 from tasks.runtime.launch.local_job import LocalJob, Running, running
+from tasks.runtime.launch.notice import Notice
 from tasks.runtime.launch.peer import Message, Peer
 from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
 from tasks.runtime.system.secret_files import ranks_secret, signing_key
@@ -49,7 +51,7 @@ def join(settings: Settings) -> None:
     log.info("waiting for trainings at %s", settings.rendezvous)
     warned = False
     while True:
-        has_key = join_once(settings.rendezvous, settings.home)
+        has_key = join_once(settings.rendezvous, settings.home, settings.grace_seconds)
         if not has_key and not warned:
             log.warning(
                 "the host at %s does not have the key of %s: DYNOLAB_HOME must be one folder "
@@ -61,7 +63,7 @@ def join(settings: Settings) -> None:
         time.sleep(RETRY_SECONDS)
 
 
-def join_once(rendezvous: str, home: Path) -> bool:
+def join_once(rendezvous: str, home: Path, grace_seconds: float = 0) -> bool:
     """Wait for the rendezvous and run this host's part of one job; log how it ended.
 
     Returns whether the host at the rendezvous has the key of the home.
@@ -69,15 +71,18 @@ def join_once(rendezvous: str, home: Path) -> bool:
     with Peer(_connected(rendezvous), signing_key(home), "joins") as peer:
         try:
             peer.send(name=socket.gethostname(), libraries=library_versions())
-            work(peer, home)
+            work(peer, home, grace_seconds)
         except HostLost as lost:  # also the normal end of a job: the other host hangs up
             if peer.has_key:
                 log.info("back to waiting: %s", lost.reason)
         return peer.has_key
 
 
-def work(peer: Peer, home: Path) -> None:
-    """Run the ranks that the other host assigns; raises HostLost once that host hangs up."""
+def work(peer: Peer, home: Path, grace_seconds: float = 0) -> None:
+    """Run the ranks that the other host assigns; raises HostLost once that host hangs up.
+
+    After SIGTERM the other host has `grace_seconds` to save the training's state and hang up.
+    """
     order = _next_message(peer)
     try:
         local_job = _checked(order, home)
@@ -89,8 +94,13 @@ def work(peer: Peer, home: Path) -> None:
             local_job.job,
         )
         secret = ranks_secret(home, str(order.get("salt")))
-        with running(local_job, {SECRET: secret}) as here:
-            _serve(peer, here)
+        with Notice(grace_seconds) as notice:
+            try:
+                with running(local_job, {SECRET: secret}) as here:
+                    _serve(peer, here, notice.check)
+            except HostLost:
+                notice.hand_on()
+                raise
     except ConfigError as error:
         log.warning("refused a job: %s", error)
         reason = f"host {socket.gethostname()} refuses the job: {error.remedy}"
@@ -99,12 +109,13 @@ def work(peer: Peer, home: Path) -> None:
             _next_message(peer)
 
 
-def _serve(peer: Peer, here: Running) -> None:
+def _serve(peer: Peer, here: Running, check: Callable[[], None]) -> None:
     """Report to the other host how the ranks end; raises HostLost when it hangs up."""
     peer.send(ready=True)
     while here.agent.poll() is None:
         with suppress(subprocess.TimeoutExpired):
             here.agent.wait(_POLL_SECONDS)
+        check()
         peer.poll()
     failure = here.failure()
     end = None if failure is None else failure.model_dump(mode="json")

@@ -21,6 +21,7 @@ from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.servers.postgres_redis import Backing
 from tasks.runtime.system.processes import (
     Process,
+    ending_signal,
     last_lines,
     listening_socket,
     start_child,
@@ -110,7 +111,7 @@ class Services:
         """End the servers started here, not those of other commands."""
         started = [service.process for service in self.services if service.process is not None]
         for process in started:
-            process.terminate()  # all first, so that they end in parallel
+            process.send_signal(ending_signal())  # all first, so that they end in parallel
         for process in started:
             stop_group(process)
 

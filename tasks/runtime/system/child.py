@@ -15,6 +15,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+GRACE = "DYNOLAB_GRACE_SECONDS"
 
 
 def die_with_parent(parent: int) -> None:
@@ -35,6 +36,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def shield() -> None:
+    """Block SIGTERM here and in all descendants, where a training has a time of grace.
+
+    A scheduler sends it to every process at once; the ranks shall still save their state.
+    """
+    if os.environ.get(GRACE):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
 def run_as_main(module: str, arguments: list[str]) -> None:
     """Run `module` as `python -m module arguments ...` would, in this process."""
     sys.argv = [module, *arguments]
@@ -43,4 +53,5 @@ def run_as_main(module: str, arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
+    shield()
     run_as_main(sys.argv[2], sys.argv[3:])

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
-from tasks.runtime.system.child import die_with_parent
+from tasks.runtime.system.child import GRACE, die_with_parent
 
 __all__ = [
     "die_with_parent",
@@ -126,18 +126,23 @@ def start_child(
 
 
 def stop_group(process: Process, grace_seconds: float = 10.0) -> None:
-    """End a child of `start_child` and its process group: SIGTERM, wait, SIGKILL; then reap it.
+    """End a child of `start_child` and its process group: ask, wait, SIGKILL; then reap it.
 
     A second interruption during the wait goes straight to SIGKILL.
     """
     try:
         if process.poll() is None:
-            _signal_group(process.pid, signal.SIGTERM)
+            _signal_group(process.pid, ending_signal())
             with suppress(subprocess.TimeoutExpired):
                 process.wait(grace_seconds)
     finally:
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def ending_signal() -> signal.Signals:
+    """What asks a child of `start_child` to end: SIGTERM, or SIGINT where it is shielded."""
+    return signal.SIGINT if os.environ.get(GRACE) else signal.SIGTERM
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

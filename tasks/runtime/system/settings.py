@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from dynolab.errors import ConfigError
+from tasks.runtime.system.child import GRACE
 from tasks.runtime.system.secret_files import check_key, holds_secret
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
@@ -29,6 +30,7 @@ class Settings(BaseModel):
     | DYNOLAB_HOSTS | number of hosts that share a training's ranks | 1 |
     | DYNOLAB_RENDEZVOUS | `host:port` on the host that starts trainings | none |
     | DYNOLAB_RESUME_STATES | how many of a training's newest resume states are kept | 2 |
+    | DYNOLAB_GRACE_SECONDS | how long a training has to save its state after SIGTERM | 0 |
     | DYNOLAB_KEY | key that signs resume states, in hex | the home's `key` |
 
     S3 credentials come from the usual AWS_* variables; this class holds neither them nor the key.
@@ -44,6 +46,7 @@ class Settings(BaseModel):
     hosts: int = 1
     rendezvous: str | None = None
     resume_states: int = 2
+    grace_seconds: int = 0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -67,6 +70,7 @@ class Settings(BaseModel):
             hosts=_count(environment, "DYNOLAB_HOSTS"),
             rendezvous=_host_and_port(environment, "DYNOLAB_RENDEZVOUS"),
             resume_states=_count(environment, "DYNOLAB_RESUME_STATES", 2),
+            grace_seconds=_count(environment, GRACE) if environment.get(GRACE) else 0,
         )
 
     @property

@@ -1,0 +1,146 @@
+"""Weights and optimizer state on disk, in shards that any number of ranks can read.
+
+Every rank writes the stretches of parameters that it updates, each under its parameter's name and
+place, in safetensors: DeepSpeed's own checkpoints are pickles, which could run code written by
+anyone with access to the store. A rank reads the stretches that it updates, whoever wrote them,
+and no more: no host holds another's share.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dynolab import distributed
+from dynolab.errors import ConfigError
+
+MASTER, STEP = "master", "step"
+
+FILE_BYTES = 5_000_000_000
+"""Largest file of a saved model; a larger model is saved in several, which every reader joins."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """`size` entries of a parameter, flattened, from `start` on, that this rank updates.
+
+    They stand in `group`, a tensor that the optimizer updates as one, flattened, from `offset` on.
+    """
+
+    name: str
+    start: int
+    size: int
+    group: Tensor
+    offset: int = 0
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A view of these entries in a tensor of the group's shape."""
+        return tensor.detach().view(-1)[self.offset : self.offset + self.size]
+
+
+def save_shard(
+    stretches: Iterable[Stretch], optimizer: torch.optim.Optimizer, folder: Path
+) -> None:
+    """Writes this rank's weights and optimizer state into `shard-<rank>.safetensors`.
+
+    Names are `parameter|start|what`: the weights, a tensor of the optimizer's state, or the number
+    of its steps.
+    """
+    tensors: dict[str, Tensor] = {}
+    for stretch in stretches:
+        place = f"{stretch.name}|{stretch.start}"
+        tensors[f"{place}|{MASTER}"] = stretch.of(stretch.group)
+        for key, value in optimizer.state.get(stretch.group, {}).items():
+            if value is not None:
+                tensors[f"{place}|{key}"] = value if key == STEP else stretch.of(value)
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    save_file(copies, folder / f"shard-{distributed.rank()}.safetensors")
+
+
+def load_shards(
+    stretches: Iterable[Stretch], optimizer: torch.optim.Optimizer, folder: Path
+) -> None:
+    """Reads this rank's weights and optimizer state from what any number of ranks wrote.
+
+    **Raises:** `ConfigError` if a part is missing.
+    """
+    states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+    with _stored(folder) as stored:
+        for stretch in stretches:
+            group, state = stretch.group, states[stretch.group]
+            stretch.of(group).copy_(stored.read(stretch, MASTER))
+            for key in stored.keys(stretch.name) - {MASTER, STEP}:
+                whole = state.setdefault(key, torch.zeros_like(group, requires_grad=False))
+                stretch.of(whole).copy_(stored.read(stretch, key))
+            if (steps := stored.steps(stretch.name)) is not None:
+                # A fused optimizer counts steps on the device, any other on the CPU.
+                state[STEP] = steps.to(group.device) if optimizer.defaults.get("fused") else steps
+    for group, state in states.items():
+        if state:
+            optimizer.state[group] = state
+
+
+class _Stored:
+    """The shards of a folder; tensors are read from them piece by piece.
+
+    **Arguments:** `places`: by parameter and what it is, where stretches start and their files.
+    """
+
+    def __init__(
+        self, folder: Path, places: Mapping[str, Mapping[str, list[tuple[int, Any]]]]
+    ) -> None:
+        self._folder, self._places = folder, places
+
+    def keys(self, name: str) -> set[str]:
+        """What is stored of a parameter."""
+        return set(self._places.get(name, {}))
+
+    def steps(self, name: str) -> Tensor | None:
+        """The optimizer's number of steps of a parameter."""
+        for start, file in self._places.get(name, {}).get(STEP, []):
+            return file.get_tensor(f"{name}|{start}|{STEP}")
+        return None
+
+    def read(self, wanted: Stretch, key: str) -> Tensor:
+        """A stretch, from the stretches that ranks wrote."""
+        found, missing = torch.empty(wanted.size), wanted.size
+        for start, file in self._places.get(wanted.name, {}).get(key, []):
+            piece = file.get_slice(f"{wanted.name}|{start}|{key}")
+            first = max(start, wanted.start)
+            end = min(start + piece.get_shape()[0], wanted.start + wanted.size)
+            if first < end:
+                found[first - wanted.start : end - wanted.start] = piece[
+                    first - start : end - start
+                ]
+                missing -= end - first
+        if missing:
+            raise ConfigError(
+                "resume_from",
+                str(self._folder),
+                f"lacks {missing} entries of {wanted.name} ({key}); start anew, with --fresh",
+            )
+        return found
+
+
+@contextmanager
+def _stored(folder: Path) -> Iterator[_Stored]:
+    places: dict[str, dict[str, list[tuple[int, Any]]]] = defaultdict(lambda: defaultdict(list))
+    with ExitStack() as opened:
+        for path in sorted(folder.glob("shard-*.safetensors")):
+            file = opened.enter_context(safe_open(path, framework="pt"))
+            for tensor in file.keys():  # noqa: SIM118
+                name, _, rest = tensor.partition("|")
+                start, _, key = rest.partition("|")
+                if start.isdecimal() and key:
+                    places[name][key].append((int(start), file))
+        yield _Stored(folder, places)

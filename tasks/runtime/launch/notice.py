@@ -1,0 +1,62 @@
+"""A scheduler's notice: on the first SIGTERM a training saves its state before it ends.
+
+Slurm, before it takes a node back, sends SIGTERM to every process of a step, Kubernetes to the
+first one of a pod. Where DYNOLAB_GRACE_SECONDS is set, child processes are shielded from it
+(`tasks.runtime.system.child`), and the process that started them passes it on in its own way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+log = logging.getLogger(__name__)
+
+
+class Notice:
+    """While the block runs, SIGTERM does not end this process; `check` does once time is up.
+
+    **Arguments:**
+
+    - `seconds`: how long; 0: SIGTERM ends the process at once, as it does without a block.
+    - `stop`: a file that is made, for others to see that they shall end.
+    """
+
+    def __init__(self, seconds: float, stop: Path | None = None) -> None:
+        self._seconds, self._stop = seconds, stop
+        self._given: float | None = None
+        # Only the main thread may set handlers, and only it receives signals.
+        self._heard = seconds > 0 and threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Notice:
+        if self._heard:
+            self._before = signal.signal(signal.SIGTERM, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._heard:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def check(self) -> None:
+        """Hands the signal on if the time is up."""
+        if self._given is not None and time.monotonic() > self._given + self._seconds:
+            log.warning("nothing was saved in %g s", self._seconds)
+            self.hand_on()
+
+    def hand_on(self) -> None:
+        """If SIGTERM came, has it do what it would have done without the block."""
+        if self._given is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._given is not None:  # Slurm sends it again when the node is needed
+            return
+        self._given = time.monotonic()
+        if self._stop is not None:
+            self._stop.touch()
