@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from rich.tree import Tree
 
 from dynolab.data.sources.config import rows_line
 from dynolab.data.unknown import SAMPLES, UnknownTokens
-from dynolab.store import Store
 from flows.flow import Flow, FlowParameters, Parameters, Results, StagedFlow
+from flows.pages import page_of
 from flows.parameters import load_parameters
 from flows.sweep.parameters import SweepParameters, trial_of
 from tasks.base import OTHERWISE
@@ -73,8 +72,7 @@ def start(
     began = time.monotonic()
     results: Results = run_on_servers(flow, parameters, fresh=wanted.fresh)
     settings = Settings.from_environment()
-    store, result = open_store(settings), results[flow.page]
-    page = copy_page(store, result, flow.file, settings.home, parameters.name)
+    store, page = open_store(settings), page_of(flow, parameters.name, settings)
     stages = {step: StageResult.model_validate(result) for step, result in results.items()}
     table = result_table(store, flow.page, parameters.model_dump(mode="json"), stages)
     write_table(table, page.with_suffix(".json"))
@@ -109,7 +107,7 @@ def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:
         return
     trials = run_on_servers(FLOW, parameters)
     settings = Settings.from_environment()
-    page = settings.home / "reports" / f"{parameters.name}.html"
+    page = settings.reports / f"{parameters.name}.html"
     _show_trials(parameters, trials, page)
     if wanted.json:
         _print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
@@ -144,15 +142,6 @@ def flush_prefect() -> None:
 
     APILogWorker.drain_all(timeout=FLUSH_SECONDS)
     EventsWorker.drain_all(timeout=FLUSH_SECONDS)
-
-
-def copy_page(store: Store, result: dict[str, Any], file: str, home: Path, name: str) -> Path:
-    """Copy the page to `<home>/reports/<name>`, with the file's suffix; returns the copy."""
-    source = store.folder(result["address"], result["digest"]) / file
-    page = home / "reports" / f"{name}{source.suffix}"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, page)
-    return page
 
 
 def _print_json(**content: Any) -> None:

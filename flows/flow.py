@@ -51,6 +51,9 @@ class Plan:
     trained: str | None = None
     """Step whose model is registered in MLflow."""
 
+    early: Callable[[Mapping[str, StageResult], Platform], str] | None = None
+    """The page of the results so far; empty if there is nothing to show."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -105,3 +108,6 @@ class StagedFlow(Flow[Parameters]):
     """Step whose `file` is copied into the home's `reports`."""
 
     file: str
+
+    beside: tuple[str, ...] = ()
+    """Files of the page's step that are copied with it, each under the run's name."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import prefect
@@ -13,6 +14,7 @@ from prefect.states import Completed, State
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig
 from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
+from flows.pages import copy_page, write_early_page
 from flows.registry import FLOWS
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.mlflow_models import register_model
@@ -38,11 +40,16 @@ def run_flow(flow: Flow[Parameters], parameters: Parameters, *, fresh: bool = Fa
     if not isinstance(flow, StagedFlow):
         assert flow.body is not None, "a flow has stages or a body"
         return flow.body(parameters)
-    return run_plan(flow.name, flow.plan(parameters, planning_platform()), fresh=fresh)
+    plan = flow.plan(parameters, planning_platform())
+    return run_plan(flow.name, plan, fresh=fresh, pages=flow)
 
 
-def run_plan(flow: str, plan: Plan, *, fresh: bool) -> Results:
+def run_plan(
+    flow: str, plan: Plan, *, fresh: bool, pages: StagedFlow[Any] | None = None
+) -> Results:
     """Runs a flow's steps in order; returns their results as plain data.
+
+    `pages`: the flow whose page the home's `reports` get, also while it fills.
 
     In MLflow the parent run holds the parameters and the last step's metrics, so that studies can
     be compared by their parent runs. A step whose result is committed ends in state `Cached`. Tasks
@@ -55,15 +62,26 @@ def run_plan(flow: str, plan: Plan, *, fresh: bool) -> Results:
         tags={"flow": flow, **plan.tags},
         params=parameters.model_dump(mode="json"),
     ) as platform:
-        results = run_on(platform, plan, fresh=fresh)
+        shown = pages and partial(write_early_page, pages, plan, platform=platform)
+        results = run_on(platform, plan, fresh=fresh, shown=shown)
+        if pages is not None:
+            copy_page(pages, parameters.name, results, platform)
         if plan.trained is not None and platform.has_worked and platform.study is not None:
             model = f"{parameters.project}-{parameters.name}"
             register_model(platform.study, model, results[plan.trained])
     return {name: result.model_dump(mode="json") for name, result in results.items()}
 
 
-def run_on(platform: Platform, plan: Plan, *, fresh: bool) -> dict[str, StageResult]:
+def run_on(
+    platform: Platform,
+    plan: Plan,
+    *,
+    fresh: bool,
+    shown: Callable[[Mapping[str, StageResult]], None] | None = None,
+) -> dict[str, StageResult]:
     """Runs the steps in order on an open platform; returns their results.
+
+    `shown` is given the results so far whenever one was computed, but for the last.
 
     **Raises** `ConfigError` before the first step if a training's ranks do not divide among hosts.
     """
@@ -71,6 +89,8 @@ def run_on(platform: Platform, plan: Plan, *, fresh: bool) -> dict[str, StageRes
     results = dict(plan.existing)
     for step in plan.steps:
         results[step.name] = _as_task(step, results, platform, fresh=fresh)
+        if shown is not None and step is not plan.steps[-1] and not results[step.name].cached:
+            shown(results)
     if platform.has_worked and platform.study is not None:
         platform.study.log_metrics(results[plan.steps[-1].name].metrics, 0)
     return {step.name: results[step.name] for step in plan.steps}

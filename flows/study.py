@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +29,7 @@ from flows.form import SOURCE_FIELDS
 from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.parameters import load_parameters
 from flows.probes import probe_set_step
+from flows.remedies import remedies_file
 from flows.reproduce import ReproduceParameters, reproduce_steps
 from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BaseConfig, resolve_base
@@ -37,7 +39,7 @@ from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
 from tasks.probe import PROBE, ProbeConfig
-from tasks.report import REPORT, ReportConfig
+from tasks.report import BESIDE, REPORT, ReportConfig, early_report
 from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
@@ -184,6 +186,7 @@ def study_steps(
         settings=parameters.as_yaml,
         objective=parameters.preference.objective,
         missing=dict(missing or {}),
+        remedies=remedies_file(parameters),
     )
     models = {name: name for name in ("base", *_trainings(parameters))}
     contrasts = [_CONTRASTS[name](parameters) for name in parameters.contrasts]
@@ -437,13 +440,25 @@ def plan(parameters: StudyParameters, platform: Platform) -> Plan:
     """Plans the study's steps; its report shows those of its comparisons that have run."""
     known = resolved(parameters)
     compared = compared_results(known, platform)
+    steps = study_steps(known, compared, missing_commands(known, compared))
     return Plan(
         known,
-        study_steps(known, compared, missing_commands(known, compared)),
+        steps,
         compared,
         tags={"seed": str(known.seed)},
         trained="preference",
+        early=partial(early_page, steps),
     )
+
+
+def early_page(
+    steps: Sequence[Step], results: Mapping[str, StageResult], platform: Platform
+) -> str:
+    """The report of the steps that have ended."""
+    report = steps[-1]
+    reads = {name: results[step] for name, step in report.inputs.items() if step in results}
+    coming = [step.name for step in steps if step.name not in results]
+    return early_report(report.config, reads, platform.store, coming)
 
 
 FLOW = StagedFlow(
@@ -452,6 +467,7 @@ FLOW = StagedFlow(
     plan,
     page="report",
     file="report.html",
+    beside=BESIDE,
     forms={
         "study": Form(
             "SFT, preference training, and the forces behind them.",

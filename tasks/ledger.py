@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.data.rows import ProbeRow, Split, read_rows, read_value
 from dynolab.errors import ConfigError
 from dynolab.results.study import ProbeScore, TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
@@ -40,6 +41,7 @@ class LedgerConfig(StageConfig):
         ge=0,
         description="Training pairs with an account of their own: whose chosen answers fell most.",
     )
+    heldout_answers: int = Field(5, ge=0, description="Held-out pairs with an account, likewise.")
     every: int = Field(
         1,
         ge=1,
@@ -74,6 +76,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     from dynolab.forces.ledger.sampling import sampled_steps
     from dynolab.forces.ledger.sources import SourceAccounts
     from dynolab.forces.ledger.tables import LedgerTables
+    from dynolab.forces.step.token_map import token_string
 
     config, trained = work.config, work.input_folder("trained")
     steps = read_value(trained / "summary.json", TrainingSummary).steps
@@ -107,7 +110,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         metrics=trained / "metrics.jsonl",
     )
     segment = segment_steps(model, steps, config.disk_bytes * config.every)
-    read: Any = encoder.tokenizer.convert_ids_to_tokens
+    read = partial(token_string, tokenizer=encoder.tokenizer)
     tables = LedgerTables([row.name for row in rows], read, every=config.every)
     done = _go_on(work, ledger, tables)
     remaining = [step for step in weights if step < steps - done]
@@ -142,24 +145,27 @@ def watched(work: Work[LedgerJob], encoder: Encoder) -> list[Watched]:
     from dynolab.forces.ledger.watched import kind_means, single_answers
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
-    fallen = fell_most(work.input_folder("trained"), work.config.answers)
+    trained, config = work.input_folder("trained"), work.config
     every = [
-        *kind_means(rows, encoder, work.config.pairs),
-        *single_answers(rows, encoder, fallen),
+        *kind_means(rows, encoder, config.pairs),
+        *single_answers(rows, encoder, "train", fell_most(trained, "train", config.answers)),
+        *single_answers(
+            rows, encoder, "heldout", fell_most(trained, "heldout", config.heldout_answers)
+        ),
     ]
     if not every:
         raise ConfigError("ledger.pairs", work.config.pairs, "no watched answer fits the context")
     return every
 
 
-def fell_most(trained: Path, count: int) -> list[str]:
-    """Training pairs by the change of their chosen answers from first to last probe."""
+def fell_most(trained: Path, split: Split, count: int) -> list[str]:
+    """Pairs of a split by the change of their chosen answers from first to last probe."""
     scores: dict[str, list[ProbeScore]] = {}
     file = trained / "probes.jsonl"
     if not count or not file.exists():
         return []
     for score in read_rows(file, ProbeScore):
-        if score.split == "train" and score.kind == "chosen":
+        if score.split == split and score.kind == "chosen":
             scores.setdefault(score.pair_id, []).append(score)
     change = {pair: path[-1].logp - path[0].logp for pair, path in scores.items()}
     return sorted(change, key=change.__getitem__)[:count]
@@ -184,5 +190,5 @@ def _go_on(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables) -> int:
     return done
 
 
-LEDGER = Stage("ledger", 2, keep_ledger, operational=frozenset({"disk_bytes", "batch_tokens"}))
+LEDGER = Stage("ledger", 3, keep_ledger, operational=frozenset({"disk_bytes", "batch_tokens"}))
 """`disk_bytes` decides how often training is run again, not what comes of it."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -12,12 +14,21 @@ from dynolab.data.rows import read_rows
 from dynolab.data.sources.config import rows_line
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from dynolab.results.study import PairChange
+from dynolab.store import Store
 from tasks.runtime.stage import Stage
 from tasks.runtime.system.invocation import invocation
+from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult, Work
-from tasks.shared.page_helpers import PageConfig, input_folder, send_page, stage_facts
+from tasks.shared.page_helpers import PageConfig, facts_of, send_page
+
+if TYPE_CHECKING:
+    from dynolab.report.inputs.study import ReportInputs
 
 TRAININGS = ("sft", "preference")
+PAIRS, REMEDIES = "pairs.jsonl", "remedies.yaml"
+BESIDE = (PAIRS, REMEDIES)
+"""Files of the result that a page's reader needs, which are copied with it."""
+
 FORCES, CONTRAST = "_forces", "contrast_"
 _COPIED_METRICS = {
     "kernel": "kernel",
@@ -36,16 +47,63 @@ class ReportConfig(PageConfig):
     missing: dict[str, str] = Field(
         {}, description="Comparison that has not run → arguments of `dynolab` that run it."
     )
+    remedies: str = Field("", description="Study file of a comparison of remedies; empty: none.")
 
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
     """Reads inputs `data`, `probe`, every training, and, if given, its `<training>_forces`,
-    `kernel`, `audit`, `foresight`, `squeezing`, every `contrast_<name>` and the pages `mitigation`
-    and `reproduction`.
+    `kernel`, `audit`, `foresight`, `ledger`, `squeezing`, every `contrast_<name>` and the pages
+    `mitigation` and `reproduction`.
 
-    Results: `report.html`, `summary.json`, `paths.svg`, `pairs.jsonl` and `figures/`; all go to
-    MLflow as well, the pairs also as a table.
+    Results: `report.html`, `summary.json`, `paths.svg`, `pairs.jsonl`, `remedies.yaml` and
+    `figures/`; all go to MLflow as well, the pairs also as a table.
     Returns the summary's metrics.
+    """
+    from dynolab.report.study.page import write_report
+
+    with work.shown():
+        inputs = read_inputs(work.config, work.inputs, work.input_folder)
+        summary = write_report(inputs, work.output)
+        if work.config.remedies:
+            (work.output / REMEDIES).write_text(work.config.remedies)
+    if (pairs := work.output / PAIRS).exists():
+        work.log_tables(pairs=read_rows(pairs, PairChange))
+    send_page(work)
+    metrics: dict[str, float] = summary["metrics"]
+    return metrics | {
+        name: value
+        for stage, metric in _COPIED_METRICS.items()
+        if stage in work.inputs
+        for name, value in work.inputs[stage].metrics.items()
+        if name.startswith(f"{metric}/")
+    }
+
+
+def early_report(
+    config: ReportConfig, inputs: Mapping[str, StageResult], store: Store, coming: Sequence[str]
+) -> str:
+    """The page of the stages that have ended; empty before there are data.
+
+    **Arguments:** `inputs`: the results so far, as `report` reads them; `coming`: names of the
+    stages that have not ended.
+    """
+    from dynolab.report.study.page import report_page_html
+
+    if "data" not in inputs:
+        return ""
+
+    def folder(name: str) -> Path:
+        return store.folder(inputs[name].address, inputs[name].digest)
+
+    return report_page_html(read_inputs(config, inputs, folder), coming)
+
+
+def read_inputs(
+    config: ReportConfig, results: Mapping[str, StageResult], folder: Callable[[str], Path]
+) -> ReportInputs:
+    """What the page shows, from the results that are there.
+
+    **Arguments:** `folder`: where the files of a result are.
     """
     from dynolab.report.inputs.audit import read_audit
     from dynolab.report.inputs.ledger import read_ledger
@@ -59,61 +117,58 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
         read_training,
         read_watched,
     )
-    from dynolab.report.study.page import write_report
 
-    config, folder = work.config, work.input_folder
-    with work.shown():
-        data, squeezing = folder("data"), input_folder(work, "squeezing")
-        inputs = ReportInputs(
-            StudyFacts(
-                name=config.name,
-                seed=config.seed,
-                config_text=config.settings,
-                rows=rows_line(work.inputs["data"].metrics),
-                map_command=map_command(config.objective, work.inputs),
-                stages=stage_facts(
-                    work, lambda name: name.removeprefix(CONTRAST).replace("_", "-")
-                ),
-            ),
-            trainings=tuple(
-                read_training(name, folder(name), input_folder(work, name + FORCES))
-                for name in TRAININGS
-                if name in work.inputs
-            ),
-            contrasts=tuple(
-                read_training(name.removeprefix(CONTRAST), folder(name))
-                for name in work.inputs
-                if name.startswith(CONTRAST)
-            ),
-            kernel=read_kernel(folder("kernel")) if "kernel" in work.inputs else None,
-            audit=read_audit(data, folder("audit"), folder("foresight"))
-            if "audit" in work.inputs
-            else None,
-            squeezing=read_squeezing(squeezing) if squeezing else None,
-            ledger=read_ledger(folder("ledger"), data) if "ledger" in work.inputs else None,
-            compared=read_compared(
-                input_folder(work, "mitigation"),
-                input_folder(work, "reproduction"),
-                missing={
-                    name: f"{invocation()} {arguments}"
-                    for name, arguments in config.missing.items()
-                },
-            ),
-            answers=read_answers(folder("probe")),
-            watched=read_watched(data),
-        )
-        summary = write_report(inputs, work.output)
-    if (pairs := work.output / "pairs.jsonl").exists():
-        work.log_tables(pairs=read_rows(pairs, PairChange))
-    send_page(work)
-    metrics: dict[str, float] = summary["metrics"]
-    return metrics | {
-        name: value
-        for stage, metric in _COPIED_METRICS.items()
-        if stage in work.inputs
-        for name, value in work.inputs[stage].metrics.items()
-        if name.startswith(f"{metric}/")
-    }
+    def there(name: str) -> Path | None:
+        return folder(name) if name in results else None
+
+    data = folder("data")
+    audit, squeezing, ledger, kernel, probe = map(
+        there, ("audit", "squeezing", "ledger", "kernel", "probe")
+    )
+    return ReportInputs(
+        StudyFacts(
+            name=config.name,
+            seed=config.seed,
+            config_text=config.settings,
+            rows=rows_line(results["data"].metrics),
+            map_command=map_command(config.objective, results),
+            remedies_command=remedies_command(config),
+            stages=facts_of(results, lambda name: name.removeprefix(CONTRAST).replace("_", "-")),
+        ),
+        trainings=tuple(
+            read_training(name, folder(name), there(name + FORCES))
+            for name in TRAININGS
+            if name in results
+        ),
+        contrasts=tuple(
+            read_training(name.removeprefix(CONTRAST), folder(name))
+            for name in results
+            if name.startswith(CONTRAST)
+        ),
+        kernel=read_kernel(kernel) if kernel else None,
+        audit=read_audit(data, audit, there("foresight")) if audit else None,
+        squeezing=read_squeezing(squeezing) if squeezing else None,
+        ledger=read_ledger(ledger, data) if ledger else None,
+        compared=read_compared(
+            there("mitigation"),
+            there("reproduction"),
+            missing={
+                name: f"{invocation()} {arguments}" for name, arguments in config.missing.items()
+            },
+        ),
+        answers=read_answers(probe) if probe else (),
+        watched=read_watched(data),
+    )
+
+
+def remedies_command(config: ReportConfig) -> str:
+    """The command that compares the remedies of the file beside the home's copy of the page."""
+    if not config.remedies:
+        return ""
+    file = Settings.from_environment().reports / f"{config.name}-{REMEDIES}"
+    if file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    return f"{invocation()} mitigation {shlex.quote(str(file))}"
 
 
 def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageResult]) -> str:
@@ -122,6 +177,8 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     Empty if training was not on pairs.
     """
     if objective is None or objective.name not in PAIR_OBJECTIVES:
+        return ""
+    if "preference" not in inputs:
         return ""
     start = "sft" if "sft" in inputs else "base"
     data, before, after = (inputs[name].short for name in ("data", start, "preference"))
@@ -141,4 +198,4 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 12, report)
+REPORT = Stage("report", 13, report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows
 from dynolab.results.forces import Validity
-from dynolab.results.study import ReplayFacts
+from dynolab.results.study import ForceRow, ReplayFacts, TokenMap
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import StageConfig, Work
@@ -20,12 +21,18 @@ from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.recorded_steps import record_folders, recorded_steps
 
 if TYPE_CHECKING:
-    from dynolab.training.step_record import Recorded
+    from dynolab.data.encode import Encoder
+    from dynolab.forces.function.policy import PolicyFunction
+    from dynolab.training.step_record import Recorded, StepRecord
 
 
 FEW_PAIRS = 4
 """Pairs of each split that layers and the radius of validity are measured on: both take several
 times the seconds of first order."""
+
+
+MAP_TOKENS = 400
+"""Tokens of an answer, and of an example's answers together, that a token map has room for."""
 
 
 class ForcesConfig(StageConfig):
@@ -40,7 +47,8 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
 
     Results: `forces.jsonl`, `replay.json`, `layers.jsonl` (`LayerForce`), `validity.jsonl`
     (`Validity`; empty for a model that cannot be differentiated twice), and `token_map.json` of the
-    last recorded step.
+    strongest push of a recorded step's example on a chosen answer: downwards, if the loss pushes
+    any answers down.
     """
     folders = record_folders(work, "trained")
     with work.shown(len(folders)) as progress:
@@ -70,7 +78,7 @@ def _first_order(validities: Sequence[Validity]) -> dict[str, float]:
 def _measure(
     work: Work[ForcesConfig], folders: Sequence[Path], progress: StageProgress
 ) -> tuple[list[ReplayFacts], list[Validity]]:
-    from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
+    from dynolab.forces import step_forces, step_layers, step_validity
     from dynolab.forces.function.derivatives import derivatives_of
     from dynolab.forces.step.metrics import force_metrics
     from dynolab.forces.step.validity import Start
@@ -85,6 +93,7 @@ def _measure(
     tokens = work.config.batch_tokens
     replays, validities, layers = [], [], []
     start: Start | None = None
+    strongest: Push | None = None
     with (work.output / "forces.jsonl").open("w") as file:
         for number, record in enumerate(recorded_steps(work, "trained", folders), start=1):
             objective = record.facts.objective.name
@@ -93,6 +102,7 @@ def _measure(
             )
             file.writelines(row.model_dump_json() + "\n" for row in forces.rows)
             replays.append(forces.replay)
+            strongest = _stronger(strongest, record, policy, encoder, probes, forces.rows)
             work.tracker.log_metrics(force_metrics(forces.rows), record.facts.step)
             layers += step_layers(
                 record, policy, few, encoder, stage=objective, batch_tokens=tokens
@@ -110,23 +120,71 @@ def _measure(
     dumped = [replay.model_dump() for replay in replays]
     (work.output / "replay.json").write_text(json.dumps(dumped, indent=1))
     work.write_tables(validity=validities, layers=layers)
-    if folders:
-        example = min(record.examples, key=_length)  # the shortest, for a readable map
-        pushes = build_token_map(
-            record,
-            policy,
-            encoder.tokenizer,
-            stage=objective,
-            updating_id=example.id,
-            observed_id=example.id,
-            observed=next(iter(example.named().values())),
-        )
-        (work.output / "token_map.json").write_text(pushes.model_dump_json())
+    if strongest is not None:
+        (work.output / "token_map.json").write_text(strongest.tokens.model_dump_json())
     return replays, validities
+
+
+@dataclass(frozen=True)
+class Push:
+    """What an example did to an answer in one recorded step, in nats, and token by token."""
+
+    nats: float
+    tokens: TokenMap
+
+
+def _stronger(
+    strongest: Push | None,
+    record: StepRecord,
+    policy: PolicyFunction,
+    encoder: Encoder,
+    probes: Sequence[ProbeRow],
+    rows: Sequence[ForceRow],
+) -> Push | None:
+    """The strongest push so far; downwards, if the loss pushes any answers down.
+
+    It is looked for on the chosen answers that the step moved most, from the examples that a map
+    has room for, or the shortest if none is.
+    """
+    import torch
+
+    from dynolab.data.batches import REJECTED
+    from dynolab.forces import build_token_map, split_step
+    from dynolab.forces.step.token_map import example_pushes
+    from dynolab.objectives import build_objective
+
+    way = -1.0 if REJECTED in build_objective(record.facts.objective).sides else 1.0
+    answers = {(row.split, row.pair_id): row for row in probes if row.kind == "chosen"}
+    moved = sorted(
+        (row for row in rows if (row.split, row.pair_id) in answers and row.kind == "chosen"),
+        key=lambda row: (row.tokens > MAP_TOKENS, -way * row.measured),
+    )
+    lengths = [_length(example) for example in record.examples]
+    room = max(MAP_TOKENS, min(lengths))
+    update = split_step(record, policy).update
+    for row in moved[:FEW_PAIRS]:
+        answer = answers[row.split, row.pair_id]
+        observed = encoder.response(answer.pair_id, answer.prompt, answer.response)
+        assert observed is not None, "an answer with a force fits the context"
+        pushes = way * example_pushes(record, policy, update, observed)
+        pushes[torch.tensor(lengths) > room] = -math.inf
+        nats = float(pushes.max())
+        if strongest is None or nats > strongest.nats:
+            tokens = build_token_map(
+                record,
+                policy,
+                encoder.tokenizer,
+                stage=record.facts.objective.name,
+                updating_id=record.examples[int(pushes.argmax())].id,
+                observed_id=answer.pair_id,
+                observed=observed,
+            )
+            strongest = Push(nats, tokens)
+    return strongest
 
 
 def _length(example: Recorded) -> int:
     return sum(sequence.response_length for sequence in example.named().values())
 
 
-FORCES = Stage("forces", 2, measure_forces)
+FORCES = Stage("forces", 3, measure_forces)

@@ -23,6 +23,7 @@ from plotly.offline import get_plotlyjs
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.style import DARK
+from dynolab.report.terms import terms_in, with_terms
 
 _LOADER = PackageLoader("dynolab.report")
 _TEMPLATES = Environment(
@@ -40,6 +41,7 @@ def _plot_json(plot: go.Figure) -> Markup:
 
 
 _TEMPLATES.filters["plot_json"] = _plot_json
+_TEMPLATES.filters["with_terms"] = with_terms
 
 
 def _asset(name: str) -> Markup:
@@ -72,26 +74,53 @@ class Section:
 
     @property
     def markup(self) -> Markup:
-        """The section as HTML."""
-        return Markup(_PARTS.section(self))
+        """The section as HTML, with links to the page's glossary."""
+        return Markup(_PARTS.section(self, terms=True))
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Sections under one heading, which a reader opens. None is a part that was not measured."""
+
+    name: str
+    title: str
+    message: str
+    content: Sequence[Figure | Section | None]
+
+    @property
+    def sections(self) -> list[Section]:
+        """The sections that were measured."""
+        return sections_of(self.content)
+
+    @property
+    def markup(self) -> Markup:
+        """The fold as HTML."""
+        return Markup(_PARTS.fold(self))
+
+
+Part = Figure | Section | Fold | None
+"""A part of a page; None was not measured."""
 
 
 @dataclass(frozen=True)
 class Page:
     """Everything on one page.
 
-    `name` is part of the browser's title, and the page's heading if `heading` is empty. None in
-    `content` is a part that was not measured. `settings` and `stages` show what the page was made
-    from, if a stage made it.
+    `name` is part of the browser's title, and the page's heading if `heading` is empty. `answer` is
+    the page's answer to its question, sentence by sentence; `lead` says what it was made from.
+    `settings` and `stages` show what the page was made from, if a stage made it. `coming`: the
+    stages that the page waits for; until they have ended it says so and loads itself again.
     """
 
     name: str
     lead: str
-    content: Sequence[Figure | Section | None]
+    content: Sequence[Part]
+    answer: Sequence[str | Markup] = ()
     tiles: Sequence[Tile] = ()
     heading: str = ""
     settings: str | None = None
     stages: Sequence[StageFacts] | None = None
+    coming: Sequence[str] = ()
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: str = "") -> Markup:
@@ -108,6 +137,15 @@ def figure_section(figure: Figure) -> Section:
     """A figure with its finding above and its note on how to read it below."""
     drawn = Markup(_PARTS.figure(figure))
     return Section(figure.name, figure.title, figure.message, (drawn,), figure.note)
+
+
+def sections_of(content: Iterable[Figure | Section | None]) -> list[Section]:
+    """The parts that were measured; a figure as a section."""
+    return [
+        figure_section(part) if isinstance(part, Figure) else part
+        for part in content
+        if part is not None
+    ]
 
 
 def stage_section(stages: Sequence[StageFacts]) -> Section:
@@ -136,14 +174,21 @@ def stage_section(stages: Sequence[StageFacts]) -> Section:
 
 def page_html(page: Page) -> str:
     """A self-contained page: plotly.js is inlined, nothing is loaded, two known scripts may run."""
-    sections = [
+    parts: list[Section | Fold] = [
         figure_section(part) if isinstance(part, Figure) else part
         for part in page.content
         if part is not None
     ]
-    if page.stages is not None:
-        sections.append(stage_section(page.stages))
-    return _html(f"Dynolab: {page.name}", sections, page, (Markup(get_plotlyjs()), _SCRIPT))
+    made_from = [] if page.stages is None else [stage_section(page.stages)]
+    if page.settings is not None:
+        code = Markup("<pre>{}</pre>").format(page.settings)
+        made_from.append(section("config", "Settings", "", code))
+    if made_from:
+        parts.append(Fold("made-from", "What this page was made from", "", made_from))
+    body = Markup("\n").join(part.markup for part in parts)
+    return _html(
+        f"Dynolab: {page.name}", body, (Markup(get_plotlyjs()), _SCRIPT), page=page, parts=parts
+    )
 
 
 def write_page(page: Page, folder: Path, file: str) -> None:
@@ -155,13 +200,20 @@ def write_page(page: Page, folder: Path, file: str) -> None:
     figures.mkdir(parents=True, exist_ok=True)
     write_text(folder / file, page_html(page))
     write_text(figures / "plotly.min.js", get_plotlyjs())
-    for part in page.content:
-        if isinstance(part, Figure):
-            write_text(figures / f"{part.name}.json", part.plot.to_json())
-            page_of_figure = _html(
-                part.title, [figure_section(part)], None, (_SCRIPT,), "plotly.min.js"
-            )
-            write_text(figures / f"{part.name}.html", page_of_figure)
+    for part in _figures_of(page):
+        write_text(figures / f"{part.name}.json", part.plot.to_json())
+        body = Markup(_PARTS.section(figure_section(part), terms=False))
+        page_of_figure = _html(part.title, body, (_SCRIPT,), plotly_file="plotly.min.js")
+        write_text(figures / f"{part.name}.html", page_of_figure)
+
+
+def _figures_of(page: Page) -> list[Figure]:
+    parts = [
+        inner
+        for part in page.content
+        for inner in (part.content if isinstance(part, Fold) else [part])
+    ]
+    return [part for part in parts if isinstance(part, Figure)]
 
 
 def write_text(path: Path, content: str) -> None:
@@ -179,18 +231,24 @@ def write_summary(summary: dict[str, Any], folder: Path) -> dict[str, float]:
 
 def _html(
     title: str,
-    sections: Sequence[Section],
-    page: Page | None,
+    body: Markup,
     scripts: Sequence[Markup],
+    *,
+    page: Page | None = None,
+    parts: Sequence[Section | Fold] = (),
     plotly_file: str = "",
 ) -> str:
-    """Fills the page template; without `page`, with the sections only."""
+    """Fills the page template; without `page`, with the body alone."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts]
     own_files = ["'self'", "file:"] if plotly_file else []
+    head = Markup(_PARTS.head(page)) if page else Markup()
     return _TEMPLATES.get_template("page.html").render(
         title=title,
-        sections=sections,
+        head=head,
+        body=body,
         page=page,
+        parts=parts,
+        glossary=terms_in(head + body) if page else {},
         scripts=scripts,
         plotly_file=plotly_file,
         allowed=[*own_files, *(f"'sha256-{digest.decode()}'" for digest in hashes)],

@@ -108,7 +108,7 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
 
     rows, best, run = study.rows(), study.best(), platform.study
     assert run is not None
-    folder = platform.settings.home / "reports"
+    folder = platform.settings.reports
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / f"{study.parameters.name}.html"
     write_sweep_page(

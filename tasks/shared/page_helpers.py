@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.runtime.work import StageConfig, Work
+from tasks.runtime.work import StageConfig, StageResult, Work
 
 if TYPE_CHECKING:
     from dynolab.report.inputs.files import StageFacts
@@ -26,6 +26,13 @@ def input_folder(work: Work[Any], name: str) -> Path | None:
 
 def stage_facts(work: Work[Any], label: Callable[[str], str] = str) -> tuple[StageFacts, ...]:
     """Rows of the stage table, one per input of the page; `label` turns its name into a title."""
+    return facts_of(work.inputs, label)
+
+
+def facts_of(
+    results: Mapping[str, StageResult], label: Callable[[str], str] = str
+) -> tuple[StageFacts, ...]:
+    """Rows of the stage table of a page that was made from these results."""
     from dynolab.report.inputs.files import StageFacts
 
     return tuple(
@@ -35,7 +42,7 @@ def stage_facts(work: Work[Any], label: Callable[[str], str] = str) -> tuple[Sta
             seconds=source.metrics.get("seconds"),
             mlflow_run_id=source.mlflow_run_id,
         )
-        for name, source in work.inputs.items()
+        for name, source in results.items()
     )
 
 

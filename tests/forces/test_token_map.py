@@ -18,7 +18,7 @@ from dynolab.forces import (
     token_forces,
 )
 from dynolab.forces.step.split import UpdateSplit
-from dynolab.forces.step.token_map import token_strings
+from dynolab.forces.step.token_map import example_pushes, token_strings
 from dynolab.objectives import GRPOConfig
 from dynolab.results.study import TokenMap
 from dynolab.training.recorded_examples import RecordedCompletion
@@ -75,6 +75,14 @@ def test_columns_add_up_to_the_example_s_share_of_the_step(record, policy):
     by_example = [token_forces(record, policy, step.update, n, OBSERVED) for n in range(3)]
     both = along_parts(record, policy, step).sum(0)
     assert relative(sum(force.sum(1) for force in by_example), both) < 1e-10
+
+
+@pytest.mark.parametrize("batch_tokens", [4_096, 30])
+def test_an_example_s_push_is_the_sum_of_its_map(record, policy, batch_tokens):
+    update = split_step(record, policy).update
+    pushes = example_pushes(record, policy, update, OBSERVED, batch_tokens=batch_tokens)
+    maps = [token_forces(record, policy, update, n, OBSERVED).sum() for n in range(3)]
+    assert relative(pushes, torch.stack(maps)) < 1e-10
 
 
 def test_the_written_map_names_its_tokens(record, policy):

@@ -35,11 +35,11 @@ def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[W
 
 
 def single_answers(
-    rows: Sequence[ProbeRow], encoder: Encoder, pair_ids: Sequence[str]
+    rows: Sequence[ProbeRow], encoder: Encoder, split: Split, pair_ids: Sequence[str]
 ) -> list[Watched]:
-    """The chosen answers of some training pairs, each for itself."""
-    chosen = {row.pair_id: row for row in rows if row.split == "train" and row.kind == "chosen"}
-    watched = [mean_of(name, "train", "chosen", [chosen[name]], encoder) for name in pair_ids]
+    """The chosen answers of some pairs of a split, each for itself."""
+    chosen = {row.pair_id: row for row in rows if row.split == split and row.kind == "chosen"}
+    watched = [mean_of(name, split, "chosen", [chosen[name]], encoder) for name in pair_ids]
     return [each for each in watched if each is not None]
 
 

@@ -14,9 +14,16 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.views import View
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
-from dynolab.forces.step.split import PAD_ID, objective_logps, record_batch, split_step
+from dynolab.forces.step.split import (
+    PAD_ID,
+    micro_batches,
+    objective_logps,
+    record_batch,
+    split_step,
+)
 from dynolab.objectives import build_objective
 from dynolab.results.study import TokenMap
 from dynolab.training.step_record import StepRecord
@@ -93,6 +100,50 @@ def token_forces(
     return policy.change_along(place, columns, batch).T
 
 
+@torch.no_grad()
+def example_pushes(
+    record: StepRecord,
+    policy: PolicyFunction,
+    update: FrozenUpdate,
+    observed: Encoded,
+    *,
+    batch_tokens: int = 4_096,
+) -> Float[Tensor, " examples"]:
+    """What each example of a recorded step did to an observed response: the sum of `token_forces`.
+
+    `⟨∇log π, −scale ⊙ g_e⟩ = Σ_l −c_l ∂log π_l` along `−scale ⊙ ∇log π`: one backward pass of the
+    observed response, at the midpoint of the step, and one derivative of the batch along it.
+
+    **Arguments:** as of `token_forces`; `batch_tokens`: bound of sequences × padded length of one
+    forward.
+
+    **Returns:** nats, in the order of `record.examples`.
+    """
+    place = midpoint(record.before, record.after)
+    leaves = {name: w.requires_grad_() for name, w in policy.cast(place).items()}
+    with torch.enable_grad():
+        logp = policy.logps(leaves, collate([observed], PAD_ID).to(policy.device)).sum()
+    gradient = torch.autograd.grad(logp, list(leaves.values()), materialize_grads=True)
+    direction = update.along(dict(zip(leaves, gradient, strict=True)))
+    objective = build_objective(record.facts.objective)
+    pushes = torch.zeros(len(record.examples), dtype=policy.dtype, device=policy.device)
+    for examples in micro_batches(record, objective.sides, batch_tokens):
+        batch = record_batch(record, policy, examples)
+        logps = objective_logps(policy, policy.cast(record.before), batch, objective)
+        view = View(batch.targets) if objective.dense else None
+        along = policy.change_along(record.before, [direction], batch, view=view)[0]
+        # A batch may list likelier tokens that the loss does not read; they have no weights.
+        weights = objective.token_weights(logps, batch)
+        along = along.reshape(len(weights), -1)[:, : weights[0].numel()]
+        each = -(weights.reshape(along.shape) * along).sum(1)
+        lengths = [
+            sum(sequence.response_length for _, sequence in own.responses(objective.sides))
+            for own in (record.examples[number] for number in examples)
+        ]
+        pushes[list(examples)] = torch.stack([own.sum() for own in each.split(lengths)])
+    return pushes
+
+
 def _token_updates(
     record: StepRecord, policy: PolicyFunction, update: FrozenUpdate, updating: int
 ) -> Iterator[Weights]:
@@ -118,10 +169,10 @@ def _token_updates(
 
 def token_strings(encoded: Encoded, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The texts of a response's tokens, as a person reads them."""
-    return [_string(token, tokenizer) for token in encoded.ids[encoded.prompt_length :]]
+    return [token_string(token, tokenizer) for token in encoded.ids[encoded.prompt_length :]]
 
 
-def _string(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
+def token_string(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
     """A token's text: with the space that sentencepiece drops at a text's start, and as the
     vocabulary writes it where it is a part of a character.
     """

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
-from dynolab.data.rows import Example, read_rows, read_value
+from dynolab.data.rows import Example, read_value
 from dynolab.report.inputs.files import rows
 from dynolab.results.ledger import FunctionalRow, LedgerSummary, read_table
 from dynolab.statistics import Interval, stratified_total
@@ -65,7 +65,7 @@ class Ledger:
     """A ledger's tables; entry i of `example`, `side` and `step` belongs to line i.
 
     `weights`: the number of steps that each step stands for, in the order of `steps`.
-    `rows`: the data's training rows by id; `moments`: lines with their tokens, by functional;
+    `rows`: the data's rows by id, held-out ones too where they are known; `moments`: lines with their tokens, by functional;
     `sign_delta`: of single answers, step by step; `blocks`: by functional what each block of the
     parameters passed on from chosen and from rejected answers.
     """
@@ -167,7 +167,11 @@ def read_ledger(folder: Path, data: Path) -> Ledger:
         side=responses["side"],
         step=responses["step"],
         weights=np.array([weights[step] for step in sorted(set(responses["step"].tolist()))]),
-        rows={row.id: row for row in read_rows(data / "train.jsonl", Example)},
+        rows={
+            row.id: row
+            for split in ("heldout", "train")
+            for row in rows(data, f"{split}.jsonl", Example, optional=True)
+        },
         moments=_moments(folder, responses),
         sign_delta=_sign_delta(folder),
         blocks=_blocks(folder, weights),

@@ -8,45 +8,104 @@ from markupsafe import Markup
 
 from dynolab.data.rows import Example
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
+from dynolab.report.ledger.coloured import coloured, strongest_tokens, summed
 from dynolab.report.page import Section, section, table
-from dynolab.report.text import excerpt, number, token_text
+from dynolab.report.style import SPLITS
+from dynolab.report.text import excerpt, number
 
+CULPRITS = 5
 EACH_WAY = 20
 MOMENTS = 10
-IN_TABLE = 3
 HEAD = ("example", "nats", "its chosen", "its rejected", "at steps", "prompt", "chosen", "rejected")
+_TEXT = 240  # characters of an answer that is not coloured
+
+_SUMMARY = Markup(
+    '<summary><span class="num">{}</span> nats, {}: “{}” <span class="quiet">pulled down by '
+    "{}</span></summary>"
+)
+_ANSWER = Markup(
+    '<p class="quiet">{}</p><blockquote dir="auto">{}</blockquote>'
+    "<p>Its own pair did {}; the five that pulled it down hardest:</p>"
+)
+_CULPRIT = Markup(
+    '<li><b class="num">{}</b> by <b>{}</b>: {} through its rejected answer, {} through its chosen '
+    'one, at steps {}. <span class="quiet">{}</span>'
+    '<blockquote dir="auto">{}</blockquote>{}</li>'
+)
+
+
+def fallen_accounts(ledger: Ledger) -> list[FunctionalAccount]:
+    """The answers with an account of their own, the one that fell most first."""
+    singles = [account for account in ledger.accounts if account.row.single]
+    return sorted(singles, key=lambda account: account.end - account.start)
 
 
 def pusher_section(ledger: Ledger) -> Section | None:
     """The answers with an account of their own, each with its strongest pushers and their texts."""
-    singles = [account for account in ledger.accounts if account.row.single]
+    singles = fallen_accounts(ledger)
     if not singles:
         return None
-    rows, lines, details = ledger.rows, [], []
-    for account in singles:
-        pushers = ledger.pushers(account)
-        lines.append(
-            (
-                account.row.name,
-                excerpt(rows[account.row.name].prompt, 60) if account.row.name in rows else "–",
-                number(account.end - account.start, sign=True),
-                _strongest(pushers[:IN_TABLE]),
-                _strongest(pushers[::-1][:IN_TABLE]),
-                _own_share(account, pushers),
-            )
-        )
-        details.append(_details(account, pushers, ledger))
+    opened = {account.row.split: account.row.name for account in reversed(singles)}.values()
     steps = "the drawn steps alone" if ledger.sampled else "the whole training"
-    head = ("pair", "prompt", "Δ chosen", "pulled down by", "pushed up by", "its own pair did")
     return section(
         "pushers",
         "Who pulled these answers down",
         _message(singles, ledger),
-        table(head, lines, "ssnssn"),
-        *details,
-        note="The chosen answers that fell most over the training. Numbers are nats, sums of the "
-        f"example's lines over {steps}; “its chosen” and “its rejected” are the parts that went "
-        "through either answer of the pusher.",
+        *(_answer(account, ledger, opened=account.row.name in opened) for account in singles),
+        note="The chosen answers that fell most over the training, held-out ones too. Numbers are "
+        f"nats, sums of the example's lines over {steps}. Coloured: what its tokens did at the "
+        "steps at which no other answer pulled harder, red down and green up; point at one for its "
+        "number.",
+    )
+
+
+def _answer(account: FunctionalAccount, ledger: Ledger, *, opened: bool) -> Markup:
+    """A fallen answer: its text, the five culprits with theirs, and more of them in a table."""
+    name, pushers = account.row.name, ledger.pushers(account)
+    moments = ledger.moments.get(name, ())
+    own = ledger.rows.get(name)
+    culprits = [pusher for pusher in pushers[:CULPRITS] if pusher.total < 0]
+    parts = [
+        _SUMMARY.format(
+            number(account.end - account.start, sign=True),
+            SPLITS[account.row.split],
+            excerpt(own.prompt, 60, end=True) if own else name,
+            _strongest(culprits[:3]),
+        ),
+        _ANSWER.format(
+            name,
+            excerpt(own.chosen, _TEXT) if own else "–",
+            number(sum(p.total for p in pushers if p.example == name), sign=True),
+        ),
+        Markup("<ol>{}</ol>").format(
+            Markup().join(_culprit(pusher, ledger.rows, moments) for pusher in culprits)
+        ),
+        _more(pushers, moments, ledger.rows),
+    ]
+    shown = Markup(" open") if opened else ""
+    return Markup('<details class="more fallen"{}>{}</details>').format(shown, Markup().join(parts))
+
+
+def _culprit(pusher: Pusher, rows: Mapping[str, Example], moments: Sequence[Moment]) -> Markup:
+    """An example that pulled an answer down: how much, when, and through which tokens."""
+    side = "rejected" if pusher.from_rejected <= pusher.from_chosen else "chosen"
+    row = rows.get(pusher.example)
+    text = (getattr(row, side) or "") if row else ""
+    tokens = summed([m for m in moments if (m.example, m.side) == (pusher.example, side)])
+    through = (
+        Markup('<span class="quiet">most through {}</span>').format(strongest_tokens(tokens))
+        if tokens
+        else ""
+    )
+    return _CULPRIT.format(
+        number(pusher.total, sign=True),
+        pusher.example,
+        number(pusher.from_rejected, sign=True),
+        number(pusher.from_chosen, sign=True),
+        ", ".join(map(str, pusher.steps)),
+        excerpt(row.prompt, 90, end=True) if row else "",
+        coloured(tokens, text) if tokens else excerpt(text, _TEXT),
+        through,
     )
 
 
@@ -54,21 +113,17 @@ def _strongest(pushers: Sequence[Pusher]) -> str:
     return ", ".join(f"{p.example} ({number(p.total, 2, sign=True)})" for p in pushers)
 
 
-def _own_share(account: FunctionalAccount, pushers: Sequence[Pusher]) -> str:
-    own = sum(p.total for p in pushers if p.example == account.row.name)
-    return number(own, sign=True)
-
-
-def _details(account: FunctionalAccount, pushers: Sequence[Pusher], ledger: Ledger) -> Markup:
+def _more(
+    pushers: Sequence[Pusher], moments: Sequence[Moment], rows: Mapping[str, Example]
+) -> Markup:
     """A fold-out with the strongest pushers each way, and the strongest moments by token."""
-    name = account.row.name
-    summary = Markup("<summary>{}</summary>").format(
-        f"{name}: the strongest {EACH_WAY} examples each way, and what pulled hardest by token"
-    )
-    parts = [_pusher_table(pushers, ledger.rows)]
-    if moments := ledger.moments.get(name):
+    summary = f"The strongest {EACH_WAY} examples each way, and the hardest steps"
+    parts = [_pusher_table(pushers, rows)]
+    if moments:
         parts.append(_moment_table(moments[:MOMENTS]))
-    return Markup('<details class="more">{}{}</details>').format(summary, Markup().join(parts))
+    return Markup('<details class="more"><summary>{}</summary>{}</details>').format(
+        summary, Markup().join(parts)
+    )
 
 
 def _pusher_table(pushers: Sequence[Pusher], rows: Mapping[str, Example]) -> Markup:
@@ -76,7 +131,7 @@ def _pusher_table(pushers: Sequence[Pusher], rows: Mapping[str, Example]) -> Mar
     lines = []
     for pusher in strongest.values():
         row = rows.get(pusher.example)
-        texts = (row.prompt, row.chosen, row.rejected) if row else ()
+        texts = (row.prompt, row.chosen, row.rejected) if row else ("", "", "")
         lines.append(
             (
                 pusher.example,
@@ -84,7 +139,7 @@ def _pusher_table(pushers: Sequence[Pusher], rows: Mapping[str, Example]) -> Mar
                 number(pusher.from_chosen, sign=True),
                 number(pusher.from_rejected, sign=True),
                 ", ".join(map(str, pusher.steps)),
-                *(excerpt(text or "–", 60) for text in texts or ("", "", "")),
+                *(excerpt(text or "–", 60) for text in texts),
             )
         )
     return table(HEAD, lines, "snnnssss")
@@ -98,19 +153,11 @@ def _moment_table(moments: Sequence[Moment]) -> Markup:
             moment.example,
             moment.side,
             number(moment.nats, sign=True),
-            _tokens(moment),
+            strongest_tokens(moment.tokens, 12),
         )
         for moment in moments
     ]
     return table(("step", "example", "answer", "nats", "through its tokens"), lines, "nssns")
-
-
-def _tokens(moment: Moment) -> Markup:
-    each = Markup("<code>{}</code> {}")
-    return Markup(" · ").join(
-        each.format(Markup(token_text(token)), number(nats, 2, sign=True))
-        for token, nats in moment.tokens
-    )
 
 
 def _message(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:

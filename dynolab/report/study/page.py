@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from dynolab.claims.answers import assess_answers
 from dynolab.claims.study import assess
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import write_rows
 from dynolab.data.unknown import UnknownTokens
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.probes.events import events_of
+from dynolab.probes.events import Event, events_of
 from dynolab.probes.pairs import pair_changes
 from dynolab.probes.paths import learning_paths
 from dynolab.report.audit.foresight import foreseen_figure, foresight_section
-from dynolab.report.figure import Figure
 from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_figure
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.study import Compared, ReportInputs, Training
-from dynolab.report.ledger.page import ledger_parts
+from dynolab.report.ledger.blocks import blocks_figure
+from dynolab.report.ledger.heat_map import ledger_map_figure
+from dynolab.report.ledger.pushers import pusher_section
+from dynolab.report.ledger.sources import sources_figure
+from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.report.mitigation.page import remedy_figure
 from dynolab.report.mitigation.tables import mitigation_table
 from dynolab.report.page import (
+    Fold,
     Page,
     Section,
     figure_section,
-    section,
-    table,
+    page_html,
     write_page,
     write_summary,
     write_text,
@@ -41,6 +44,7 @@ from dynolab.report.study.answers import answer_section, hallucination_section
 from dynolab.report.study.ladder import ladder_figure, ladder_section
 from dynolab.report.study.layers import layer_figure
 from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path_figure, stages_of
+from dynolab.report.study.opening import answer, chosen_changes, question, tiles
 from dynolab.report.study.paths_svg import paths_svg
 from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
 from dynolab.report.study.step_forces import decomposition_figure, prediction_figure
@@ -48,12 +52,12 @@ from dynolab.report.study.summary import changes_since_start, summarise
 from dynolab.report.study.tables import (
     contrast_section,
     event_section,
-    headline_tiles,
     kind_section,
     pair_section,
     replay_section,
 )
 from dynolab.report.study.training_curves import training_figure
+from dynolab.report.study.try_next import remedy, try_section
 from dynolab.report.study.validity import outside_radius, validity_figure, validity_section
 from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.text import number
@@ -68,10 +72,6 @@ _CLAIMS = (
     "other side; unclear: neither. A peak's step is chosen on the other half of the prompts, so "
     "that noise alone makes no peak."
 )
-_COMPARISONS = {
-    "mitigation": "remedies against squeezing, side by side",
-    "reproduction": "the papers' findings on finetuning, each with its verdict",
-}
 
 
 def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
@@ -86,63 +86,155 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     `figures/<name>.html` and `figures/<name>.json` (plotly), beside one `figures/plotly.min.js`;
     and after preference training `pairs.jsonl` (`PairChange`, worst first).
     """
-    facts, trainings, squeezing = inputs.facts, inputs.trainings, inputs.squeezing
-    paths = {
-        (training.stage, split): own
-        for training in trainings
-        for split in SPLITS
-        if (own := learning_paths(training.probes, split)) is not None
-    }
-    verdicts = (
-        *assess(
-            {training.stage: paths.get((training.stage, "train")) for training in trainings},
-            [row for training in trainings for row in training.forces],
-        ),
-        *assess_answers(inputs.answers, {t.name: t.stage for t in trainings}),
+    found = _Found.of(inputs)
+    changes = changes_since_start(found.paths)
+    summary = summarise(inputs, changes, found.verdicts, found.events)
+    write_page(_page(inputs, found), folder, "report.html")
+    write_summary(summary, folder)
+    if found.pairs:
+        write_rows(folder / "pairs.jsonl", found.pairs)
+    if drawing := paths_svg(found.paths):
+        write_text(folder / "paths.svg", drawing)
+    return summary
+
+
+def report_page_html(inputs: ReportInputs, coming: Sequence[str]) -> str:
+    """The page of a study that still runs: `coming` names the stages that have not ended."""
+    return page_html(replace(_page(inputs, _Found.of(inputs)), coming=tuple(coming)))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the inputs say: paths, verdicts, events by objective, and pairs, worst first."""
+
+    paths: Paths
+    verdicts: tuple[Verdict, ...]
+    events: dict[str, tuple[Event, ...]]
+    pairs: list[PairChange]
+    prompts: dict[str, str]
+
+    @classmethod
+    def of(cls, inputs: ReportInputs) -> _Found:
+        trainings = inputs.trainings
+        paths = {
+            (training.stage, split): own
+            for training in trainings
+            for split in SPLITS
+            if (own := learning_paths(training.probes, split)) is not None
+        }
+        verdicts = (
+            *assess(
+                {training.stage: paths.get((training.stage, "train")) for training in trainings},
+                [row for training in trainings for row in training.forces],
+            ),
+            *assess_answers(inputs.answers, {t.name: t.stage for t in trainings}),
+        )
+        prompts = {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
+        return cls(
+            paths=paths,
+            verdicts=verdicts,
+            events={
+                stage: tuple(events_of(own))
+                for (stage, split), own in paths.items()
+                if split == "train"
+            },
+            pairs=_pairs(inputs, paths, prompts),
+            prompts=prompts,
+        )
+
+
+def _page(inputs: ReportInputs, found: _Found) -> Page:
+    """Question and answer, the pictures that show it, what to try, the account; then the rest."""
+    facts, trainings, squeezing, ledger = (
+        inputs.facts,
+        inputs.trainings,
+        inputs.squeezing,
+        inputs.ledger,
     )
-    events = {stage: events_of(own) for (stage, split), own in paths.items() if split == "train"}
-    changes = changes_since_start(paths)
-    summary = summarise(inputs, changes, verdicts, events)
     titles = {training.name: objective_name(training.stage) for training in trainings}
-    prompts = {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
-    pairs = _pairs(inputs, paths, prompts)
-    page = Page(
+    maps = [training.token_map for training in trainings if training.token_map]
+    own = [t.stage for t in trainings if t.stage in PAIR_OBJECTIVES]
+    changes = chosen_changes(inputs, found.paths) if own else {}
+    worst = pair_section(found.pairs, trainings[-1].stage) if found.pairs else None
+    return Page(
         name=facts.name,
-        lead=_lead(inputs, paths),
-        tiles=headline_tiles([t.stage for t in trainings], changes, summary, verdicts),
+        heading=f"{facts.name}: {question(trainings)}",
+        answer=answer(inputs, changes, remedy(inputs, changes)),
+        lead=_lead(inputs, found.paths),
+        tiles=tiles(inputs, found.paths, found.verdicts) if trainings else (),
         content=[
-            learning_path_figure(paths),
-            gap_figure(paths),
-            squeezing_figure(squeezing, titles) if squeezing else None,
-            *(ledger_parts(inputs.ledger) if inputs.ledger else []),
-            event_section(events),
-            contrast_section(trainings[-1], inputs.contrasts) if inputs.contrasts else None,
-            *_compared_sections(inputs.compared),
-            *answer_kinds(inputs.answers, titles),
-            answer_section(inputs.answers, titles),
-            hallucination_section(inputs.answers, titles, prompts),
-            repeater_section(squeezing.generations, titles) if squeezing else None,
+            pusher_section(ledger) if ledger else worst,
+            token_map_figure(maps[-1]) if maps else None,
+            try_section(inputs, found.pairs) if trainings else None,
+            learning_path_figure(found.paths),
+            gap_figure(found.paths),
+            waterfall_figure(ledger) if ledger else None,
             foresight_section(inputs.audit.foresight) if inputs.audit else None,
-            pair_section(pairs, trainings[-1].stage, facts.map_command) if pairs else None,
-            *_force_figures(inputs),
-            ladder_figure(squeezing.ladder, titles) if squeezing else None,
-            ladder_section(squeezing.ladder, titles) if squeezing else None,
-            forecast_section(squeezing.forecasts, titles) if squeezing else None,
-            verdict_section(verdicts, _CLAIMS),
-            validity_section(trainings),
-            replay_section([row for training in trainings for row in training.replay]),
-            kind_section(paths, inputs.watched),
+            squeezing_figure(squeezing, titles) if squeezing else None,
+            contrast_section(trainings[-1], inputs.contrasts) if inputs.contrasts else None,
+            *answer_kinds(inputs.answers, titles),
+            answer_section(inputs.answers, titles) if inputs.answers else None,
+            *_compared_sections(inputs.compared),
+            _details(inputs, found, titles),
+            _checks(inputs, found, titles),
         ],
         settings=facts.config_text,
         stages=facts.stages,
     )
-    write_page(page, folder, "report.html")
-    write_summary(summary, folder)
-    if pairs:
-        write_rows(folder / "pairs.jsonl", pairs)
-    if drawing := paths_svg(paths):
-        write_text(folder / "paths.svg", drawing)
-    return summary
+
+
+def _details(inputs: ReportInputs, found: _Found, titles: Mapping[str, str]) -> Fold:
+    """What a reader may want to know more of."""
+    trainings, squeezing, kernel, ledger = (
+        inputs.trainings,
+        inputs.squeezing,
+        inputs.kernel,
+        inputs.ledger,
+    )
+    return Fold(
+        "details",
+        "Details",
+        "When it happened, through which weights, step by step, and how answers are coupled.",
+        [
+            event_section(found.events) if found.events else None,
+            foreseen_figure(inputs.audit) if inputs.audit else None,
+            ledger_map_figure(ledger) if ledger else None,
+            blocks_figure(ledger) if ledger else None,
+            sources_figure(ledger) if ledger else None,
+            *map(decomposition_figure, reversed(trainings)),
+            layer_figure(trainings),
+            training_figure(trainings),
+            kernel_size_figure(kernel) if kernel else None,
+            stability_figure(kernel) if kernel else None,
+            hallucination_section(inputs.answers, titles, found.prompts)
+            if inputs.answers
+            else None,
+            repeater_section(squeezing.generations, titles) if squeezing else None,
+            kind_section(found.paths, inputs.watched),
+        ],
+    )
+
+
+def _checks(inputs: ReportInputs, found: _Found, titles: Mapping[str, str]) -> Fold:
+    """How far the page can be trusted."""
+    trainings, squeezing = inputs.trainings, inputs.squeezing
+    replays = [row for training in trainings for row in training.replay]
+    return Fold(
+        "checks",
+        "Checks",
+        "Whether the analysed steps are those of the training, how far first order carries, what "
+        "the theory foretells, and which known phenomena appear.",
+        [
+            replay_section(replays) if replays else None,
+            prediction_figure(trainings),
+            validity_figure(trainings),
+            validity_section(trainings),
+            ladder_figure(squeezing.ladder, titles) if squeezing else None,
+            ladder_section(squeezing.ladder, titles) if squeezing else None,
+            forecast_section(squeezing.forecasts, titles) if squeezing else None,
+            verdict_section(found.verdicts, _CLAIMS) if trainings else None,
+        ],
+    )
 
 
 def _pairs(inputs: ReportInputs, paths: Paths, prompts: Mapping[str, str]) -> list[PairChange]:
@@ -153,25 +245,8 @@ def _pairs(inputs: ReportInputs, paths: Paths, prompts: Mapping[str, str]) -> li
     return pair_changes(paths[last, "train"], prompts)
 
 
-def _force_figures(inputs: ReportInputs) -> list[Figure | None]:
-    """Figures of the audit's predictions, of the losses, and of the forces."""
-    trainings, kernel = inputs.trainings, inputs.kernel
-    maps = [training.token_map for training in trainings if training.token_map]
-    return [
-        foreseen_figure(inputs.audit) if inputs.audit else None,
-        training_figure(trainings),
-        prediction_figure(trainings),
-        validity_figure(trainings),
-        layer_figure(trainings),
-        *map(decomposition_figure, reversed(trainings)),
-        token_map_figure(maps[-1]) if maps else None,
-        kernel_size_figure(kernel) if kernel else None,
-        stability_figure(kernel) if kernel else None,
-    ]
-
-
 def _compared_sections(compared: Compared) -> list[Section]:
-    """The papers' findings, the remedies side by side, and the commands for missing comparisons."""
+    """The papers' findings, and the remedies side by side."""
     sections = []
     if compared.findings:
         unit = "seeds, or prompts where there is one"
@@ -181,20 +256,6 @@ def _compared_sections(compared: Compared) -> list[Section]:
         if figure := remedy_figure(compared.remedies, figures):
             sections.append(figure_section(figure))
         sections.append(mitigation_table(compared.remedies, figures))
-    if compared.missing:
-        rows = [
-            (_COMPARISONS.get(name, name), Markup("<code>{}</code>").format(command))
-            for name, command in compared.missing.items()
-        ]
-        sections.append(
-            section(
-                "missing",
-                "What other runs add to this page",
-                "These comparisons over several seeds have not run yet. Run them and then this "
-                "study again to see their results here.",
-                table(("comparison", "command"), rows),
-            )
-        )
     return sections
 
 
@@ -215,10 +276,9 @@ def _lead(inputs: ReportInputs, paths: Paths) -> str:
         for training in inputs.trainings
     ]
     return (
-        "What training did to the model’s answers, and which forces caused it."
         f"{seed}{rows}{watched}{''.join(notes)} Changes are in nats of log-probability, summed "
         "over an answer’s tokens; brackets hold 95% intervals over prompts."
-    )
+    ).strip()
 
 
 def _alarmed(training: Training) -> str:

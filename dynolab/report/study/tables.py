@@ -1,28 +1,22 @@
-"""The report's tiles and tables: events, contrasts, worst pairs, replay, kinds of answers."""
+"""The report's tables: events, contrasts, worst pairs, replay, kinds of answers."""
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from markupsafe import Markup
 
-from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import ProbeRow
 from dynolab.probes.events import GAP, Event
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 from dynolab.report.inputs.study import Training
-from dynolab.report.page import Section, Tile, section, table
+from dynolab.report.page import Section, section, table
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import in_order, objective_name, rank_of, style_of
 from dynolab.report.text import excerpt, join, mean_and_ends, number, with_interval
-from dynolab.report.verdicts import PLURAL, claims_tile
 from dynolab.results.study import ARGMAX, PairChange, ReplayFacts
-from dynolab.statistics import Interval, mean_interval
+from dynolab.statistics import mean_interval
 
-_HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
 _CONTRASTS = {
     "resampled": "rejected answers are sampled once from the policy that training starts from; "
     "those watched here are still the data's own",
@@ -30,41 +24,6 @@ _CONTRASTS = {
 }
 _WORST = 10  # number of pairs shown
 _PROMPT = 90  # characters of a prompt
-
-
-def headline_tiles(
-    stages: Sequence[str],
-    changes: Mapping[str, Interval],
-    summary: dict[str, Any],
-    verdicts: Sequence[Verdict],
-) -> list[Tile]:
-    """The changes that a reader wants first, the force check and the claims."""
-    tiles = [
-        _change_tile(f"{objective_name(stage)}: {_HEADLINES[kind]}", changes.get(f"{stage}/{kind}"))
-        for stage in stages
-        for kind in (("chosen", "gap") if stage.startswith("sft") else _HEADLINES)
-    ]
-    claims = claims_tile("Claims that appear", verdicts, PLURAL)
-    return [*tiles, _force_tile(stages, summary["metrics"]), claims]
-
-
-def _change_tile(label: str, change: Interval | None) -> Tile:
-    if change is None:
-        return Tile(label, "–", "not measured")
-    mean, low, high = mean_and_ends(change)
-    return Tile(label, mean, f"nats [{low}, {high}], n = {change.n}")
-
-
-def _force_tile(stages: Sequence[str], metrics: dict[str, float]) -> Tile:
-    left = {
-        stage: metrics[f"force/{stage}/unexplained"]
-        for stage in stages
-        if f"force/{stage}/unexplained" in metrics
-    }
-    if not left:
-        return Tile("Unexplained by forces", "–", "not measured")
-    each = ", ".join(f"{objective_name(stage)} {number(value, 2)}" for stage, value in left.items())
-    return Tile("Unexplained by forces", f"≤ {number(max(left.values()), 2)}", f"1 − R²: {each}")
 
 
 def event_section(events: Mapping[str, Sequence[Event]]) -> Section:
@@ -156,11 +115,10 @@ def _change(paths: LearningPaths, kind: str) -> str:
     return "–" if values is None else with_interval(mean_interval(change(values)))
 
 
-def pair_section(pairs: Sequence[PairChange], stage: str, command: str = "") -> Section:
+def pair_section(pairs: Sequence[PairChange], stage: str) -> Section:
     """The pairs whose chosen answers fared worst, one by one.
 
-    **Arguments:** `pairs`: at least one, worst first; `stage`: the objective; `command`: the
-    command of a force map, to which the pair's id is added.
+    **Arguments:** `pairs`: at least one, worst first; `stage`: the objective.
     """
     worst, fell = pairs[0], sum(pair.chosen < 0 for pair in pairs)
     rows = [
@@ -185,22 +143,10 @@ def pair_section(pairs: Sequence[PairChange], stage: str, command: str = "") -> 
             rows,
             "ssnnnn",
         ),
-        *([_how_to_map(worst.pair_id, command)] if command else []),
         note="Changes from start to end, nats; margin: chosen minus rejected; gap: y* minus "
         f"chosen, along the chosen answer. The worst {len(rows)} of {len(pairs)}; all are in "
         "pairs.jsonl beside this page and in MLflow’s table of this stage.",
     )
-
-
-def _how_to_map(pair: str, command: str) -> Markup:
-    """The full command for a pair; quoted, so that no shell interprets the id."""
-    # Unprintable characters, such as line ends, are escaped.
-    listed = json.dumps([pair], ensure_ascii=not pair.isprintable())
-    chosen = shlex.quote(f"analysis.pair_ids={listed}")
-    return Markup(
-        '<p class="note">To see which of its tokens pushed which, before and after the training '
-        "(for another pair replace its id):</p><pre>{} --set {}</pre>"
-    ).format(command, chosen)
 
 
 def replay_section(rows: Sequence[ReplayFacts]) -> Section:

@@ -17,21 +17,55 @@ function swap(value, colors) {
 }
 const PRINT_WIDTH = 1100;
 const plots = Array.from(document.querySelectorAll(".plot"));
-function repaint(dark, width) {
-  for (const plot of plots) {
-    const colors = dark ? toDark : toLight;
-    const layout = { ...swap(plot.layout, colors), width: width, autosize: width === undefined };
-    Plotly.react(plot, swap(plot.data, colors), layout, config);
+const drawn = new Set();
+function draw(plot, dark, width) {
+  const colors = dark ? toDark : toLight;
+  const figure = drawn.has(plot) ? plot : read("data-" + plot.id);
+  const layout = { ...swap(figure.layout, colors), width: width, autosize: width === undefined };
+  Plotly.react(plot, swap(figure.data, colors), layout, config);
+  drawn.add(plot);
+}
+// A figure is drawn when it comes near the screen: most readers open few folds.
+const near = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target, darkScreen.matches);
   }
-}
-for (const plot of plots) {
-  const figure = read("data-" + plot.id);
-  const shown = darkScreen.matches ? swap(figure, toDark) : figure;
-  Plotly.newPlot(plot, shown.data, shown.layout, config);
-}
-darkScreen.addEventListener("change", () => repaint(darkScreen.matches));
+}, { rootMargin: "600px" });
+plots.forEach((plot) => near.observe(plot));
+const repaint = () => drawn.forEach((plot) => draw(plot, darkScreen.matches));
+darkScreen.addEventListener("change", repaint);
 window.addEventListener("beforeprint", () => {
-  document.querySelectorAll("details").forEach((details) => { details.open = true; });
-  repaint(false, PRINT_WIDTH);
+  document.querySelectorAll("main details").forEach((details) => { details.open = true; });
+  plots.forEach((plot) => draw(plot, false, PRINT_WIDTH));
 });
-window.addEventListener("afterprint", () => repaint(darkScreen.matches));
+window.addEventListener("afterprint", repaint);
+
+// Contents are open where there is room beside the page, and close after a choice where not. A link
+// into a fold opens it.
+const contents = document.querySelector(".contents details");
+const roomy = window.matchMedia("(min-width: 1160px)");
+function reveal() {
+  let place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const target = place;
+  for (; place; place = place.parentElement) if (place.tagName === "DETAILS") place.open = true;
+  if (target) target.scrollIntoView();
+}
+if (contents) {
+  contents.open = roomy.matches;
+  roomy.addEventListener("change", () => { contents.open = roomy.matches; });
+  contents.addEventListener("click", (event) => {
+    if (event.target.closest("a") && !roomy.matches) contents.open = false;
+  });
+  window.addEventListener("hashchange", reveal);
+  if (location.hash) reveal();
+}
+for (const command of document.querySelectorAll("pre.command")) {
+  const button = document.createElement("button");
+  button.className = "copy";
+  button.textContent = "copy";
+  const text = command.textContent;
+  button.addEventListener("click", () => {
+    navigator.clipboard.writeText(text).then(() => { button.textContent = "copied"; });
+  });
+  command.prepend(button);
+}

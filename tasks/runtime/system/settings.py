@@ -79,6 +79,11 @@ class Settings(BaseModel):
         return self.home / "scratch"
 
     @property
+    def reports(self) -> Path:
+        """Pages, by the names of their runs."""
+        return self.home / "reports"
+
+    @property
     def cache(self) -> Path:
         """Verified local copies of a remote store's files, and files that can be made again."""
         return self.home / "cache"

@@ -1,0 +1,179 @@
+"""The beginning of a study's page: its question, the answer in three sentences, the tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from dynolab.claims.verdict import Verdict
+from dynolab.data.rows import Split
+from dynolab.objectives.registry import PAIR_OBJECTIVES
+from dynolab.probes.paths import change
+from dynolab.report.inputs.ledger import Ledger
+from dynolab.report.inputs.study import ReportInputs, Training
+from dynolab.report.ledger.coloured import strongest_tokens, summed
+from dynolab.report.ledger.pushers import fallen_accounts
+from dynolab.report.page import Tile
+from dynolab.report.study.learning_paths import Paths
+from dynolab.report.style import SPLITS, objective_name
+from dynolab.report.text import excerpt, join, mean_and_ends, number
+from dynolab.report.verdicts import PLURAL, claims_tile
+from dynolab.results.study import ARGMAX
+from dynolab.statistics import mean_interval
+
+_HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
+
+
+def question(trainings: Sequence[Training]) -> str:
+    """What the page answers."""
+    last = trainings[-1].stage if trainings else ""
+    name = objective_name(last) if last else "training"
+    if last in PAIR_OBJECTIVES:
+        return f"What did {name} do to the answers, and which pairs and tokens did it?"
+    return f"What did {name} do to the answers?"
+
+
+def answer(
+    inputs: ReportInputs, changes: Mapping[Split, np.ndarray], remedy: str | Markup
+) -> list[str | Markup]:
+    """What became of the chosen answers, through what, and what to try.
+
+    **Arguments:** `changes`: `chosen_changes`, none of a training that is not on pairs; `remedy`:
+    the last sentence.
+    """
+    if not changes:
+        return []
+    fell = _fell(objective_name(inputs.trainings[-1].stage), changes)
+    return [sentence for sentence in (fell, _through_what(inputs), remedy) if sentence]
+
+
+def chosen_changes(inputs: ReportInputs, paths: Paths) -> dict[Split, np.ndarray]:
+    """Change of every chosen answer in the last training, nats: of all pairs, else of watched."""
+    last = inputs.trainings[-1].stage
+    found: dict[Split, np.ndarray] = {}
+    for split in SPLITS:
+        audited = (
+            [row.change for row in inputs.audit.changes if row.split == split]
+            if (inputs.audit)
+            else []
+        )
+        own = paths.get((last, split))
+        if audited:
+            found[split] = np.array(audited)
+        elif own is not None and "chosen" in own.logp:
+            found[split] = change(own.logp["chosen"])
+    return found
+
+
+def _fell(name: str, changes: Mapping[Split, np.ndarray]) -> str:
+    """On how many pairs of either split the chosen answers fell, and by how much on average."""
+    parts = []
+    for split, own in changes.items():
+        mean, low, high = mean_and_ends(mean_interval(own))
+        parts.append(
+            f"{(own < 0).sum()} of {len(own)} {SPLITS[split]} pairs (on average {mean} "
+            f"nats [{low}, {high}])"
+        )
+    return f"Under {name} the chosen answers fell on {join(parts)}."
+
+
+def _through_what(inputs: ReportInputs) -> str | Markup:
+    """Which side pulled them down, and who the answer that fell most."""
+    if inputs.ledger is not None:
+        return _by_account(inputs.ledger)
+    rows = [
+        row for training in inputs.trainings[-1:] for row in training.forces if row.kind == "chosen"
+    ]
+    if not rows:
+        return ""
+    steps = len({row.step for row in rows})
+    chosen, rejected = (
+        np.mean([getattr(row, side) for row in rows]) for side in ("from_chosen", "from_rejected")
+    )
+    return (
+        f"In {steps} recorded steps, chosen answers pushed them by {number(chosen, sign=True)} "
+        f"nats a step on average and rejected answers by {number(rejected, sign=True)}."
+    )
+
+
+def _by_account(ledger: Ledger) -> Markup:
+    means = {
+        account.row.split: account
+        for account in ledger.accounts
+        if account.row.kind == "chosen" and not account.row.single
+    }
+    sums = []
+    for split in SPLITS:
+        if split in means:
+            sides = (ledger.side_total(means[split], s).mean for s in ("rejected", "chosen"))
+            rejected, chosen = (number(side, sign=True) for side in sides)
+            sums.append(f"{rejected} and {chosen} nats on {SPLITS[split]} pairs")
+    text = Markup("Over the whole training, rejected and chosen answers pushed them by {}").format(
+        join(sums)
+    )
+    singles = fallen_accounts(ledger)
+    if not singles:
+        return text + "."
+    worst = singles[0]
+    culprit, row = ledger.pushers(worst)[0], ledger.rows.get(worst.row.name)
+    side = "rejected" if culprit.from_rejected <= culprit.from_chosen else "chosen"
+    own = [
+        moment
+        for moment in ledger.moments.get(worst.row.name, ())
+        if (moment.example, moment.side) == (culprit.example, side)
+    ]
+    tokens = strongest_tokens(summed(own), 2)
+    return text + Markup(
+        "; the {} answer to “{}”, which fell most ({}), was pulled down hardest by the {} answer of "
+        "{} ({}){}{}."
+    ).format(
+        SPLITS[worst.row.split],
+        excerpt(row.prompt, 60, end=True) if row else worst.row.name,
+        number(worst.end - worst.start, sign=True),
+        side,
+        culprit.example,
+        number(culprit.total, sign=True),
+        ", most through " if tokens else "",
+        tokens,
+    )
+
+
+def tiles(inputs: ReportInputs, paths: Paths, verdicts: Sequence[Verdict]) -> list[Tile]:
+    """The changes that a reader wants first, of both splits, and the claims."""
+    stages = [training.stage for training in inputs.trainings]
+    found = [
+        _change_tile(stage, kind, paths)
+        for stage in stages
+        for kind in (("chosen", "gap") if stage.startswith("sft") else _HEADLINES)
+    ]
+    return [*found, claims_tile("Claims that appear", verdicts, PLURAL)]
+
+
+def _change_tile(stage: str, kind: str, paths: Paths) -> Tile:
+    label = f"{objective_name(stage)}: {_HEADLINES[kind]}"
+    told: dict[Split, str] = {}
+    for split in SPLITS:
+        own = paths.get((stage, split))
+        values = None if own is None else own.gap if kind == "gap" else own.logp.get(kind)
+        if values is not None:
+            mean, low, high = mean_and_ends(mean_interval(change(values)))
+            told[split] = mean
+            told[split] += f" [{low}, {high}]"
+    if not told:
+        return Tile(label, "–", "not measured")
+    first, *others = (f"{text} {SPLITS[split]}" for split, text in told.items())
+    value, _, rest = first.partition(" ")
+    return Tile(label, value, f"{rest}{''.join(f'; {other}' for other in others)}, nats")
+
+
+def unexplained(metrics: Mapping[str, float], stages: Sequence[str]) -> str:
+    """The share of the steps' changes that the forces leave unexplained, training by training."""
+    left = {
+        stage: metrics[name]
+        for stage in stages
+        if (name := f"force/{stage}/unexplained") in metrics
+    }
+    each = [f"{number(value, 2)} of {objective_name(stage)}’s" for stage, value in left.items()]
+    return f"Forces leave {join(each)} steps unexplained (1 − R²). " if each else ""

@@ -1,0 +1,65 @@
+"""The pages in the home's `reports`: while a flow runs, and when it has ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from flows.flow import Plan, StagedFlow
+from tasks.runtime.stage import Platform
+from tasks.runtime.system.settings import Settings
+from tasks.runtime.work import StageResult
+
+log = logging.getLogger(__name__)
+
+Results = Mapping[str, StageResult]
+
+
+def page_of(flow: StagedFlow[Any], name: str, settings: Settings) -> Path:
+    """Where the page of a run is."""
+    return settings.reports / f"{name}{Path(flow.file).suffix}"
+
+
+def copy_page(flow: StagedFlow[Any], name: str, results: Results, platform: Platform) -> None:
+    """Copies a finished run's page, with the files that its reader needs beside it."""
+    result, page = results[flow.page], page_of(flow, name, platform.settings)
+    folder = platform.store.folder(result.address, result.digest)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    _replace(page, lambda file: shutil.copyfile(folder / flow.file, file))
+    for beside in flow.beside:
+        copy = page.with_name(f"{name}-{beside}")
+        if (folder / beside).exists():
+            _replace(copy, lambda file, source=folder / beside: shutil.copyfile(source, file))
+        else:
+            copy.unlink(missing_ok=True)
+
+
+def write_early_page(
+    flow: StagedFlow[Any], plan: Plan, results: Results, platform: Platform
+) -> None:
+    """Writes the page of the results so far; a page that cannot be made yet is only logged."""
+    if plan.early is None:
+        return
+    try:
+        content = plan.early(results, platform)
+        page = page_of(flow, plan.parameters.name, platform.settings)
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if content:
+            _replace(page, lambda file: file.write_text(content, encoding="utf-8", newline="\n"))
+    except Exception:  # the run is worth more than its early page
+        log.warning("cannot write the page of the results so far", exc_info=True)
+
+
+def _replace(page: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file aside and moves it into place, so that no reader sees half of it."""
+    aside = page.with_name(f".{page.name}-{uuid4().hex[:8]}")
+    try:
+        write(aside)
+        os.replace(aside, page)
+    finally:
+        aside.unlink(missing_ok=True)

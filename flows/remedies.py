@@ -1,0 +1,76 @@
+"""A comparison of remedies made from a study, which its page offers to run next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dynolab.objectives.designed_dose import DesignedDoseConfig
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES
+from flows.mitigation import MitigationParameters
+from tasks.arm import ArmConfig
+from tasks.audit import AuditConfig
+from tasks.filter import FilterConfig
+
+if TYPE_CHECKING:
+    from flows.study import StudyParameters
+
+DOSE, DROP = 0.3, 0.3
+"""Of the push on rejected answers what is left, and of the pairs what is left out."""
+
+_ABOUT = """\
+# Made by the study {name}: its preference training as it was, with a smaller push on rejected
+# answers, and without the pairs that lower the others' chosen answers most. Everything before it is
+# the study's own, so that the first seed starts from results that are there.
+"""
+
+
+def remedies_file(study: StudyParameters) -> str:
+    """A study file of `mitigation`; empty for a training that is not on pairs.
+
+    The arms have the study's settings but for the remedy, over the study's seed and the next one.
+    """
+    trained = study.preference
+    if trained.objective.name not in PAIR_OBJECTIVES:
+        return ""
+    left_out = {"objective", "seed", "record_steps", "checkpoint_every", "ledger", "alarm", "best"}
+    training = trained.model_dump(mode="json", exclude_unset=True, exclude=left_out)
+    training["probe_every"] = trained.probe_every or max(1, trained.steps // 10)
+    settings: dict[str, Any] = {
+        "name": f"{study.name}-remedies",
+        "seeds": [study.seed, study.seed + 1],
+        "data": study.data.model_dump(mode="json", exclude_unset=True),
+        "base": study.base.model_dump(mode="json", exclude_unset=True),
+        "training": training,
+        "audit": (study.audit or AuditConfig()).model_dump(mode="json", exclude_unset=True),
+        "arms": {
+            label: arm.model_dump(mode="json", exclude_unset=True)
+            for label, arm in _arms(study).items()
+        },
+    }
+    if study.sft is not None:
+        settings["sft"] = study.sft.model_dump(mode="json", exclude_unset=True)
+    if not study.data.states_facts:
+        settings["judge"] = {"name": "log_prob"}
+        settings["answers"] = {"prompts": 40, "samples": 1}
+    MitigationParameters.model_validate(settings)
+    return _ABOUT.format(name=study.name) + yaml.safe_dump(settings, sort_keys=False)
+
+
+def _arms(study: StudyParameters) -> dict[str, ArmConfig]:
+    objective = study.preference.objective
+    start = study.start
+    if isinstance(objective, DPOConfig) and objective.designed_dose is None:
+        gentler = {"dose-03": objective.model_copy(update={"negative_dose": DOSE})}
+    else:
+        dose = DesignedDoseConfig()
+        gentler = {"designed": objective.model_copy(update={"designed_dose": dose})}
+    return {
+        "as-it-was": ArmConfig(objective=objective, start=start),
+        **{label: ArmConfig(objective=own, start=start) for label, own in gentler.items()},
+        "filtered": ArmConfig(
+            objective=objective, start=start, filter=FilterConfig(by="on_all", drop=DROP)
+        ),
+    }
