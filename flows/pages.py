@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,6 +59,6 @@ def _replace(page: Path, write: Callable[[Path], object]) -> None:
     aside = page.with_name(f".{page.name}-{uuid4().hex[:8]}")
     try:
         write(aside)
-        os.replace(aside, page)
+        aside.replace(page)
     finally:
         aside.unlink(missing_ok=True)

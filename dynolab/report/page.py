@@ -177,7 +177,7 @@ def page_html(page: Page) -> str:
     parts: list[Section | Fold] = [
         figure_section(part) if isinstance(part, Figure) else part
         for part in page.content
-        if part is not None
+        if part is not None and not (isinstance(part, Fold) and not part.sections)
     ]
     made_from = [] if page.stages is None else [stage_section(page.stages)]
     if page.settings is not None:

@@ -14,19 +14,24 @@ from dynolab.report.study.page import write_report
 from dynolab.results.study import TokenMap
 from tests.report.audits import audit
 from tests.report.forces import kernel
+from tests.report.ledgers import write_ledger
 from tests.report.parsed import CANARY, Parsed
 from tests.report.synthetic import study
 
 LOADS = {"src", "srcset", "data", "poster", "action", "background"}
 
 
-def hostile() -> ReportInputs:
-    """A study in which every text that models or data wrote tries to be markup."""
+def hostile(folder: Path) -> ReportInputs:
+    """A study in which every text that models or data wrote tries to be markup.
+
+    **Arguments:** `folder`: for the tables of its ledger.
+    """
     inputs = study()
     facts = StudyFacts(
         name=CANARY,
         config_text=f"name: {CANARY}\n</pre></script>{CANARY}",
         map_command=f"dynolab forces {CANARY}",
+        remedies_command=f"dynolab mitigation {CANARY}",
         stages=(StageFacts(stage=CANARY, key=CANARY, seconds=1.0, mlflow_run_id=CANARY),),
     )
     tokens = ["</script>", CANARY, "<b>bold</b>", "%{x}"]
@@ -66,6 +71,7 @@ def hostile() -> ReportInputs:
         contrasts=tuple(map(renamed_in, inputs.contrasts)),
         kernel=kernel(("base", "sft"), CANARY),
         audit=audit(text=CANARY, mark=CANARY),
+        ledger=write_ledger(folder, tokens=(f" {CANARY}", "<b>", CANARY), rejected=CANARY),
         answers=tuple(answer.model_copy(update=said) for answer in inputs.answers),
         watched=tuple(
             renamed(row).model_copy(
@@ -79,7 +85,15 @@ def hostile() -> ReportInputs:
 @pytest.fixture(scope="module")
 def hostile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("hostile")
-    write_report(hostile(), place)
+    write_report(hostile(tmp_path_factory.mktemp("ledger")), place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def plain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page with the same parts, of texts that mean no harm."""
+    place = tmp_path_factory.mktemp("plain")
+    write_report(replace(study(), ledger=write_ledger(tmp_path_factory.mktemp("tables"))), place)
     return place
 
 
@@ -87,8 +101,8 @@ def pages(folder: Path) -> list[Path]:
     return [folder / "report.html", *sorted((folder / "figures").glob("*.html"))]
 
 
-def test_nothing_that_data_wrote_becomes_markup(folder: Path, hostile_folder: Path) -> None:
-    plain = {page.name: Parsed(page.read_text()) for page in pages(folder)}
+def test_nothing_that_data_wrote_becomes_markup(plain_folder: Path, hostile_folder: Path) -> None:
+    plain = {page.name: Parsed(page.read_text()) for page in pages(plain_folder)}
     for page in pages(hostile_folder):
         found, usual = Parsed(page.read_text()), plain[page.name]
         allowed = {tag for tag, _ in usual.elements}

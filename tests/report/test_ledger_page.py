@@ -8,111 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.data.rows import Example, write_rows
-from dynolab.report.inputs.ledger import Ledger, read_ledger
+from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.ledger.blocks import blocks_figure
+from dynolab.report.ledger.coloured import coloured, on_text
 from dynolab.report.ledger.heat_map import ledger_map_figure
 from dynolab.report.ledger.page import write_ledger_page
 from dynolab.report.ledger.pushers import pusher_section
 from dynolab.report.ledger.sources import sources_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
-from dynolab.results.ledger import FunctionalRow, LedgerSummary, write_table
-
-LINES = {  # (step, response): what it did to the mean of chosen answers, and to answer b
-    (0, 0): (1.0, 0.5),
-    (0, 1): (-3.0, -4.0),
-    (1, 0): (0.25, 2.0),
-    (1, 1): (-0.5, -1.0),
-}
-RESPONSES = [(0, 0, "a", "chosen"), (0, 1, "a", "rejected"), (1, 0, "b", "chosen")]
-RESPONSES += [(1, 1, "c", "rejected")]
-STEPS = {  # before, after, predicted of either functional, step by step
-    "train/chosen": [(-10.0, -12.0, -1.875), (-12.0, -12.25, -0.25)],
-    "b": [(-5.0, -8.5, -3.5), (-8.5, -7.5, 1.0)],
-}
-NAMES = list(STEPS)
+from tests.report.ledgers import write_ledger
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    keys = list(LINES)
-    write_table(
-        tmp_path,
-        "lines",
-        {
-            "step": [step for step, _ in keys for _ in NAMES],
-            "response": [response for _, response in keys for _ in NAMES],
-            "functional": NAMES * len(keys),
-            "nats": [value for values in LINES.values() for value in values],
-        },
-    )
-    columns = ("step", "response", "example", "side")
-    responses = dict(zip(columns, map(list, zip(*RESPONSES, strict=True)), strict=True))
-    write_table(tmp_path, "responses", responses | {"tokens": [[5, 6]] * len(RESPONSES)})
-    rows = [(step, name, *STEPS[name][step]) for step in (1, 0) for name in NAMES]
-    steps = dict(
-        zip(
-            ("step", "functional", "before", "after", "predicted"),
-            map(list, zip(*rows, strict=True)),
-            strict=True,
-        )
-    )
-    more = {
-        "decay": [0.125, 0, 0, 0],
-        "carried_in": [0] * 4,
-        "weight": [1] * 4,
-        "rounding": [0] * 4,
-    }
-    write_table(tmp_path, "steps", steps | more)
-    write_table(
-        tmp_path,
-        "tokens",
-        {
-            "step": [0, 0],
-            "response": [1, 1],
-            "functional": ["b", "b"],
-            "place": [0, 1],
-            "token": ["Ġ<b>", "end"],
-            "nats": [-3.5, -0.5],
-        },
-    )
-    write_table(
-        tmp_path,
-        "sources",
-        {
-            "step": [1, 0],
-            "functional": ["b", "b"],
-            "lbk": [1.0, 1.0],
-            "sign_delta": [0.5, -2.0],
-            "kernel_bound": [0.1, 0.2],
-        },
-    )
-    write_table(
-        tmp_path,
-        "blocks",
-        {
-            "step": [1, 1, 0, 0],
-            "block": ["layers.0", "layers.0", "lm_head", "layers.0"],
-            "functional": ["b"] * 4,
-            "side": ["chosen", "rejected", "rejected", "rejected"],
-            "nats": [2.5, -1.0, -3.5, -0.5],
-        },
-    )
-    functionals = [
-        FunctionalRow(name="train/chosen", split="train", kind="chosen", pairs=("a", "b")),
-        FunctionalRow(name="b", split="train", kind="chosen", pairs=("b",)),
-    ]
-    write_rows(tmp_path / "functionals.jsonl", functionals)
-    summary = LedgerSummary(
-        steps=2, responses=4, closure=1e-9, residual_share=0.05, rounding_share=0
-    )
-    (tmp_path / "ledger.json").write_text(summary.model_dump_json())
-    examples = [
-        Example(id=name, prompt=f"what is {name}", chosen=f" {name} it is", rejected=" <i>no</i>")
-        for name in "abc"
-    ]
-    write_rows(tmp_path / "train.jsonl", examples)
-    return read_ledger(tmp_path, tmp_path)
+    return write_ledger(tmp_path)
 
 
 def test_the_bars_lead_from_start_to_end(ledger: Ledger) -> None:
@@ -159,10 +68,37 @@ def test_the_table_names_who_pulled_an_answer_down(ledger: Ledger) -> None:
     section = pusher_section(ledger)
     assert section is not None
     shown = str(section.markup)
-    assert "a (−3.5), c (−1.0), b (+2.0)" in shown
+    assert "pulled down by a (−3.5), c (−1.0)</span>" in shown
+    assert "Its own pair did +2.00" in shown
     assert "what is b" in shown and "&lt;i&gt;no&lt;/i&gt;" in shown
     assert "<code>·&lt;b&gt;</code> −3.5" in shown, "the strongest line by token"
-    assert "<b>" not in shown
+    assert "<b>&" not in shown and "<i>" not in shown
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "words"),
+    [
+        ([" it", " is", "<eos>"], "it is", ["it", " is", "<eos>"]),
+        (["it", "is", "<eos>"], " it is", [" it", " is", "<eos>"]),
+        ([" so", "ðŁĺ", "Ģ", " yes"], "so 😀 yes", [" so", " 😀", " yes"]),
+        ([" لا", " نعم"], "لا نعم", ["لا", " نعم"]),
+        (["a", "b"], "", ["a", "b"]),
+        ([" other", " words"], "it is", ["it is"]),
+    ],
+)
+def test_tokens_stand_in_their_text(tokens: list[str], text: str, words: list[str]) -> None:
+    """Parts of a character are put together; what the text does not hold keeps its name."""
+    shown = on_text([(token, 1.0) for token in tokens], text)
+    assert [word.strip() for word, _ in shown] == [word.strip() for word in words]
+    assert sum(nats for _, nats in shown) == len(tokens)
+
+
+def test_a_long_text_is_shown_around_its_hardest_push() -> None:
+    tokens = [(f" w{n}", -1.0 if n == 15_000 else -1e-3) for n in range(20_000)]
+    shown = coloured(tokens, "".join(token for token, _ in tokens))
+    assert " w15000<" in shown and " w100<" not in shown
+    assert shown.startswith("[…] ") and shown.endswith(" […]")
+    assert shown.count("<span") == 120
 
 
 def test_a_ledger_without_single_answers_has_no_such_table(ledger: Ledger) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import json
 import re
 import shlex
@@ -199,10 +200,12 @@ def test_the_worst_pairs_map_is_a_command_for_a_shell(tmp_path: Path) -> None:
     probes = tuple(
         row.model_copy(update={"pair_id": name}) for row in dpo.probes if row.pair_id == "q000"
     )
-    words = written(tmp_path, with_trainings(replace(dpo, probes=probes)))
-    command = re.search(r"replace its id\):(dynolab forces.*?)Changes from start", words)
+    write_report(with_trainings(replace(dpo, probes=probes)), tmp_path)
+    command = re.search(
+        '<pre class="command">(dynolab forces.*?)</pre>', (tmp_path / "report.html").read_text()
+    )
     assert command is not None
-    *start, _, analysis = shlex.split(command[1])
+    *start, _, analysis = shlex.split(html.unescape(command[1]))
     assert start == ["dynolab", "forces", "--set", "name=pair"]
     assert yaml.safe_load(analysis.removeprefix("analysis.pair_ids=")) == [name]
 

@@ -255,11 +255,20 @@ def token_map_message(token_map: TokenMap) -> str:
     """What each side of the pair does, and which token moves most."""
     force, split = np.array(token_map.force, dtype=float), len(token_map.chosen_tokens)
     plus, minus = float(np.nansum(force[:, :split])), float(np.nansum(force[:, split:]))
-    rows = np.nansum(force, axis=1)
-    most = int(np.argmax(np.abs(rows)))
     answer = f"{_whose(token_map)} {token_map.observed_kind} answer"
-    text = f"The pair's y⁺ pushes {answer} by {number(plus, sign=True)} nats"
+    text = f"y⁺ of “{token_map.updating_id}” pushes {answer} by {number(plus, sign=True)} nats"
     if split < force.shape[1]:
         text += f", its y⁻ by {number(minus, sign=True)} nats"
-    token = token_map.observed_tokens[most].strip() or "␣"
-    return f"{text}; the token “{token}” moves most ({number(float(rows[most]), sign=True)})."
+    if not np.isfinite(force).any():
+        return f"{text}."
+    row, column = np.unravel_index(np.nanargmax(np.abs(force)), force.shape)
+    pushed = _shown(token_map.observed_tokens[row])
+    pusher = _shown((token_map.chosen_tokens + token_map.rejected_tokens)[column])
+    return (
+        f"{text}; hardest, “{pusher}” of its {'y⁺' if column < split else 'y⁻'} pushes “{pushed}” "
+        f"({number(float(force[row, column]), sign=True)})."
+    )
+
+
+def _shown(token: str) -> str:
+    return token.strip() or "␣"

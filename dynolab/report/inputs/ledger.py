@@ -65,9 +65,9 @@ class Ledger:
     """A ledger's tables; entry i of `example`, `side` and `step` belongs to line i.
 
     `weights`: the number of steps that each step stands for, in the order of `steps`.
-    `rows`: the data's rows by id, held-out ones too where they are known; `moments`: lines with their tokens, by functional;
-    `sign_delta`: of single answers, step by step; `blocks`: by functional what each block of the
-    parameters passed on from chosen and from rejected answers.
+    `rows`: the data's rows by id, held-out ones too where they are known; `moments`: lines with
+    their tokens, by functional; `sign_delta`: of single answers, step by step; `blocks`: by
+    functional what each block of the parameters passed on from chosen and from rejected answers.
     """
 
     summary: LedgerSummary

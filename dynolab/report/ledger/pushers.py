@@ -28,8 +28,8 @@ _ANSWER = Markup(
     "<p>Its own pair did {}; the five that pulled it down hardest:</p>"
 )
 _CULPRIT = Markup(
-    '<li><b class="num">{}</b> by <b>{}</b>: {} through its rejected answer, {} through its chosen '
-    'one, at steps {}. <span class="quiet">{}</span>'
+    '<li><b class="num">{}</b> by <b>{}</b> in {} steps, {} through its rejected and {} through '
+    'its chosen answer. <span class="quiet">{}</span>'
     '<blockquote dir="auto">{}</blockquote>{}</li>'
 )
 
@@ -100,9 +100,9 @@ def _culprit(pusher: Pusher, rows: Mapping[str, Example], moments: Sequence[Mome
     return _CULPRIT.format(
         number(pusher.total, sign=True),
         pusher.example,
-        number(pusher.from_rejected, sign=True),
-        number(pusher.from_chosen, sign=True),
-        ", ".join(map(str, pusher.steps)),
+        len(pusher.steps),
+        number(pusher.from_rejected, 2, sign=True),
+        number(pusher.from_chosen, 2, sign=True),
         excerpt(row.prompt, 90, end=True) if row else "",
         coloured(tokens, text) if tokens else excerpt(text, _TEXT),
         through,

@@ -18,6 +18,7 @@ from dynolab.statistics import share_interval
 _EXAMPLES = 3  # number per model
 _SHOWN = 4  # prompts of each split whose answers are shown
 _LENGTH = 90  # characters of an example's texts
+_ANSWER = 600  # characters of an answer
 ByModel = Mapping[str, Answer]
 """The answers to one prompt."""
 
@@ -70,7 +71,8 @@ def _shown(prompts: Sequence[ByModel]) -> list[ByModel]:
 def _answer(answer: Answer | None) -> str | Markup:
     if answer is None:
         return "–"
-    text = Markup("{}").format(answer.answer.strip() + ("" if answer.finished else " …"))
+    said = excerpt(answer.answer, _ANSWER) + ("" if answer.finished else " …")
+    text = Markup("{}").format(said)
     if answer.says is None:
         return text
     mark = "✓" if answer.says in RIGHT else "✗"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,19 +12,20 @@ from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import Split
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import change
-from dynolab.report.inputs.ledger import Ledger
+from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.inputs.study import ReportInputs, Training
-from dynolab.report.ledger.coloured import strongest_tokens, summed
 from dynolab.report.ledger.pushers import fallen_accounts
 from dynolab.report.page import Tile
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import SPLITS, objective_name
-from dynolab.report.text import excerpt, join, mean_and_ends, number
+from dynolab.report.text import excerpt, join, mean_and_ends, number, token_text
 from dynolab.report.verdicts import PLURAL, claims_tile
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import mean_interval
 
 _HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
+
+_TOKENS = 3  # named in the answer
 
 
 def question(trainings: Sequence[Training]) -> str:
@@ -99,44 +101,54 @@ def _through_what(inputs: ReportInputs) -> str | Markup:
 
 
 def _by_account(ledger: Ledger) -> Markup:
+    """The sums by side, and the tokens and the example that pulled hardest."""
     means = {
         account.row.split: account
         for account in ledger.accounts
         if account.row.kind == "chosen" and not account.row.single
     }
-    sums = []
-    for split in SPLITS:
-        if split in means:
-            sides = (ledger.side_total(means[split], s).mean for s in ("rejected", "chosen"))
-            rejected, chosen = (number(side, sign=True) for side in sides)
-            sums.append(f"{rejected} and {chosen} nats on {SPLITS[split]} pairs")
-    text = Markup("Over the whole training, rejected and chosen answers pushed them by {}").format(
-        join(sums)
+    down, up = [], []
+    for split, account in ((split, means[split]) for split in SPLITS if split in means):
+        of = f"on {SPLITS[split]} pairs"
+        rejected, chosen = (ledger.side_total(account, s).mean for s in ("rejected", "chosen"))
+        down.append(f"{number(rejected, sign=True)} nats {of}")
+        up.append(number(chosen, sign=True))
+    text = Markup(
+        "Over the whole training (means over {} pairs each), rejected answers moved them by {}, "
+        "chosen ones by {}"
     )
-    singles = fallen_accounts(ledger)
-    if not singles:
-        return text + "."
+    pairs = " and ".join(dict.fromkeys(str(len(own.row.pairs)) for own in means.values()))
+    sums = text.format(pairs, join(down), join(up))
+    if singles := fallen_accounts(ledger):
+        return sums + _hardest(ledger, singles)
+    return sums + "."
+
+
+def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
+    """The tokens through which the fallen answers were pulled hardest, and an example of them."""
     worst = singles[0]
     culprit, row = ledger.pushers(worst)[0], ledger.rows.get(worst.row.name)
-    side = "rejected" if culprit.from_rejected <= culprit.from_chosen else "chosen"
-    own = [
-        moment
-        for moment in ledger.moments.get(worst.row.name, ())
-        if (moment.example, moment.side) == (culprit.example, side)
-    ]
-    tokens = strongest_tokens(summed(own), 2)
-    return text + Markup(
-        "; the {} answer to “{}”, which fell most ({}), was pulled down hardest by the {} answer of "
-        "{} ({}){}{}."
+    pulls: defaultdict[str, float] = defaultdict(float)
+    for account in singles:
+        for moment in ledger.moments.get(account.row.name, ()):
+            for token, nats in moment.tokens:
+                pulls[token] += nats
+    through = Markup(" · ").join(
+        Markup("<code>{}</code>").format(Markup(token_text(token)))
+        for token in sorted(pulls, key=pulls.__getitem__)[:_TOKENS]
+        if pulls[token] < 0
+    )
+    tokens = Markup(", the hardest pulls came through the tokens {},").format(through)
+    return Markup(
+        "; on the {} answers that fell most{} and on the first of them, to “{}” ({}), {} pulled "
+        "hardest ({})."
     ).format(
-        SPLITS[worst.row.split],
+        len(singles),
+        tokens if through else "",
         excerpt(row.prompt, 60, end=True) if row else worst.row.name,
         number(worst.end - worst.start, sign=True),
-        side,
         culprit.example,
         number(culprit.total, sign=True),
-        ", most through " if tokens else "",
-        tokens,
     )
 
 
@@ -159,21 +171,19 @@ def _change_tile(stage: str, kind: str, paths: Paths) -> Tile:
         values = None if own is None else own.gap if kind == "gap" else own.logp.get(kind)
         if values is not None:
             mean, low, high = mean_and_ends(mean_interval(change(values)))
-            told[split] = mean
-            told[split] += f" [{low}, {high}]"
+            told[split] = f"{mean} [{low}, {high}]"
     if not told:
         return Tile(label, "–", "not measured")
-    first, *others = (f"{text} {SPLITS[split]}" for split, text in told.items())
-    value, _, rest = first.partition(" ")
-    return Tile(label, value, f"{rest}{''.join(f'; {other}' for other in others)}, nats")
+    value, _, ends = next(iter(told.values())).partition(" ")
+    lines = [f"{SPLITS[split]} {told[split]}" for split in list(told)[1:]]
+    return Tile(label, value, "\n".join([f"{ends} nats, {SPLITS[next(iter(told))]}", *lines]))
 
 
-def unexplained(metrics: Mapping[str, float], stages: Sequence[str]) -> str:
+def unexplained(verdicts: Sequence[Verdict]) -> str:
     """The share of the steps' changes that the forces leave unexplained, training by training."""
-    left = {
-        stage: metrics[name]
-        for stage in stages
-        if (name := f"force/{stage}/unexplained") in metrics
-    }
-    each = [f"{number(value, 2)} of {objective_name(stage)}’s" for stage, value in left.items()]
-    return f"Forces leave {join(each)} steps unexplained (1 − R²). " if each else ""
+    each = [
+        f"{number(verdict.measured[0].mean, 2)} of what {objective_name(verdict.topic)} did"
+        for verdict in verdicts
+        if verdict.id.endswith("/forces") and verdict.outcome != "not measured"
+    ]
+    return f"Forces leave {join(each)} unexplained (1 − R²). " if each else ""

@@ -44,7 +44,7 @@ from dynolab.report.study.answers import answer_section, hallucination_section
 from dynolab.report.study.ladder import ladder_figure, ladder_section
 from dynolab.report.study.layers import layer_figure
 from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path_figure, stages_of
-from dynolab.report.study.opening import answer, chosen_changes, question, tiles
+from dynolab.report.study.opening import answer, chosen_changes, question, tiles, unexplained
 from dynolab.report.study.paths_svg import paths_svg
 from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
 from dynolab.report.study.step_forces import decomposition_figure, prediction_figure
@@ -153,12 +153,12 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
     )
     titles = {training.name: objective_name(training.stage) for training in trainings}
     maps = [training.token_map for training in trainings if training.token_map]
-    own = [t.stage for t in trainings if t.stage in PAIR_OBJECTIVES]
-    changes = chosen_changes(inputs, found.paths) if own else {}
+    on_pairs = trainings and trainings[-1].stage in PAIR_OBJECTIVES
+    changes = chosen_changes(inputs, found.paths) if on_pairs else {}
     worst = pair_section(found.pairs, trainings[-1].stage) if found.pairs else None
     return Page(
         name=facts.name,
-        heading=f"{facts.name}: {question(trainings)}",
+        heading=question(trainings),
         answer=answer(inputs, changes, remedy(inputs, changes)),
         lead=_lead(inputs, found.paths),
         tiles=tiles(inputs, found.paths, found.verdicts) if trainings else (),
@@ -222,7 +222,8 @@ def _checks(inputs: ReportInputs, found: _Found, titles: Mapping[str, str]) -> F
     return Fold(
         "checks",
         "Checks",
-        "Whether the analysed steps are those of the training, how far first order carries, what "
+        unexplained(found.verdicts)
+        + "Whether the analysed steps are those of the training, how far first order carries, what "
         "the theory foretells, and which known phenomena appear.",
         [
             replay_section(replays) if replays else None,

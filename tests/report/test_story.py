@@ -1,0 +1,131 @@
+"""The study's page as a story: in order, with its answer first, whole or still filling."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dynolab.report.inputs.study import ReportInputs
+from dynolab.report.page import section
+from dynolab.report.study.page import report_page_html, write_report
+from dynolab.report.terms import TERMS, terms_in, with_terms
+from tests.report.ledgers import write_ledger
+from tests.report.parsed import Parsed, words_of
+from tests.report.synthetic import study
+
+REMEDIES = "dynolab mitigation reports/built-in-remedies.yaml"
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> ReportInputs:
+    ledger = write_ledger(tmp_path_factory.mktemp("ledger"), tokens=(" no", " way"))
+    return replace(study(remedies_command=REMEDIES), ledger=ledger)
+
+
+@pytest.fixture(scope="module")
+def page(inputs: ReportInputs, tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("story")
+    write_report(inputs, place)
+    return (place / "report.html").read_text()
+
+
+def ids(page: str) -> list[str]:
+    return [a["id"] for _, a in Parsed(page).elements if a.get("id")]  # type: ignore[misc]
+
+
+def test_the_answer_comes_first_with_both_halves_of_the_data(
+    inputs: ReportInputs, page: str
+) -> None:
+    assert inputs.audit is not None
+    sentences = re.findall(r'<p class="answer">(.*?)</p>', page)
+    fell, through, tried = (re.sub("<.*?>", "", sentence) for sentence in sentences)
+    for split, name in (("train", "training"), ("heldout", "held-out")):
+        changes = [row.change for row in inputs.audit.changes if row.split == split]
+        assert f"{sum(c < 0 for c in changes)} of {len(changes)} {name} pairs" in fell
+    assert (
+        "rejected answers moved them by −3.50 nats on training pairs, chosen ones by +1" in through
+    )
+    assert "came through the tokens ·no · ·way" in through and "a pulled hardest (−3.50)" in through
+    assert "try a smaller push on rejected answers" in tried
+    assert page.index('class="answer"') < page.index('class="tiles"')
+
+
+def test_parts_come_in_the_order_of_a_story(page: str) -> None:
+    parts = ["pushers", "token-map", "try-next", "paths", "gap", "ledger", "foresight", "contrasts"]
+    parts += ["answers", "details", "events", "checks", "replay", "verdicts", "made-from", "config"]
+    known = [name for name in ids(page) if name in parts]
+    assert known == parts
+
+
+def test_contents_name_every_part_once(page: str) -> None:
+    found = set(ids(page))
+    contents = page[page.index("<nav") : page.index("</nav>")]
+    links = re.findall(r'href="#([^"]+)"', contents)
+    assert len(links) == len(set(links))
+    assert set(links) <= found
+    parts = re.findall(r'<(?:section|details class="fold") id="([^"]+)"', page)
+    assert set(parts) == set(links)
+
+
+def test_terms_lead_to_the_glossary(page: str) -> None:
+    found, linked = ids(page), terms_in(page)
+    assert {f"term-{anchor}" for anchor in linked} <= set(found)
+    assert len(linked) > 8
+    titles = {a["href"]: a["title"] for tag, a in Parsed(page).elements if a.get("class") == "term"}
+    assert titles["#term-nat"] == TERMS["nat"][1]
+
+
+def test_a_text_names_a_term_once_and_stays_text() -> None:
+    told = with_terms("The gap <b> of y* is a gap; its code")
+    assert told.count('href="#term-gap"') == 1 and "&lt;b&gt;" in told
+    assert re.sub("<a.*?>|</a>", "", told) == "The gap &lt;b&gt; of y* is a gap; its code"
+    markup = section("x", "x", "").markup.__class__("<code>the gap</code> and the gap")
+    assert with_terms(markup).startswith("<code>the gap</code>")
+
+
+def test_what_to_try_next_is_a_command(page: str) -> None:
+    commands = re.findall('<pre class="command">(.*?)</pre>', page)
+    assert commands[0] == REMEDIES and commands[1].startswith("dynolab forces")
+
+
+def test_a_page_fills_and_its_end_is_as_if_there_were_no_beginning(
+    inputs: ReportInputs, page: str, tmp_path: Path
+) -> None:
+    nothing = ReportInputs(inputs.facts, watched=inputs.watched)
+    sft = replace(nothing, trainings=inputs.trainings[:1])
+    both = replace(sft, trainings=inputs.trainings, audit=inputs.audit)
+    for so_far in (nothing, sft, both):
+        early = report_page_html(so_far, ["ledger", "report"])
+        assert '<meta http-equiv="refresh"' in early
+        assert "Still to come: ledger, report." in early
+    write_report(inputs, tmp_path)
+    again = (tmp_path / "report.html").read_text()
+    assert again == page
+    assert "refresh" not in Parsed(again).words and 'http-equiv="refresh"' not in again
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["مرحبا بالعالم، كيف الحال؟", "😀👩‍👩‍👧 naïve – “quoted”", "\u202eevil\u202c <b>&amp;</b>"],
+    ids=["right to left", "emoji", "marks and markup"],
+)
+def test_texts_of_any_script_are_shown(text: str, inputs: ReportInputs, tmp_path: Path) -> None:
+    ledger = write_ledger(tmp_path, tokens=("x", "y"), rejected=text)
+    answers = tuple(a.model_copy(update={"answer": text, "prompt": text}) for a in inputs.answers)
+    write_report(replace(inputs, ledger=ledger, answers=answers), tmp_path / "page")
+    words = words_of(tmp_path / "page" / "report.html")
+    assert words.count(text) >= 3
+    assert '<td dir="auto">' in (tmp_path / "page" / "report.html").read_text()
+
+
+def test_answers_of_20_000_tokens_do_not_make_the_page_large(
+    inputs: ReportInputs, tmp_path: Path
+) -> None:
+    tokens = [f" word{number}" for number in range(20_000)]
+    ledger = write_ledger(tmp_path, tokens=tokens, rejected="".join(tokens))
+    answers = tuple(a.model_copy(update={"answer": "".join(tokens)}) for a in inputs.answers)
+    write_report(replace(inputs, ledger=ledger, answers=answers), tmp_path / "page")
+    assert (tmp_path / "page" / "report.html").stat().st_size < 1e7
