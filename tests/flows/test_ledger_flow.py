@@ -54,7 +54,9 @@ def ledger(
     **changes: Any,
 ) -> StageResult:
     """The account of a training; `fresh`: kept again if there is one."""
-    config = LedgerJob(training=training, **{"pairs": 2, "answers": 3, **changes})
+    config = LedgerJob(
+        training=training, **{"pairs": 2, "answers": 3, "heldout_answers": 1, **changes}
+    )
     inputs = {"data": analysed.data, "model": analysed.sft, "trained": result}
     return run_stage(LEDGER, config, inputs, analysed.platform, fresh=fresh)
 
@@ -86,7 +88,8 @@ def test_a_ledger_closes(analysed: Analysed, changes: dict[str, Any]) -> None:
     responses = read_table(folder, "responses")
     assert set(responses["side"]) == {"chosen", "rejected"}
     sources = read_table(folder, "sources")
-    assert len(sources["step"]) == 6 * 3
+    assert len(sources["step"]) == 6 * (3 + 1)
+    assert [row.split for row in functionals if row.single] == ["train"] * 3 + ["heldout"]
     assert all(value >= 0 for value in sources["lbk"])
 
 

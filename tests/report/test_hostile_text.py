@@ -113,8 +113,8 @@ def test_nothing_that_data_wrote_becomes_markup(plain_folder: Path, hostile_fold
 
 def test_hostile_text_is_shown_as_it_is(hostile_folder: Path) -> None:
     words = "".join(Parsed((hostile_folder / "report.html").read_text()).words)
-    assert words.count(CANARY) >= 4
-    assert re.search(rf"q\d+{re.escape(CANARY * 2)}−", words)  # a pair and its prompt
+    assert words.count(CANARY) >= 10
+    assert f"dynolab mitigation {CANARY}" in words
 
 
 def test_plotly_is_given_escaped_text(hostile_folder: Path) -> None:

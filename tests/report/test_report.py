@@ -131,7 +131,7 @@ def test_trainings_come_in_the_studys_order_whatever_their_objective(tmp_path: P
         training("rl", "grpo", forces=(), token_map=None), training("sft", "sft")
     )
     summary = write_report(inputs, tmp_path)
-    page = (tmp_path / "report.html").read_text()
+    page = words_of(tmp_path / "report.html")
     assert 0 < page.index("GRPO widens the gap") < page.index("SFT narrows the gap")
     assert 0 < page.index("GRPO: chosen") < page.index("SFT: chosen")
     assert summary["metrics"]["grpo/gap/change"] > 4

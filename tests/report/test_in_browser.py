@@ -1,0 +1,68 @@
+"""The study's page in a browser: on a phone, in the dark, moved, printed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dynolab.report.study.page import write_report
+from tests.report.browsing import CHROMIUM, opened
+from tests.report.ledgers import write_ledger
+from tests.report.synthetic import study
+
+pytest.importorskip("playwright.sync_api")
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page alone, in a folder that it was moved to; its result is gone."""
+    made, moved = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("moved here, too")
+    ledger = write_ledger(tmp_path_factory.mktemp("ledger"), ("😀", " مرحبا"), "😀 مرحبا")
+    write_report(replace(study(remedies_command="dynolab mitigation x"), ledger=ledger), made)
+    shutil.move(made / "report.html", moved / "report.html")
+    shutil.rmtree(made)
+    return moved / "report.html"
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_a_reader_finds_the_way(page: Path, width: int, dark: bool) -> None:
+    with opened(page, width, dark=dark) as seen:
+        window = seen.page
+        assert window.evaluate("document.documentElement.scrollWidth") <= width
+        contents = window.locator(".contents details")
+        assert contents.evaluate("menu => menu.open") == (width > 1159)
+        answer = window.locator(".answer").first.bounding_box()
+        assert answer["y"] + answer["height"] < 850, "the answer is on the first screen"
+        if width < 1160:
+            window.locator(".contents summary").click()
+        window.locator(".contents a[href='#verdicts']").click()
+        seen.until("document.getElementById('checks').open")
+        window.locator("#verdicts").wait_for()
+        assert window.locator(".contents").bounding_box()["y"] == 0, "contents stay"
+        window.evaluate("location.hash = 'prediction'")
+        seen.until("drawn.has(document.getElementById('plot-prediction'))")
+        assert seen.errors == []
+
+
+def test_a_printed_page_has_all_its_figures(page: Path) -> None:
+    with opened(page, 1280) as seen:
+        seen.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        assert seen.page.evaluate("drawn.size === plots.length && plots.length > 5")
+        assert seen.page.evaluate("[...document.querySelectorAll('.fold')].every(f => f.open)")
+        assert len(seen.page.pdf(prefer_css_page_size=True)) > 10_000
+        assert seen.errors == []
+
+
+def test_a_command_is_copied_by_a_click(page: Path) -> None:
+    with opened(page, 1280) as seen:
+        seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        seen.page.locator(".command .copy").first.click()
+        seen.page.get_by_text("copied").wait_for()
+        assert seen.page.evaluate("navigator.clipboard.readText()") == "dynolab mitigation x"
