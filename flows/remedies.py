@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from pydantic import ValidationError
 
+from dynolab.errors import ConfigError
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
@@ -28,7 +30,7 @@ _ABOUT = """\
 
 
 def remedies_file(study: StudyParameters) -> str:
-    """A study file of `mitigation`; empty for a training that is not on pairs.
+    """A study file of `mitigation`; empty for a training that it cannot compare.
 
     The arms have the study's settings but for the remedy, over the study's seed and the next one.
     """
@@ -55,16 +57,20 @@ def remedies_file(study: StudyParameters) -> str:
     if not study.data.states_facts:
         settings["judge"] = {"name": "log_prob"}
         settings["answers"] = {"prompts": 40, "samples": 1}
-    MitigationParameters.model_validate(settings)
+    try:
+        MitigationParameters.model_validate(settings)
+    except (ConfigError, ValidationError):
+        return ""  # what a comparison refuses is no fault of the study
     return _ABOUT.format(name=study.name) + yaml.safe_dump(settings, sort_keys=False)
 
 
 def _arms(study: StudyParameters) -> dict[str, ArmConfig]:
     objective = study.preference.objective
     start = study.start
+    gentler: dict[str, Any] = {}
     if isinstance(objective, DPOConfig) and objective.designed_dose is None:
         gentler = {"dose-03": objective.model_copy(update={"negative_dose": DOSE})}
-    else:
+    elif objective.designed_dose is None:
         dose = DesignedDoseConfig()
         gentler = {"designed": objective.model_copy(update={"designed_dose": dose})}
     return {

@@ -30,6 +30,7 @@ from dynolab.forces.function.views import View
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.metagradient import Metagradient
 from dynolab.forces.step.second_order import bending_by_block
+from dynolab.forces.step.token_map import example_pushes
 from dynolab.squeezing.forecast import forecasts
 from dynolab.squeezing.ladder import ladder
 from dynolab.squeezing.pushes import pushes
@@ -120,6 +121,7 @@ def token_map(step: StepRecord, policy: PolicyFunction) -> None:
         observed_id="other",
         observed=encoded(77),
     )
+    example_pushes(step, policy, split_step(step, policy).update, encoded(77))
 
 
 def feature(step: StepRecord, policy: PolicyFunction) -> None:

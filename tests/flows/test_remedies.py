@@ -1,0 +1,120 @@
+"""The comparison of remedies that a study's page offers, and the pages beside it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynolab.errors import ConfigError
+from flows.flow import Plan
+from flows.mitigation import MitigationParameters, mitigation_steps
+from flows.pages import copy_page, write_early_page
+from flows.parameters import load_parameters
+from flows.remedies import remedies_file
+from flows.study import FLOW, StudyParameters, early_page, study_steps
+from tasks.runtime.pipeline import Step
+from tasks.runtime.system.settings import Settings
+
+BUILTIN = Path("builtin.yaml")
+
+
+def study(*changes: str) -> StudyParameters:
+    return load_parameters(StudyParameters, BUILTIN, changes)
+
+
+def offered(parameters: StudyParameters, folder: Path) -> MitigationParameters:
+    """The file as the command reads it."""
+    file = folder / "remedies.yaml"
+    file.write_text(remedies_file(parameters))
+    return load_parameters(MitigationParameters, file, [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("sft=null",),
+        ("preference.objective={name: ipo}",),
+        ("preference.objective.beta=0.3", "preference.probe_every=0", "seed=4"),
+        ("preference.objective={name: dpo, designed_dose: {sample: 8}}",),
+        ("audit=null", "ledger=null"),
+    ],
+)
+def test_the_baseline_is_the_studys_own_training(changes: tuple[str, ...], tmp_path: Path) -> None:
+    own = study(*changes)
+    comparison = offered(own, tmp_path)
+    assert comparison.seeds == (own.seed, own.seed + 1)
+    assert next(iter(comparison.arms)) == comparison.baseline_label == "as-it-was"
+    arm = comparison.arms["as-it-was"]
+    trained = arm.training(comparison.training, comparison.on_policy, own.preference.seed)
+    told = {"record_steps", "checkpoint_every", "ledger", "alarm", "best", "probe_every"}
+    assert trained.model_dump(exclude=told) == own.preference.model_dump(exclude=told)
+    assert arm.start == own.start
+    objectives = [other.objective for other in comparison.arms.values()]
+    assert objectives[-1] == objectives[0] and comparison.arms["filtered"].filter is not None
+    assert objectives[0] not in objectives[1:-1]
+
+
+def test_the_first_seed_starts_from_the_studys_results(tmp_path: Path) -> None:
+    own = study()
+    steps = {step.name: step for step in mitigation_steps(offered(own, tmp_path))}
+    assert steps["sft-0"].config == own.sft
+    assert steps["base-0"].config == own.base
+
+
+def test_a_training_that_cannot_be_compared_has_none() -> None:
+    assert remedies_file(study("preference.objective={name: sft_extended}")) == ""
+
+
+def platform(folder: Path) -> Any:
+    result = folder / "result"
+    result.mkdir()
+    return SimpleNamespace(
+        settings=Settings.from_environment({"DYNOLAB_HOME": str(folder)}),
+        store=SimpleNamespace(folder=lambda address, digest: result),
+    )
+
+
+def test_a_page_is_copied_with_what_its_reader_needs(tmp_path: Path) -> None:
+    there = platform(tmp_path)
+    reports, made = tmp_path / "reports", tmp_path / "result"
+    (made / "report.html").write_text("whole")
+    (made / "remedies.yaml").write_text("name: x")
+    reports.mkdir()
+    (reports / "mine-pairs.jsonl").write_text("of an older study")
+    results: Any = {"report": SimpleNamespace(address="a", digest="d")}
+    copy_page(FLOW, "mine", results, there)
+    assert {file.name: file.read_text() for file in reports.iterdir()} == {
+        "mine.html": "whole",
+        "mine-remedies.yaml": "name: x",
+    }
+
+
+def test_an_early_page_replaces_the_last_and_never_ends_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    there, page = platform(tmp_path), tmp_path / "reports" / "builtin.html"
+    contents = iter(["", "data", "data and base"])
+    plan = Plan(study(), [], early=lambda results, platform: next(contents))
+    seen = []
+    for _ in range(3):
+        write_early_page(FLOW, plan, {}, there)
+        seen.append(page.read_text() if page.exists() else None)
+    assert seen == [None, "data", "data and base"]
+
+    def failing(results: Any, platform: Any) -> str:
+        raise ConfigError("results", None, "are not what a page is made of")
+
+    with caplog.at_level(logging.WARNING):
+        write_early_page(FLOW, Plan(study(), [], early=failing), {}, there)
+    assert "cannot write the page" in caplog.text
+    assert page.read_text() == "data and base" and len(list(page.parent.iterdir())) == 1
+
+
+def test_before_there_are_data_there_is_no_page(tmp_path: Path) -> None:
+    steps: list[Step] = study_steps(study())
+    assert early_page(steps, {}, platform(tmp_path)) == ""
