@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,11 +30,11 @@ def copy_page(flow: StagedFlow[Any], name: str, results: Results, platform: Plat
     result, page = results[flow.page], page_of(flow, name, platform.settings)
     folder = platform.store.folder(result.address, result.digest)
     page.parent.mkdir(parents=True, exist_ok=True)
-    _replace(page, lambda file: shutil.copyfile(folder / flow.file, file))
+    _replace(page, partial(shutil.copyfile, folder / flow.file))
     for beside in flow.beside:
         copy = page.with_name(f"{name}-{beside}")
         if (folder / beside).exists():
-            _replace(copy, lambda file, source=folder / beside: shutil.copyfile(source, file))
+            _replace(copy, partial(shutil.copyfile, folder / beside))
         else:
             copy.unlink(missing_ok=True)
 

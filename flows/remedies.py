@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from dynolab.errors import ConfigError
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.pairs import PairConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from flows.mitigation import MitigationParameters
 from tasks.arm import ArmConfig
@@ -70,7 +71,7 @@ def _arms(study: StudyParameters) -> dict[str, ArmConfig]:
     gentler: dict[str, Any] = {}
     if isinstance(objective, DPOConfig) and objective.designed_dose is None:
         gentler = {"dose-03": objective.model_copy(update={"negative_dose": DOSE})}
-    elif objective.designed_dose is None:
+    elif isinstance(objective, PairConfig) and objective.designed_dose is None:
         dose = DesignedDoseConfig()
         gentler = {"designed": objective.model_copy(update={"designed_dose": dose})}
     return {

@@ -62,7 +62,7 @@ def run_plan(
         tags={"flow": flow, **plan.tags},
         params=parameters.model_dump(mode="json"),
     ) as platform:
-        shown = pages and partial(write_early_page, pages, plan, platform=platform)
+        shown = None if pages is None else partial(write_early_page, pages, plan, platform=platform)
         results = run_on(platform, plan, fresh=fresh, shown=shown)
         if pages is not None:
             copy_page(pages, parameters.name, results, platform)

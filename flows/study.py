@@ -456,6 +456,7 @@ def early_page(
 ) -> str:
     """The report of the steps that have ended."""
     report = steps[-1]
+    assert isinstance(report.config, ReportConfig)
     reads = {name: results[step] for name, step in report.inputs.items() if step in results}
     coming = [step.name for step in steps if step.name not in results]
     return early_report(report.config, reads, platform.store, coming)

@@ -21,7 +21,6 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -89,7 +88,7 @@ def first_page(home: Path) -> dict[str, float]:
     running = dynolab(home, "study")
     until(home / "reports" / "builtin.html", running)
     took = time.perf_counter() - began
-    running.send_signal(signal.SIGINT)
+    running.terminate()
     running.wait()
     return {"first_page_s": took}
 
