@@ -35,7 +35,7 @@ plots.forEach((plot) => near.observe(plot));
 const repaint = () => drawn.forEach((plot) => draw(plot, darkScreen.matches));
 darkScreen.addEventListener("change", repaint);
 window.addEventListener("beforeprint", () => {
-  document.querySelectorAll("main details").forEach((details) => { details.open = true; });
+  document.querySelectorAll(".fold").forEach((fold) => { fold.open = true; });
   plots.forEach((plot) => draw(plot, false, PRINT_WIDTH));
 });
 window.addEventListener("afterprint", repaint);
