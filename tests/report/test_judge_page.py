@@ -14,7 +14,7 @@ from tests.report.parsed import CANARY, check_figure, check_figures, obeys_no_te
 def test_the_page_says_who_is_preferred_and_how_surely(tmp_path: Path) -> None:
     inputs = comparison()
     metrics = write_judge_page(inputs, tmp_path)
-    page, rate = (tmp_path / "judge.html").read_text(), inputs.rates[0].rate
+    words, rate = words_of(tmp_path / "judge.html"), inputs.rates[0].rate
     assert metrics["win_rate/dpo/exact"] == rate
     for said in (
         "Whose answers to 40 held-out prompts are better: dpo and resampled against sft",
@@ -22,7 +22,7 @@ def test_the_page_says_who_is_preferred_and_how_surely(tmp_path: Path) -> None:
         "320 verdicts were requested, 320 were received",
         "No judge shows a position bias",
     ):
-        assert said in page
+        assert said in words
     check_figures(tmp_path, "judge.html")
 
 

@@ -96,7 +96,7 @@ def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path
         "The papers' findings on finetuning",
         "What each remedy does to squeezing",
         "Every arm, every figure",
-        "What other runs add to this page",
+        "Try next",
     ):
         assert said in words
     verdicts = list(read_rows(tmp_path / "findings/verdicts.jsonl", Verdict))

@@ -127,7 +127,7 @@ def test_nothing_that_rose_has_no_figure() -> None:
 
 
 def test_forecasts_and_repeaters_are_counted() -> None:
-    told = forecast_section(found().forecasts, TITLES).markup
+    told = "".join(Parsed(forecast_section(found().forecasts, TITLES).markup).words)
     assert "AUC of 0.81 to 0.93 on rejected answers under DPO" in told
     repeated = repeater_section(found().generations, TITLES).markup
     assert "SFT 0 of 1" in repeated
