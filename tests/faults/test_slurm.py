@@ -101,6 +101,8 @@ def test_a_job_that_slurm_takes_back_saves_its_state_and_goes_on(
     rank = lab.pause_preference()
     fault(job)
     until(lambda: list(lab.home.glob("scratch/preference-*/resume/stop")) or ENDED in job.says())
+    if fault is near_its_time_limit:
+        cluster("scontrol", "update", f"jobid={job.number}", "timelimit=60")
     with suppress(ProcessLookupError):  # Slurm has let it go on already
         os.kill(rank, signal.SIGCONT)
     same = job.goes_on(undisturbed)
