@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.faults.records import Record, tell
+from tests.faults.records import UNDER_SLURM, Record, tell
 from tests.faults.slurm_cluster import Cluster, slurm_cluster, why_not
 from tests.flows.history import finished_history, lost
 from tests.flows.lab import ROOT, SMALL, Lab, until
@@ -147,7 +147,7 @@ def _tell(record: Record, fault: str, job: Job, undisturbed: Lab, same: bool) ->
     missing = lost(finished_history(job.lab.mlflow, job.project), undisturbed.history())
     tell(
         record,
-        f"{fault} under Slurm",
+        f"{fault} {UNDER_SLURM}",
         left=job.lab.left_behind(),
         metrics_lost=missing,
         resume_identical=same,
