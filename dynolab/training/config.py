@@ -61,6 +61,12 @@ class EngineConfig(BaseModel):
         description="Compute each layer's activations again in the backward pass: less memory for "
         "a third more time.",
     )
+    offload: bool = Field(
+        False,
+        exclude_if=lambda offloads: not offloads,
+        description="Keep ZeRO's fp32 weights and optimizer state in the host's memory, and update "
+        "them there: less GPU memory for slower steps.",
+    )
 
 
 class LoraConfig(BaseModel):
@@ -187,6 +193,12 @@ class LoopConfig(BaseModel):
                 "engine.zero_stage",
                 0,
                 "bf16 keeps fp32 master weights in ZeRO's optimizer; set 1, 2 or 3",
+            )
+        if self.engine.offload and (self.engine.kind == "plain" or self.engine.zero_stage == 0):
+            raise ConfigError(
+                "engine.offload",
+                True,
+                "is ZeRO's; set kind: deepspeed and zero_stage: 1, 2 or 3",
             )
         if self.alarm is not None and not self.probe_every:
             raise ConfigError("probe_every", 0, "the alarm needs probes; set 1 or more")

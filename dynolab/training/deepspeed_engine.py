@@ -39,7 +39,7 @@ def zero_stage(config: LoopConfig) -> int:
         # For stage 1 with gradients in fp32 DeepSpeed has another optimizer, which hides its parts.
         return max(stage, 2)
     # One rank has nobody to share with: ZeRO would keep a second copy of weights and gradients.
-    return stage if config.engine.ranks > 1 else 0
+    return stage if config.engine.ranks > 1 or config.engine.offload else 0
 
 
 def deepspeed_settings(config: LoopConfig) -> dict[str, Any]:
@@ -48,6 +48,9 @@ def deepspeed_settings(config: LoopConfig) -> dict[str, Any]:
     Under bf16 gradients are added up and averaged over ranks in fp32, as the weights are kept.
     """
     bf16 = config.engine.dtype == "bf16"
+    zero: dict[str, Any] = {"stage": zero_stage(config)}
+    if config.engine.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": distributed.gpus_usable()}
     in_fp32 = {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}}
     return {
         "train_batch_size": config.batch_size,
@@ -55,7 +58,8 @@ def deepspeed_settings(config: LoopConfig) -> dict[str, Any]:
         "gradient_accumulation_steps": config.accumulation,
         "gradient_clipping": config.clip_norm,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": zero_stage(config)},
+        "zero_force_ds_cpu_optimizer": False,  # torch's own: DeepSpeed's would have to be built
+        "zero_optimization": zero,
         "bf16": {"enabled": bf16},
         "steps_per_print": 2**31,
         **(in_fp32 if bf16 else {}),
@@ -212,6 +216,7 @@ class DeepSpeedEngine:
     def _stretches(self) -> Iterator[Stretch]:
         """What this rank's optimizer updates of the fp32 weights, padding left out."""
         zero = self.logits.optimizer
+        parameter: Any  # ZeRO gives it attributes
         for name, parameter in self._named.items():
             if self._stage == 0:
                 yield Stretch(name, 0, parameter.numel(), parameter)

@@ -45,7 +45,13 @@ FREE = {
 }
 """Settings that may differ in a resumed run: they change none of the updates done before."""
 
-LAYOUT = {"engine.kind", "engine.ranks", "engine.zero_stage", "micro_batch_size"}
+LAYOUT = {
+    "engine.kind",
+    "engine.ranks",
+    "engine.zero_stage",
+    "engine.offload",
+    "micro_batch_size",
+}
 """Settings that may differ, too: in which parts a step is computed. Its sums round differently."""
 
 
@@ -73,7 +79,7 @@ class StateFacts(BaseModel):
     def parted_differently(self, job: TrainJob) -> bool:
         """Whether the job computes a step in other parts than the training of the state did."""
         before, now = _flat(self.settings), _flat(job.config.model_dump(mode="json"))
-        return any(before.get(name) != now[name] for name in LAYOUT)
+        return any(before.get(name) != now.get(name) for name in LAYOUT)
 
 
 def save_state(engine: Engine, source: Source, step: int, job: TrainJob) -> None:

@@ -6,7 +6,8 @@ It runs every fault test (`pytest -m faults`), each with real processes, servers
 prints one JSON object on its last line:
 
 - `faults_injected`: kinds times points, listed in `faults`; `faults_survived`: those after which
-  everything was as it should be. `faults_skipped`: tests that this machine cannot run.
+  everything was as it should be, `slurm_faults_survived` of them in jobs of a real Slurm, if one is
+  installed. `faults_skipped`: tests that this machine cannot run.
 - `orphans`: processes, ports, locks, claims and scratch folders that stayed.
   `metrics_lost`: values that MLflow lacks, has twice or has otherwise than of an undisturbed
   training, over the `metrics_looked_at` faults whose training makes metrics.
@@ -32,6 +33,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tests.benchmarks.figures import report, seconds
+from tests.faults.records import UNDER_SLURM
 
 ROOT = Path(__file__).parents[2]
 AT_LEAST = {"faults_injected": 20, "metrics_looked_at": 20, "resume_identical": True}
@@ -60,6 +62,9 @@ def figures_of(file: Path) -> dict[str, Any]:
     return {
         "faults_injected": len(faults),
         "faults_survived": sum(fault["end"] == "passed" for fault in faults),
+        "slurm_faults_survived": sum(
+            fault["end"] == "passed" and fault["fault"].endswith(UNDER_SLURM) for fault in faults
+        ),
         "faults_skipped": sum(test["end"] == "skipped" for test in tests),
         "orphans": sum(int(fault.get("orphans", 0)) for fault in faults),
         "metrics_lost": sum(looked),

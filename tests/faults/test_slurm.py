@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.faults.records import Record, tell
+from tests.faults.records import UNDER_SLURM, Record, tell
 from tests.faults.slurm_cluster import Cluster, slurm_cluster, why_not
 from tests.flows.history import finished_history, lost
 from tests.flows.lab import ROOT, SMALL, Lab, until
@@ -101,6 +101,8 @@ def test_a_job_that_slurm_takes_back_saves_its_state_and_goes_on(
     rank = lab.pause_preference()
     fault(job)
     until(lambda: list(lab.home.glob("scratch/preference-*/resume/stop")) or ENDED in job.says())
+    if fault is near_its_time_limit:
+        cluster("scontrol", "update", f"jobid={job.number}", "timelimit=60")
     with suppress(ProcessLookupError):  # Slurm has let it go on already
         os.kill(rank, signal.SIGCONT)
     same = job.goes_on(undisturbed)
@@ -145,7 +147,7 @@ def _tell(record: Record, fault: str, job: Job, undisturbed: Lab, same: bool) ->
     missing = lost(finished_history(job.lab.mlflow, job.project), undisturbed.history())
     tell(
         record,
-        f"{fault} under Slurm",
+        f"{fault} {UNDER_SLURM}",
         left=job.lab.left_behind(),
         metrics_lost=missing,
         resume_identical=same,

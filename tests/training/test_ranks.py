@@ -42,6 +42,8 @@ CASES = {
     BF16: {"zero_stage": 1, "dtype": "bf16"},
     "bf16-zero3": {"zero_stage": 3, "dtype": "bf16"},
     "zero3-parts": {"zero_stage": 3},
+    "zero2-offloaded": {"zero_stage": 2, "offload": True},
+    "zero3-offloaded": {"zero_stage": 3, "offload": True},
     "zero3-checkpointed": {"zero_stage": 3, "checkpoint_activations": True},
 }
 AT_3 = "resume/step-00000003"

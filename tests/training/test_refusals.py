@@ -36,6 +36,7 @@ from tests.training.small import group_settings, make_job, run, run_small, setti
             {"engine": {"dtype": "bf16"}, "record_steps": [], "ledger": {}},
             r"engine\.dtype",
         ),
+        (settings, {"engine": {"zero_stage": 0, "offload": True}}, r"engine\.offload"),
         (settings, {"engine": {"reproducible": False}}, r"engine\.reproducible"),
         (settings, {"record_steps": [6]}, "record_steps"),
         (settings, {"alarm": {}}, "alarm"),
