@@ -36,7 +36,7 @@ from dynolab.forces.map.costs import factor_bytes
 from dynolab.objectives.dpo import DPO, DPOConfig
 from tasks.runtime.launch.launcher import launch_ranks
 from tests.benchmarks.figures import gather, report
-from tests.benchmarks.live_bytes import LiveBytes
+from dynolab.costs.live_bytes import LiveBytes
 from tests.benchmarks.pythia import PYTHIA_410M, pythia
 from tests.forces.small_models import neox
 from tests.gpu.compiled_guard import compiled_guard

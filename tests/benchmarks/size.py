@@ -23,7 +23,7 @@ from dynolab.data.encode import Encoded
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
 from tests.benchmarks.figures import gather, report
-from tests.benchmarks.live_bytes import LiveBytes
+from dynolab.costs.live_bytes import LiveBytes
 from tests.benchmarks.pythia import pythia
 
 ROWS, LENGTH, PROMPT = 4, 1024, 960

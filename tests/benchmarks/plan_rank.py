@@ -1,0 +1,32 @@
+"""A rank program: one short training of a random shape, with the most bytes that its tensors took."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+from dynolab.costs.live_bytes import LiveBytes
+from dynolab.training.job import TrainJob
+from tasks.ranks.train import run
+
+
+def main() -> None:
+    job = TrainJob.model_validate_json(Path(sys.argv[1]).read_text())
+    began = time.perf_counter()
+    with LiveBytes() as live:
+        run(job)
+    figures = {
+        "live": live.most,
+        "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "seconds": time.perf_counter() - began,
+    }
+    rank = os.environ.get("RANK", "0")  # the group is left by now
+    (job.output.parent / f"figures-{rank}.json").write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
