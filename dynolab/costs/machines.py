@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dynolab.errors import ConfigError
 
-GIB = 2**30
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,48 @@ HOST_BYTES_PER_GPU = 256 * 10**9
 """Main memory beside each GPU: 2 TB in NVIDIA's hosts of eight (DGX A100, H100, H200)."""
 
 
+def this_machine() -> Machine:
+    """The machine that this process runs on, with the speed of its matrix products."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory
+        devices, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
+    else:
+        devices, memory, name = 0, 0, f"{os.cpu_count()} CPU cores"
+    device = torch.device("cuda" if devices else "cpu")
+    return Machine(
+        name="this machine",
+        devices=devices,
+        device_bytes=int(memory * USABLE),
+        host_bytes=psutil.virtual_memory().total,
+        fp32=_speed(device, torch.float32),
+        bf16=_speed(device, torch.bfloat16 if devices else torch.float32),
+        source=f"{name}; products timed now",
+    )
+
+
+def _speed(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of square matrix products, the best of three."""
+    import torch
+
+    size = 8192 if device.type == "cuda" else 768
+    left = torch.ones(size, size, dtype=dtype, device=device)
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        (left @ left)[0, 0].item()
+        seconds.append(time.perf_counter() - began)
+    return float(2 * size**3 / min(seconds))
+
+
 def machine_named(name: str) -> Machine:
     """A machine by its name: a GPU and how many of them, such as `h100x8`.
 
     **Raises:** `ConfigError` for a name that is not known.
     """
-    match = re.fullmatch(r"([a-z0-9]*[a-z]\d+)(?:x([1-9]\d?))?", name)
+    match = re.fullmatch(r"(\w+?)(?:x([1-9]\d?))?", name)
     if match is None or match[1] not in _GPUS:
         known = ", ".join(f"{gpu}, {gpu}x8" for gpu in _GPUS)
         raise ConfigError("--machine", name, f"is not known; give one of {known} or another number")
