@@ -241,4 +241,5 @@ def _group(row: EncodedExample, config: GroupTrainConfig, context: int) -> Lengt
     """A prompt with completions as long as they may be, each in a row of its own."""
     longest = config.max_new_tokens
     row_length = min(row.chosen.prompt_length, context - longest) + longest
-    return (row_length,) * config.completions, config.completions * longest
+    count = config.completions
+    return Lengths((row_length,) * count, count, count * longest)

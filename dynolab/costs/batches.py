@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from dynolab.costs.operations import Positions
@@ -12,8 +13,15 @@ from dynolab.data.encode import EncodedExample
 from dynolab.data.packing import packed_length, plan_rows
 from dynolab.training.config import LoopConfig
 
-Lengths = tuple[tuple[int, ...], int]
-"""Lengths of the rows that an example takes, and its response tokens."""
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the rows that an example takes, packed; its answers and their response tokens."""
+
+    rows: tuple[int, ...]
+    answers: int
+    responses: int
+
 
 MOST_STEPS = 2_000
 """Steps whose batches are drawn; a longer training is taken to go on like them."""
@@ -25,7 +33,7 @@ def lengths_of(example: EncodedExample, sides: Sequence[int], width: float) -> L
     present = [answer for answer in answers if answer is not None]
     rows = plan_rows(present, width)
     responses = sum(answer.response_length for answer in present)
-    return tuple(packed_length(present, row) for row in rows), responses
+    return Lengths(tuple(packed_length(present, row) for row in rows), len(present), responses)
 
 
 def micro_batches(
@@ -43,9 +51,10 @@ def micro_batches(
 
 
 def joined(examples: Sequence[Lengths]) -> MicroBatch:
-    """One forward of some examples."""
-    rows = [length for lengths, _ in examples for length in lengths]
-    return MicroBatch(len(rows), max(rows), sum(responses for _, responses in examples))
+    """One forward of some examples; where no answers share a row, rows hold their last token."""
+    rows = [length for example in examples for length in example.rows]
+    alone = len(rows) == sum(example.answers for example in examples)
+    return MicroBatch(len(rows), max(rows) + alone, sum(each.responses for each in examples))
 
 
 def positions_of(batch: MicroBatch) -> Positions:

@@ -44,7 +44,7 @@ def training_bytes(
     On CPUs a rank's own copies in main memory add to what its device takes.
     """
     kept, copies = kept_bytes(config, shape), copies_of(config, shape)
-    working = working_bytes(config, shape, activations)
+    working = working_bytes(config, shape, activations, gpus=gpus)
     if not gpus:
         later = max(working + copies.in_step, copies.after)
         return TrainingBytes(kept + copies.every + later, 0)
@@ -73,7 +73,9 @@ def kept_bytes(config: LoopConfig, shape: ModelShape) -> int:
     return w * shape.parameters // config.engine.ranks + (2 + s) * part + FP32 * BUCKET
 
 
-def working_bytes(config: LoopConfig, shape: ModelShape, activations: Activations) -> int:
+def working_bytes(
+    config: LoopConfig, shape: ModelShape, activations: Activations, *, gpus: bool
+) -> int:
     """What comes and goes in a step: the largest of loss, backward, reduction and update.
 
     With G = 4 T bytes of gradients and P = G / R those of a rank's part, A the activations at the
@@ -86,13 +88,15 @@ def working_bytes(config: LoopConfig, shape: ModelShape, activations: Activation
       accumulated, G or P beside them;
     - ZeRO-3: the gathered weights, with `A` or a copy of what is sent.
 
-    RMSprop makes a root of P more in its update. Checked as `kept_bytes` is.
+    RMSprop makes a root of P more in its update; of the largest weight in ZeRO-0 on CPUs, which
+    updates one after another. Checked as `kept_bytes` is.
     """
     stage, w = zero_stage(config), bytes_of(config)
     gradients, part = FP32 * shape.trained, FP32 * shape.trained // config.engine.ranks
     sent = (FP32 if w == FP32 else FP32 + w) * min(shape.trained, BUCKET)
     head = w * shape.head
-    update = part if config.optimizer.name == "rmsprop" else 0
+    root = part if stage or gpus else FP32 * shape.largest
+    update = root if config.optimizer.name == "rmsprop" else 0
     again = config.accumulation > 1
     if stage == 0:
         reduction = sent if config.engine.ranks > 1 else 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from dynolab.costs.shape import ModelShape
-from dynolab.likelihood.packed import LOGITS_BYTES
 
 
 @dataclass(frozen=True)
@@ -52,14 +50,10 @@ def gradient_flops(shape: ModelShape, over: Positions, *, checkpoint: bool = Fal
     """A forward and a backward pass, which takes two forwards; one and the adapters' part where
     only adapters are trained.
 
-    With activation checkpointing the decoder runs once more. Checked as `decoder_flops` is.
+    With activation checkpointing the decoder runs once more, but for each layer's last product.
+    Checked as `decoder_flops` is.
     """
     share = shape.trained / shape.parameters
     backward = 2.0 if share > 0.5 else 1.0 + 2 * share
     again = decoder_flops(shape, over) if checkpoint else 0
     return round((1 + backward) * forward_flops(shape, over)) + again
-
-
-def head_parts(shape: ModelShape, responses: int) -> int:
-    """In how many parts a forward reads its logits; with several, backward computes them again."""
-    return max(1, math.ceil(4 * shape.vocabulary * responses / LOGITS_BYTES))

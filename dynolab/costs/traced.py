@@ -18,7 +18,7 @@ from dynolab.data.packing import PackedBatch
 from dynolab.likelihood.decoder import logits_of
 from dynolab.likelihood.layouts import response_hidden
 from dynolab.likelihood.packed import count_parts, read_parts
-from dynolab.likelihood.token_logps import token_logps
+from dynolab.likelihood.token_logps import causal_model, token_logps
 from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
 
 
@@ -85,8 +85,9 @@ def trace(
     model: nn.Module, batch: MicroBatch, *, products: bool = False, checkpoint: bool = False
 ) -> Activations:
     """As `activation_bytes`, of the model itself, whose tensors may be real."""
+    causal = causal_model(model)
     if checkpoint:
-        prepare_checkpointing(model)
+        prepare_checkpointing(causal)
     tokens = _zeros(batch)
     hooks = [
         weight.register_post_accumulate_grad_hook(_drop)
@@ -96,10 +97,10 @@ def trace(
     attention = sdpa_kernel(SDPBackend.MATH) if products else nullcontext()
     with LiveBytes(known=[*model.parameters(), *model.buffers()]) as live, attention:
         with activations_checkpointed(model):
-            hidden = response_hidden(model, tokens)
+            hidden = response_hidden(causal, tokens)
             kept = live.now
-            parts = count_parts(model, hidden)
-            head = partial(logits_of, model)
+            parts = count_parts(causal, hidden)
+            head = partial(logits_of, causal)
             logps = read_parts(head, hidden, tokens, token_logps, parts)
         logps.sum().backward()  # type: ignore[no-untyped-call]
     for hook in hooks:

@@ -1,4 +1,4 @@
-"""A rank program: one short training of a random shape, with the most bytes that its tensors took."""
+"""A rank program: a short training of a random shape, with the most bytes of its tensors."""
 
 from __future__ import annotations
 

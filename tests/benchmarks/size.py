@@ -18,12 +18,12 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from dynolab.costs.live_bytes import LiveBytes
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
 from tests.benchmarks.figures import gather, report
-from dynolab.costs.live_bytes import LiveBytes
 from tests.benchmarks.pythia import pythia
 
 ROWS, LENGTH, PROMPT = 4, 1024, 960
