@@ -59,23 +59,23 @@ def _show_costs(console: Console, found: Found, machine: Machine) -> None:
         highlight=False,
     )
     table = Table("stage", box=None, pad_edge=False)
-    for column in ("tokens", "PFLOP", "GB a rank", "GB host", "GB written", "hours"):
+    for column in ("tokens", "PFLOP", "GB a\nrank", "GB\nhost", "GB\nwritten", "hours"):
         table.add_column(column, justify="right")
-    table.add_column("")
-    table.add_column("see")
+    table.add_column("", no_wrap=True)
+    table.add_column("see", no_wrap=True)
     for name, cost in found.items():
         if cost is None:
-            table.add_row(name, *("-" * 6), "not estimated", "")
+            table.add_row(name, *("-" * 6), "", "")
             continue
         table.add_row(
             name,
             _count(cost.tokens),
-            f"{cost.flops / 1e15:.3g}",
+            f"{cost.flops / 1e15:.2g}",
             f"{cost.rank_bytes / 1e9:.1f}",
             f"{cost.host_bytes / 1e9:.1f}",
             f"{cost.written / 1e9:.1f}",
             f"{cost.hours:.2g}",
-            "fits" if cost.lacks(machine) is None else "[red]does not fit[/red]",
+            "fits" if cost.lacks(machine) is None else "[red]too large[/red]",
             cost.basis,
         )
     console.print(table)
@@ -86,6 +86,8 @@ def _show_costs(console: Console, found: Found, machine: Machine) -> None:
         f"the store; {sum(cost.hours for cost in estimates):.2g} hours of what is estimated",
         highlight=False,
     )
+    if None in found.values():
+        console.print("  -  not estimated")
     for letter in sorted(set("".join(cost.basis for cost in estimates))):
         console.print(f"  {letter}  {escape(_basis(letter))}", highlight=False)
 

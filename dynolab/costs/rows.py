@@ -25,7 +25,8 @@ def stand_in_rows(name: str | None, count: int, limit: int) -> list[EncodedExamp
     **Arguments:** `limit`: longest row in tokens; a longer one loses the beginning of its prompt.
     """
     lengths = KNOWN.get(name or "", ((limit // 2, limit - limit // 2, limit - limit // 2),))
-    return [_row(str(number), *lengths[number % len(lengths)], limit) for number in range(count)]
+    rows = [_row(str(number), *each, limit) for number, each in enumerate(lengths)]
+    return [rows[number % len(rows)] for number in range(count)]
 
 
 def _row(name: str, prompt: int, chosen: int, rejected: int, limit: int) -> EncodedExample:

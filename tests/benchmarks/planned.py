@@ -1,4 +1,4 @@
-"""How far plans are from what runs take: memory and hours of trainings, bytes of a study's store."""
+"""How far plans are from runs: memory and hours of trainings, bytes of a study's store."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Prints one JSON object on its last line.
 - `memory_plan_error`: how far `--plan` is from the most bytes of tensors on a rank, the largest
   relative error over trainings of random shapes of 10M to 160M parameters on 1 and 2 ranks, ZeRO 0
   to 3, fp32 and bf16 (`tests.benchmarks.planned`); `time_plan_error`: the same of their steps'
-  seconds, reference aside.
+  seconds; the plan has the reference's, too.
 - `store_plan_error`: the same of the store of a whole study with recorded steps and ledger;
   `store_bytes_over_weights`: that store over the model's weights; `records_bytes_over_weights`:
   this machine's cache, which has the records.
