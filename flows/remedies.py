@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 from dynolab.costs.machines import Machine
@@ -50,7 +49,10 @@ def _tried(config: Any, machine: Machine) -> Iterator[Changes]:
     if hasattr(config, "answers") and hasattr(config, "training"):
         single = [{"answers": 0}, {"answers": 0, "every": 10}]
     yield from single
-    yield from accumulate(single, lambda before, more: {**before, **more})
+    together: dict[str, Any] = {}
+    for changes in single:
+        together |= changes
+        yield dict(together)
 
 
 def _training(config: LoopConfig, machine: Machine) -> Iterator[Changes]:

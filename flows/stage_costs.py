@@ -168,7 +168,7 @@ class Costs:
         cost = self._cost("bd", positions, forward_flops(shape, positions))
         return replace(cost, rank_bytes=model_bytes(shape))
 
-    def _forces(self, config: Any, training: LoopConfig) -> StageCost:
+    def _forces(self, config: Any, training: Any) -> StageCost:
         """Every watched answer's change along the parts of every recorded step."""
         shape = self.inputs.shape()
         answers = config.pairs * self.inputs.functionals * len(training.record_steps)

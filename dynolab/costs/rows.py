@@ -25,11 +25,12 @@ def stand_in_rows(name: str | None, count: int, limit: int) -> list[EncodedExamp
     **Arguments:** `limit`: longest row in tokens; a longer one loses the beginning of its prompt.
     """
     lengths = KNOWN.get(name or "", ((limit // 2, limit - limit // 2, limit - limit // 2),))
-    rows = [_row(str(number), *each, limit) for number, each in enumerate(lengths)]
+    rows = [_row(str(number), each, limit) for number, each in enumerate(lengths)]
     return [rows[number % len(rows)] for number in range(count)]
 
 
-def _row(name: str, prompt: int, chosen: int, rejected: int, limit: int) -> EncodedExample:
+def _row(name: str, lengths: tuple[int, ...], limit: int) -> EncodedExample:
+    prompt, chosen, rejected = lengths
     kept = max(1, min(prompt, limit - max(chosen, rejected)))
-    sides = (Encoded((0,) * (kept + answer), kept) for answer in (chosen, rejected))
-    return EncodedExample(name, *sides)
+    first, second = (Encoded((0,) * (kept + answer), kept) for answer in (chosen, rejected))
+    return EncodedExample(name, first, second)

@@ -102,7 +102,7 @@ def trace(
             parts = count_parts(causal, hidden)
             head = partial(logits_of, causal)
             logps = read_parts(head, hidden, tokens, token_logps, parts)
-        logps.sum().backward()  # type: ignore[no-untyped-call]
+        logps.sum().backward()
     for hook in hooks:
         hook.remove()
     return Activations(live.most, kept)
