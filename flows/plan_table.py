@@ -29,12 +29,12 @@ def show_plan(
     **Raises:** `ConfigError` for the first stage that does not fit, with the setting that helps.
     """
     table = Table("stage", "state", "key")
-    for step in planned:
+    for each in planned:
         table.add_row(
-            step.step, step.state, step.key[:16] if step.key else "known after its inputs"
+            each.step, each.state, each.key[:16] if each.key else "known after its inputs"
         )
     console.print(table)
-    due = {step.step for step in planned if step.state == "to run"}
+    due = {each.step for each in planned if each.state == "to run"}
     here = this_machine() if machine is None else machine_named(machine)
     costs = PlannedCosts(plan.steps, here)
     found = {step.name: costs.of(step) for step in plan.steps if step.name in due}
@@ -46,8 +46,8 @@ def show_plan(
             value = f"{cost.parameters:,} parameters"
             raise ConfigError(field_of(step), value, f"{lack}; {remedy(step, costs)}")
     return [
-        vars(step) | {"cost": None if (cost := found.get(step.step)) is None else _plain(cost)}
-        for step in planned
+        vars(each) | {"cost": None if (cost := found.get(each.step)) is None else _plain(cost)}
+        for each in planned
     ]
 
 
