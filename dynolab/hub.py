@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 from dynolab.errors import ConfigError
+
+_unresolved: ContextVar[list[str] | None] = ContextVar("_unresolved", default=None)
+
+
+@contextmanager
+def names_may_stay() -> Iterator[list[str]]:
+    """While open, a name that the Hub does not resolve keeps its revision; yields these names.
+
+    For plans, which need no commits: what a stage takes depends on names alone.
+    """
+    names: list[str] = []
+    token = _unresolved.set(names)
+    try:
+        yield names
+    finally:
+        _unresolved.reset(token)
 
 
 def resolve_commit(
@@ -28,6 +47,9 @@ def resolve_commit(
         remedy = "neither an existing folder nor a valid Hub name; give one of them"
         raise ConfigError(field, name, remedy) from error
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
+        if (names := _unresolved.get()) is not None:
+            names.append(name)
+            return revision
         raise ConfigError(
             field,
             f"{name}@{revision}",

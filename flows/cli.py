@@ -73,7 +73,20 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, by its dotted name."),
 ]
 # An empty metavar: a switch takes no value, and its help should not ask for one.
-Plan = Annotated[bool, typer.Option("--plan", metavar="", help="Only show what would run.")]
+Plan = Annotated[
+    bool,
+    typer.Option(
+        "--plan", metavar="", help="Only show what would run, with memory, bytes and hours."
+    ),
+]
+MachineName = Annotated[
+    str | None,
+    typer.Option(
+        "--machine",
+        metavar="NAME",
+        help="With --plan: a machine to plan for, such as h100x8; default: this one.",
+    ),
+]
 Show = Annotated[
     bool, typer.Option("--show", metavar="", help="Only show the settings, defaults and all.")
 ]
@@ -109,17 +122,18 @@ def _add(name: str, about: str) -> None:
         config: Config = None,
         changes: Overrides = None,
         plan: Plan = False,
+        machine: MachineName = None,
         show: Show = False,
         fresh: Fresh = False,
         as_json: Json = False,
     ) -> None:
-        from flows.command_bodies import Wanted, start
+        from flows.command_bodies import start, wanted_of
         from flows.flow import StagedFlow
 
         flow = load_flow(name)
         assert isinstance(flow, StagedFlow), "the sweep has its own command"
         given = one_file(file, config) or built_in(name)
-        wanted = Wanted(plan=plan, show=show, fresh=fresh, json=as_json)
+        wanted = wanted_of(plan, machine, show=show, fresh=fresh, json=as_json)
         start(flow, given, changes or [], wanted)
 
     app.command(name, help=about, rich_help_panel=GROUPS[name])(run)
@@ -163,17 +177,18 @@ def audit(
     ] = None,
     changes: Overrides = None,
     plan: Plan = False,
+    machine: MachineName = None,
     show: Show = False,
     fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
     """Rank preference pairs, before training, by the effect of one step on each."""
     from flows.audit import FLOW, named_on_command_line
-    from flows.command_bodies import Wanted, start
+    from flows.command_bodies import start, wanted_of
 
     named = named_on_command_line(model, data, trained)
     given = one_file(file, config) or (None if named else built_in("audit"))
-    wanted = Wanted(plan=plan, show=show, fresh=fresh, json=as_json)
+    wanted = wanted_of(plan, machine, show=show, fresh=fresh, json=as_json)
     start(FLOW, given, [*named, *(changes or [])], wanted)
 
 

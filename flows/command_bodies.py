@@ -17,6 +17,9 @@ from rich.tree import Tree
 
 from dynolab.data.sources.config import rows_line
 from dynolab.data.unknown import SAMPLES, UnknownTokens
+from dynolab.errors import ConfigError
+from dynolab.hub import names_may_stay
+from dynolab.store import Store
 from flows.flow import Flow, FlowParameters, Parameters, Results, StagedFlow
 from flows.pages import page_of
 from flows.parameters import load_parameters
@@ -28,6 +31,7 @@ from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, plan
 from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, client_variables
 from tasks.runtime.servers.standing_servers import running_services, use_services
+from tasks.runtime.stage import Platform
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
@@ -44,13 +48,26 @@ WIDTH = 400  # columns of a lineage: an address that a terminal wraps can be cop
 class Wanted:
     """What a command does with its settings: run them, or only `show` or `plan` them.
 
-    `fresh` computes every stage again; `json` ends the output with one line of JSON.
+    `fresh` computes every stage again; `json` ends the output with one line of JSON. `machine`: by
+    name, that a plan is made for; default: this one.
     """
 
     plan: bool = False
+    machine: str | None = None
     show: bool = False
     fresh: bool = False
     json: bool = False
+
+
+def wanted_of(plan: bool, machine: str | None, **others: bool) -> Wanted:
+    """**Raises:** `ConfigError` for a machine without a plan, and one that is not known."""
+    if machine is not None:
+        from dynolab.costs.machines import machine_named
+
+        machine_named(machine)
+        if not plan:
+            raise ConfigError("--machine", machine, "is what --plan plans for; add --plan")
+    return Wanted(plan=plan, machine=machine, **others)
 
 
 def start(
@@ -62,12 +79,12 @@ def start(
     """
     parameters = load_parameters(flow.parameters, file, changes)
     platform = planning_platform()
+    if wanted.plan:
+        _show_plan(flow, parameters, platform, wanted)
+        return
     planned = flow.plan(parameters, platform)
     if wanted.show:
         _show_settings(planned.parameters, wanted)
-        return
-    if wanted.plan:
-        _show_plan(list(plan(planned.steps, platform, planned.existing)), wanted)
         return
     began = time.monotonic()
     results: Results = run_on_servers(flow, parameters, fresh=wanted.fresh)
@@ -156,14 +173,22 @@ def _show_settings(parameters: FlowParameters, wanted: Wanted) -> None:
         print(parameters.as_yaml, end="")
 
 
-def _show_plan(steps: Sequence[Planned], wanted: Wanted) -> None:
-    table = Table("stage", "state", "key")
-    for step in steps:
-        key = step.key[:16] if step.key else "known after its inputs"
-        table.add_row(step.step, step.state, key)
-    console.print(table)
+def _show_plan(
+    flow: StagedFlow[Parameters], parameters: Parameters, platform: Platform, wanted: Wanted
+) -> None:
+    from flows.plan_table import show_plan
+
+    with names_may_stay() as unresolved:
+        planned = flow.plan(parameters, platform)
+    if unresolved:
+        names = ", ".join(dict.fromkeys(unresolved))
+        console.print(f"The Hub did not resolve {names}: keys are known when it does.")
+        steps = [Planned(step.name, "to run", None) for step in planned.steps]
+    else:
+        steps = list(plan(planned.steps, platform, planned.existing))
+    stages = show_plan(console, planned, steps, wanted.machine)
     if wanted.json:
-        _print_json(stages=[vars(step) for step in steps])
+        _print_json(stages=stages)
 
 
 def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:

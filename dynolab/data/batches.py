@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 import torch
@@ -218,6 +219,12 @@ def by_length(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[in
         yield batch
 
 
+@lru_cache(maxsize=2)  # an epoch's order serves all its steps
+def _order(rows: int, seed: int) -> list[int]:
+    order: list[int] = torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).tolist()
+    return order
+
+
 def draw(step: int, batch_size: int, rows: int, seed: int) -> list[int]:
     """Row indices of an optimizer step, taken in order from one seeded permutation per epoch.
 
@@ -228,7 +235,5 @@ def draw(step: int, batch_size: int, rows: int, seed: int) -> list[int]:
     start = step * batch_size
     while len(drawn) < batch_size:
         epoch, offset = divmod(start + len(drawn), rows)
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        order = torch.randperm(rows, generator=generator).tolist()
-        drawn += order[offset : offset + batch_size - len(drawn)]
+        drawn += _order(rows, seed * 1_000_003 + epoch)[offset : offset + batch_size - len(drawn)]
     return drawn

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 from dynolab.audit.audit import audit_pairs
+from dynolab.costs.live_bytes import LiveBytes
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
@@ -36,7 +37,6 @@ from dynolab.forces.map.costs import factor_bytes
 from dynolab.objectives.dpo import DPO, DPOConfig
 from tasks.runtime.launch.launcher import launch_ranks
 from tests.benchmarks.figures import gather, report
-from tests.benchmarks.live_bytes import LiveBytes
 from tests.benchmarks.pythia import PYTHIA_410M, pythia
 from tests.forces.small_models import neox
 from tests.gpu.compiled_guard import compiled_guard

@@ -73,7 +73,7 @@ def test_two_files_are_refused_with_a_line_of_json(command: Command) -> None:
 def test_the_plan_of_the_built_in_study_from_any_folder(command: Command) -> None:
     stages = json.loads(command("study", "--plan", "--json").splitlines()[-1])["stages"]
     assert stages[0]["step"] == "data" and stages[0]["state"] == "to run"
-    assert stages[-1] == {"step": "report", "state": "to run", "key": None}
+    assert stages[-1] == {"step": "report", "state": "to run", "key": None, "cost": None}
 
 
 def test_the_plan_of_a_sweep_lists_its_trials(command: Command) -> None:
@@ -107,3 +107,35 @@ def test_pasted_commands_begin_as_the_user_began(
     assert typed(str(program)) == typed("bin/dynolab") == "dynolab"
     assert typed("/somewhere/prefect/__main__.py") == "dynolab"
     assert typed("/somewhere/dynolab/__main__.py") == f"{sys.executable} -m dynolab"
+
+
+def test_a_plan_says_what_stages_take(command: Command) -> None:
+    printed = command("study", "--plan", "--machine", "h100x8", "--json")
+    assert "h100x8 (8 x 75.2 GB, 2048.0 GB of main memory" in printed
+    stages = {each["step"]: each for each in json.loads(printed.splitlines()[-1])["stages"]}
+    cost = stages["preference"]["cost"]
+    assert cost["ranks"] == 2
+    assert cost["rank_bytes"] > 4 * cost["parameters"]
+    assert any("memory_plan_error" in text for text in cost["basis"])
+    assert stages["report"]["cost"] is None
+
+
+def test_a_plan_refuses_what_does_not_fit(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    for query in ("model_info", "dataset_info"):
+        monkeypatch.setattr(f"huggingface_hub.HfApi.{query}", unreachable)
+    planned = ("study", "hh_pythia2.8b.yaml", "--plan", "--json", "--machine", "a100")
+    printed = command(*planned, code=2)
+    assert "too large" in printed
+    error = json.loads(printed.splitlines()[-1])["error"]
+    assert error.startswith("sft = ")
+    assert "runs 8 ranks, and a100 has 1 GPU; set sft.engine.ranks=1" in error
+
+
+@pytest.mark.parametrize("arguments", [["--machine", "h100"], ["--plan", "--machine", "mine"]])
+def test_a_machine_is_for_plans_and_has_a_name(command: Command, arguments: list[str]) -> None:
+    assert "--machine" in json.loads(command("study", *arguments, "--json", code=2))["error"]

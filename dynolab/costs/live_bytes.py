@@ -1,8 +1,9 @@
-"""Bytes of the tensors that are alive at once, counted as operations make them."""
+"""Bytes of the tensors that are alive at once, counted as operations read and make them."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,21 +13,23 @@ from torch.utils._pytree import tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
-    """While open, `most` is the largest sum of bytes of the storages that operations made.
+    """While open, `most` is the largest sum of bytes of the storages that operations touched.
 
     Unlike resident memory it holds no libraries, and nothing that an allocator keeps for later.
+
+    **Arguments:** `known`: tensors that do not count, such as a model's weights.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.now = self.most = 0
-        self._seen = set[int]()
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        for value in tree_iter(made):
+        for value in tree_iter((args, kwargs, made)):
             if isinstance(value, Tensor) and value.device.type != "meta":
                 self._count(value.untyped_storage())
         return made

@@ -1,0 +1,1 @@
+"""What a training or an analysis will take: operations, memory, bytes written, hours."""

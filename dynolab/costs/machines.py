@@ -1,0 +1,111 @@
+"""Machines that a plan can be made for."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynolab.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One host: `devices` GPUs, or none.
+
+    - `device_bytes`: what each GPU's tensors may take; `host_bytes`: main memory.
+    - `fp32`, `bf16`: floating-point operations per second of one GPU, or of this host's CPUs.
+      fp32 is IEEE's: TF32 rounds factors, which `check_float32_products` refuses.
+    - `source`: where the figures are from.
+    """
+
+    name: str
+    devices: int
+    device_bytes: int
+    host_bytes: int
+    fp32: float
+    bf16: float
+    source: str
+
+    @property
+    def gpus(self) -> bool:
+        """Whether ranks have GPUs."""
+        return self.devices > 0
+
+
+USABLE = 0.94
+"""Part of a GPU's memory that tensors get: CUDA's context, NCCL's buffers and gaps between tensors
+take the rest. Not measured: an allowance."""
+
+_GPUS = {
+    "a100": (80, 19.5e12, 312e12, "NVIDIA A100 80GB datasheet"),
+    "h100": (80, 67e12, 989e12, "NVIDIA H100 SXM datasheet"),
+    "h200": (141, 67e12, 989e12, "NVIDIA H200 SXM datasheet"),
+}
+"""GPU → decimal GB of memory, dense operations per second in fp32 and in bf16, and the source."""
+
+HOST_BYTES_PER_GPU = 256 * 10**9
+"""Main memory beside each GPU: 2 TB in NVIDIA's hosts of eight (DGX A100, H100, H200)."""
+
+
+def this_machine() -> Machine:
+    """The machine that this process runs on, with the speed of its matrix products."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory
+        devices, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
+    else:
+        devices, memory, name = 0, 0, f"{os.cpu_count()} CPU cores"
+    device = torch.device("cuda" if devices else "cpu")
+    return Machine(
+        name="this machine",
+        devices=devices,
+        device_bytes=int(memory * USABLE),
+        host_bytes=psutil.virtual_memory().total,
+        fp32=_speed(device, torch.float32),
+        bf16=_speed(device, torch.bfloat16 if devices else torch.float32),
+        source=f"{name}; products timed now",
+    )
+
+
+def _speed(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of square matrix products, the best of three."""
+    import torch
+
+    size = 8192 if device.type == "cuda" else 768
+    left = torch.ones(size, size, dtype=dtype, device=device)
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        (left @ left)[0, 0].item()
+        seconds.append(time.perf_counter() - began)
+    return float(2 * size**3 / min(seconds))
+
+
+def machine_named(name: str) -> Machine:
+    """A machine by its name: a GPU and how many of them, such as `h100x8`.
+
+    **Raises:** `ConfigError` for a name that is not known.
+    """
+    match = re.fullmatch(r"(\w+?)(?:x([1-9]\d?))?", name)
+    if match is None or match[1] not in _GPUS:
+        known = ", ".join(f"{gpu}, {gpu}x8" for gpu in _GPUS)
+        raise ConfigError("--machine", name, f"is not known; give one of {known} or another number")
+    size, fp32, bf16, source = _GPUS[match[1]]
+    count = int(match[2] or 1)
+    return Machine(
+        name=name,
+        devices=count,
+        device_bytes=int(size * 10**9 * USABLE),
+        host_bytes=count * HOST_BYTES_PER_GPU,
+        fp32=fp32,
+        bf16=bf16,
+        source=source,
+    )

@@ -1,0 +1,55 @@
+"""The sizes of a model that decide what its training costs, without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A causal language model's sizes.
+
+    - `parameters`: all weights, tied ones once; `trained`: those that an optimizer moves.
+    - `decoder`: numbers in the matrices that every position goes through; the head is not among
+      them, as it is only applied where a response token is predicted.
+    - `head`: numbers in the output head, width × vocabulary.
+    - `attention`: `layers` × heads × head size, the width of what attention compares.
+    - `largest`: numbers in the largest weight.
+    """
+
+    parameters: int
+    trained: int
+    decoder: int
+    head: int
+    attention: int
+    layers: int
+    width: int
+    vocabulary: int
+    context: int
+    largest: int
+
+
+def shape_of(model: nn.Module) -> ModelShape:
+    """The shape of a transformers model; its weights may be on the meta device."""
+    config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    head = model.get_output_embeddings().weight  # type: ignore[operator]
+    weights = list(model.parameters())
+    matrices = [w for w in weights if w.ndim == 2 and id(w) not in {*tables, id(head)}]
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return ModelShape(
+        parameters=sum(w.numel() for w in weights),
+        trained=sum(w.numel() for w in weights if w.requires_grad),
+        decoder=sum(w.numel() for w in matrices),
+        head=head.numel(),
+        attention=config.num_hidden_layers * heads * size,
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        vocabulary=config.vocab_size,
+        context=config.max_position_embeddings,
+        largest=max(w.numel() for w in weights),
+    )

@@ -1,0 +1,139 @@
+"""What the tensors of one micro-batch take: its forward and backward pass without numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dynolab.costs.live_bytes import LiveBytes
+from dynolab.data.batches import Totals
+from dynolab.data.packing import PackedBatch
+from dynolab.likelihood.decoder import logits_of
+from dynolab.likelihood.layouts import response_hidden
+from dynolab.likelihood.packed import count_parts, read_parts
+from dynolab.likelihood.token_logps import causal_model, token_logps
+from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Sizes of one forward: `rows` padded to `length`, and the response tokens in them."""
+
+    rows: int
+    length: int
+    responses: int
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes above weights and their gradients, in a forward and backward of a micro-batch.
+
+    - `most`: at once.
+    - `kept`: by the decoder for its backward, when that begins.
+    """
+
+    most: int
+    kept: int
+
+
+def activation_bytes(
+    build: Callable[[int, torch.dtype], nn.Module],
+    layers: int,
+    batch: MicroBatch,
+    *,
+    dtype: torch.dtype = torch.float32,
+    products: bool = False,
+    checkpoint: bool = False,
+) -> Activations:
+    """Traces a forward and a backward of a micro-batch.
+
+    The passes run on fake tensors, which have shapes and no numbers, with few layers:
+    `A(n) = A(2) + (n − 2) (A(4) − A(2)) / 2`, as all layers are alike.
+
+    **Arguments:**
+
+    - `build`: makes the model with so many layers; called where tensors are fake.
+    - `products`: attention forms all products, `length²` numbers a head, as it does on GPUs where
+      results are reproducible; else it is torch's fused one.
+    - `checkpoint`: layers' activations are computed again.
+
+    Checked against the bytes of real tensors: `tests/costs/test_traced.py`.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), _one_thread():
+        few, more = (
+            trace(build(count, dtype).eval(), batch, products=products, checkpoint=checkpoint)
+            for count in FEW
+        )
+
+    def at(low: int, high: int) -> int:
+        return low + (layers - FEW[0]) * (high - low) // (FEW[1] - FEW[0])
+
+    return Activations(at(few.most, more.most), at(few.kept, more.kept))
+
+
+FEW = 2, 4
+
+
+def trace(
+    model: nn.Module, batch: MicroBatch, *, products: bool = False, checkpoint: bool = False
+) -> Activations:
+    """As `activation_bytes`, of the model itself, whose tensors may be real."""
+    causal = causal_model(model)
+    if checkpoint:
+        prepare_checkpointing(causal)
+    tokens = _zeros(batch)
+    hooks = [
+        weight.register_post_accumulate_grad_hook(_drop)
+        for weight in model.parameters()
+        if weight.requires_grad
+    ]
+    attention = sdpa_kernel(SDPBackend.MATH) if products else nullcontext()
+    with LiveBytes(known=[*model.parameters(), *model.buffers()]) as live, attention:
+        with activations_checkpointed(model):
+            hidden = response_hidden(causal, tokens)
+            kept = live.now
+            parts = count_parts(causal, hidden)
+            head = partial(logits_of, causal)
+            logps = read_parts(head, hidden, tokens, token_logps, parts)
+        logps.sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return Activations(live.most, kept)
+
+
+def _drop(weight: Tensor) -> None:
+    weight.grad = None
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Backward runs in this thread, where the modes are that see tensors."""
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+def _zeros(batch: MicroBatch) -> PackedBatch:
+    rows, length = torch.zeros(2, batch.rows, batch.length, dtype=torch.long)
+    tokens = torch.zeros(batch.responses, dtype=torch.long)
+    sequences = torch.zeros(batch.rows, dtype=torch.long)
+    return PackedBatch(
+        input_ids=rows,
+        attention_mask=rows,
+        position_ids=length,
+        sequence=tokens,
+        position=tokens,
+        token=tokens,
+        example=sequences,
+        side=sequences,
+        ids=(),
+        totals=Totals(batch.rows, batch.responses, batch.rows),
+        row=sequences,
+        segment=rows,
+    )

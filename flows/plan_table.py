@@ -1,0 +1,107 @@
+"""Shows a plan: which stages would run, what each takes on a machine, and what stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dynolab.costs.machines import Machine, machine_named, this_machine
+from dynolab.costs.stage import BASIS, REACHED, StageCost, gigabytes
+from dynolab.errors import ConfigError
+from flows.flow import Plan
+from flows.fitting import field_of, remedy
+from flows.stage_costs import PlannedCosts
+from tasks.runtime.pipeline import Planned
+
+Found = Mapping[str, StageCost | None]
+
+
+def show_plan(
+    console: Console, plan: Plan, planned: Sequence[Planned], machine: str | None
+) -> list[dict[str, Any]]:
+    """Prints stages with their keys, and what those to run take; returns the same as plain data.
+
+    **Raises:** `ConfigError` for the first stage that does not fit, with the setting that helps.
+    """
+    table = Table("stage", "state", "key")
+    for each in planned:
+        table.add_row(
+            each.step, each.state, each.key[:16] if each.key else "known after its inputs"
+        )
+    console.print(table)
+    due = {each.step for each in planned if each.state == "to run"}
+    here = this_machine() if machine is None else machine_named(machine)
+    costs = PlannedCosts(plan.steps, here)
+    found = {step.name: costs.of(step) for step in plan.steps if step.name in due}
+    if any(found.values()):
+        _show_costs(console, found, here)
+    for step in plan.steps:
+        cost = found.get(step.name)
+        if cost is not None and (lack := cost.lacks(here)) is not None:
+            value = f"{cost.parameters:,} parameters"
+            raise ConfigError(field_of(step), value, f"{lack}; {remedy(step, costs)}")
+    return [
+        vars(each) | {"cost": None if (cost := found.get(each.step)) is None else _plain(cost)}
+        for each in planned
+    ]
+
+
+def _show_costs(console: Console, found: Found, machine: Machine) -> None:
+    size = f"{machine.devices} x {gigabytes(machine.device_bytes)}, " if machine.gpus else ""
+    console.print(
+        f"On {machine.name} ({size}{gigabytes(machine.host_bytes)} of main memory; "
+        f"{machine.source}):",
+        highlight=False,
+    )
+    table = Table("stage", box=None, pad_edge=False)
+    for column in ("tokens", "PFLOP", "GB a\nrank", "GB\nhost", "GB\nwritten", "hours"):
+        table.add_column(column, justify="right")
+    table.add_column("", no_wrap=True)
+    table.add_column("see", no_wrap=True)
+    for name, cost in found.items():
+        if cost is None:
+            table.add_row(name, *("-" * 6), "", "")
+            continue
+        table.add_row(
+            name,
+            _count(cost.tokens),
+            f"{cost.flops / 1e15:.2g}",
+            f"{cost.rank_bytes / 1e9:.1f}",
+            f"{cost.host_bytes / 1e9:.1f}",
+            f"{cost.written / 1e9:.1f}",
+            f"{cost.hours:.2g}",
+            "fits" if cost.lacks(machine) is None else "[red]too large[/red]",
+            cost.basis,
+        )
+    console.print(table)
+    estimates = [cost for cost in found.values() if cost is not None]
+    parameters = max(cost.parameters for cost in estimates)
+    console.print(
+        f"{parameters:,} parameters; {gigabytes(sum(cost.stored for cost in estimates))} stay in "
+        f"the store; {sum(cost.hours for cost in estimates):.2g} hours of what is estimated",
+        highlight=False,
+    )
+    if None in found.values():
+        console.print("  -  not estimated")
+    for letter in sorted(set("".join(cost.basis for cost in estimates))):
+        console.print(f"  {letter}  {escape(_basis(letter))}", highlight=False)
+
+
+def _basis(letter: str) -> str:
+    return BASIS[letter].format(**REACHED)
+
+
+def _count(number: int) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _plain(cost: StageCost) -> dict[str, Any]:
+    return asdict(cost) | {"basis": [_basis(letter) for letter in cost.basis]}

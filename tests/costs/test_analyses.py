@@ -1,0 +1,112 @@
+"""Analyses of a model whose weights outweigh its activations hold the copies that plans count."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from dynolab.audit.audit import audit_pairs
+from dynolab.costs.analyses import audit_bytes, forces_bytes, ledger_bytes
+from dynolab.costs.live_bytes import LiveBytes
+from dynolab.costs.shape import ModelShape, shape_of
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import Example, ProbeRow, read_rows
+from dynolab.forces import PolicyFunction, step_forces
+from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.watched import kind_means
+from dynolab.objectives.dpo import DPO, DPOConfig
+from dynolab.training.job import TrainJob
+from models.language import load_language_model, load_tokenizer
+from tests.benchmarks.pythia import pythia
+from tests.training.small import make_files, make_job, make_tokenizer, run, settings, step_record
+
+PAIRS = 2
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training of three recorded steps, and what it read."""
+
+    job: TrainJob
+    shape: ModelShape
+
+    @property
+    def encoder(self) -> Encoder:
+        return Encoder(load_tokenizer(self.job.model), 48, "drop")
+
+    @property
+    def probes(self) -> list[ProbeRow]:
+        assert self.job.probes is not None
+        return list(read_rows(self.job.probes, ProbeRow))
+
+    def policy(self) -> PolicyFunction:
+        return PolicyFunction(load_language_model(self.job.model))
+
+
+@pytest.fixture(scope="module", params=["adamw"])
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Trained]:
+    folder = tmp_path_factory.mktemp("trained")
+    make_files(folder)
+    for file in (folder / "model").iterdir():
+        file.unlink()
+    model = pythia(vocab_size=512, hidden_size=192, num_hidden_layers=3, intermediate_size=768)
+    model.save_pretrained(folder / "model")
+    make_tokenizer().save_pretrained(folder / "model")
+    config = settings(
+        optimizer={"name": request.param, "learning_rate": 1e-5},
+        steps=3,
+        record_steps=[0, 1, 2],
+        batch_size=PAIRS,
+        micro_batch_size=PAIRS,
+        probe_every=0,
+        checkpoint_every=0,
+        warmup_steps=0,
+    )
+    yield Trained(run(make_job(folder, folder, config)), shape_of(model))
+
+
+def most_bytes(work: Callable[[], object]) -> int:
+    gc.collect()
+    with LiveBytes() as live:
+        work()
+    return live.most
+
+
+def test_an_audit(trained: Trained) -> None:
+    pairs = trained.encoder.examples(list(read_rows(trained.job.examples, Example)))
+    most = most_bytes(lambda: audit_pairs(trained.policy(), pairs[:PAIRS], DPO(DPOConfig())))
+    assert most == pytest.approx(audit_bytes(trained.shape), rel=0.15)
+
+
+def test_forces_of_a_step(trained: Trained) -> None:
+    def forces() -> None:
+        record, policy = step_record(trained.job, 1), trained.policy()
+        rows, encoder = trained.probes, trained.encoder
+        step_forces(record, policy, rows, encoder, stage="dpo", batch_tokens=256)
+
+    planned = forces_bytes(trained.shape, trained.job.config.optimizer)
+    assert most_bytes(forces) == pytest.approx(planned, rel=0.1)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_ledger(trained: Trained, whole: bool) -> None:
+    rows = kind_means(trained.probes, trained.encoder, PAIRS)
+
+    def account() -> None:
+        ledger = Ledger(trained.policy(), [q for _, q in rows], batch_tokens=256, whole=whole)
+        for step in (2, 1) if whole else (2, 0):
+            ledger.enter(step_record(trained.job, step), gap=1 if whole else 2)
+
+    planned = ledger_bytes(
+        trained.shape,
+        trained.job.config.optimizer,
+        functionals=len(rows),
+        responses=2 * PAIRS,
+        whole=whole,
+    )
+    assert most_bytes(account) == pytest.approx(planned, rel=0.1)

@@ -1,0 +1,116 @@
+"""What plans say of memory, and what they refuse with which remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynolab.costs.machines import machine_named
+from dynolab.errors import ConfigError
+from dynolab.hub import names_may_stay, resolve_commit
+from flows.parameters import load_parameters
+from flows.fitting import remedy
+from flows.stage_costs import PlannedCosts
+from flows.study import StudyParameters, study_steps
+from models.unloaded import KNOWN, read_config
+from tasks.runtime.pipeline import Step
+
+LLAMA = "ultrafeedback_llama3_8b.yaml"
+
+
+def planned(file: str, machine: str, *changes: str) -> tuple[list[Step], PlannedCosts]:
+    steps = study_steps(load_parameters(StudyParameters, Path(file), changes))
+    return steps, PlannedCosts(steps, machine_named(machine))
+
+
+def remedies(file: str, machine: str, *changes: str) -> dict[str, str]:
+    steps, costs = planned(file, machine, *changes)
+    return {
+        step.name: remedy(step, costs)
+        for step in steps
+        if (cost := costs.of(step)) is not None and cost.lacks(costs.machine) is not None
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "machine"),
+    [
+        ("hh_pythia410m.yaml", "h100"),
+        ("hh_pythia1.4b.yaml", "h200"),
+        ("hh_pythia2.8b.yaml", "h100x8"),
+        (LLAMA, "h100x8"),
+    ],
+)
+def test_study_files_fit_the_machines_that_they_name(file: str, machine: str) -> None:
+    assert remedies(file, machine) == {}
+
+
+def test_what_does_not_fit_is_told_a_setting_that_fits() -> None:
+    """Each remedy is one that the formulas were asked about; analyses can be left out."""
+    fp32 = [f"{stage}.engine={{ranks: 8, zero_stage: 0}}" for stage in ("sft", "preference")]
+    steps = remedies(LLAMA, "h100x8", *fp32)
+    assert set(steps) == {"sft", "preference"}
+    changed = [text.removeprefix("set ") for text in steps.values()]
+    assert remedies(LLAMA, "h100x8", *fp32, *changed) == {}
+    assert remedies("hh_pythia1.4b.yaml", "h100") == {
+        "sft-forces": "set forces=null",
+        "preference-forces": "set forces=null",
+    }
+
+
+def test_more_ranks_than_gpus_do_not_fit() -> None:
+    steps, costs = planned("hh_pythia2.8b.yaml", "h100")
+    preference = next(step for step in steps if step.name == "preference")
+    cost = costs.of(preference)
+    assert cost is not None
+    assert cost.lacks(costs.machine) == "runs 8 ranks, and h100 has 1 GPU"
+    assert "preference.engine.ranks=1" in remedy(preference, costs)
+
+
+def test_every_figure_names_what_stands_behind_it() -> None:
+    steps, costs = planned("hh_pythia410m.yaml", "h100")
+    estimated = [cost for step in steps if (cost := costs.of(step)) is not None]
+    assert {"a", "b", "c", "d", "e"} <= set("".join(cost.basis for cost in estimated))
+    assert all("i" in cost.basis and "j" in cost.basis for cost in estimated)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("EleutherAI/pythia-410m-deduped", 405_334_016),
+        ("EleutherAI/pythia-1.4b-deduped", 1_414_647_808),
+        ("EleutherAI/pythia-2.8b-deduped", 2_775_208_960),
+        ("Qwen/Qwen1.5-1.8B", 1_836_828_672),
+        ("meta-llama/Meta-Llama-3-8B", 8_030_261_248),
+    ],
+)
+def test_known_models_have_the_published_numbers_of_weights(name: str, parameters: int) -> None:
+    import torch
+
+    from dynolab.costs.shape import shape_of
+    from models.unloaded import builder
+
+    config = read_config(name)
+    with torch.device("meta"):
+        model = builder(config)(config.num_hidden_layers, torch.float32)
+    assert shape_of(model).parameters == parameters
+    assert name in KNOWN
+
+
+def test_a_machine_that_is_not_known() -> None:
+    with pytest.raises(ConfigError, match="h100, h100x8"):
+        machine_named("v100x8")
+
+
+def test_a_name_stays_where_the_hub_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", fails)
+    with names_may_stay() as names:
+        assert resolve_commit("model", "a/b", field="model") == "main"
+    assert names == ["a/b"]
+    with pytest.raises(ConfigError, match="did not resolve"):
+        resolve_commit("model", "a/b", field="model")
