@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from dynolab import __version__
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
-from dynolab.data.rows import Example, ProbeRow, Split, read_rows
+from dynolab.data.rows import Example, ProbeRow, Row, Split, read_rows, read_value
 from dynolab.errors import ConfigError
 from dynolab.explorer.lines import Lines
 from dynolab.explorer.step import AskedStep, as_gradient_step, under, with_pair
@@ -36,6 +36,8 @@ Metric = Literal["optimizer", "gradient"]
 AT_ONCE = 24  # answers; a click waits at most for so many
 
 _OBJECTIVES: TypeAdapter[ObjectiveConfig] = TypeAdapter(ObjectiveConfig)
+
+STEPS = 5  # that are kept in memory
 
 Score = Callable[[Sequence[EncodedExample]], list[RecordedExample]]
 
@@ -218,7 +220,7 @@ class Training:
                 chunk = self.asked(step, asked).lines(sequences[start : start + AT_ONCE])
             chunks.append(chunk)
         lines = Lines.beside(chunks)
-        self._keep(self._file(step, kind, asked), lines)
+        _write(self._file(step, kind, asked), lines.save)
         return lines
 
     def begin(self, kind: str, asked: Asked) -> int:
@@ -256,16 +258,22 @@ class Training:
     def token_map(self, row: ProbeRow, pair: Example, step: int, asked: Asked) -> TokenMap:
         """Which token of a pair pushes which token of an answer, at a recorded step.
 
-        A pair that was not in the step's batch takes the place of one that was.
+        A pair that was not in the step's batch takes the place of one that was. Computed once; then
+        it is kept in a file.
         """
+        file = self._kept(".json", step, asked, row, pair)
+        if file.exists():
+            return read_value(file, TokenMap)
         with self.lock:
-            return self.asked(step, asked, pair).token_map(
+            computed = self.asked(step, asked, pair).token_map(
                 pair.id,
                 self.encoded(row),
                 self._loaded[1].tokenizer,
                 name=row.pair_id,
                 kind=row.kind,
             )
+        _write(file, lambda part: part.write_text(computed.model_dump_json()))
+        return computed
 
     def lines_of(self, pair: Example, step: int, kind: str, asked: Asked) -> Lines:
         """What a pair does to all answers of a kind, in its batch or in place of another one."""
@@ -288,7 +296,7 @@ class Training:
         return record
 
     def asked(self, step: int, asked: Asked, pair: Example | None = None) -> AskedStep:
-        """The step that questions are put to; the newest two stay in memory."""
+        """The step that questions are put to; the newest few stay in memory."""
         key = (step, asked, None if pair is None else pair.id)
         with self.lock:
             if key not in self._steps:
@@ -299,7 +307,7 @@ class Training:
                     record = under(record, asked.objective)
                 if asked.metric == "gradient":
                     record = as_gradient_step(record)
-                for old in list(self._steps)[:-1]:
+                for old in list(self._steps)[: 1 - STEPS]:
                     del self._steps[old]
                 self._steps[key] = AskedStep(record, self._loaded[0])
             return self._steps[key]
@@ -321,16 +329,23 @@ class Training:
         return Lines.load(file) if file.exists() else None
 
     def _file(self, step: int, kind: str, asked: Asked) -> Path:
-        what = "" if asked.objective is None else asked.objective.model_dump_json()
-        names = "\n".join(answer.row.model_dump_json() for answer in self.answers.get(kind, ()))
-        text = "\0".join((__version__, self.result, str(step), asked.metric, what, names))
-        return self.kept / f"{hashlib.sha256(text.encode()).hexdigest()}.npz"
+        rows = (answer.row for answer in self.answers.get(kind, ()))
+        return self._kept(".npz", step, asked, *rows)
 
-    def _keep(self, file: Path, lines: Lines) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.npz")
-        lines.save(part)
-        part.replace(file)
+    def _kept(self, suffix: str, step: int, asked: Asked, *rows: Row) -> Path:
+        """The file that holds what was computed from these rows at a step."""
+        objective = "" if asked.objective is None else asked.objective.model_dump_json()
+        parts = (__version__, self.result, str(step), asked.metric, objective)
+        text = "\0".join((*parts, *(row.model_dump_json() for row in rows)))
+        return self.kept / f"{hashlib.sha256(text.encode()).hexdigest()}{suffix}"
+
+
+def _write(file: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}{file.suffix}")
+    write(part)
+    part.replace(file)
 
 
 @dataclass(frozen=True)

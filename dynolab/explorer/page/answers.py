@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from dash import html
 
 from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, PairPush
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import State
+from dynolab.explorer.page.take import copied, map_command, map_python
 from dynolab.explorer.study import Answer, Study, Training, split_of
 from dynolab.report.forces.token_map import READING, token_map_message, token_map_plot
 from dynolab.report.style import SPLITS, in_order, style_of
 from dynolab.report.text import excerpt, visible_token
+from dynolab.results.study import TokenMap
 
 SHOWN, PER_TOKEN = 10, 5
 """Pairs of each direction in a table."""
@@ -36,8 +39,7 @@ def listed(study: Study, state: State) -> Any:
                     html.Span(excerpt(answer.row.prompt, 60), className="prompt"),
                     html.Span(excerpt(answer.row.response, 80), className="quiet"),
                 ],
-                state.link(answer=answer.row.pair_id, step=None, pair="", token=None),
-                className="chosen" if answer.row.pair_id == state.answer else "",
+                state.link(answer=answer.row.pair_id),
             )
         )
         for answer in own
@@ -67,7 +69,7 @@ def listed(study: Study, state: State) -> Any:
     ]
 
 
-def shown(study: Study, state: State, dark: bool) -> Any:
+def shown(study: Study, state: State, dark: bool, program: str) -> Any:
     """The answer that is chosen, by default the one that fell most."""
     training = study.training(state.training)
     answer = _chosen(training, state)
@@ -84,14 +86,16 @@ def shown(study: Study, state: State, dark: bool) -> Any:
     asked = steps if whole else [_nearest(steps, state.step or 0)]
     lines = account or training.lines_to(answer.row, asked, state.asked)
     near = _step_of_map(training, lines, state)
+    pair = study.pairs.get(state.pair) if steps else None
+    token_map = pair and training.token_map(answer.row, pair, near, state.asked)
     return [
         _head(answer),
         parts.steps(training.ledger.steps if account and training.ledger else steps, state.step),
-        *(_tokens(training, answer, near, state) if near >= 0 else ()),
+        *(_tokens(training, answer, near, token_map, state) if steps else ()),
         _account(lines, account is not None, asked, state),
-        *_token_pushers(study, training, answer, near, state),
+        *(_map(study, training, answer, token_map, state, dark, program) if token_map else ()),
+        *(_token_pushers(study, training, answer, near, state) if steps else ()),
         *_pushers(study, lines, state),
-        *_map(study, training, answer, near, state, dark),
     ]
 
 
@@ -133,16 +137,22 @@ def _head(answer: Answer) -> Any:
     )
 
 
-def _tokens(training: Training, answer: Answer, step: int, state: State) -> list[Any]:
+def _tokens(
+    training: Training, answer: Answer, step: int, token_map: TokenMap | None, state: State
+) -> list[Any]:
+    """The answer, coloured by the pair that is chosen, else by the whole batch of a step."""
     texts = training.token_texts(training.encoded(answer.row))
-    pushes = training.token_pushes(answer.row, step, state.asked).sum(1)
+    if token_map is None:
+        pushes, by = training.token_pushes(answer.row, step, state.asked).sum(1), "the whole batch"
+    else:
+        pushes, by = np.array(token_map.force).sum(1), token_map.updating_id
     addresses = [
-        state.link(token=None if place == state.token else place) for place in range(len(texts))
+        state.link(place=None if place == state.place else place) for place in range(len(texts))
     ]
     return [
-        parts.tokens(texts, pushes.tolist(), addresses, state.token),
+        parts.tokens(texts, pushes.tolist(), addresses, state.place),
         html.P(
-            f"Colour: push by the whole batch of step {step}; green raises, brown lowers. "
+            f"Colour: push by {by} at step {step}; green raises, brown lowers. "
             "Click a token for its pushers.",
             className="note",
         ),
@@ -153,13 +163,13 @@ def _token_pushers(
     study: Study, training: Training, answer: Answer, step: int, state: State
 ) -> list[Any]:
     """Who pushed the token that is chosen, at a recorded step."""
-    if state.token is None or step < 0:
+    if state.place is None:
         return []
     texts = training.token_texts(training.encoded(answer.row))
-    if state.token >= len(texts):
+    if state.place >= len(texts):
         return []
-    lines = training.token_lines(answer.row, state.token, step, state.asked)
-    shown = f"“{visible_token(texts[state.token])}”"
+    lines = training.token_lines(answer.row, state.place, step, state.asked)
+    shown = f"“{visible_token(texts[state.place])}”"
     own = [push for push in lines.pushers(0) if push.total][:PER_TOKEN]
     return [
         html.H3(f"Who pulled down {shown} at step {step}"),
@@ -226,16 +236,20 @@ def _pusher(study: Study, push: PairPush, state: State) -> list[Any]:
 
 
 def _map(
-    study: Study, training: Training, answer: Answer, step: int, state: State, dark: bool
+    study: Study,
+    training: Training,
+    answer: Answer,
+    token_map: TokenMap,
+    state: State,
+    dark: bool,
+    program: str,
 ) -> list[Any]:
     """The map of the pair that is chosen, token by token."""
-    pair = study.pairs.get(state.pair)
-    if pair is None or step < 0:
-        return []
-    token_map = training.token_map(answer.row, pair, step, state.asked)
-    in_batch = any(example.id == pair.id for example in training.record(step).examples)
+    pair, step = token_map.updating_id, token_map.step
+    assert step is not None
+    in_batch = any(example.id == pair for example in training.record(step).examples)
     return [
-        html.H3(f"{pair.id} on {answer.row.pair_id}, token by token, at step {step}", id="map"),
+        html.H3(f"{pair} on {answer.row.pair_id}, token by token, at step {step}", id="map"),
         html.P(token_map_message(token_map), className="message"),
         html.P(
             READING
@@ -244,4 +258,12 @@ def _map(
             className="note",
         ),
         parts.graph(token_map_plot(token_map), dark),
+        html.Details(
+            [
+                html.Summary("the same as a command, in Python, as a link"),
+                copied("as a command", map_command(study, training, step, pair, program)),
+                copied("in Python", map_python(training, answer.row, step, pair)),
+                copied("as a link to this page", state.link()),
+            ]
+        ),
     ]

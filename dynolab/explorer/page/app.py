@@ -15,6 +15,18 @@ from dynolab.report.style import objective_name
 
 POLL_MS = 1500
 ASSETS = Path(__file__).with_name("assets")
+MARK = """(search, _) => {
+  const asked = new URLSearchParams(search);
+  const name = asked.get("view") === "pairs" ? "pair" : "answer";
+  requestAnimationFrame(() => document.querySelectorAll(".answers a").forEach((link) => {
+    const own = new URLSearchParams(link.search).get(name) === asked.get(name);
+    link.classList.toggle("chosen", own);
+    if (own) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
+  }));
+  return null;
+}"""
+"""Marks the chosen entry of the list, which is not drawn anew for it."""
+
 DARK = "() => window.matchMedia('(prefers-color-scheme: dark)').matches"
 FRAME = """<!DOCTYPE html>
 <html lang="en"><head>{%metas%}<title>{%title%}</title>
@@ -42,6 +54,9 @@ def application(study: Study, *, program: str) -> Any:
     app.layout = _frame(study)
     _fill(app, study, program)
     app.clientside_callback(DARK, Output("dark", "data"), Input("address", "pathname"))
+    app.clientside_callback(
+        MARK, Output("marked", "data"), Input("address", "search"), Input("list", "children")
+    )
     app.index_string = FRAME.replace("HASHES", " ".join(app.csp_hashes()))
     return app.server
 
@@ -51,6 +66,8 @@ def _frame(study: Study) -> Any:
         [
             dcc.Location(id="address", refresh=False),
             dcc.Store(id="dark"),
+            dcc.Store(id="listed"),
+            dcc.Store(id="marked"),
             dcc.Interval(id="poll", interval=POLL_MS, disabled=True),
             html.Header(
                 [
@@ -83,18 +100,22 @@ def _fill(app: Dash, study: Study, program: str) -> None:
         return _navigation(study, State.of(search))
 
     @app.callback(
-        Output("list", "children", allow_duplicate=True),
+        Output("list", "children"),
+        Output("listed", "data"),
         here,
-        prevent_initial_call="initial_duplicate",
+        Input("poll", "disabled"),
+        Given("listed", "data"),
     )
-    def listed(search: str | None) -> Any:
+    def listed(search: str | None, done: bool, before: str | None) -> Any:
         state = State.of(search)
+        what = state.list_link() + ("" if done else "&waits")
+        if what == before:  # drawn anew, it would take longer than all else
+            return no_update, no_update
         lists = {"answers": answers.listed, "pairs": pairs.listed, "what-if": what_if.listed}
-        return lists[state.view](study, state)
+        return lists[state.view](study, State.of(what)), what
 
     @app.callback(
         Output("view", "children"),
-        Output("list", "children"),
         Output("poll", "disabled"),
         here,
         Input("dark", "data"),
@@ -103,20 +124,19 @@ def _fill(app: Dash, study: Study, program: str) -> None:
     )
     def view(search: str | None, dark: bool | None, _: int | None) -> Any:
         if dark is None:
-            return no_update, no_update, no_update
+            return no_update, no_update
         state = State.of(search)
         training = study.training(state.training)
         try:
             if state.view == "answers":
-                return answers.shown(study, state, dark), no_update, True
-            waiting = _waiting(training, state)
-            if waiting is not None:
-                return waiting, no_update, False
+                return answers.shown(study, state, dark, program), True
+            if (waiting := _waiting(training, state)) is not None:
+                return waiting, False
             if state.view == "pairs":
-                return pairs.shown(study, state), pairs.listed(study, state), True
-            return what_if.shown(study, state, dark, program), no_update, True
+                return pairs.shown(study, state), True
+            return what_if.shown(study, state, dark, program), True
         except DynolabError as error:
-            return parts.failed(error), no_update, True
+            return parts.failed(error), True
 
     @app.callback(
         Output(take.DOWNLOAD, "data"),
@@ -139,7 +159,7 @@ def _fill(app: Dash, study: Study, program: str) -> None:
     def choose_step(value: int | None, search: str | None) -> Any:
         state = State.of(search)
         step = None if value is None or value == parts.BEFORE else value
-        return no_update if step == state.step else state.link(step=step, token=None)
+        return no_update if step == state.step else state.link(step=step, place=None)
 
 
 def _navigation(study: Study, state: State) -> Any:

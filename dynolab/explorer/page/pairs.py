@@ -30,12 +30,11 @@ def listed(study: Study, state: State) -> Any:
         html.Li(
             parts.link(
                 [
-                    html.Span(parts.nats(harm[pair]) if pair in harm else "–", className="n"),
+                    html.Span(parts.nats(harm[pair], 2) if pair in harm else "–", className="n"),
                     html.Span(excerpt(study.pairs[pair].prompt, 60), className="prompt"),
                     html.Span(excerpt(study.pairs[pair].chosen, 60), className="quiet"),
                 ],
-                state.link(pair=pair, step=None),
-                className="chosen" if pair == state.pair else "",
+                state.link(pair=pair),
             )
         )
         for pair in sorted(study.pairs, key=lambda pair: (pair not in harm, harm.get(pair, 0)))

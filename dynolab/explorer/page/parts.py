@@ -33,9 +33,9 @@ def link(text: Part, address: str, **attributes: Any) -> Part:
     return dcc.Link(text, href=address, **attributes)
 
 
-def nats(value: float) -> str:
+def nats(value: float, digits: int = 3) -> str:
     """A signed number of nats."""
-    return number(value, 3, sign=True)
+    return number(value, digits, sign=True)
 
 
 def choices(label: str, options: Iterable[tuple[str, str, bool]]) -> Part:

@@ -21,7 +21,7 @@ class State(BaseModel):
     """What is chosen; a field with its default is not in the address.
 
     `answer` is the pair whose answer of `kind` is looked at, `pair` the one that pushes, `step` a
-    step of the training (None: all that are known), `token` the place of one token of the answer.
+    step of the training (None: all that are known), `place` that of one token of the answer.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -32,7 +32,7 @@ class State(BaseModel):
     answer: str = ""
     pair: str = ""
     step: int | None = None
-    token: int | None = None
+    place: int | None = None
     metric: Metric = "optimizer"
     without: tuple[str, ...] = ()
     dose: float = Field(1.0, ge=0, le=2)
@@ -58,6 +58,10 @@ class State(BaseModel):
     def asked(self) -> Asked:
         """The steps that are asked."""
         return Asked(metric=self.metric)
+
+    def list_link(self) -> str:
+        """The address without what is chosen from the list."""
+        return self.link(answer="", pair="", step=None, place=None)
 
     def under(self, training: Training) -> Asked:
         """The same steps under the objective that is asked about."""

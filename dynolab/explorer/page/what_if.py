@@ -13,7 +13,7 @@ from dynolab.explorer.page.state import BETAS, OBJECTIVES, State
 from dynolab.explorer.page.take import taken
 from dynolab.explorer.study import Answer, Study, Training
 from dynolab.report.figure import base_layout
-from dynolab.report.style import CHOSEN, REJECTED, SPLITS, objective_name, style_of
+from dynolab.report.style import CHOSEN, MUTED, REJECTED, SPLITS, objective_name, style_of
 from dynolab.report.text import plotly_text
 
 COLORS = {"train": CHOSEN, "heldout": REJECTED}
@@ -144,7 +144,8 @@ def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go
         )
     low, high = float(min(before.min(), after.min())), float(max(before.max(), after.max()))
     figure.update_layout(base_layout(420, margin={"l": 70, "r": 20, "t": 30, "b": 50}))
-    line = {"type": "line", "x0": low, "x1": high, "y0": low, "y1": high, "line": {"width": 1}}
+    line: dict[str, Any] = {"type": "line", "x0": low, "x1": high, "y0": low, "y1": high}
+    line["line"] = {"width": 1, "color": MUTED}
     figure.update_layout(shapes=[line], legend={"orientation": "h", "y": 1.08})
     figure.update_xaxes(title_text="change as trained (nats)")
     figure.update_yaxes(title_text="change as asked (nats)")
