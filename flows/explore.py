@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from dynolab import __version__
 from dynolab.data.encode import EncodedExample
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.errors import ConfigError
@@ -171,7 +172,7 @@ def _training(
         score=partial(_scored, lambda: _folder(store, inputs, start) / "model"),
         ledger=read_ledger(folders["ledger"], folders["data"]) if account else None,
         records=RecordCache(cache / RECORDS),
-        kept=cache / KEPT,
+        kept=cache / KEPT / __version__,
     )
 
 

@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from dynolab import __version__
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
 from dynolab.data.rows import Example, ProbeRow, Row, Split, read_rows, read_value
 from dynolab.errors import ConfigError
@@ -335,7 +334,7 @@ class Training:
     def _kept(self, suffix: str, step: int, asked: Asked, *rows: Row) -> Path:
         """The file that holds what was computed from these rows at a step."""
         objective = "" if asked.objective is None else asked.objective.model_dump_json()
-        parts = (__version__, self.result, str(step), asked.metric, objective)
+        parts = (self.result, str(step), asked.metric, objective)
         text = "\0".join((*parts, *(row.model_dump_json() for row in rows)))
         return self.kept / f"{hashlib.sha256(text.encode()).hexdigest()}{suffix}"
 

@@ -70,7 +70,7 @@ def test_settings_and_command_are_those_of_a_study_and_a_mitigation(tmp_path: Pa
     read = validated(StudyParameters, yaml.safe_load(study))
     assert read.preference_filter is not None
     assert read.preference_filter.pairs == state.without
-    assert read.preference.objective == DPOConfig(negative_dose=0.3)
+    assert read.preference.objective == DPOConfig(beta=0.2, negative_dose=0.3)
     arm = validated(MitigationParameters, yaml.safe_load(arms)).arms["without"]
     assert arm.filter is not None and arm.filter.pairs == state.without
     assert arm.objective == DPOConfig(beta=0.2, negative_dose=0.3)

@@ -28,11 +28,11 @@ def settings(training: Training, state: State) -> tuple[str, str]:
         pairs = json.dumps(list(state.without), ensure_ascii=False)
         study.append(f"preference_filter: {{pairs: {pairs}}}")
         arm.append(f"    filter: {{pairs: {pairs}}}")
-    if objective := _objective(training, state):
-        study.append(f"preference:\n  objective: {json.dumps(objective)}")
-        whole = training.objective.model_dump(mode="json", exclude_defaults=True)
-        named = {"name": training.objective.name} | ({} if state.objective else whole)
-        arm.append(f"    objective: {json.dumps(named | objective)}")
+    if changed := _objective(training, state):
+        own = training.objective.model_dump(mode="json", exclude_defaults=True)
+        whole = {"name": training.objective.name} | ({} if state.objective else own) | changed
+        study.append(f"preference:\n  objective: {json.dumps(whole)}")
+        arm.append(f"    objective: {json.dumps(whole)}")
     name = "without" if state.without else "changed"
     arms = "\n".join(["arms:", "  dpo: {}", f"  {name}:", *arm])
     return "\n".join(study), arms if arm else ""
