@@ -212,6 +212,23 @@ def init(
 
 
 @app.command(rich_help_panel=START)
+def explore(
+    result: Annotated[
+        str,
+        typer.Argument(
+            metavar="RESULT",
+            help="A study's result, report/<key> with the key's first digits; default: the newest.",
+        ),
+    ] = "report",
+    port: Annotated[int, typer.Option(help="Port of the page; 0: any free one.")] = 8050,
+) -> None:
+    """Open a study's results in a browser: who pushed an answer, and what if it had not."""
+    from flows.explore import start
+
+    start(result, port, typer.echo)
+
+
+@app.command(rich_help_panel=START)
 def doctor() -> None:
     """Check this machine: libraries, GPUs, home, store, servers."""
     from flows.doctor import examine

@@ -84,7 +84,7 @@ class ArmConfig(StageConfig):
             objective=self.objective,
             start=self.start,
             pairs=self.pairs,
-            filtered_by=self.filter and self.filter.by,
+            filtered_by=self.filter and ("id" if self.filter.pairs else self.filter.by),
             dropped=self.filter and self.filter.drop,
             alarm=self.alarm,
             learning_rate=self.learning_rate,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
+from pathlib import Path
 
 from pydantic import Field
 
 from dynolab.audit.foresight import Ranking
 from dynolab.data.rows import Example, read_rows, write_rows
+from dynolab.errors import ConfigError
 from dynolab.results.audit import FilteredPairs, PairAudit
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
@@ -27,6 +30,11 @@ class FilterConfig(StageConfig):
     drop: float = Field(
         0.1, gt=0, lt=1, description="Share of the audited training pairs that is dropped."
     )
+    pairs: tuple[str, ...] = Field(
+        (),
+        exclude_if=lambda pairs: not pairs,
+        description="Ids of pairs that are dropped, in place of a ranking.",
+    )
 
 
 def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
@@ -42,16 +50,25 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
     with work.shown():
         audited = read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit)
         ranked = worst_first([row for row in audited if row.split == "train"], config.by)
-        dropped = tuple(row.pair_id for row in ranked[: round(config.drop * len(ranked))])
+        worst = tuple(row.pair_id for row in ranked[: round(config.drop * len(ranked))])
+        dropped = config.pairs or worst
         dropped_ids = frozenset(dropped)
         rows = read_rows(data / "train.jsonl", Example)
         kept_rows = (row for row in rows if row.id not in dropped_ids)
         kept = write_rows(work.output / "train.jsonl", kept_rows)
+        _check_there(dropped_ids, data / "train.jsonl")
         shutil.copyfile(data / "probes.jsonl", work.output / "probes.jsonl")
-        facts = FilteredPairs(by=config.by, kept=kept, dropped=dropped)
+        facts = FilteredPairs(by="id" if config.pairs else config.by, kept=kept, dropped=dropped)
         (work.output / "filter.json").write_text(facts.model_dump_json(indent=1))
     work.tracker.log_artifact(work.output / "filter.json", "data")
     return {"data/pairs_kept": float(kept), "data/pairs_filtered": float(len(dropped))}
+
+
+def _check_there(pairs: Collection[str], file: Path) -> None:
+    """Raises `ConfigError` for ids that no training pair has."""
+    known = {row.id for row in read_rows(file, Example)}
+    if unknown := sorted(set(pairs) - known):
+        raise ConfigError("filter.pairs", unknown[0], "is not the id of a training pair")
 
 
 FILTER = Stage("filter", 1, filter_pairs)

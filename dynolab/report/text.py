@@ -26,10 +26,15 @@ def plotly_text(text: object, limit: int = 80) -> str:
 
 
 def token_text(token: str, limit: int = 12) -> str:
-    """A token as an axis label: makes spaces and line ends visible (byte-level BPE's marks too)."""
+    """A token as an axis label, as `visible_token` shows it, escaped for plotly."""
+    return plotly_text(visible_token(token), limit)
+
+
+def visible_token(token: str) -> str:
+    """A token with its spaces and line ends visible (byte-level BPE's marks too)."""
     for plain, shown in (("Ġ", "·"), ("▁", "·"), ("Ċ", "⏎"), (" ", "·"), ("\n", "⏎"), ("\t", "⇥")):
         token = token.replace(plain, shown)
-    return plotly_text("".join(c if c.isprintable() else "�" for c in token), limit)
+    return "".join(c if c.isprintable() else "�" for c in token)
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:

@@ -29,8 +29,8 @@ step or every few steps, and ranked by rewards (Guo et al., arXiv 2402.04792).
 class ArmFacts(Row):
     """Settings of one arm of a comparison.
 
-    `dropped` is the share of pairs that the ranking `filtered_by` left out. `learning_rate` and
-    `updates_per_rollout` are None if the arm does not set its own.
+    `dropped` is the share of pairs that the ranking `filtered_by` left out, unless they were named
+    (`id`). `learning_rate` and `updates_per_rollout` are None if the arm does not set its own.
     """
 
     objective: RowObjectiveConfig

@@ -234,13 +234,7 @@ class Ledger:
             end = self._slopes(record, record.after)
         start = self._slopes(record, record.before)
         responses = step_responses(record, self._route(record), batch_tokens=self._batch_tokens)
-        step = StepMade(
-            number=record.facts.step,
-            labels=responses.labels,
-            gradients=responses.gradients,
-            map=_map_of(record, policy, responses.gradients.sum(0)),
-            change=flatten(policy.cast(change_of(record.before, record.after))),
-        )
+        step = step_made(record, policy, responses)
         entries, later = account_of(step, start, end, None if after is None else after.later, gap)
         kept = replace(later, push=None) if self._whole else later
         self._next = _Next(record.facts.step, weights, start, kept)
@@ -363,6 +357,17 @@ def products(
     for some, others in zip(left.split(SLICE, dim=1), right.split(SLICE, dim=1), strict=True):
         total += some.double() @ others.double().T
     return total
+
+
+def step_made(record: StepRecord, policy: PolicyFunction, responses: StepResponses) -> StepMade:
+    """What a recorded step was made of."""
+    return StepMade(
+        number=record.facts.step,
+        labels=responses.labels,
+        gradients=responses.gradients,
+        map=_map_of(record, policy, responses.gradients.sum(0)),
+        change=flatten(policy.cast(change_of(record.before, record.after))),
+    )
 
 
 def _map_of(

@@ -41,14 +41,19 @@ def build_token_map(
     updating_id: str,
     observed_id: str,
     observed: Encoded,
+    observed_kind: str = "chosen",
+    update: FrozenUpdate | None = None,
 ) -> TokenMap:
-    """The map of one example of a recorded step on one observed response, with its tokens."""
+    """The map of one example of a recorded step on one observed response, with its tokens.
+
+    **Arguments:** `update`: the step's frozen map, if it is known (`split_step`).
+    """
     ids = [example.id for example in record.examples]
     if updating_id not in ids:
         raise ConfigError("updating_id", updating_id, f"give an example of the step: {ids}")
     updating = ids.index(updating_id)
-    update = split_step(record, policy).update
-    force = token_forces(record, policy, update, updating, observed)
+    known = update or split_step(record, policy).update
+    force = token_forces(record, policy, known, updating, observed)
 
     tokens: dict[int, list[str]] = {CHOSEN: [], REJECTED: []}
     sides = build_objective(record.facts.objective).sides
@@ -58,6 +63,7 @@ def build_token_map(
         stage=stage,
         step=record.facts.step,
         observed_id=observed_id,
+        observed_kind=observed_kind,
         updating_id=updating_id,
         learning_rate=record.facts.learning_rate,
         observed_tokens=token_strings(observed, tokenizer),

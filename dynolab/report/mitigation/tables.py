@@ -203,7 +203,9 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
         parts.append(pairs)
         # SPPO itself is on-policy.
         source = source if arm.objective.name == "sppo" else proposed_by
-    if arm.filtered_by is not None:
+    if arm.filtered_by == "id":
+        parts.append("without the pairs that its settings name")
+    elif arm.filtered_by is not None:
         by = _RANKINGS.get(arm.filtered_by)
         ranking = f"by {by}" if by else f"by the audit ({arm.filtered_by})"
         parts.append(f"without the {arm.dropped:.0%} of the pairs that rank worst {ranking}")

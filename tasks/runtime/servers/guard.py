@@ -84,7 +84,10 @@ class Guard:
             closing = [*_SECURITY_HEADERS, _CLOSE]
             await self._application(scope, receive, _with_headers(send, closing))
         else:
-            reason = "Open the link that `dynolab up` printed; programs must send the home's token."
+            reason = (
+                "Open the link that `dynolab up` printed, or `dynolab explore`; programs must send "
+                "the home's token."
+            )
             await _refuse(request, send, HTTPStatus.UNAUTHORIZED, reason)
 
     def _is_foreign(self, request: _Request) -> bool:

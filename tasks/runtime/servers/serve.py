@@ -46,7 +46,7 @@ _PUBLIC = {"prefect": ("/api/health", "/api/ready"), "mlflow": ("/health",)}
 """Paths for health checks; they reveal nothing but that the server is running."""
 
 
-def _allowed_hosts() -> tuple[str, ...]:
+def allowed_hosts() -> tuple[str, ...]:
     """`_HOSTS` and the comma-separated names in DYNOLAB_SERVER_NAMES."""
     more = os.environ.get("DYNOLAB_SERVER_NAMES", "").split(",")
     return (*_HOSTS, *filter(None, more))
@@ -92,7 +92,7 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
     os.environ |= {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{host},{host}:*" for host in _allowed_hosts()),
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{host},{host}:*" for host in allowed_hosts()),
     }
     from mlflow.server import constants
 
@@ -159,7 +159,7 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
         application = _APPLICATIONS[name](folder, listener.getsockname()[1], standing)
         public = _PUBLIC[name.removesuffix("-api")]
         config = uvicorn.Config(
-            Guard(application, token, _allowed_hosts(), public),
+            Guard(application, token, allowed_hosts(), public),
             http=OwnersProtocol,
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,

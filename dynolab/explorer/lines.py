@@ -1,0 +1,175 @@
+"""Sums of lines: who pushed an answer, whom a pair pushed, and what would be without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped
+from numpy import ndarray
+
+CHOSEN, REJECTED = "chosen", "rejected"
+
+
+@dataclass(frozen=True)
+class PairPush:
+    """What one pair did to one answer, in nats, and the steps at which it did it."""
+
+    pair: str
+    from_chosen: float
+    from_rejected: float
+    steps: tuple[int, ...]
+
+    @property
+    def total(self) -> float:
+        """Through both of its answers."""
+        return self.from_chosen + self.from_rejected
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A change of the step: these pairs left out, and this factor on all rejected answers."""
+
+    without: frozenset[str] = frozenset()
+    dose: float = 1.0
+
+    @property
+    def changes(self) -> bool:
+        """Whether it differs from what was trained."""
+        return bool(self.without) or self.dose != 1
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What every response of some steps did to some answers, in nats.
+
+    Row i of `nats` belongs to the response of `pair[i]` on `side[i]` at step `step[i]`; a column is
+    an answer. `measured`: the answers' change over these steps; `apart`: what else moved them, such
+    as weight decay, by name.
+    """
+
+    step: Int[ndarray, " responses"]
+    pair: Shaped[ndarray, " responses"]
+    side: Shaped[ndarray, " responses"]
+    nats: Float[ndarray, "responses answers"]
+    measured: Float[ndarray, " answers"]
+    apart: Mapping[str, Float[ndarray, " answers"]] = field(default_factory=dict)
+
+    @classmethod
+    def together(cls, parts: Sequence[Lines]) -> Lines:
+        """Several steps' lines to the same answers."""
+        names = dict.fromkeys(name for part in parts for name in part.apart)
+        none = np.zeros_like(parts[0].measured)
+        return cls(
+            step=np.concatenate([part.step for part in parts]),
+            pair=np.concatenate([part.pair for part in parts]),
+            side=np.concatenate([part.side for part in parts]),
+            nats=np.concatenate([part.nats for part in parts]),
+            measured=np.sum([part.measured for part in parts], axis=0),
+            apart={
+                name: np.sum([part.apart.get(name, none) for part in parts], axis=0)
+                for name in names
+            },
+        )
+
+    @classmethod
+    def beside(cls, parts: Sequence[Lines]) -> Lines:
+        """The same steps' lines to several groups of answers."""
+        return replace(
+            parts[0],
+            nats=np.concatenate([part.nats for part in parts], axis=1),
+            measured=np.concatenate([part.measured for part in parts]),
+            apart={
+                name: np.concatenate([part.apart[name] for part in parts])
+                for name in parts[0].apart
+            },
+        )
+
+    def at_step(self, step: int, measured: Float[ndarray, " answers"]) -> Lines:
+        """The lines of one step, over which the answers changed by `measured`."""
+        own = self.step == step
+        return Lines(self.step[own], self.pair[own], self.side[own], self.nats[own], measured)
+
+    def to(self, answer: int) -> Lines:
+        """The lines to one answer."""
+        here = slice(answer, answer + 1)
+        return replace(
+            self,
+            nats=self.nats[:, here],
+            measured=self.measured[here],
+            apart={name: values[here] for name, values in self.apart.items()},
+        )
+
+    @property
+    def pairs(self) -> list[str]:
+        """The pairs that have lines, by id."""
+        return sorted(set(self.pair.tolist()))
+
+    def through(self, side: str) -> Float[ndarray, " answers"]:
+        """What all responses of a side did."""
+        own: Float[ndarray, " answers"] = self.nats[self.side == side].sum(0)
+        return own
+
+    @property
+    def residual(self) -> Float[ndarray, " answers"]:
+        """What the lines and `apart` leave of the measured change."""
+        left = self.measured - self.nats.sum(0)
+        return left - sum(self.apart.values(), np.zeros_like(left))
+
+    def pushers(self, answer: int) -> list[PairPush]:
+        """Every pair's push on an answer, the one that pushed down hardest first."""
+        pushes = [self._push(pair, own, answer) for pair, own in self._rows().items()]
+        return sorted(pushes, key=lambda push: push.total)
+
+    def pushed_by(self, pair: str) -> list[PairPush]:
+        """A pair's push on every answer, in the order of the answers; empty without lines."""
+        rows = self._rows().get(pair)
+        if rows is None:
+            return []
+        return [self._push(pair, rows, answer) for answer in range(self.nats.shape[1])]
+
+    def what_if(self, change: WhatIf, instead: Lines | None = None) -> Float[ndarray, " answers"]:
+        """The change of every answer, to first order: each line times the factor that it keeps.
+
+        The weights, and so all other lines, stay what they were.
+
+        **Arguments:** `instead`: the lines of the same responses under another objective, which
+        take the place of these.
+        """
+        kept = np.where(np.isin(self.pair, list(change.without)), 0.0, 1.0)
+        kept = np.where(self.side == REJECTED, change.dose * kept, kept)
+        lines = self.nats if instead is None else instead.nats
+        moved: Float[ndarray, " answers"] = self.measured - self.nats.sum(0) + kept @ lines
+        return moved
+
+    def save(self, file: Path) -> None:
+        """Writes an npz file."""
+        apart = {f"apart {name}": values for name, values in self.apart.items()}
+        own = {name: getattr(self, name) for name in ("step", "pair", "side", "nats", "measured")}
+        np.savez(file, allow_pickle=False, **own, **apart)
+
+    @classmethod
+    def load(cls, file: Path) -> Lines:
+        """Reads what `save` wrote."""
+        with np.load(file, allow_pickle=False) as arrays:
+            columns = dict(arrays)
+        apart = {
+            name.removeprefix("apart "): columns.pop(name)
+            for name in list(columns)
+            if name.startswith("apart ")
+        }
+        return cls(**columns, apart=apart)
+
+    def _rows(self) -> dict[str, Bool[ndarray, " responses"]]:
+        return {pair: self.pair == pair for pair in self.pairs}
+
+    def _push(self, pair: str, own: Bool[ndarray, " responses"], answer: int) -> PairPush:
+        chosen, nats = self.side == CHOSEN, self.nats[:, answer]
+        return PairPush(
+            pair,
+            float(nats[own & chosen].sum()),
+            float(nats[own & ~chosen].sum()),
+            tuple(sorted(set(self.step[own].tolist()))),
+        )

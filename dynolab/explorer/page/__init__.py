@@ -1,0 +1,1 @@
+"""The explorer's page, on Dash. What it shows is named by its address (`State`)."""

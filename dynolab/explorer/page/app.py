@@ -1,0 +1,205 @@
+"""The page as an application: its frame, and the calls that fill it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dash import Dash, Input, Output, State as Given, dcc, html, no_update
+
+from dynolab.errors import DynolabError
+from dynolab.explorer.page import answers, pairs, parts, take, what_if
+from dynolab.explorer.page.state import State
+from dynolab.explorer.study import Study, Training
+from dynolab.report.style import objective_name
+
+POLL_MS = 1500
+ASSETS = Path(__file__).with_name("assets")
+MARK = """(search, _) => {
+  const asked = new URLSearchParams(search);
+  const name = asked.get("view") === "pairs" ? "pair" : "answer";
+  requestAnimationFrame(() => document.querySelectorAll(".answers a").forEach((link) => {
+    const own = new URLSearchParams(link.search).get(name) === asked.get(name);
+    link.classList.toggle("chosen", own);
+    if (own) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
+  }));
+  return null;
+}"""
+"""Marks the chosen entry of the list, which is not drawn anew for it."""
+
+DARK = "() => window.matchMedia('(prefers-color-scheme: dark)').matches"
+FRAME = """<!DOCTYPE html>
+<html lang="en"><head>{%metas%}<title>{%title%}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'self'; img-src 'self' data: blob:;
+ style-src 'self' 'unsafe-inline'; script-src 'self' HASHES; object-src 'none'; base-uri 'none'">
+<link rel="icon" href="data:,">{%css%}</head>
+<body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body></html>"""
+"""A page that loads nothing from elsewhere and runs the known scripts alone."""
+
+
+def application(study: Study, *, program: str) -> Any:
+    """The page of a study as an ASGI application.
+
+    **Arguments:** `program`: the words that start the command line, for commands to copy.
+    """
+    app = Dash(
+        __name__,
+        backend="fastapi",
+        assets_folder=str(ASSETS),
+        title=f"Dynolab explorer: {study.name}",
+        update_title=None,
+        suppress_callback_exceptions=True,
+        add_log_handler=False,
+    )
+    app.layout = _frame(study)
+    _fill(app, study, program)
+    app.clientside_callback(DARK, Output("dark", "data"), Input("address", "pathname"))
+    app.clientside_callback(
+        MARK, Output("marked", "data"), Input("address", "search"), Input("list", "children")
+    )
+    app.index_string = FRAME.replace("HASHES", " ".join(app.csp_hashes()))
+    return app.server
+
+
+def _frame(study: Study) -> Any:
+    return html.Div(
+        [
+            dcc.Location(id="address", refresh=False),
+            dcc.Store(id="dark"),
+            dcc.Store(id="listed"),
+            dcc.Store(id="marked"),
+            dcc.Interval(id="poll", interval=POLL_MS, disabled=True),
+            html.Header(
+                [
+                    html.H1("Explorer"),
+                    html.P(f"{study.name} · {study.result}", className="quiet"),
+                    html.Nav(id="navigation"),
+                ]
+            ),
+            html.Main(
+                [
+                    html.Div(id="list", className="list"),
+                    html.Div(
+                        [
+                            html.P(id="status", className="status", role="status"),
+                            html.Div(id="view"),
+                        ],
+                        className="view",
+                    ),
+                ]
+            ),
+        ]
+    )
+
+
+def _fill(app: Dash, study: Study, program: str) -> None:
+    here = Input("address", "search")
+
+    @app.callback(Output("navigation", "children"), here)
+    def navigation(search: str | None) -> Any:
+        return _navigation(study, State.of(search))
+
+    @app.callback(
+        Output("list", "children"),
+        Output("listed", "data"),
+        here,
+        Input("poll", "disabled"),
+        Given("listed", "data"),
+    )
+    def listed(search: str | None, done: bool, before: str | None) -> Any:
+        state = State.of(search)
+        what = state.list_link() + ("" if done else "&waits")
+        if what == before:  # drawn anew, it would take longer than all else
+            return no_update, no_update
+        lists = {"answers": answers.listed, "pairs": pairs.listed, "what-if": what_if.listed}
+        return lists[state.view](study, State.of(what)), what
+
+    @app.callback(
+        Output("view", "children"),
+        Output("poll", "disabled"),
+        here,
+        Input("dark", "data"),
+        Input("poll", "n_intervals"),
+        running=[(Output("status", "children"), "computing …", "")],
+    )
+    def view(search: str | None, dark: bool | None, _: int | None) -> Any:
+        if dark is None:
+            return no_update, no_update
+        state = State.of(search)
+        training = study.training(state.training)
+        try:
+            if state.view == "answers":
+                return answers.shown(study, state, dark, program), True
+            if (waiting := _waiting(training, state)) is not None:
+                return waiting, False
+            if state.view == "pairs":
+                return pairs.shown(study, state), True
+            return what_if.shown(study, state, dark, program), True
+        except DynolabError as error:
+            return parts.failed(error), True
+
+    @app.callback(
+        Output(take.DOWNLOAD, "data"),
+        Input(take.FILE, "n_clicks"),
+        Given("address", "search"),
+        prevent_initial_call=True,
+    )
+    def download(clicks: int | None, search: str | None) -> Any:
+        if not clicks:
+            return no_update
+        name, text = take.filtered(study, State.of(search))
+        return {"filename": name, "content": text}
+
+    @app.callback(
+        Output("address", "search"),
+        Input("step", "value"),
+        Given("address", "search"),
+        prevent_initial_call=True,
+    )
+    def choose_step(value: int | None, search: str | None) -> Any:
+        state = State.of(search)
+        step = None if value is None or value == parts.BEFORE else value
+        return no_update if step == state.step else state.link(step=step, place=None)
+
+
+def _navigation(study: Study, state: State) -> Any:
+    training = study.training(state.training)
+    metrics = [("the optimizer's step", "optimizer"), ("a gradient step", "gradient")]
+    views = [("answers", "answers"), ("pairs", "pairs"), ("what-if", "what if")]
+    return [
+        parts.choices(
+            "", [(text, state.link(view=view), view == state.view) for view, text in views]
+        ),
+        parts.choices(
+            "training",
+            [
+                (
+                    objective_name(own.objective.name),
+                    state.link(training=name, step=None),
+                    own is training,
+                )
+                for name, own in study.trainings.items()
+            ],
+        ),
+        parts.choices(
+            "metric",
+            [(text, state.link(metric=name), state.metric == name) for text, name in metrics],
+        ),
+    ]
+
+
+def _waiting(training: Training, state: State) -> Any:
+    """How far the lines to all answers are; None if they are all there."""
+    asked = {state.asked}
+    if state.view == "what-if" and state.objective:
+        asked.add(state.under(training))
+    steps = len(training.recorded_steps)
+    done = [training.begin(state.kind, one) for one in asked]
+    if sum(done) == steps * len(done):
+        return None
+    count = len(training.answers.get(state.kind, ()))
+    return html.P(
+        f"Computing what the recorded steps did to all {count} answers: {sum(done)} of "
+        f"{steps * len(done)} steps are done. This is kept, and done once.",
+        role="status",
+    )

@@ -1,0 +1,125 @@
+"""Small parts of the page. All texts of data are text nodes: nothing in them becomes markup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from dash import dcc, html
+
+from dynolab.report.style import DARK
+from dynolab.report.text import number, visible_token
+
+BEFORE = -5
+"""Place of all steps on the slider, left of the first."""
+
+MARKS = 8
+
+Part = Any
+"""A component of Dash, or a text."""
+
+GRAPH = {
+    "responsive": True,
+    "displaylogo": False,
+    "displayModeBar": False,
+    "showSendToCloud": False,
+}
+
+
+def link(text: Part, address: str, **attributes: Any) -> Part:
+    """A link to another state of the page."""
+    return dcc.Link(text, href=address, **attributes)
+
+
+def nats(value: float, digits: int = 3) -> str:
+    """A signed number of nats."""
+    return number(value, digits, sign=True)
+
+
+def choices(label: str, options: Iterable[tuple[str, str, bool]]) -> Part:
+    """Links of which one is chosen: text, address, whether it is."""
+    links = [
+        link(text, address, className="choice chosen" if chosen else "choice")
+        for text, address, chosen in options
+    ]
+    return html.Div([html.Span(label, className="label"), *links], className="choices")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Part]], numeric: str) -> Part:
+    """A table; `numeric` holds an `n` for each column of numbers."""
+    kinds = ["n" if place == "n" else "" for place in numeric]
+    heads = [
+        html.Th(text, className=kind, scope="col") for text, kind in zip(head, kinds, strict=True)
+    ]
+    body = [
+        html.Tr([html.Td(cell, className=kind) for cell, kind in zip(row, kinds, strict=True)])
+        for row in rows
+    ]
+    content = html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)])
+    return html.Div(content, className="table", tabIndex=0, role="region")
+
+
+def steps(every: Sequence[int], chosen: int | None) -> Part:
+    """The slider: all steps, or one of them."""
+    span = max(every[-1] - every[0], 1) / MARKS
+    marks, last = {BEFORE: "all"}, every[0] - span
+    for step in every:
+        if step - last >= span or len(every) <= MARKS:
+            marks[step], last = str(step), step
+    whole = len(every) == every[-1] - every[0] + 1
+    slider = dcc.Slider(
+        id="step",
+        min=BEFORE,
+        max=every[-1],
+        step=1 if whole else None,
+        marks=marks,
+        value=BEFORE if chosen is None else chosen,
+        included=False,
+        allow_direct_input=False,
+    )
+    return html.Div([html.Span("step", className="label"), slider], className="slider")
+
+
+def listed(every: Sequence[int]) -> str:
+    """A few of some steps."""
+    some = ", ".join(map(str, every[:4]))
+    return some if len(every) <= 4 else f"{some} … ({len(every)})"
+
+
+def tokens(
+    texts: Sequence[str], pushes: Sequence[float], addresses: Sequence[str], chosen: int | None
+) -> Part:
+    """An answer's tokens, coloured by what pushed them; each is a link."""
+    largest = max(map(abs, pushes), default=0.0) or 1.0
+    spans = [
+        link(
+            html.Span(visible_token(text)),
+            address,
+            className="token chosen" if place == chosen else "token",
+            title=f"{nats(push)} nats",
+            style={"background": _color(push / largest)},
+        )
+        for place, (text, push, address) in enumerate(zip(texts, pushes, addresses, strict=True))
+    ]
+    return html.P(spans, className="answer")
+
+
+def _color(share: float) -> str:
+    side = "--up" if share > 0 else "--down"
+    return f"color-mix(in srgb, var({side}) {45 * abs(share):.0f}%, transparent)"
+
+
+def graph(figure: go.Figure, dark: bool) -> Part:
+    """A figure in the colours of the screen."""
+    text = figure.to_json()
+    for light, other in DARK.items() if dark else ():
+        text = text.replace(f'"{light}"', f'"{other}"')
+    drawn = dcc.Graph(figure=json.loads(text), config=GRAPH, className="plot")
+    return html.Div(drawn, className="wide", tabIndex=0, role="region")
+
+
+def failed(error: Exception) -> Part:
+    """What could not be shown, and why."""
+    return html.P(str(error), className="failed", role="alert")

@@ -1,0 +1,78 @@
+"""What the page shows, as the query of its address, so that a view can be kept and sent."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import parse_qs, urlencode
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dynolab.explorer.lines import WhatIf
+from dynolab.explorer.study import Asked, Metric, Training
+
+View = Literal["answers", "pairs", "what-if"]
+OBJECTIVES = ("", "dpo", "ipo", "hinge", "slic", "simpo")
+"""Objectives that are asked about; empty: the training's own."""
+
+BETAS = (0.03, 0.1, 0.3, 1.0)
+
+
+class State(BaseModel):
+    """What is chosen; a field with its default is not in the address.
+
+    `answer` is the pair whose answer of `kind` is looked at, `pair` the one that pushes, `step` a
+    step of the training (None: all that are known), `place` that of one token of the answer.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    view: View = "answers"
+    training: str = "preference"
+    split: Literal["all", "train", "heldout"] = "all"
+    kind: str = "chosen"
+    answer: str = ""
+    pair: str = ""
+    step: int | None = None
+    place: int | None = None
+    metric: Metric = "optimizer"
+    without: tuple[str, ...] = ()
+    dose: float = Field(1.0, ge=0, le=2)
+    objective: Literal["", "dpo", "ipo", "hinge", "slic", "simpo"] = ""
+    beta: float | None = Field(None, gt=0)
+
+    @classmethod
+    def of(cls, search: str | None) -> State:
+        """The state that an address names; one that cannot be names the beginning."""
+        given: dict[str, Any] = dict(parse_qs((search or "").lstrip("?")))
+        values = {name: own if name == "without" else own[-1] for name, own in given.items()}
+        try:
+            return cls.model_validate(values)
+        except ValidationError:
+            return cls()
+
+    def link(self, **changes: Any) -> str:
+        """The address of this state with some changes."""
+        changed = self.model_copy(update=changes)
+        return "?" + urlencode(changed.model_dump(exclude_defaults=True), doseq=True)
+
+    @property
+    def asked(self) -> Asked:
+        """The steps that are asked."""
+        return Asked(metric=self.metric)
+
+    def list_link(self) -> str:
+        """The address without what is chosen from the list."""
+        return self.link(answer="", pair="", step=None, place=None)
+
+    def under(self, training: Training) -> Asked:
+        """The same steps under the objective that is asked about."""
+        return training.asked_for(self.metric, self.objective, self.beta)
+
+    @property
+    def what_if(self) -> WhatIf:
+        """The change that is asked about."""
+        return WhatIf(frozenset(self.without), self.dose)
+
+    def toggled(self, pair: str) -> str:
+        """The address with a pair ticked that was not, or the other way."""
+        others = tuple(name for name in self.without if name != pair)
+        return self.link(without=others if pair in self.without else (*others, pair))

@@ -1,0 +1,152 @@
+"""The view of what would be: without the ticked pairs, with another dose or objective."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from dash import html
+
+from dynolab.explorer.page import parts
+from dynolab.explorer.page.state import BETAS, OBJECTIVES, State
+from dynolab.explorer.page.take import taken
+from dynolab.explorer.study import Answer, Study, Training
+from dynolab.report.figure import base_layout
+from dynolab.report.style import CHOSEN, MUTED, REJECTED, SPLITS, objective_name, style_of
+from dynolab.report.text import plotly_text
+
+COLORS = {"train": CHOSEN, "heldout": REJECTED}
+DOSES = (0.0, 0.1, 0.3, 0.5, 1.0, 1.5)
+
+
+def listed(study: Study, state: State) -> Any:
+    """The pairs that are ticked, and what else is changed."""
+    ticked = [
+        html.Li(parts.link(f"{pair} ×", state.toggled(pair), title="take it back in"))
+        for pair in state.without
+    ]
+    return [
+        html.P("Left out", className="label"),
+        html.Ul(ticked, className="ticked")
+        if ticked
+        else html.P("No pair yet: tick some in the other views.", className="quiet"),
+        parts.choices(
+            "dose of the rejected side",
+            [(f"{dose:g}", state.link(dose=dose), dose == state.dose) for dose in DOSES],
+        ),
+        parts.choices(
+            "objective",
+            [
+                (
+                    objective_name(name) if name else "as trained",
+                    state.link(objective=name, beta=None),
+                    name == state.objective,
+                )
+                for name in OBJECTIVES
+            ],
+        ),
+        *(
+            [
+                parts.choices(
+                    "β",
+                    [(f"{beta:g}", state.link(beta=beta), beta == state.beta) for beta in BETAS],
+                )
+            ]
+            if state.objective
+            else []
+        ),
+    ]
+
+
+def shown(study: Study, state: State, dark: bool, program: str) -> Any:
+    """What the change does to all answers, to first order."""
+    training = study.training(state.training)
+    lines = training.all_known(state.kind, state.asked)
+    if lines is None:
+        return html.P("No step was recorded; set record_steps and train again.")
+    instead = training.all_known(state.kind, state.under(training)) if state.objective else None
+    answers = training.answers[state.kind]
+    moved = lines.what_if(state.what_if, instead)
+    steps = ", ".join(map(str, training.recorded_steps))
+    return [
+        html.H2("What if"),
+        html.P(
+            f"To first order, at the recorded steps {steps} alone: the weights at every step, "
+            "and so all other pushes, stay what they were. A training shows the rest.",
+            className="note",
+        ),
+        parts.table(
+            ("answers", "fell", "would fall", "mean change", "would be"),
+            [
+                _summary(answers, lines.measured, moved, split, style_of(state.kind).label)
+                for split in SPLITS
+                if any(answer.row.split == split for answer in answers)
+            ],
+            "snnnn",
+        ),
+        parts.graph(_scatter(answers, lines.measured, moved), dark),
+        *_over_training(training, state),
+        *taken(study, training, state, program),
+    ]
+
+
+def _summary(
+    answers: list[Answer], before: np.ndarray, after: np.ndarray, split: str, kind: str
+) -> list[Any]:
+    own = np.array([answer.row.split == split for answer in answers])
+    count = int(own.sum())
+    return [
+        f"{kind}, {'training' if split == 'train' else 'held-out'}",
+        f"{int((before[own] < 0).sum())} of {count}",
+        f"{int((after[own] < 0).sum())} of {count}",
+        parts.nats(float(before[own].mean())),
+        parts.nats(float(after[own].mean())),
+    ]
+
+
+def _over_training(training: Training, state: State) -> list[Any]:
+    """The same of the whole training, on what has an account of its own."""
+    means = training.means()
+    if means is None or state.objective:
+        return []
+    rows, lines = means
+    after = lines.what_if(state.what_if)
+    table = [
+        [
+            f"{style_of(row.kind).label}, {SPLITS[row.split]}",
+            parts.nats(float(measured)),
+            parts.nats(float(would)),
+            parts.nats(float(would - measured)),
+        ]
+        for row, measured, would in zip(rows, lines.measured, after, strict=True)
+    ]
+    return [
+        html.H3("Over the whole training"),
+        html.P("Mean answers of a kind, from the ledger’s lines.", className="note"),
+        parts.table(("mean of", "change", "would be", "difference"), table, "snnn"),
+    ]
+
+
+def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go.Figure:
+    """Every answer: its change as it was, and as it would be."""
+    figure = go.Figure()
+    for split, label in SPLITS.items():
+        own = [place for place, answer in enumerate(answers) if answer.row.split == split]
+        figure.add_scatter(
+            x=before[own],
+            y=after[own],
+            mode="markers",
+            name=label,
+            marker={"color": COLORS[split], "size": 7, "opacity": 0.75},
+            text=[plotly_text(answers[place].row.pair_id) for place in own],
+            hovertemplate="%{text}: %{x:+.3f} → %{y:+.3f} nats<extra></extra>",
+        )
+    low, high = float(min(before.min(), after.min())), float(max(before.max(), after.max()))
+    figure.update_layout(base_layout(420, margin={"l": 70, "r": 20, "t": 30, "b": 50}))
+    line: dict[str, Any] = {"type": "line", "x0": low, "x1": high, "y0": low, "y1": high}
+    line["line"] = {"width": 1, "color": MUTED}
+    figure.update_layout(shapes=[line], legend={"orientation": "h", "y": 1.08})
+    figure.update_xaxes(title_text="change as trained (nats)")
+    figure.update_yaxes(title_text="change as asked (nats)")
+    return figure

@@ -1,0 +1,167 @@
+"""What is computed when asked for: lines and token maps of one recorded step, or of a like one.
+
+A question is put by changing the record: a plain gradient step in place of the optimizer's
+(`as_gradient_step`), another objective (`under`), a pair that was not in the batch (`with_pair`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.explorer.lines import Lines
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.ledger.account import StepMade, account_of, step_made
+from dynolab.forces.ledger.functional import Functional, slopes_of
+from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.responses import step_responses
+from dynolab.forces.step.one_step import midpoint
+from dynolab.forces.step.split import UpdateSplit, split_step
+from dynolab.forces.step.token_map import build_token_map
+from dynolab.objectives import build_objective
+from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.results.study import TokenMap
+from dynolab.training.config import OptimizerConfig
+from dynolab.training.recorded_examples import RecordedExample
+from dynolab.training.step_record import StepRecord
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GRADIENT_BYTES = 2**28
+"""Of the gradients of as many answers as are watched at once."""
+
+
+def as_gradient_step(record: StepRecord) -> StepRecord:
+    """The same batch in a plain gradient step of the same learning rate: P = I, nothing clipped."""
+    rate = record.facts.learning_rate
+    facts = record.facts.model_copy(
+        update={
+            "clip_factor": 1.0,
+            "optimizer": OptimizerConfig(name="sgd", learning_rate=rate or 1.0),
+        }
+    )
+    return replace(record, facts=facts, state={})
+
+
+def under(record: StepRecord, objective: ObjectiveConfig) -> StepRecord:
+    """The same batch under another objective.
+
+    **Raises:** `ConfigError` if the record lacks what that objective reads.
+    """
+    built = build_objective(objective)
+    for example in record.examples:
+        example.responses(built.sides)
+        reference = getattr(example, "chosen_reference", None)
+        if built.needs_reference and reference is None:
+            raise ConfigError(
+                "objective",
+                objective.name,
+                "needs a reference, which this step has not recorded; choose another objective",
+            )
+    return replace(record, facts=record.facts.model_copy(update={"objective": objective}))
+
+
+def with_pair(record: StepRecord, pair: RecordedExample) -> StepRecord:
+    """A batch of the same size with a pair in it, in place of the first one if it was not."""
+    if any(example.id == pair.id for example in record.examples):
+        return record
+    return replace(record, examples=(pair, *record.examples[1:]))
+
+
+@dataclass(frozen=True)
+class AskedStep:
+    """A recorded step, or one like it, that questions are put to.
+
+    Derivatives of answers are the mean of both ends of the step, or at its midpoint, so that what
+    they leave of the measured change is of third order.
+    """
+
+    record: StepRecord
+    policy: PolicyFunction = field(repr=False)
+
+    def lines(self, answers: Sequence[Encoded]) -> Lines:
+        """What every response of the batch did to each answer."""
+        at_once = max(1, GRADIENT_BYTES // self._made.gradients[0].nbytes)
+        chunks = [answers[start : start + at_once] for start in range(0, len(answers), at_once)]
+        accounts = [self._account(chunk) for chunk in chunks]
+        labels = self._made.labels
+        return Lines(
+            step=np.full(len(labels), self.record.facts.step),
+            pair=np.array([label.id for label in labels]),
+            side=np.array([label.side for label in labels]),
+            nats=np.concatenate([account[0] for account in accounts], axis=1),
+            measured=np.concatenate([account[1] for account in accounts]),
+            apart={
+                name: np.concatenate([account[2][name] for account in accounts])
+                for name in accounts[0][2]
+            },
+        )
+
+    def on_tokens(self, answer: Encoded) -> Float[ndarray, "tokens 2"]:
+        """Push on every token of an answer through all chosen and all rejected responses, nats."""
+        batch, _ = self.policy.batch([answer])
+        place = midpoint(self.record.before, self.record.after)
+        sides = [self._split.from_chosen, self._split.from_rejected]
+        with torch.no_grad():
+            pushes = self.policy.change_along(place, sides, batch)
+        return np.asarray(pushes.double().cpu().numpy()).T
+
+    def token_map(
+        self,
+        pair: str,
+        answer: Encoded,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str,
+        kind: str,
+    ) -> TokenMap:
+        """Which token of a pair of the batch pushed which token of the answer of this name."""
+        return build_token_map(
+            self.record,
+            self.policy,
+            tokenizer,
+            stage=self.record.facts.objective.name,
+            updating_id=pair,
+            observed_id=name,
+            observed_kind=kind,
+            observed=answer,
+            update=self._split.update,
+        )
+
+    def _account(self, answers: Sequence[Encoded]) -> tuple[ndarray, ndarray, dict[str, ndarray]]:
+        functionals = [Functional.mean(str(n), [answer]) for n, answer in enumerate(answers)]
+        start, end = (
+            slopes_of(functionals, self._route, weights)
+            for weights in (self.record.before, self.record.after)
+        )
+        account, _ = account_of(self._made, start, end)
+        lines, measured, decay, momentum = (
+            tensor.double().cpu().numpy()
+            for tensor in (account.lines, account.measured, account.decay, account.carried_in)
+        )
+        return lines, measured, {"weight decay": decay, "earlier momentum": momentum}
+
+    @cached_property
+    def _made(self) -> StepMade:
+        responses = step_responses(self.record, self._route)
+        return step_made(self.record, self.policy, responses)
+
+    @cached_property
+    def _route(self) -> GroupedGradients:
+        objective = build_objective(self.record.facts.objective)
+        sample = [sequence for _, sequence in self.record.examples[0].responses(objective.sides)]
+        return GroupedGradients.build(self.policy, self.record.before, sample[:2])
+
+    @cached_property
+    def _split(self) -> UpdateSplit:
+        return split_step(self.record, self.policy)

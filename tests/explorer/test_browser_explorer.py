@@ -1,0 +1,183 @@
+"""The explorer in Chromium, on a study that was run in this process; and who may not get in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from dynolab.errors import ConfigError
+from flows.explore import open_study
+from flows.study import FLOW
+from tests.flows.in_process import InProcess
+from tests.flows.lab import ROOT, SMALL
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("dash")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.services
+
+PLAIN = {"kind": "plain", "ranks": 1}
+LEFT_OUT = {"audit": None, "kernel": None, "squeezing": None, "ledger": {"pairs": 2, "answers": 2}}
+PATIENCE_MS = 90_000
+ENOUGH_CONTRAST = 4.5  # WCAG 2.2, 1.4.3
+CONTRAST = Path(__file__).with_name("contrast.js")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with one study."""
+    home = tmp_path_factory.mktemp("home")
+    settings = yaml.safe_load(SMALL.read_text()) | LEFT_OUT
+    settings["preference"]["engine"] = PLAIN
+    settings["preference"]["record_steps"] = [1, 8]
+    lab = InProcess(home)
+    lab.run_plan(lab.plan(FLOW, settings))
+    return home
+
+
+@pytest.fixture(scope="module")
+def link(home: Path) -> Iterator[str]:
+    """What `dynolab explore` prints to be opened."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "explore", "--port", "0"],
+        cwd=ROOT,
+        env=os.environ | {"DYNOLAB_HOME": str(home)},
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().split()[1]
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+@pytest.fixture(params=[(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")], ids=str)
+def page(link: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A logged-in page that must not complain, and asks nobody else."""
+    width, scheme = request.param
+    if CHROMIUM is None:
+        pytest.skip("needs Debian's chromium")
+    wrong: list[str] = []
+    with playwright.sync_playwright() as browsers:
+        browser = browsers.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        own = link.partition("/?")[0]
+        page.on(
+            "request",
+            lambda asked: asked.url.startswith((own, "data:", "blob:")) or wrong.append(asked.url),
+        )
+        page.goto(link)
+        yield page
+        browser.close()
+    assert wrong == []
+
+
+def seen(page: Any, text: str) -> None:
+    """Waits for a text; nothing is wider than the screen, and all of it can be read."""
+    page.get_by_text(text).first.wait_for()
+    page.wait_for_function("document.querySelector('#status').innerText === ''")
+    assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    faint = page.evaluate(CONTRAST.read_text(), ENOUGH_CONTRAST)
+    assert faint == []
+
+
+def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any, link: str) -> None:
+    seen(page, "Who pulled it down")
+    pusher = page.locator("#view td a").first
+    name = pusher.inner_text()
+    pusher.focus()
+    page.keyboard.press("Enter")  # all of it is reached without a mouse
+    seen(page, f"{name} on ")
+    page.locator(".plot .hm, .plot .heatmaplayer").first.wait_for(state="attached")
+    page.locator("a.token").first.press("Enter")
+    seen(page, "Who pulled down “")
+    page.get_by_text("leave out", exact=True).first.press("Enter")
+    page.get_by_text("left out", exact=True).first.wait_for()
+    page.get_by_text("what if", exact=True).press("Enter")
+    seen(page, "would fall")
+    page.get_by_text("0.3", exact=True).first.press("Enter")
+    page.get_by_text("negative_dose").first.wait_for()
+    seen(page, "preference_filter")
+    with page.expect_download() as download:
+        page.get_by_text("Download the 11 pairs").click()
+    assert len(Path(download.value.path()).read_text().splitlines()) == 11
+    page.get_by_text("pairs", exact=True).first.press("Enter")
+    seen(page, "Whom it h")
+    there = page.url
+    page.goto("about:blank")
+    page.goto(there)  # the address is the view
+    seen(page, "Whom it h")
+
+
+def test_the_keyboard_reaches_lists_tokens_slider_and_pushers(page: Any) -> None:
+    seen(page, "Who pulled it down")
+    reached = set()
+    for _ in range(150):
+        page.keyboard.press("Tab")
+        reached.add(
+            page.evaluate(
+                "(e => e.closest('.token') ? 'token' : e.getAttribute('role') === 'slider' ? "
+                "'slider' : e.closest('.answers') ? 'list' : e.closest('nav') ? 'navigation' : "
+                "e.closest('td') ? 'pusher' : '')(document.activeElement)"
+            )
+        )
+        if {"token", "slider", "list", "navigation", "pusher"} <= reached:
+            return
+    raise AssertionError(f"only {reached}")
+
+
+def test_only_the_owner_gets_in_and_by_the_servers_own_names(link: str) -> None:
+    own, _, token = link.partition("/?token=")
+    call, login = f"{own}/_dash-update-component", {"Authorization": f"Bearer {token}"}
+    assert own.startswith("http://127.0.0.1:")
+    assert requests.get(own, timeout=30).status_code == 401
+    assert requests.post(call, json={}, timeout=30).status_code == 401
+    assert requests.get(own, headers=login, timeout=30).ok
+    for foreign in (
+        {"Host": "rebound.example"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": "http://127.0.0.1:1"},
+    ):
+        answer = requests.post(call, json={}, headers=login | foreign, timeout=30)
+        assert answer.status_code == 403, foreign
+
+
+def test_what_is_no_study_or_no_longer_whole_is_said_in_one_message(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNOLAB_HOME", str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match="holds no study's result"):
+        open_study("report")
+    other = tmp_path / "other"
+    shutil.copytree(home, other)
+    monkeypatch.setenv("DYNOLAB_HOME", str(other))
+    with pytest.raises(ConfigError, match="is a result of stage preference"):
+        open_study("preference")
+    assert open_study("report").pairs
+    shutil.rmtree(other / "cache" / "records")
+    study = open_study("report")
+    training = study.training("preference")
+    with pytest.raises(ConfigError, match="no longer in this machine's cache"):
+        training.record(training.recorded_steps[0])
+    shutil.rmtree(other / "store" / "stages" / "data")
+    with pytest.raises(ConfigError, match="input data is no longer in the store"):
+        open_study("report")

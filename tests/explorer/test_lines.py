@@ -1,0 +1,100 @@
+"""Sums of lines, against sums written out line by line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, WhatIf
+
+PAIRS, ANSWERS = ("a", "b", "c"), 4
+
+
+def lines(seed: int, steps: tuple[int, ...] = (2, 5)) -> Lines:
+    """Every pair's two answers at every step, with a measured change that they nearly explain."""
+    numbers = np.random.default_rng(seed)
+    rows = [(step, pair, side) for step in steps for pair in PAIRS for side in (CHOSEN, REJECTED)]
+    step, pair, side = (np.array(column) for column in zip(*rows, strict=True))
+    nats, decay = numbers.normal(size=(len(rows), ANSWERS)), numbers.normal(size=ANSWERS)
+    measured = nats.sum(0) + decay + 1e-3 * numbers.normal(size=ANSWERS)
+    return Lines(step, pair, side, nats, measured, {"weight decay": decay})
+
+
+def line_by_line(own: Lines, change: WhatIf, instead: Lines | None = None) -> list[float]:
+    """What would be, with every line weighed by itself."""
+    changed = []
+    for answer in range(own.nats.shape[1]):
+        total = own.measured[answer]
+        for row, (pair, side) in enumerate(zip(own.pair, own.side, strict=True)):
+            weight = 0.0 if pair in change.without else change.dose if side == REJECTED else 1.0
+            new = own if instead is None else instead
+            total += weight * new.nats[row, answer] - own.nats[row, answer]
+        changed.append(total)
+    return changed
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "change",
+    [
+        WhatIf(),
+        WhatIf(frozenset({"b"})),
+        WhatIf(dose=0.3),
+        WhatIf(frozenset({"a", "c"}), 0.0),
+        WhatIf(frozenset({"not there"})),
+    ],
+)
+def test_what_if_is_the_sum_of_its_lines(seed: int, change: WhatIf) -> None:
+    own, other = lines(seed), lines(seed + 100)
+    assert own.what_if(change) == pytest.approx(line_by_line(own, change), abs=1e-12)
+    under = own.what_if(change, other)
+    assert under == pytest.approx(line_by_line(own, change, other), abs=1e-12)
+
+
+def test_without_anything_only_what_is_apart_and_the_residual_stay() -> None:
+    own = lines(0)
+    left = own.what_if(WhatIf(frozenset(PAIRS)))
+    assert left == pytest.approx(own.apart["weight decay"] + own.residual, abs=1e-12)
+    assert np.abs(own.residual).max() < 1e-2
+    assert own.what_if(WhatIf()) == pytest.approx(own.measured, abs=1e-12)
+
+
+def test_pushers_and_pushed_are_the_same_sums() -> None:
+    own = lines(1)
+    for answer in range(ANSWERS):
+        pushers = own.pushers(answer)
+        assert [push.total for push in pushers] == sorted(push.total for push in pushers)
+        assert {push.pair for push in pushers} == set(PAIRS)
+        for push in pushers:
+            assert push == own.pushed_by(push.pair)[answer]
+            mine = own.nats[own.pair == push.pair, answer].sum()
+            assert push.total == pytest.approx(mine, abs=1e-12)
+            assert push.steps == (2, 5)
+        chosen, rejected = (float(own.through(side)[answer]) for side in (CHOSEN, REJECTED))
+        assert sum(p.from_chosen for p in pushers) == pytest.approx(chosen, abs=1e-12)
+        assert sum(p.from_rejected for p in pushers) == pytest.approx(rejected, abs=1e-12)
+    assert own.pushed_by("not there") == []
+
+
+def test_steps_and_answers_are_put_together_and_taken_apart() -> None:
+    first, second = lines(2, (1,)), replace(lines(3, (4,)), apart={"momentum": np.ones(ANSWERS)})
+    both = Lines.together([first, second])
+    assert both.measured == pytest.approx(first.measured + second.measured)
+    assert both.apart["momentum"] == pytest.approx(np.ones(ANSWERS))
+    again = both.at_step(4, second.measured)
+    assert (again.nats == second.nats).all() and set(again.step) == {4}
+    beside = Lines.beside([first.to(0), first.to(3)])
+    assert (beside.nats == first.nats[:, [0, 3]]).all()
+    assert (beside.apart["weight decay"] == first.apart["weight decay"][[0, 3]]).all()
+
+
+def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
+    own = lines(4)
+    own.save(tmp_path / "lines.npz")
+    again = Lines.load(tmp_path / "lines.npz")
+    for name in ("step", "pair", "side", "nats", "measured"):
+        assert (getattr(again, name) == getattr(own, name)).all()
+    assert (again.apart["weight decay"] == own.apart["weight decay"]).all()
