@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -22,7 +23,20 @@ from tests.flows.lab import ROOT
 
 PLATFORM = ("flows", "tasks", "models", "deploy")
 PROJECT = ("pyproject.toml", "README.md", "LICENSE")
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md"))]
+EXAMPLES = {
+    f"{page.stem}_{number}": code
+    for page in TEXTS
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+} | {
+    notebook.stem: "\n".join(
+        "".join(cell["source"])
+        for cell in json.loads(notebook.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    )
+    for notebook in sorted((ROOT / "examples").glob("*.ipynb"))
+}
+"""The Python of README, manual and notebooks, by name."""
 OFFLINE = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation")
 # Reading the types of torch and transformers takes a minute.
 TYPING = """
@@ -103,9 +117,9 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def examples(tmp_path: Path) -> list[Path]:
-    """The README's programs."""
-    files = [tmp_path / f"example_{number}.py" for number in range(len(EXAMPLES))]
-    for file, code in zip(files, EXAMPLES, strict=True):
+    """The programs of README, manual and notebooks."""
+    files = [tmp_path / f"{name}.py" for name in EXAMPLES]
+    for file, code in zip(files, EXAMPLES.values(), strict=True):
         file.write_text(code)
     return files
 
@@ -140,15 +154,20 @@ def test_every_public_name_is_there() -> None:
         dynolab.forse_map  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_examples_of_the_readme_run(
+def test_the_examples_of_readme_manual_and_notebooks_run(
     programs: Path, examples: list[Path], analysed: Analysed, tmp_path: Path
 ) -> None:
-    """One after the other in one process, which imports torch and transformers once."""
+    """One after the other in one process, which imports torch and transformers once.
+
+    A notebook's cells are run as a script: they are Python alone.
+    """
     settings = TrainConfig(
         objective=DPOConfig(), engine=PLAIN, steps=2, batch_size=4, record_steps=(1,)
     )
     analysed.run(PREFERENCE, settings, data=analysed.data, model=analysed.sft)
     home = {"DYNOLAB_HOME": str(analysed.platform.settings.home)}
+    (tmp_path / "model").symlink_to(analysed.folder(analysed.sft) / "model")
+    shutil.copy(analysed.folder(analysed.data) / "train.jsonl", tmp_path / "pairs.jsonl")
     code = (
         "import runpy, sys; [(runpy.run_path(file), print('ran', file)) for file in sys.argv[1:]]"
     )
