@@ -58,7 +58,7 @@ check: lint
 
 # The manual: docs/_build/html/index.html. A broken link fails.
 docs: setup
-	$(RUN) sphinx --quiet --fail-on-warning --keep-going docs docs/_build/html
+	$(RUN) sphinx --quiet --fresh-env --fail-on-warning --keep-going docs docs/_build/html
 
 # What this machine's GPUs do beside what the library relies on: .dynolab/reports/gpu.html.
 check-gpu: setup

@@ -46,6 +46,7 @@ html_extra_path = ["_build/extra"]
 html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False
+html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 
 
