@@ -1,8 +1,8 @@
 """README and manual: `python -m tests.benchmarks.manual`. Keys:
 
 - `readme_lines`: lines of the README;
-- `readme_blocks`, `readme_blocks_run`: its commands, settings and programs, and how many of them are
-  taken or run as they stand;
+- `readme_blocks`, `readme_blocks_run`: its commands, settings and programs, and how many of them
+  are taken or run as they stand;
 - `notebooks_run`: notebooks of `examples` whose cells run;
 - `docs_pages`, `docs_broken_links`: pages of the manual, and warnings of its build;
 - `bars`: [bound, met].
