@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 import  = $(VENV)/bin/python -c 'import importlib; \
           [importlib.import_module(name) for name in "$(1)".split()]' >/dev/null 2>&1
 
-.PHONY: setup study test test-services check check-gpu lint test-study test-faults test-images test-mutations up clean
+.PHONY: setup study test test-services check check-gpu docs lint test-study test-faults test-images test-mutations up clean
 
 setup: $(VENV)/.ready
 
@@ -55,6 +55,10 @@ lint: setup
 
 check: lint
 	$(MAKE) test
+
+# The manual: docs/_build/html/index.html. A broken link fails.
+docs: setup
+	$(RUN) sphinx --quiet --fresh-env --fail-on-warning --keep-going docs docs/_build/html
 
 # What this machine's GPUs do beside what the library relies on: .dynolab/reports/gpu.html.
 check-gpu: setup

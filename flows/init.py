@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import Example
 from dynolab.data.sources.config import rows_line
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data
 from dynolab.errors import ConfigError
@@ -108,7 +107,7 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> str:
         resolve_commit("model", model, field="model")
     source = _beside(file, folder) if folder.is_dir() else model
     loaded = load_data(DataConfig(source="file", path=str(data)))
-    sizes = _measured(str(folder) if folder.is_dir() else model, loaded.pairs)
+    sizes = _measured(str(folder) if folder.is_dir() else model, loaded)
     settings = _settings(loaded, sizes)
     text = TEMPLATE.format(
         **settings | {name: _comment(settings[name]) for name in ("tokens", "cost")},
@@ -159,8 +158,8 @@ def _settings(loaded: LoadedData, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _measured(model: str, pairs: list[Example]) -> Sizes:
-    """Tokens of the pairs, and the time of a step on both answers of a batch."""
+def _measured(model: str, loaded: LoadedData) -> Sizes:
+    """Tokens of pairs and watched answers, and the time of a step on both answers of a batch."""
     import torch
 
     from models.language import context_length, load_language_model, load_tokenizer
@@ -170,14 +169,17 @@ def _measured(model: str, pairs: list[Example]) -> Sizes:
     language_model = load_language_model(model, tokenizer=tokenizer, device=device).train()
     context = context_length(language_model)
     encoder = Encoder(tokenizer, 2**31, "error")
-    encoded = encoder.examples(pairs)
+    encoded = encoder.examples([*loaded.pairs, *loaded.heldout])
     sides = [
         [side for side in (pair.chosen, pair.rejected) if side is not None] for pair in encoded
     ]
     longest = [max(len(side.ids) for side in pair) for pair in sides]
     fitting = [pair for pair, length in zip(sides, longest, strict=True) if length <= context]
     if not fitting:
-        raise ConfigError("data", f"{len(pairs)} rows", f"all exceed the context of {context}")
+        raise ConfigError("data", f"{len(encoded)} rows", f"all exceed the context of {context}")
+    # A watched answer to another prompt can be longer than any pair.
+    watched = [encoder.response(row.pair_id, row.prompt, row.response) for row in loaded.probes]
+    longest += [len(answer.ids) for answer in watched if answer is not None]
     seconds = min(_step_seconds(language_model, fitting[:SAMPLE], tokenizer) for _ in range(2))
     return Sizes(
         weights=sum(parameter.numel() for parameter in language_model.parameters()),

@@ -11,8 +11,8 @@ its figures, in their order:
     -->
 
 that is an estimate or a number of `results/<table>.json`, rescaled where the text has another
-unit; a setting of a study file; or a name and no figure. README.md says of findings only what
-stands there.
+unit; a setting of a study file; or a name and no figure. README and manual say of findings only
+what stands there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,15 +130,22 @@ def test_every_figure_of_a_paragraph_has_a_source_that_says_it(
         check(line)
 
 
-def test_the_readme_says_of_findings_what_stands_beside_the_studies() -> None:
+@pytest.mark.parametrize(
+    "page",
+    [
+        ROOT / "README.md",
+        *(file for file in ROOT.glob("docs/*/*.md") if "_build" not in file.parts),
+    ],
+    ids=lambda page: page.stem,
+)
+def test_a_page_says_of_findings_what_stands_beside_the_studies(page: Path) -> None:
     known = {
         figure
         for text, _ in paragraphs((STUDIES / "README.md").read_text())
         for figure in figures_of(text)
     }
-    readme = (ROOT / "README.md").read_text()
-    findings = [figure for figure in figures_of(readme) if "[" in figure or "%" in figure]
-    assert findings and [figure for figure in findings if figure not in known] == []
+    findings = [figure for figure in figures_of(page.read_text()) if re.search(r"\[|%", figure)]
+    assert [figure for figure in findings if figure not in known] == []
 
 
 def test_kept_tables_come_from_committed_code() -> None:

@@ -45,6 +45,20 @@ def test_the_file_names_its_sources_from_its_folder_and_runs(
     assert study.preference.objective.name == "dpo"
 
 
+def test_a_watched_answer_beyond_the_context_is_dropped(folder: Path) -> None:
+    """Every pair fits; an answer beside another row's prompt does not."""
+    rows = [row.model_dump(include={"prompt", "chosen", "rejected"}) for row in make_rows(24)]
+    for row in rows[:6]:
+        row["prompt"] = " ".join([row["prompt"]] * 10)
+    for row in rows[6:]:
+        row["chosen"] = " ".join([row["chosen"]] * 10)
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = folder / "mine.yaml"
+    data = folder / "pairs.jsonl"
+    write_study(file, model=str(folder / "my model"), data=data, program="dynolab")
+    assert "overlong: drop" in file.read_text()
+
+
 def test_a_file_is_not_overwritten_and_a_model_has_to_be_there(folder: Path) -> None:
     data, file = folder / "pairs.jsonl", folder / "mine.yaml"
     with pytest.raises(ConfigError, match="data"):

@@ -1,42 +1,58 @@
-"""What the README says can be done can be: its commands are taken, its files exist.
+"""What README and manual say can be done can be: commands are taken, settings and files exist.
 
-Its Python runs in `tests/library`.
+Their Python runs in `tests/library`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.main import get_command
 
+from dynolab.errors import ConfigError
 from flows.audit import named_on_command_line
 from flows.cli import app, built_in, one_file
 from flows.deployments import deployments
 from flows.form import STUDIES
-from flows.parameters import load_parameters
+from flows.parameters import load_parameters, parse_parameters
 from tests.flows.lab import ROOT
 
-README = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(r"^    \.venv/bin/dynolab (.+)$", README, re.MULTILINE)
-PAGES = dict(re.findall(r"^\| `(\w+)` \|[^|]+\| (?:`([\w.-]+)` )?\|[^|]*\|$", README, re.MULTILINE))
+README = ROOT / "README.md"
+MANUAL = ROOT / "docs"
+PAGES = [page for page in sorted(MANUAL.rglob("*.md")) if "_build" not in page.parts]
+TEXT = "\n\n".join(page.read_text() for page in (README, *PAGES))
+COMMANDS = re.findall(r"^(?:    |```sh\n)?((?:dynolab|make|pip|export) .+)$", TEXT, re.MULTILINE)
+SETTINGS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+MODULES = sorted(set(re.findall(r"`python -m ([\w.]+)`", TEXT)))
+TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+REPORTS = dict(re.findall(r"^\| `(\w+)` \|[^|]+\| (?:`([\w.-]+)` )?\|[^|]*\|$", TEXT, re.MULTILINE))
 CLI: Any = get_command(app)
 FLOWS = deployments()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(COMMANDS))
 def test_a_command_is_taken_as_it_stands(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
-    name, *arguments = shlex.split(command, comments=True)
+    program, name, *arguments = shlex.split(line, comments=True)
+    if program != "dynolab":
+        assert program != "make" or name in TARGETS
+        return
     given = CLI.commands[name].make_context(name, arguments).params
     file = one_file(given.get("file"), given.get("config"))
-    if name not in FLOWS or "my_" in str(file):
+    if name not in FLOWS or str(file).startswith("my_"):
         return
     changes = [*(given["changes"] or [])]
     if name == "audit":
@@ -46,9 +62,30 @@ def test_a_command_is_taken_as_it_stands(
     load_parameters(FLOWS[name].flow.parameters, file, changes)
 
 
+@pytest.mark.parametrize("text", SETTINGS)
+def test_settings_are_those_of_a_flow(text: str) -> None:
+    """As they stand; parts of a file are parts of a study's."""
+    kinds = dict.fromkeys(one.flow.parameters for one in FLOWS.values())
+    errors = []
+    for kind in kinds:
+        if yaml.safe_load(text).keys() <= kind.model_fields.keys():
+            try:
+                parse_parameters(kind, text, "manual")
+            except ConfigError as error:
+                errors.append(str(error))
+            else:
+                return
+    raise AssertionError(errors or "no flow has these settings")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_that_can_be_run_is_there(module: str) -> None:
+    assert importlib.util.find_spec(module)
+
+
 def test_every_command_stands_in_the_table_with_its_page() -> None:
-    assert PAGES.keys() == CLI.commands.keys()
-    for name, page in PAGES.items():
+    assert REPORTS.keys() == CLI.commands.keys()
+    for name, page in REPORTS.items():
         if page:
             one = FLOWS[name]
             known: Any = load_parameters(one.flow.parameters, STUDIES / one.first_file)
@@ -62,4 +99,50 @@ def test_every_study_file_is_named_and_holds_settings_of_its_flow(
     monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
     flow = file.removesuffix(".yaml").split("_")[0]
     load_parameters(FLOWS.get(flow, FLOWS["study"]).flow.parameters, STUDIES / file)
-    assert f"`{file}`" in README or file == f"{flow}_builtin.yaml"
+    assert f"`{file}`" in TEXT or file == f"{flow}_builtin.yaml"
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    """Links on GitHub, too, where no build checks them."""
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    made = [link for link in links if "_build/generated" in link or link.startswith("settings.md")]
+    lost = [link for link in links if link not in made and not (page.parent / link).exists()]
+    assert lost == []
+
+
+def test_every_page_is_in_the_contents() -> None:
+    listed = set(re.findall(r"^[\w/-]+$", (MANUAL / "index.md").read_text(), re.MULTILINE))
+    assert listed == {str(page.relative_to(MANUAL))[:-3] for page in PAGES} - {"index"}
+
+
+def test_the_numbers_of_three_tokens_are_those_of_a_softmax(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The table, by autograd in float64; the account adds up as its text says."""
+    import torch
+
+    monkeypatch.syspath_prepend(str(MANUAL))
+    pictures: Any = pytest.importorskip("pictures", reason="needs matplotlib")
+    text = (MANUAL / "explain" / "forces.md").read_text().replace("−", "-")
+    rows = re.findall(r"^\| [abc] \|(.*)\|$", text, re.MULTILINE)
+    table = torch.tensor([[float(cell) for cell in row.split("|")] for row in rows]).double()
+    losses = {1: lambda z: -z[1], 3: lambda z: z[2], 5: lambda z: z[2] - z[1]}
+    for column, loss in losses.items():
+        logits = table[:, 0].log().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(logits.log_softmax(0)), logits)
+        _, change = torch.func.jvp(lambda z: z.log_softmax(0), (logits.detach(),), (-gradient,))
+        if column < 5:
+            torch.testing.assert_close(table[:, column], gradient, atol=0.005, rtol=0)
+            torch.testing.assert_close(table[:, column + 1], change, atol=0.005, rtol=0)
+        else:
+            torch.testing.assert_close(table[:, column], change, atol=0.005, rtol=0)
+    chosen, rejected, measured = pictures.account()
+    ledger = (MANUAL / "explain" / "ledger.md").read_text()
+    assert all(f"{abs(sums[-1]):.2f}" in ledger for sums in (chosen, rejected, measured))
+    assert abs(chosen + rejected - measured).max() < 0.001
+    accuracy = (MANUAL / "explain" / "accuracy.md").read_text()
+    lift = pictures.force(1)
+    told = [pictures.stepped(lift, rate)[1] for rate in (0.1, 1)]
+    told += [pictures.first_order(lift)[1] * rate for rate in (0.1, 1)]
+    assert all(f"{value:.2g}" in accuracy for value in told)

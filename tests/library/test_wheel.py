@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,22 @@ from tests.flows.lab import ROOT
 
 PLATFORM = ("flows", "tasks", "models", "deploy")
 PROJECT = ("pyproject.toml", "README.md", "LICENSE")
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md"))]
+PROGRAMS = {
+    f"{page.stem}_{number}": code
+    for page in TEXTS
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+}
+"""The Python of README and manual, by name."""
+NOTEBOOKS = {
+    notebook.stem: "\n".join(
+        "".join(cell["source"])
+        for cell in json.loads(notebook.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    )
+    for notebook in sorted((ROOT / "examples").glob("*.ipynb"))
+}
+"""The cells of each notebook, which are Python alone, as a script."""
 OFFLINE = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation")
 # Reading the types of torch and transformers takes a minute.
 TYPING = """
@@ -101,11 +118,10 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("installed"), wheel)
 
 
-@pytest.fixture
-def examples(tmp_path: Path) -> list[Path]:
-    """The README's programs."""
-    files = [tmp_path / f"example_{number}.py" for number in range(len(EXAMPLES))]
-    for file, code in zip(files, EXAMPLES, strict=True):
+def written(programs: Mapping[str, str], folder: Path) -> list[Path]:
+    """The programs as files."""
+    files = [folder / f"{name}.py" for name in programs]
+    for file, code in zip(files, programs.values(), strict=True):
         file.write_text(code)
     return files
 
@@ -140,15 +156,20 @@ def test_every_public_name_is_there() -> None:
         dynolab.forse_map  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_examples_of_the_readme_run(
-    programs: Path, examples: list[Path], analysed: Analysed, tmp_path: Path
-) -> None:
-    """One after the other in one process, which imports torch and transformers once."""
+def test_the_examples_run(programs: Path, analysed: Analysed, tmp_path: Path) -> None:
+    """Of README, manual and notebooks, in one process, which imports torch and transformers once.
+
+    Readers have a folder `model` and the file `pairs.jsonl`.
+    """
     settings = TrainConfig(
         objective=DPOConfig(), engine=PLAIN, steps=2, batch_size=4, record_steps=(1,)
     )
     analysed.run(PREFERENCE, settings, data=analysed.data, model=analysed.sft)
     home = {"DYNOLAB_HOME": str(analysed.platform.settings.home)}
+    (tmp_path / "model").symlink_to(analysed.folder(analysed.sft) / "model")
+    pairs = dynolab.load_data(dynolab.DataConfig()).pairs[:40]
+    dynolab.write_rows(tmp_path / "pairs.jsonl", pairs)
+    examples = written(PROGRAMS | NOTEBOOKS, tmp_path)
     code = (
         "import runpy, sys; [(runpy.run_path(file), print('ran', file)) for file in sys.argv[1:]]"
     )
@@ -158,7 +179,7 @@ def test_the_examples_of_the_readme_run(
     assert all(part.strip() for part in parts[:-1]), "every example shows something"
 
 
-def test_the_public_face_is_typed(programs: Path, examples: list[Path], tmp_path: Path) -> None:
+def test_the_public_face_is_typed(programs: Path, tmp_path: Path) -> None:
     """A type checker sees a type behind every public name, and what is wrong with a call."""
     (tmp_path / "mypy.ini").write_text(TYPING)
     face = tmp_path / "face.py"
@@ -166,7 +187,7 @@ def test_the_public_face_is_typed(programs: Path, examples: list[Path], tmp_path
     lines += [f"reveal_type(dynolab.{name})" for name in dynolab.__all__]
     face.write_text("\n".join(lines))
     checker = (sys.executable, "-m", "mypy", "--python-executable", programs / "python")
-    printed = run(*checker, face, *examples, cwd=tmp_path, ends_with=1)
+    printed = run(*checker, face, *written(PROGRAMS, tmp_path), cwd=tmp_path, ends_with=1)
     errors = re.findall(r": error: .*\[([\w-]+)\]$", printed, re.MULTILINE)
     assert errors == list(WRONG_CALLS.values()), printed
     types = re.findall(r'Revealed type is "(.*)"$', printed, re.MULTILINE)
