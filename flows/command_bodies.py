@@ -19,7 +19,6 @@ from dynolab.data.sources.config import rows_line
 from dynolab.data.unknown import SAMPLES, UnknownTokens
 from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay
-from dynolab.store import Store
 from flows.flow import Flow, FlowParameters, Parameters, Results, StagedFlow
 from flows.pages import page_of
 from flows.parameters import load_parameters

@@ -13,8 +13,8 @@ from rich.table import Table
 from dynolab.costs.machines import Machine, machine_named, this_machine
 from dynolab.costs.stage import BASIS, REACHED, StageCost, gigabytes
 from dynolab.errors import ConfigError
-from flows.flow import Plan
 from flows.fitting import field_of, remedy
+from flows.flow import Plan
 from flows.stage_costs import PlannedCosts
 from tasks.runtime.pipeline import Planned
 

@@ -75,7 +75,7 @@ def test_an_interrupted_command_ends_in_order(
     command = lab.start(f"project={project}")
     lab.pause_preference()
     command.send_signal(number)
-    assert "interrupted" in complaints(command, 130)
+    assert "cancelled; run the same command again" in complaints(command, 130)
     assert lab.left_behind() == []
     uri = lab.mlflow
     (killed,) = histories(uri, project, "preference")

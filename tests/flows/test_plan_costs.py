@@ -10,8 +10,8 @@ import pytest
 from dynolab.costs.machines import machine_named
 from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay, resolve_commit
-from flows.parameters import load_parameters
 from flows.fitting import remedy
+from flows.parameters import load_parameters
 from flows.stage_costs import PlannedCosts
 from flows.study import StudyParameters, study_steps
 from models.unloaded import KNOWN, read_config
