@@ -23,7 +23,7 @@ SHOWN, PER_TOKEN = 10, 5
 
 HEAD = ("pair", "nats", "its chosen", "its rejected", "at steps", "its answers", "")
 
-SPLIT_CHOICES = {"all": "all", **SPLITS}
+SPLIT_CHOICES: dict[str, str] = {"all": "all", **{str(name): text for name, text in SPLITS.items()}}
 
 
 def listed(study: Study, state: State) -> Any:
@@ -87,7 +87,7 @@ def shown(study: Study, state: State, dark: bool, program: str) -> Any:
     lines = account or training.lines_to(answer.row, asked, state.asked)
     near = _step_of_map(training, lines, state)
     pair = study.pairs.get(state.pair) if steps else None
-    token_map = pair and training.token_map(answer.row, pair, near, state.asked)
+    token_map = None if pair is None else training.token_map(answer.row, pair, near, state.asked)
     return [
         _head(answer),
         parts.steps(training.ledger.steps if account and training.ledger else steps, state.step),

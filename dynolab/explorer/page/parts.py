@@ -20,7 +20,7 @@ MARKS = 8
 Part = Any
 """A component of Dash, or a text."""
 
-GRAPH = {
+GRAPH: Any = {
     "responsive": True,
     "displaylogo": False,
     "displayModeBar": False,

@@ -118,7 +118,7 @@ def _objective(training: Training, state: State) -> dict[str, Any]:
     """The objective's settings that are changed."""
     asked = state.under(training).objective
     objective = asked or training.objective
-    changed = {} if asked is None else {"name": asked.name}
+    changed: dict[str, Any] = {} if asked is None else {"name": asked.name}
     if state.beta is not None and "beta" in type(objective).model_fields:
         changed["beta"] = state.beta
     if state.dose != 1 and "negative_dose" in type(objective).model_fields:
