@@ -98,8 +98,8 @@ class Training:
             path[1] = score.logp
         kinds: dict[str, list[Answer]] = {}
         for row in self.watched:
-            if ends_of_row := ends.get((row.pair_id, row.kind)):
-                kinds.setdefault(row.kind, []).append(Answer(row, *ends_of_row))
+            if known := ends.get((row.pair_id, row.kind)):
+                kinds.setdefault(row.kind, []).append(Answer(row, *known))
         return {kind: sorted(own, key=lambda answer: answer.change) for kind, own in kinds.items()}
 
     @cached_property

@@ -23,7 +23,7 @@ SHOWN, PER_TOKEN = 10, 5
 
 HEAD = ("pair", "nats", "its chosen", "its rejected", "at steps", "its answers", "")
 
-SPLIT_CHOICES = {"all": "all"} | {str(split): label for split, label in SPLITS.items()}
+SPLIT_CHOICES: dict[str, str] = {"all": "all", **{str(name): text for name, text in SPLITS.items()}}
 
 
 def listed(study: Study, state: State) -> Any:

@@ -47,7 +47,7 @@ def application(study: Study, *, program: str) -> Any:
         backend="fastapi",
         assets_folder=str(ASSETS),
         title=f"Dynolab explorer: {study.name}",
-        update_title="",
+        update_title="",  # the title stays
         suppress_callback_exceptions=True,
         add_log_handler=False,
     )

@@ -60,7 +60,9 @@ class State(BaseModel):
         return Asked(metric=self.metric)
 
     def list_link(self) -> str:
-        """The address without what is chosen from the list."""
+        """The address without what is chosen from the list; in `what-if` nothing is."""
+        if self.view == "what-if":
+            return self.link()
         return self.link(answer="", pair="", step=None, place=None)
 
     def under(self, training: Training) -> Asked:
