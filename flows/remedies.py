@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.pairs import PairConfig
-from dynolab.objectives.registry import PAIR_OBJECTIVES
+from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
+from dynolab.training.config import TrainConfig
 from flows.mitigation import MitigationParameters
-from tasks.arm import ArmConfig
+from tasks.arm import ArmConfig, Start
 from tasks.audit import AuditConfig
+from tasks.base import BaseConfig
 from tasks.filter import FilterConfig
-
-if TYPE_CHECKING:
-    from flows.study import StudyParameters
 
 DOSE, DROP = 0.3, 0.3
 """Of the push on rejected answers what is left, and of the pairs what is left out."""
@@ -30,44 +30,51 @@ _ABOUT = """\
 """
 
 
-def remedies_file(study: StudyParameters) -> str:
+def remedies_file(
+    name: str,
+    seed: int,
+    data: DataConfig,
+    base: BaseConfig,
+    sft: TrainConfig | None,
+    audit: AuditConfig | None,
+    trained: TrainConfig,
+) -> str:
     """A study file of `mitigation`; empty for a training that it cannot compare.
 
     The arms have the study's settings but for the remedy, over the study's seed and the next one.
+
+    **Arguments:** the study's parameters; `trained`: those of its preference training.
     """
-    trained = study.preference
     if trained.objective.name not in PAIR_OBJECTIVES:
         return ""
     left_out = {"objective", "seed", "record_steps", "checkpoint_every", "ledger", "alarm", "best"}
     training = trained.model_dump(mode="json", exclude_unset=True, exclude=left_out)
     training["probe_every"] = trained.probe_every or max(1, trained.steps // 10)
     settings: dict[str, Any] = {
-        "name": f"{study.name}-remedies",
-        "seeds": [study.seed, study.seed + 1],
-        "data": study.data.model_dump(mode="json", exclude_unset=True),
-        "base": study.base.model_dump(mode="json", exclude_unset=True),
+        "name": f"{name}-remedies",
+        "seeds": [seed, seed + 1],
+        "data": data.model_dump(mode="json", exclude_unset=True),
+        "base": base.model_dump(mode="json", exclude_unset=True),
         "training": training,
-        "audit": (study.audit or AuditConfig()).model_dump(mode="json", exclude_unset=True),
+        "audit": (audit or AuditConfig()).model_dump(mode="json", exclude_unset=True),
         "arms": {
             label: arm.model_dump(mode="json", exclude_unset=True)
-            for label, arm in _arms(study).items()
+            for label, arm in _arms(trained.objective, "base" if sft is None else "sft").items()
         },
     }
-    if study.sft is not None:
-        settings["sft"] = study.sft.model_dump(mode="json", exclude_unset=True)
-    if not study.data.states_facts:
+    if sft is not None:
+        settings["sft"] = sft.model_dump(mode="json", exclude_unset=True)
+    if not data.states_facts:
         settings["judge"] = {"name": "log_prob"}
         settings["answers"] = {"prompts": 40, "samples": 1}
     try:
         MitigationParameters.model_validate(settings)
     except (ConfigError, ValidationError):
         return ""  # what a comparison refuses is no fault of the study
-    return _ABOUT.format(name=study.name) + yaml.safe_dump(settings, sort_keys=False)
+    return _ABOUT.format(name=name) + yaml.safe_dump(settings, sort_keys=False)
 
 
-def _arms(study: StudyParameters) -> dict[str, ArmConfig]:
-    objective = study.preference.objective
-    start = study.start
+def _arms(objective: RowObjectiveConfig, start: Start) -> dict[str, ArmConfig]:
     gentler: dict[str, Any] = {}
     if isinstance(objective, DPOConfig) and objective.designed_dose is None:
         gentler = {"dose-03": objective.model_copy(update={"negative_dose": DOSE})}

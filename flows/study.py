@@ -186,7 +186,15 @@ def study_steps(
         settings=parameters.as_yaml,
         objective=parameters.preference.objective,
         missing=dict(missing or {}),
-        remedies=remedies_file(parameters),
+        remedies=remedies_file(
+            parameters.name,
+            parameters.seed,
+            parameters.data,
+            parameters.base,
+            parameters.sft,
+            parameters.audit,
+            parameters.preference,
+        ),
     )
     models = {name: name for name in ("base", *_trainings(parameters))}
     contrasts = [_CONTRASTS[name](parameters) for name in parameters.contrasts]

@@ -26,10 +26,14 @@ def study(*changes: str) -> StudyParameters:
     return load_parameters(StudyParameters, BUILTIN, changes)
 
 
+def file_of(own: StudyParameters) -> str:
+    return remedies_file(own.name, own.seed, own.data, own.base, own.sft, own.audit, own.preference)
+
+
 def offered(parameters: StudyParameters, folder: Path) -> MitigationParameters:
     """The file as the command reads it."""
     file = folder / "remedies.yaml"
-    file.write_text(remedies_file(parameters))
+    file.write_text(file_of(parameters))
     return load_parameters(MitigationParameters, file, [])
 
 
@@ -67,7 +71,7 @@ def test_the_first_seed_starts_from_the_studys_results(tmp_path: Path) -> None:
 
 
 def test_a_training_that_cannot_be_compared_has_none() -> None:
-    assert remedies_file(study("preference.objective={name: sft_extended}")) == ""
+    assert file_of(study("preference.objective={name: sft_extended}")) == ""
 
 
 def platform(folder: Path) -> Any:
