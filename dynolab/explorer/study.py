@@ -200,9 +200,17 @@ class Training:
             if known is not None and place is not None:
                 parts.append(known.to(place))
             else:
-                with self.lock:
-                    parts.append(self.asked(step, asked).lines([self.encoded(row)]))
+                parts.append(self._lines_to_one(row, step, asked))
         return Lines.together(parts)
+
+    def _lines_to_one(self, row: ProbeRow, step: int, asked: Asked) -> Lines:
+        file = self._kept(".npz", step, asked, row)
+        if file.exists():
+            return Lines.load(file)
+        with self.lock:
+            lines = self.asked(step, asked).lines([self.encoded(row)])
+        _write(file, lines.save)
+        return lines
 
     def lines(self, step: int, kind: str, asked: Asked) -> Lines:
         """What a recorded step's batch did to all answers of a kind, in the order of `answers`.

@@ -49,6 +49,7 @@ def application(study: Study, *, program: str) -> Any:
         title=f"Dynolab explorer: {study.name}",
         update_title="",  # the title stays
         suppress_callback_exceptions=True,
+        eager_loading=True,  # else the first map waits for plotly.js
         add_log_handler=False,
     )
     app.layout = _frame(study)
