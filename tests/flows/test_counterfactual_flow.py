@@ -40,7 +40,7 @@ STUDY: dict[str, Any] = {
         "batch_size": 4,
         "probe_every": 6,
     },
-    "ledger": {"pairs": 2, "answers": 2},
+    "ledger": {"pairs": 2, "answers": 2, "heldout_answers": 0},
 }
 WANTED = ("data", "base", "sft", "preference", "ledger")
 

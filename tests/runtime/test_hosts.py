@@ -265,7 +265,7 @@ def test_a_host_that_waits_tells_once_of_an_impostor_and_waits_on(
     monkeypatch.setattr(join_module, "RETRY_SECONDS", 0.01)
     meetings = 0
 
-    def impostor(rendezvous: str, home: Path) -> bool:
+    def impostor(rendezvous: str, home: Path, grace_seconds: float) -> bool:
         nonlocal meetings
         meetings += 1
         if meetings == 5:
