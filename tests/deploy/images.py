@@ -23,7 +23,7 @@ from tests.flows.lab import ROOT
 PROGRAMS = ("buildah", "debootstrap")
 PACKAGES = "python3,python3-venv,ca-certificates"
 _FROM_REGISTRY = re.compile(r"^FROM (\w\S*:\d\S*)", re.MULTILINE)
-_PATH = re.compile(r"(?:file://)?(/\S+)")
+_PATH = re.compile(r"(?<!\S)(file://)?(/\S+)")
 
 
 def missing() -> str | None:
@@ -134,8 +134,9 @@ class Images:
         file = self.folder / "pip.conf"
         lines = [f"{key} = {value}" for key, value in ({"retries": "1"} | settings).items()]
         file.write_text("\n".join(["[global]", *lines, ""]))
-        places = {path for value in settings.values() for path in _PATH.findall(value)}
-        for place in sorted(places):
-            existing = next(p for p in (Path(place), *Path(place).parents) if p.exists())
-            yield f"--volume={existing}:{existing}:ro"
+        found = {path for value in settings.values() for path in _PATH.findall(value)}
+        # The pages of an index link to files beside them.
+        places = {Path(path).parent if is_index else Path(path) for is_index, path in found}
+        for place in sorted(place for place in places if place.exists()):
+            yield f"--volume={place}:{place}:ro"
         yield f"--volume={file}:/etc/pip.conf:ro"

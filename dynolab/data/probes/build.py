@@ -88,7 +88,10 @@ def rows_from_data(
     ):
         if len(rows) < 2 and drawn & set(kinds):
             raise ConfigError(
-                name, len(rows), "irr_train and irr_test need at least two; give more data"
+                name,
+                len(rows),
+                "irr_train and irr_test need at least two; give more rows, or hold out more "
+                "(data.heldout_rows)",
             )
     makers = _makers(train, fresh, seed)
     return [
