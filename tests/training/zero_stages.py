@@ -37,7 +37,7 @@ def main() -> None:
         folder = inputs / name
         whole = run_small(inputs, folder / "whole", config)
         run_small(inputs, folder / "resumed", config, state(whole, 3))
-        if (other := job["elsewhere"].get(name)) is not None:
+        if (other := job.get("elsewhere", {}).get(name)) is not None:
             run_small(inputs, folder / "elsewhere", config, inputs / other)
         distributed.barrier()
 
