@@ -94,9 +94,9 @@ def _kind(annotation: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in inner)
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_kind(one) for one in inner))
+        return " or ".join(dict.fromkeys(_kind(part) for part in inner))
     if origin in (tuple, list, frozenset, set):
-        kinds = dict.fromkeys(_kind(one) for one in inner if one is not Ellipsis)
+        kinds = dict.fromkeys(_kind(part) for part in inner if part is not Ellipsis)
         return "list of " + ", ".join(kinds)
     if origin is dict:
         return f"{_kind(inner[1])}, by name"
@@ -124,7 +124,7 @@ def _default(field: FieldInfo) -> str:
     if value is PydanticUndefined:
         return "*needed*"
     if isinstance(value, BaseModel) or (
-        isinstance(value, dict) and any(isinstance(one, BaseModel) for one in value.values())
+        isinstance(value, dict) and any(isinstance(model, BaseModel) for model in value.values())
     ):
         return "its own" if isinstance(value, BaseModel) else f"{len(value)} of them"
     return f"`{json.dumps(value, ensure_ascii=False, default=str)}`"

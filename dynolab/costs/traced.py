@@ -79,6 +79,7 @@ def activation_bytes(
 
 
 FEW = 2, 4
+"""Layers of the two models that are traced."""
 
 
 def trace(

@@ -26,6 +26,16 @@ PASSWORDS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")
 TOKEN = "0123456789abcdef" * 2
 HOME = "/home/dynolab/home"
 START_SECONDS = 180.0
+IN_ORDER = (
+    "bucket-init",
+    "prefect-migrate",
+    "prefect-server",
+    "prefect-services",
+    "mlflow",
+    "bootstrap",
+    "worker-cpu",
+)
+"""Services that need no further profile, each after what it depends on."""
 
 
 class Composed:

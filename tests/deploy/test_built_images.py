@@ -14,7 +14,7 @@ from s3fs import S3FileSystem
 from tasks.runtime.servers.postgres_redis import Backing, missing_programs
 from tests.deploy.composed import services
 from tests.deploy.images import Images, built_images, missing
-from tests.deploy.started import HOME, TOKEN, Composed, started
+from tests.deploy.started import HOME, IN_ORDER, TOKEN, Composed, started
 from tests.flows.lab import SMALL, until
 
 pytestmark = [
@@ -22,16 +22,6 @@ pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.skipif(bool(missing_programs()), reason=f"not installed: {missing_programs()}"),
     pytest.mark.timeout(3600),
-]
-IN_ORDER = [
-    "bucket-init",
-    "prefect-migrate",
-    "prefect-server",
-    "prefect-services",
-    "mlflow",
-    "bootstrap",
-    "worker-cpu",
-    "worker-cpu-training",
 ]
 USER = 1000
 """The images' user."""
@@ -94,7 +84,7 @@ def test_a_study_goes_through_the_images(images: Images, s3_server: str) -> None
         return InImages(images, folder, backing, s3)
 
     with started(s3_server, kind) as composed:
-        for name in IN_ORDER:
+        for name in (*IN_ORDER, "worker-cpu-training"):
             composed.begin(name)
         api = f"http://127.0.0.1:{composed.prefect}/api"
         headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -8,22 +8,13 @@ import pytest
 import requests
 
 from tasks.runtime.servers.postgres_redis import missing_programs
-from tests.deploy.started import START_SECONDS, TOKEN, started
+from tests.deploy.started import IN_ORDER, START_SECONDS, TOKEN, started
 from tests.flows.lab import ROOT, until
 
 pytestmark = [
     pytest.mark.services,
     pytest.mark.study,
     pytest.mark.skipif(bool(missing_programs()), reason=f"not installed: {missing_programs()}"),
-]
-OURS = [
-    "bucket-init",
-    "prefect-migrate",
-    "prefect-server",
-    "prefect-services",
-    "mlflow",
-    "bootstrap",
-    "worker-cpu",
 ]
 TEMPLATE = json.loads((ROOT / "deploy/kubernetes/base-job-template.json").read_text())
 
@@ -34,7 +25,7 @@ def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check(
     with started(s3_server) as composed:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         api = f"http://127.0.0.1:{composed.prefect}/api"
-        for name in OURS:
+        for name in IN_ORDER:
             if name == "bootstrap":
                 pool = {"name": "training", "type": "kubernetes", "base_job_template": TEMPLATE}
                 made = requests.post(f"{api}/work_pools/", headers=headers, json=pool, timeout=30)
@@ -57,6 +48,6 @@ def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check(
         mlflow = f"http://127.0.0.1:{composed.mlflow}/api/2.0/mlflow/experiments/get"
         found = requests.get(mlflow, params={"experiment_id": "0"}, headers=headers, timeout=30)
         assert found.ok
-        for name in OURS:
+        for name in IN_ORDER:
             for secret in (composed.password, TOKEN):
                 assert secret not in composed.log(name).read_text(), name

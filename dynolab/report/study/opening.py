@@ -165,18 +165,18 @@ def tiles(inputs: ReportInputs, paths: Paths, verdicts: Sequence[Verdict]) -> li
 
 def _change_tile(stage: str, kind: str, paths: Paths) -> Tile:
     label = f"{objective_name(stage)}: {_HEADLINES[kind]}"
-    told: dict[Split, str] = {}
+    texts: dict[Split, str] = {}
     for split in SPLITS:
         own = paths.get((stage, split))
         values = None if own is None else own.gap if kind == "gap" else own.logp.get(kind)
         if values is not None:
             mean, low, high = mean_and_ends(mean_interval(change(values)))
-            told[split] = f"{mean} [{low}, {high}]"
-    if not told:
+            texts[split] = f"{mean} [{low}, {high}]"
+    if not texts:
         return Tile(label, "–", "not measured")
-    value, _, ends = next(iter(told.values())).partition(" ")
-    lines = [f"{SPLITS[split]} {told[split]}" for split in list(told)[1:]]
-    return Tile(label, value, "\n".join([f"{ends} nats, {SPLITS[next(iter(told))]}", *lines]))
+    value, _, ends = next(iter(texts.values())).partition(" ")
+    lines = [f"{SPLITS[split]} {texts[split]}" for split in list(texts)[1:]]
+    return Tile(label, value, "\n".join([f"{ends} nats, {SPLITS[next(iter(texts))]}", *lines]))
 
 
 def unexplained(verdicts: Sequence[Verdict]) -> str:
