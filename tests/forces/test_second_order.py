@@ -94,27 +94,33 @@ RATES = dict.fromkeys(range(100), 1e-3)
 
 
 @pytest.mark.parametrize(
-    ("radii", "rates", "expected"),
+    ("shares", "rates", "expected"),
     [
-        pytest.param({0: 1e4, 9: 3.0, 99: 2.0}, RATES, 2.0, id="none is reached: the whole change"),
-        pytest.param({0: 0.5, 9: 0.3, 99: 0.2}, RATES, 0.005, id="the first step goes too far"),
-        pytest.param({0: 50, 9: 2.0, 39: 0.5, 99: 0.4}, RATES, 0.2, id="between two steps"),
+        pytest.param({0: 1e-6, 9: 1e-3, 99: 0.01}, RATES, 3.0, id="never: the last one's radius"),
+        pytest.param({0: 0.1, 9: 0.2, 99: 0.4}, RATES, 0.03, id="at the first step already"),
+        pytest.param({0: 1e-6, 9: 0.025, 39: 0.1, 99: 0.4}, RATES, 0.2, id="between two steps"),
         pytest.param(
-            {0: 50, 9: 2.0, 39: 0.5, 99: 0.4},
+            {0: 1e-6, 9: 0.025, 39: 0.1, 99: 0.4},
             RATES | dict.fromkeys(range(10), 4e-3),  # 40, 70 and 130 of 130 in place of 10, 40, 100
             (40 * 70) ** 0.5 / 130,
             id="a path's time is the sum of the rates",
         ),
-        pytest.param({0: math.nan, 99: 2.0}, RATES, 2.0, id="a change without a radius"),
-        pytest.param({99: math.nan}, RATES, math.nan, id="no radius"),
-        pytest.param({99: 2.0}, {}, math.nan, id="no rates"),
+        pytest.param({99: 0.2}, {}, math.nan, id="no rates"),
+        pytest.param({}, RATES, math.nan, id="no changes"),
     ],
 )
-def test_the_rate_at_which_a_training_leaves_first_order(radii, rates, expected):
+def test_the_rate_at_which_a_training_leaves_first_order(shares, rates, expected):
     made = validity(OptimizerConfig(name="sgd", learning_rate=1e-3))
     changes = [
-        made.model_copy(update={"step": step, "since": 0 if step else None, "predicted": radius})
-        for step, radius in radii.items()
+        made.model_copy(
+            update={
+                "step": step,
+                "since": 0 if step else None,
+                "unexplained": share,
+                "predicted": 3.0,
+            }
+        )
+        for step, share in shares.items()
     ]
     assert rate_radius(changes, rates) == pytest.approx(expected, nan_ok=True)
 

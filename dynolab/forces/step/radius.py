@@ -28,28 +28,26 @@ def rate_radius(changes: Sequence[Validity], rates: Mapping[int, float]) -> floa
 
     Small steps follow a flow whose time is the sum of the rates η. With m times the rates, steps up
     to n go about as far along the same path as those up to k did, where `Σ_{t≤k} η_t = m Σ_{t≤n}
-    η_t`. The radius r_k of the change up to step k stretches that change alone and knows nothing of
-    the path; where r_k = 1 nothing needs to be stretched. Between recorded steps k it is
+    η_t`, and leave the share that the change up to k left. Between recorded steps k it is
     interpolated in logarithms.
 
     **Arguments:** `changes`: of steps from one first step on, of which n is the last; `rates`: η by
     step.
 
-    **Returns:** where every radius lies on one side of 1, that of the last change, or the first
-    one's times its part of Σ η. NaN without any radius, or without rates.
+    **Returns:** where every share lies on one side of the bound, the radius of the last change, or
+    the first one's times its part of Σ η. NaN without any change or rate.
     """
     last = max((own.step for own in changes), default=0)
-    radii: dict[float, float] = {}
+    parts: dict[float, Validity] = {}
     for own in sorted(changes, key=lambda own: own.step):
         first = own.step if own.since is None else own.since
         whole = sum(rates.get(step, 0.0) for step in range(first, last + 1))
-        if whole and math.isfinite(own.predicted):
-            part = sum(rates.get(step, 0.0) for step in range(first, own.step + 1)) / whole
-            radii[part] = own.predicted
-    if not radii:
+        if whole:
+            parts[sum(rates.get(step, 0.0) for step in range(first, own.step + 1)) / whole] = own
+    if not parts:
         return math.nan
-    inside = crossing(list(radii), [1 / radius for radius in radii.values()], 1.0)
+    inside = crossing(list(parts), [own.unexplained for own in parts.values()])
     if math.isfinite(inside):
         return inside
-    end = max(radii) if min(radii.values()) > 1 else min(radii)
-    return end * radii[end]
+    end = max(parts) if parts[max(parts)].unexplained <= UNEXPLAINED else min(parts)
+    return end * parts[end].predicted
