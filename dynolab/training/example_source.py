@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -69,7 +69,15 @@ class Offline:
         if not self._objective.needs_reference:
             return
         sides, batch = self._objective.sides, self._config.micro_examples
-        score = partial(score_sides, logits, self._examples, sides, self._pad_id, batch)
+        order = self._scoring_order()
+
+        def score() -> list[SideLogps]:
+            rows = [self._examples[row] for row in order]
+            scored = score_sides(logits, rows, sides, self._pad_id, batch)
+            # A step may draw from two passes over the rows: the first one counts.
+            by_row = dict(zip(reversed(order), reversed(scored), strict=True))
+            return [by_row[row] for row in range(len(self._examples))]
+
         folder = self._job.reference_cache
         if folder is None:
             self._reference = score()
@@ -78,13 +86,31 @@ class Offline:
         digests = distributed.gather(mine)[0]
         engine = self._config.engine
         arithmetic = {"batch": batch, "attention": engine.attention, "dtype": engine.dtype}
-        made_by = {**digests, **arithmetic}
+        made_by = {**digests, **arithmetic, "order": order}
         self._reference = cached_reference(folder, score, self._examples, sides, made_by)
 
     def draw(self, engine: Engine, step: int) -> Drawn:
         """Returns the step's rows; does not use the engine."""
-        rows = draw(step, self._config.batch_size, len(self._examples), self._config.seed)
-        return Drawn([ScoredRow(self._examples[row], self._reference[row]) for row in rows])
+        return Drawn(
+            [ScoredRow(self._examples[row], self._reference[row]) for row in self._rows(step)]
+        )
+
+    def _rows(self, step: int) -> list[int]:
+        return draw(step, self._config.batch_size, len(self._examples), self._config.seed)
+
+    def _scoring_order(self) -> list[int]:
+        """Rows in the order in which the reference is scored, each at least once.
+
+        How bf16 rounds a row's products depends on the batch that it is in. There, rows are scored
+        in the micro-batches of the training's first pass over them, so that the policy's first
+        log-probabilities are the reference's to the bit.
+        """
+        count = len(self._examples)
+        if self._config.engine.dtype != "bf16":
+            return list(range(count))
+        steps = range(math.ceil(count / self._config.batch_size))
+        ranks = range(distributed.world_size())
+        return [row for s in steps for rank in ranks for row in self._rows(s)[rank :: len(ranks)]]
 
     def save(self, step: int, folder: Path) -> None:
         """No-op: the step number determines its rows."""

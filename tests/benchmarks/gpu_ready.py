@@ -13,7 +13,8 @@ Needs a C++ compiler. Prints one JSON object on its last line.
 - `bytes_per_parameter_zero0_one_rank`: weights, gradients and AdamW's state that one rank holds.
 - `audit_bytes_per_parameter`: most bytes of tensors alive during an audit of two pairs, the weights
   among them, on a shape whose parameters outweigh its activations.
-- `bf16_margin_at_step_0`: largest DPO margin of a training in bf16 that does not move, in nats.
+- `bf16_margin_at_step_0`: largest DPO margin of a training in bf16 that does not move, in nats,
+  while every row is new to it; `bf16_margin_in_second_pass`: afterwards, in other micro-batches.
 - `tf32_noticed`: whether the force engine refuses rounded float32 products.
 - `forces_tokens_at_410m`: the longest answer whose force map fits beside Pythia-410m where 80 GB
   are free, by the engine's own count of bytes.

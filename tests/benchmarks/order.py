@@ -10,8 +10,9 @@ Prints one JSON object on its last line.
 - `second_order_over_first_cost`: a nested forward derivative over a single one, on the built-in
   study's model after SFT and 16 of its answers.
 - `breakdown_rate_predicted_over_swept_<training>`: the learning rate at which first order at a
-  training's start leaves 5% of all its steps' change unexplained, predicted from one run, over
-  that found by training at five rates around it; `…_low` and `…_high` are the extremes.
+  training's start leaves 5% of all its steps' change unexplained, predicted from the recorded steps
+  of one run, over that found by training at five rates around it; `…_low` and `…_high` are the
+  extremes.
 - `ladder_last_rung_auc`: how well first order of the whole batch foretells which tokens rise, the
   lowest of all sides and recorded steps inside the radius of validity; `ladder_first_rung_auc`: of
   the rule of one softmax, the median.
@@ -30,11 +31,12 @@ import torch
 from dynolab.data.rows import ProbeRow
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.views import View
+from dynolab.forces.step.radius import crossing, rate_radius
 from dynolab.forces.step.second_order import second_order
-from dynolab.forces.step.validity import crossing
 from dynolab.results.forces import Validity
 from dynolab.squeezing.ladder import ladder
 from dynolab.training.config import OptimizerConfig, TrainConfig
+from dynolab.training.optimizer import learning_rate
 from tasks.runtime.stage import Stage, run_stage
 from tasks.shared.policies import load_encoder, load_policy
 from tasks.step_forces import FORCES, ForcesConfig
@@ -44,6 +46,7 @@ from tests.benchmarks.ledger import Study
 from tests.forces.small_models import direction, encoded, llama, neox, relative
 
 STEPS, PAIRS = 40, 8
+RECORDED = (0, 1, 3, 9, 19, 39)
 RATES = (1 / 4, 1 / 2, 1, 2, 4)
 DIFFERENCE = 1e-4
 ANSWERS, REPEATS = 16, 7
@@ -95,25 +98,26 @@ class Trainings(Study):
         config = config.model_copy(
             update={
                 "steps": STEPS,
-                "record_steps": (0, STEPS - 1),
+                "record_steps": RECORDED,
                 "checkpoint_every": 0,
                 "probe_every": 0,
                 "ledger": None,
             }
         )
-        (own,) = [row for row in self.validities(config) if row.since is not None]
-        multiples = [own.predicted * factor for factor in RATES]
+        rates = {step: learning_rate(config, step) for step in range(STEPS)}
+        predicted = rate_radius(from_start(self.validities(config)), rates)
+        multiples = [predicted * factor for factor in RATES]
         rate = config.optimizer.learning_rate
         shares = []
         for multiple in multiples:
             optimizer = config.optimizer.model_copy(update={"learning_rate": rate * multiple})
             tried = self.validities(config.model_copy(update={"optimizer": optimizer}))
-            shares += [row.unexplained for row in tried if row.since is not None]
+            shares.append(from_start(tried)[-1].unexplained)
         swept = crossing(multiples, shares)
-        print(f"{name}: predicted {own.predicted}, swept {swept}: {shares}", flush=True)
+        print(f"{name}: predicted {predicted}, swept {swept}: {shares}", flush=True)
         return {
-            f"breakdown_rate_{name}": own.predicted * rate,
-            f"breakdown_rate_predicted_over_swept_{name}": own.predicted / swept,
+            f"breakdown_rate_{name}": predicted * rate,
+            f"breakdown_rate_predicted_over_swept_{name}": predicted / swept,
         }
 
     def validities(self, config: TrainConfig) -> list[Validity]:
@@ -145,6 +149,11 @@ class Trainings(Study):
             by_side = {(row.side, row.rung): row.auc for row in rows}
             for side in {side for side, _ in by_side}:
                 yield by_side[side, "logits"], by_side[side, "batch"]
+
+
+def from_start(changes: list[Validity]) -> list[Validity]:
+    """Those of all steps from a training's first to a recorded one."""
+    return [own for own in changes if own.since is not None or own.step == 0]
 
 
 def main() -> None:

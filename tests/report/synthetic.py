@@ -194,6 +194,7 @@ def metrics(stage: str, steps: int, seed: int = 3) -> tuple[MetricsLine, ...]:
                 "train/reward_chosen": chosen,
                 "train/reward_rejected": rejected,
             }
+        values["train/learning_rate"] = 2e-4 if stage == "sft" else 1e-2
         lines.append(MetricsLine(step=step, examples=16 * step, time=1e9 + step, metrics=values))
     return tuple(lines)
 

@@ -98,7 +98,7 @@ def test_summary_is_flat_finite_json(folder: Path) -> None:
         pytest.param(
             re.escape(
                 "Seen from their start, first order leaves 2% of what the 86 steps of DPO did "
-                "together unexplained; 1.6 times the learning rate (measured: 1.9) would leave 5%."
+                "together unexplained; at 1.6 times the learning rate it would leave 5%."
             ),
             id="how far first order carries",
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from dynolab.forces.step.radius import rate_radius
 from dynolab.report.figure import LEGEND_BELOW, Figure, subplots
 from dynolab.report.inputs.study import Training
 from dynolab.report.page import Section, section, table
@@ -89,16 +90,26 @@ def _message(training: Training) -> str:
     else:
         steps = own.step - own.since + 1
         did, seen = f"the {steps} steps of {objective} did together", "their start"
-    measured = "" if math.isnan(own.measured) else f" (measured: {number(own.measured, 2)})"
-    radius = (
-        "no multiple of the learning rate tried"
-        if math.isnan(own.predicted)
-        else f"{number(own.predicted, 2)} times the learning rate{measured}"
-    )
+    left = f"Seen from {seen}, first order leaves {_percent(own.unexplained)} of what {did}"
+    radius = _rate_radius(training)
+    if math.isnan(radius):
+        return f"{left} unexplained."
     return (
-        f"Seen from {seen}, first order leaves {_percent(own.unexplained)} of what {did} "
-        f"unexplained; {radius} would leave {_percent(own.bound)}."
+        f"{left} unexplained; at {number(radius, 2)} times the learning rate it would leave "
+        f"{_percent(own.bound)}."
     )
+
+
+def _rate_radius(training: Training) -> float:
+    """Of all steps up to the last recorded one together."""
+    first = min(own.step for own in training.validity)
+    changes = [own for own in training.validity if own.since == first or own.step == first]
+    rates = {
+        line.step - 1: line.metrics["train/learning_rate"]
+        for line in training.metrics
+        if "train/learning_rate" in line.metrics
+    }
+    return rate_radius(changes, rates)
 
 
 def _percent(share: float) -> str:
