@@ -35,12 +35,12 @@ ROOT = Path(__file__).parents[2]
 PASS_16, PASS_1 = "heldout/pass_at_16", "heldout/pass_at_1"
 
 
-def run(world: str) -> tuple[float, dict[str, Any]]:
-    """Seconds of a world's comparison, and the table that it leaves beside its page."""
+def run(flow: str, world: str) -> tuple[float, dict[str, Any]]:
+    """Seconds of a flow in a world, and the table that it leaves beside its page."""
     with tempfile.TemporaryDirectory() as empty:
         home = os.environ.get("DYNOLAB_HOME") or empty
-        study = ROOT / "deploy" / "studies" / f"grpo_{world}.yaml"
-        command = [sys.executable, "-m", "flows.cli", "grpo", "--config", str(study)]
+        study = ROOT / "deploy" / "studies" / f"{flow}_{world}.yaml"
+        command = [sys.executable, "-m", "flows.cli", flow, "--config", str(study)]
         taken, _ = timed(
             lambda: subprocess.run(
                 command,
@@ -50,12 +50,12 @@ def run(world: str) -> tuple[float, dict[str, Any]]:
                 env=os.environ | {"DYNOLAB_HOME": home},
             )
         )
-        return taken, json.loads((Path(home) / "reports" / f"grpo-{world}.json").read_text())
+        return taken, json.loads((Path(home) / "reports" / f"{flow}-{world}.json").read_text())
 
 
 def strategies() -> dict[str, float]:
     """pass@1 and pass@16 of every arm on held-out prompts."""
-    taken, table = run("strategies")
+    taken, table = run("grpo", "strategies")
     found = table["estimates"]
     figures = {"strategies_wall_s": taken}
     for arm in ("grpo", "nthr", "simko", "simko-wide", "entropy", "positives"):
@@ -67,7 +67,7 @@ def strategies() -> dict[str, float]:
 
 def sums() -> dict[str, float]:
     """Displaced questions, and how well NTHR finds the tokens that do harm."""
-    taken, table = run("sums")
+    taken, table = run("grpo", "sums")
     found = table["estimates"]
     figures = {"sums_wall_s": taken}
     for arm in ("grpo", "nthr", "random", "positives"):
