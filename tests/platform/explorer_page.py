@@ -40,9 +40,10 @@ def explorer_of(home: Path) -> Iterator[tuple[str, int]]:
 
 def main() -> None:
     page = page_of(Study("doors", "report/0", {}, {}, "data/0"))
+    token = login_token(Settings.from_environment().home)
     with listener(0) as server:
         print(server.getsockname()[1], flush=True)
-        serve(page, server, login_token(Settings.from_environment().home))
+        serve(page, server, token)
 
 
 if __name__ == "__main__":
