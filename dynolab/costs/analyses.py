@@ -22,6 +22,13 @@ def forces_bytes(shape: ModelShape, optimizer: OptimizerConfig) -> int:
     return (15 + states(optimizer)) * FP32 * shape.parameters
 
 
+def ledger_copies(
+    optimizer: OptimizerConfig, *, functionals: int, responses: int, whole: bool
+) -> int:
+    """Copies for each functional, for each response of a batch, and beside them."""
+    return 6 * functionals + 3 * responses + 15 + states(optimizer) + (not whole) * functionals
+
+
 def ledger_bytes(
     shape: ModelShape,
     optimizer: OptimizerConfig,
@@ -30,6 +37,6 @@ def ledger_bytes(
     responses: int,
     whole: bool,
 ) -> int:
-    """Copies for each functional, for each response of a batch, and beside them."""
-    copies = 6 * functionals + 3 * responses + 15 + states(optimizer) + (not whole) * functionals
+    """`ledger_copies`, in bytes."""
+    copies = ledger_copies(optimizer, functionals=functionals, responses=responses, whole=whole)
     return copies * FP32 * shape.parameters

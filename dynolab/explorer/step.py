@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,17 @@ if TYPE_CHECKING:
 
 GRADIENT_BYTES = 2**28
 """Of the gradients of as many answers as are watched at once."""
+
+Metric = Literal["optimizer", "gradient"]
+"""optimizer: the step that training took; gradient: a plain one of the same learning rate."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which steps are asked: in which metric, and under which objective if not their own."""
+
+    metric: Metric = "optimizer"
+    objective: ObjectiveConfig | None = None
 
 
 def as_gradient_step(record: StepRecord) -> StepRecord:

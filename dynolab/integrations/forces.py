@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, write_rows
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, check_installed
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.account import StepAccount, StepMade, account_of
 from dynolab.forces.ledger.flat import flatten
@@ -72,6 +72,7 @@ class ForceCallback(TrainerCallback):
     ) -> None:
         if every < 1:
             raise ConfigError("every", every, "must be 1 optimizer step or more")
+        check_installed("ForceCallback", "plotly", "report")  # for the page, after training
         _check_trainer(trainer)
         check_kinds(kinds, rows, "kinds")
         self.trainer, self.every = trainer, every
