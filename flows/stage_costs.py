@@ -120,25 +120,32 @@ class Costs:
     def ledger(self, config: Any) -> StageCost:
         """The account of a training, which runs it twice: as a whole, and again in segments."""
         training, shape = config.training, self.inputs.shape()
-        again = self.training(training.model_copy(update={"probe_every": 0, "record_steps": ()}))
+        again = self.training(
+            training.model_copy(update={"probe_every": 0, "record_steps": (training.steps - 1,)})
+        )
         responses = training.batch_size * getattr(training, "completions", 2)
-        kinds = self.inputs.functionals
+        kinds, singles = self.inputs.functionals, config.answers + config.heldout_answers
         entered = -(-training.steps // config.every)
-        gradients = (kinds * config.pairs + config.answers) * (1 if config.every == 1 else 2)
+        gradients = (kinds * config.pairs + singles) * (1 if config.every == 1 else 2)
         positions = self._answers(entered * (gradients + responses))
         cost = self._cost("bd", positions, gradient_flops(shape, positions))
+        machine = self.machine
+        taken = ledger_bytes(
+            shape,
+            training.optimizer,
+            functionals=kinds + singles,
+            responses=responses,
+            whole=config.every == 1,
+            memory=machine.device_bytes if machine.gpus else machine.host_bytes,
+        )
+        ranks = again.rank_bytes * (1 if machine.gpus else again.ranks)
         return replace(
             cost,
             flops=cost.flops + 2 * again.flops,
             hours=cost.hours + 2 * again.hours,
-            rank_bytes=ledger_bytes(
-                shape,
-                training.optimizer,
-                functionals=kinds + config.answers,
-                responses=responses,
-                whole=config.every == 1,
-            ),
-            written=entered * record_bytes(training, shape, 1),
+            rank_bytes=max(taken.work, taken.between + ranks),
+            host_bytes=again.host_bytes,
+            written=entered * (record_bytes(training, shape, 1) + taken.waiting),
         )
 
     def _base(self, config: BaseConfig) -> StageCost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from dynolab.costs.shape import ModelShape, shape_of
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.forces import PolicyFunction, step_forces
+from dynolab.forces.ledger import step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.watched import kind_means
 from dynolab.objectives.dpo import DPO, DPOConfig
@@ -94,11 +96,29 @@ def test_forces_of_a_step(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_ledger(trained: Trained, whole: bool) -> None:
+@pytest.mark.parametrize("at_once", [1, None])
+def test_a_ledger(
+    trained: Trained,
+    whole: bool,
+    at_once: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All functionals at once, and one after another."""
+    monkeypatch.setattr(step_account, "SLICE", 2**14)  # small beside these weights, too
     rows = kind_means(trained.probes, trained.encoder, PAIRS)
+    waiting = tmp_path / "waiting"
 
     def account() -> None:
-        ledger = Ledger(trained.policy(), [q for _, q in rows], batch_tokens=256, whole=whole)
+        ledger = Ledger(
+            trained.policy(),
+            [q for _, q in rows],
+            batch_tokens=256,
+            by_token=[0],
+            whole=whole,
+            waiting=waiting,
+            memory_bytes=1 if at_once else 2**40,
+        )
         for step in (2, 1) if whole else (2, 0):
             ledger.enter(step_record(trained.job, step), gap=1 if whole else 2)
 
@@ -108,5 +128,8 @@ def test_a_ledger(trained: Trained, whole: bool) -> None:
         functionals=len(rows),
         responses=2 * PAIRS,
         whole=whole,
+        memory=1 if at_once else 2**40,
     )
-    assert most_bytes(account) == pytest.approx(planned, rel=0.1)
+    assert most_bytes(account) == pytest.approx(planned.work, rel=0.1)
+    written = sum(file.stat().st_size for file in waiting.glob("*"))
+    assert written == pytest.approx(planned.waiting, rel=0.01)

@@ -147,6 +147,7 @@ class Ledger:
         end = end or self._slopes(rows, record, record.after)
         start = self._slopes(rows, record, record.before)
         entries, kept = account_of(made, start, end, later, gap, whole=self._whole)
+        del later  # and its memory
         if len(self._groups) == 1:
             self._held = start, kept
         elif self._waiting is not None:
