@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from flows.planned_inputs import Inputs
 from flows.stage_costs import Costs
 from tasks.base import BaseConfig
 from tasks.runtime.launch.launcher import launch_ranks
+from tasks.training import RECORDS
+from tests.benchmarks.counted_store import CountedStore, counted_store
 from tests.benchmarks.pythia import PYTHIA_160M, pythia, pythia_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,13 @@ def training(engine: dict[str, Any]) -> TrainConfig:
 
 def measured(folder: Path, config: TrainConfig, model: Path, rows: Path) -> tuple[int, float]:
     """Most bytes of tensors on any rank, and the seconds of the training itself."""
+    launch(folder, "plan_rank", config, model, rows)
+    figures = [json.loads(file.read_text()) for file in folder.glob("figures-*.json")]
+    return max(f["live"] for f in figures), max(f["seconds"] for f in figures)
+
+
+def launch(folder: Path, program: str, config: TrainConfig, model: Path, rows: Path) -> None:
+    """Runs a rank program on a job in a new folder, where ranks leave their figures."""
     folder.mkdir()
     job = TrainJob(
         config=config,
@@ -119,40 +127,46 @@ def measured(folder: Path, config: TrainConfig, model: Path, rows: Path) -> tupl
     )
     (folder / "job.json").write_text(job.model_dump_json())
     launch_ranks(
-        "tests.benchmarks.plan_rank",
+        f"tests.benchmarks.{program}",
         folder / "job.json",
         ranks=config.engine.ranks,
         logs=folder / "logs",
         environment={"PYTHONPATH": str(ROOT)},
         while_running=lambda: None,
     )
-    figures = [json.loads(file.read_text()) for file in folder.glob("figures-*.json")]
-    return max(f["live"] for f in figures), max(f["seconds"] for f in figures)
 
 
 def study() -> dict[str, float]:
-    """Bytes of the store of a whole study with ledger and recorded steps, against its plan's."""
-    with tempfile.TemporaryDirectory() as home:
+    """A whole study with ledger and recorded steps: bytes of its store and of this machine's cache,
+    bytes sent to the store, against the plan's and over the model's weights."""
+    with tempfile.TemporaryDirectory() as home, counted_store() as store:
         folder = Path(home)
         write_model(folder / "model", "10m")
         write_pairs(folder / "rows.jsonl", 40)
         (folder / "study.yaml").write_text(yaml.safe_dump(small_study(folder)))
-        planned = run(folder, "--plan")
+        planned = run(folder, store, "--plan")
         stored = sum(stage["cost"]["stored"] for stage in planned["stages"] if stage["cost"])
-        run(folder)
-        store = folder / "home" / "store"
-        held = sum(bytes_of(store))
+        run(folder, store)
+        held = sum(store.held().values())
         weights = (folder / "model" / "model.safetensors").stat().st_size
+        records = (folder / "home" / "cache" / RECORDS).rglob("*.safetensors")
         return {
             "store_plan_error": abs(stored / held - 1),
             "store_bytes_over_weights": held / weights,
-            "records_bytes_over_weights": sum(bytes_of(folder / "home" / "cache")) / weights,
+            "upload_bytes_over_weights": store.sent / weights,
+            "records_bytes_over_weights": sum(file.stat().st_size for file in records) / weights,
         }
 
 
-def bytes_of(folder: Path) -> Iterator[int]:
-    """Sizes of the files below a folder."""
-    return (file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def started() -> dict[str, float]:
+    """Main memory that rank 0 takes while it loads a model and starts, over the model's weights."""
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        write_model(folder / "model", "160m")
+        config = training({"ranks": 2, "zero_stage": 0})
+        launch(folder / "job", "start_rank", config, folder / "model", folder / "rows.jsonl")
+        figures = json.loads((folder / "job" / "figures-0.json").read_text())
+        return {"host_copies_rank0": figures["copies"]}
 
 
 def small_study(folder: Path) -> dict[str, Any]:
@@ -188,7 +202,7 @@ def small_study(folder: Path) -> dict[str, Any]:
     }
 
 
-def run(folder: Path, *options: str) -> dict[str, Any]:
+def run(folder: Path, store: CountedStore, *options: str) -> dict[str, Any]:
     """The command on the study in a folder; the JSON that it ends with."""
     command = [sys.executable, "-m", "dynolab", "study", str(folder / "study.yaml"), "--json"]
     done = subprocess.run(
@@ -196,7 +210,7 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"DYNOLAB_HOME": str(folder / "home")},
+        env=os.environ | store.variables | {"DYNOLAB_HOME": str(folder / "home")},
     )
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
