@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,9 @@ from flows.stage_costs import Costs
 from tasks.base import BaseConfig
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.training import RECORDS
-from tests.benchmarks.counted_store import CountedStore, counted_store
+from tests.benchmarks.counted_store import counted_store
 from tests.benchmarks.pythia import PYTHIA_160M, pythia, pythia_tokenizer
+from tests.benchmarks.resident import own_of_children, peak_above_start
 
 ROOT = Path(__file__).parents[2]
 SHAPES = {
@@ -143,11 +147,9 @@ def study() -> dict[str, float]:
         folder = Path(home)
         write_model(folder / "model", "10m")
         write_pairs(folder / "rows.jsonl", 40)
-        (folder / "study.yaml").write_text(yaml.safe_dump(small_study(folder)))
-        planned = run(folder, store, "--plan")
-        stored = sum(stage["cost"]["stored"] for stage in planned["stages"] if stage["cost"])
-        run(folder, store)
-        held = sum(store.held().values())
+        planned = plan(folder, small_study(folder), store.variables)
+        run(folder, store.variables)
+        stored, held = sum(cost["stored"] for cost in planned), sum(store.held().values())
         weights = (folder / "model" / "model.safetensors").stat().st_size
         records = (folder / "home" / "cache" / RECORDS).rglob("*.safetensors")
         return {
@@ -156,6 +158,27 @@ def study() -> dict[str, float]:
             "upload_bytes_over_weights": store.sent / weights,
             "records_bytes_over_weights": sum(file.stat().st_size for file in records) / weights,
         }
+
+
+def study_160m() -> dict[str, float]:
+    """The same study of 160M parameters on HH's rows, where every process may take `LIMIT` bytes:
+    gigabytes of its processes together, above what is mapped from files, and the plan's."""
+    limit = partial(resource.setrlimit, resource.RLIMIT_DATA, (LIMIT, LIMIT))
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        write_model(folder / "model", "160m")
+        rows = Path(os.environ["DYNOLAB_TEST_DATA"], "data/probes/hh_helpful_probe_train.jsonl.gz")
+        content = small_study(folder)
+        content["data"] |= {"path": str(rows), "format": "probe_file"}
+        content["preference"]["overlong"] = "truncate_left"
+        content["ledger"] |= {"heldout_answers": 1, "batch_tokens": 2048, "disk_bytes": 2**34}
+        planned = plan(folder, content, {})
+        most = peak_above_start(lambda: run(folder, {}, before=limit), own_of_children, 0.5)
+        whole = max(cost["ranks"] * cost["rank_bytes"] + cost["host_bytes"] for cost in planned)
+        return {"study_160m_gb": most / 1e9, "study_160m_planned_gb": whole / 1e9}
+
+
+LIMIT = 20 * 10**9
 
 
 def started() -> dict[str, float]:
@@ -202,7 +225,20 @@ def small_study(folder: Path) -> dict[str, Any]:
     }
 
 
-def run(folder: Path, store: CountedStore, *options: str) -> dict[str, Any]:
+def plan(
+    folder: Path, content: dict[str, Any], variables: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Writes a study's file; what its stages will cost."""
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+    return [stage["cost"] for stage in run(folder, variables, "--plan")["stages"] if stage["cost"]]
+
+
+def run(
+    folder: Path,
+    variables: Mapping[str, str],
+    *options: str,
+    before: Callable[[], object] | None = None,
+) -> dict[str, Any]:
     """The command on the study in a folder; the JSON that it ends with."""
     command = [sys.executable, "-m", "dynolab", "study", str(folder / "study.yaml"), "--json"]
     done = subprocess.run(
@@ -210,7 +246,8 @@ def run(folder: Path, store: CountedStore, *options: str) -> dict[str, Any]:
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | store.variables | {"DYNOLAB_HOME": str(folder / "home")},
+        env=os.environ | variables | {"DYNOLAB_HOME": str(folder / "home")},
+        preexec_fn=before,
     )
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures

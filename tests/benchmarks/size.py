@@ -19,7 +19,10 @@ Prints one JSON object on its last line.
 - `host_copies_rank0`: main memory that rank 0 of two takes while it loads 160M weights and starts,
   over the weights (`tests.benchmarks.start_rank`), on CPUs, where training itself is in it.
 
-A part alone, by its function's name: `python -m tests.benchmarks.size study`.
+A part alone, by its function's name: `python -m tests.benchmarks.size study`. Only so:
+
+- `study_160m`: `study_160m_gb`, main memory of all processes of a study of 160M parameters on HH's
+  rows with ledger, 2 ranks, where a process gets 20 GB; `study_160m_planned_gb`: the plan's.
 """
 
 from __future__ import annotations
@@ -74,8 +77,9 @@ def checkpointing() -> dict[str, float]:
 
 def main() -> None:
     parts = [checkpointing, planned.trainings, planned.study, planned.started]
-    wanted = sys.argv[1:] or [part.__name__ for part in parts]
-    figures = gather(part for part in parts if part.__name__ in wanted)
+    if wanted := sys.argv[1:]:
+        parts = [part for part in (*parts, planned.study_160m) if part.__name__ in wanted]
+    figures = gather(parts)
     report(
         figures,
         at_least={},
@@ -86,6 +90,7 @@ def main() -> None:
             "store_plan_error": 0.05,
             "store_bytes_over_weights": 3,
             "host_copies_rank0": 1.2,
+            "study_160m_gb": 20,
         },
     )
 
