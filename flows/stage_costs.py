@@ -9,7 +9,7 @@ from typing import Any
 
 from dynolab.costs.analyses import audit_bytes, forces_bytes, ledger_bytes
 from dynolab.costs.batches import Lengths, joined, lengths_of, positions_of, training_batches
-from dynolab.costs.disk import model_bytes, record_bytes, training_disk
+from dynolab.costs.disk import model_bytes, page_bytes, record_bytes, training_disk
 from dynolab.costs.machines import Machine
 from dynolab.costs.memory import training_bytes
 from dynolab.costs.operations import Positions, forward_flops, gradient_flops
@@ -88,6 +88,8 @@ class Costs:
                 return self._forces(config, by_name[step.inputs["trained"]].config)
             case "ledger":
                 return self.ledger(config)
+            case "report":
+                return StageCost(written=page_bytes(), stored=page_bytes(), basis="e")
         return None
 
     def training(self, config: LoopConfig, rows: Sequence[Lengths] = ()) -> StageCost:
