@@ -25,6 +25,18 @@ def forces_bytes(shape: ModelShape, optimizer: OptimizerConfig) -> int:
     return (15 + states(optimizer)) * FP32 * shape.parameters
 
 
+def squeezing_bytes(shape: ModelShape, optimizer: OptimizerConfig) -> int:
+    """10 + s: the policy, the model that it started from, a record, its step's map, and gradients
+    with changes along them."""
+    return (10 + states(optimizer)) * FP32 * shape.parameters
+
+
+def kernel_bytes(shape: ModelShape, memory: int) -> int:
+    """The weights and a direction, beside the memory of images and of directions that share a
+    pass."""
+    return 2 * FP32 * shape.parameters + memory
+
+
 @dataclass(frozen=True)
 class LedgerBytes:
     """Most bytes of tensors at once, those between steps, and those of functionals that wait.

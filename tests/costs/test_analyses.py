@@ -10,16 +10,25 @@ from pathlib import Path
 import pytest
 
 from dynolab.audit.audit import audit_pairs
-from dynolab.costs.analyses import audit_bytes, forces_bytes, ledger_bytes
+from dynolab.costs.analyses import (
+    audit_bytes,
+    forces_bytes,
+    kernel_bytes,
+    ledger_bytes,
+    squeezing_bytes,
+)
 from dynolab.costs.live_bytes import LiveBytes
 from dynolab.costs.shape import ModelShape, shape_of
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.forces import PolicyFunction, step_forces
+from dynolab.forces.kernel.size import kernel_sizes
 from dynolab.forces.ledger import step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.watched import kind_means
 from dynolab.objectives.dpo import DPO, DPOConfig
+from dynolab.squeezing.forecast import forecasts
+from dynolab.squeezing.ladder import ladder
 from dynolab.training.job import TrainJob
 from models.language import load_language_model, load_tokenizer
 from tests.benchmarks.pythia import pythia
@@ -93,6 +102,27 @@ def test_forces_of_a_step(trained: Trained) -> None:
 
     planned = forces_bytes(trained.shape, trained.job.config.optimizer)
     assert most_bytes(forces) == pytest.approx(planned, rel=0.1)
+
+
+def test_squeezing(trained: Trained) -> None:
+    def measured() -> None:
+        record, policy = step_record(trained.job, 1), trained.policy()
+        start = load_language_model(trained.job.model)
+        forecasts(record, policy, training="dpo")
+        ladder(record, policy, training="dpo")
+        del start
+
+    planned = squeezing_bytes(trained.shape, trained.job.config.optimizer)
+    assert most_bytes(measured) == pytest.approx(planned, rel=0.1)
+
+
+def test_a_kernel(trained: Trained) -> None:
+    rows = trained.encoder.examples(list(read_rows(trained.job.examples, Example)))[:PAIRS]
+    answers = [row.chosen for row in rows]
+    memory = 2**22  # the longest answer's images, and little beside these weights
+    planned = kernel_bytes(trained.shape, memory)
+    most = most_bytes(lambda: kernel_sizes(trained.policy(), answers, answers, memory_bytes=memory))
+    assert 0.7 * planned < most <= planned
 
 
 @pytest.mark.parametrize("whole", [True, False])
