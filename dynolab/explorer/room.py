@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -10,11 +9,10 @@ import torch
 from dynolab.costs.analyses import ledger_copies
 from dynolab.data.batches import REJECTED
 from dynolab.errors import ConfigError
+from dynolab.forces.map.memory import free_bytes
 from dynolab.objectives import build_objective
 from dynolab.training.record_cache import size_of_weights
 from dynolab.training.step_record import StepFacts
-
-_GROUP = Path("/sys/fs/cgroup")
 
 
 def check_room(record: Path, device: torch.device) -> None:
@@ -26,7 +24,7 @@ def check_room(record: Path, device: torch.device) -> None:
     sides = 2 if REJECTED in build_objective(facts.objective).sides else 1
     responses = sides * len((record / "batch.jsonl").read_text().splitlines())
     weights, free = size_of_weights(record), free_bytes(device)
-    copies = ledger_copies(facts.optimizer, functionals=1, responses=responses, whole=True)
+    copies = ledger_copies(facts.optimizer, functionals=1, responses=responses)
     if copies * weights > free:
         raise ConfigError(
             "step",
@@ -36,18 +34,3 @@ def check_room(record: Path, device: torch.device) -> None:
             f"{free / 1e9:.1f} GB are free. Open the study on a machine with more memory, or "
             "train it with a smaller batch_size or LoRA; what its ledger has stored is shown here",
         )
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes that new tensors may take: file caches give way to them."""
-    import psutil
-
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = int(psutil.virtual_memory().available)
-    with suppress(OSError, ValueError):  # no container, or one without a limit: "max"
-        limit = int((_GROUP / "memory.max").read_text())
-        stat = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        taken = int((_GROUP / "memory.current").read_text()) - int(stat["inactive_file"])
-        free = min(free, limit - taken)
-    return free

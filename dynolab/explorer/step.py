@@ -20,10 +20,10 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.explorer.lines import Lines
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.account import StepMade, account_of, step_made
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
+from dynolab.forces.ledger.step_account import StepMade, account_of, step_made
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.split import UpdateSplit, split_step
 from dynolab.forces.step.token_map import build_token_map
