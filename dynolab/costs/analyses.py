@@ -68,8 +68,10 @@ def ledger_bytes(
     whole: bool,
     memory: int,
 ) -> LedgerBytes:
-    """`ledger_copies`, where functionals get half of what the others leave of the memory, and wait on
-    disk where that is too little (`Ledger`)."""
+    """`ledger_copies`, where functionals get half of the memory that the others leave.
+
+    They wait on disk where that is too little (`Ledger`).
+    """
     copy = FP32 * shape.parameters
     each = COPIES + (not whole)
     fixed = ledger_copies(optimizer, functionals=0, responses=responses)
