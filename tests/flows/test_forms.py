@@ -26,6 +26,7 @@ from flows.parameters import load_parameters
 from flows.register import FILE, prefect_yaml
 from flows.registry import FLOWS
 from flows.study import StudyParameters
+from flows.sweep.trials import DEPLOYMENT as TRIAL
 
 SNAPSHOT = Path(__file__).with_name("forms.json")
 LIMIT = 524_288  # bytes of parameters that Prefect's server takes
@@ -76,6 +77,13 @@ def test_forms_stay_as_they_are() -> None:
 
 def test_every_flow_of_the_registry_has_a_deployment() -> None:
     assert {deployment.flow.name for deployment in KNOWN.values()} == set(FLOWS)
+
+
+def test_prefect_lists_the_study_first_and_what_nobody_starts_by_hand_last() -> None:
+    listed = sorted(deployment_specs(), key=lambda spec: spec.name)
+    internal = [spec for spec in listed if spec.schema is None]
+    assert listed[0].flow == "study" and listed[-len(internal) :] == internal
+    assert {spec.name for spec in internal} == {"~internal-reconcile", TRIAL.partition("/")[2]}
 
 
 def test_a_form_is_described_ordered_and_small(deployment: Deployment) -> None:
