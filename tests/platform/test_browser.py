@@ -129,7 +129,7 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
 
     run_page = page.url
     for artifact, title, shown in (
-        ("mlflow-firm", "Charts of firm", "Gap: favourite above chosen"),
+        ("mlflow-firm", "Charts of firm", "squeeze/gap"),
         ("report-firm", "Report of firm", "report/report.html"),
         ("mlflow-firm", "MLflow run of firm", "Charts"),
     ):

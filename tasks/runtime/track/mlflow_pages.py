@@ -22,24 +22,20 @@ PAGE_FOLDER = "report"
 _IS_TRAINING = "metrics.`train/learning_rate` >= 0"
 
 CHARTS = {
-    "Answers": {
-        "log π of chosen, rejected and favourite": (
-            "probe/chosen/logp",
-            "probe/rejected/logp",
-            "probe/argmax/logp",
-        ),
-        "Gap: favourite above chosen": ("squeeze/gap",),
-        "Probability outside all probes": ("probe/argmax/outside_mass",),
-    },
-    "Training": {
-        "Loss": ("train/loss",),
-        "log π of the batch": ("train/chosen_logp", "train/rejected_logp"),
-        "Margin": ("train/margin",),
-        "Accuracy": ("train/accuracy",),
-        "Gradient's norm": ("train/grad_norm",),
-    },
+    "Answers": (
+        ("probe/chosen/logp", "probe/rejected/logp", "probe/argmax/logp"),
+        ("squeeze/gap",),
+        ("probe/argmax/outside_mass",),
+    ),
+    "Training": (
+        ("train/loss",),
+        ("train/chosen_logp", "train/rejected_logp"),
+        ("train/margin",),
+        ("train/accuracy",),
+        ("train/grad_norm",),
+    ),
 }
-"""Section → chart → metrics. MLflow shows those with values, and below them all other metrics."""
+"""Section → the metrics of each chart. MLflow shows those with values, and all others below."""
 
 
 def run_page(run: Run, artifact: str = "") -> str:
@@ -68,7 +64,6 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
             "uuid": f"chart-{next(numbers)}",
             "type": "LINE",
             "metricSectionId": section,
-            "displayName": name,
             "metricKey": metrics[0],
             "selectedMetricKeys": metrics,
             "xAxisKey": "step",
@@ -80,7 +75,7 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
             "useGlobalLineSmoothing": True,
         }
         for section, drawn in CHARTS.items()
-        for name, metrics in drawn.items()
+        for metrics in drawn
     ]
     state = {
         "searchFilter": made if trainings else under,
