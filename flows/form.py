@@ -54,7 +54,8 @@ def tidy_schema(schema: dict[str, Any], form: type[FilledForm]) -> None:
     """
     fields: dict[str, dict[str, Any]] = schema["properties"]
     ordered = sorted(fields, key=lambda name: name in _MORE)
-    schema["properties"] = sections = {}
+    sections: dict[str, Any] = {}
+    schema["properties"] = sections
     for name in ordered:
         field = fields[name]
         for choice in field.pop("anyOf", ()):
