@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 class DynolabError(Exception):
@@ -131,6 +132,12 @@ def _how_it_ended(exit_code: int | None) -> str:
         except ValueError:
             return f"was killed by signal {-exit_code}"
     return f"ended with exit code {exit_code}"
+
+
+def check_installed(field: str, library: str, extra: str) -> None:
+    """Raises `ConfigError` without a library, and names the extra that brings it."""
+    if find_spec(library) is None:
+        raise ConfigError(field, library, f"is not installed; pip install 'dynolab[{extra}]'")
 
 
 DIVERGED = "diverged.jsonl"

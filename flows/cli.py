@@ -213,19 +213,20 @@ def init(
 
 @app.command(rich_help_panel=START)
 def explore(
-    result: Annotated[
-        str,
+    results: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="RESULT",
-            help="A study's result, report/<key> with the key's first digits; default: the newest.",
+            metavar="RESULT…",
+            help="A study's result, report/<key> with the key's first digits; default: the newest. "
+            "Trainings of further ones, on the same data, can be put beside its own.",
         ),
-    ] = "report",
+    ] = None,
     port: Annotated[int, typer.Option(help="Port of the page; 0: any free one.")] = 8050,
 ) -> None:
     """Open a study's results in a browser: who pushed an answer, and what if it had not."""
-    from flows.explore import start
+    from flows.explore import NEWEST, start
 
-    start(result, port, typer.echo)
+    start(results or [NEWEST], port, typer.echo)
 
 
 @app.command(rich_help_panel=START)

@@ -80,9 +80,10 @@ SHARED = ("data", "prompts", "base", "sft", "sampled", "audit", "judge")
 class PairComparison(Comparison):
     """A comparison of preference trainings; these settings are the same for all arms."""
 
-    sft: TrainConfig = Field(
+    sft: TrainConfig | None = Field(
         TrainConfig(),
-        description="SFT before, on chosen answers; with start: extended on both answers.",
+        description="SFT before, on chosen answers; with start: extended on both answers; null: "
+        "none, the base model is finetuned already and every arm starts from it.",
     )
     training: TrainConfig = Field(
         TrainConfig(probe_every=20),
@@ -107,7 +108,7 @@ class PairComparison(Comparison):
                 self.training.objective.name,
                 "every arm has its own objective; leave it out here",
             )
-        if not isinstance(self.sft.objective, SFTConfig):
+        if self.sft is not None and not isinstance(self.sft.objective, SFTConfig):
             raise ConfigError(
                 "sft.objective",
                 self.sft.objective.name,
@@ -176,9 +177,11 @@ def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int)
 
 
 def _finetunings(
-    config: TrainConfig, starts: Collection[Start], seed: int
+    config: TrainConfig | None, starts: Collection[Start], seed: int
 ) -> dict[Start, TrainConfig]:
     """The SFT configs that `starts` need: on chosen answers, or on both answers of every pair."""
+    if config is None:
+        return {}
     plain = config.model_copy(update={"seed": seed})
     configs: dict[Start, TrainConfig] = {}
     if "sft" in starts:

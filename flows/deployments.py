@@ -31,6 +31,12 @@ from flows.run import run_flow
 PARAMETER = "settings"
 """The only parameter of a deployed flow: its form."""
 
+FIRST = {"study": "a-study"}
+"""Deployment → the name under which Prefect, which lists by name, shows it before all others."""
+
+INTERNAL = "~internal-{}"
+"""Name of a deployment that only flows and schedules start: clear, and after all others."""
+
 SCHEDULES = STUDIES.parent / "schedules.yaml"
 RECONCILE_EVERY = timedelta(minutes=10)
 RUN_NAME_LETTERS = 60
@@ -144,11 +150,11 @@ def deployment_specs() -> Iterator[DeploymentSpec]:
     for deployment in known.values():
         yield DeploymentSpec(
             deployment.flow.name,
-            deployment.name,
+            FIRST.get(deployment.name, deployment.name),
             f"flows.deployments.{deployment.name}",
             deployment.flow.pool,
             deployment.form_spec.about,
-            parameters={PARAMETER: {"study_file": deployment.first_file, "fresh": False}},
+            parameters={PARAMETER: {"study_file": deployment.first_file}},
             schema=deployment.schema,
             schedules=tuple(
                 schedule.create(deployment) for schedule in schedules.get(deployment.name, [])
@@ -156,7 +162,7 @@ def deployment_specs() -> Iterator[DeploymentSpec]:
         )
     yield DeploymentSpec(
         "trial",
-        "trial",
+        INTERNAL.format("trial"),
         "flows.sweep.trial.trial",
         "training",
         "One trial of a sweep, started by the sweep.",
@@ -164,7 +170,7 @@ def deployment_specs() -> Iterator[DeploymentSpec]:
     every = IntervalSchedule(interval=RECONCILE_EVERY)
     yield DeploymentSpec(
         "reconcile",
-        "reconcile",
+        INTERNAL.format("reconcile"),
         "flows.reconcile.reconcile",
         "cpu",
         reconcile.__doc__,
@@ -189,7 +195,7 @@ class Schedule(BaseModel):
         clock = {"cron": self.cron, "timezone": self.timezone}
         return DeploymentScheduleCreate(
             schedule=validated(CronSchedule, clock),
-            parameters={PARAMETER: settings.model_dump(mode="json", exclude_none=True)},
+            parameters={PARAMETER: settings.in_sections()},
             active=True,
             slug=self.name,
         )

@@ -14,8 +14,9 @@ from pydantic import TypeAdapter
 from dynolab import __version__
 from dynolab.data.encode import EncodedExample
 from dynolab.data.rows import Example, ProbeRow, read_rows
-from dynolab.errors import ConfigError
-from dynolab.explorer.study import Study, Training
+from dynolab.errors import ConfigError, check_installed
+from dynolab.explorer.study import Study
+from dynolab.explorer.training import Training
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.store import Store
 from dynolab.training.record_cache import RecordCache
@@ -45,14 +46,17 @@ KEPT = "explorer"
 """Folder of the home's cache for what the explorer has computed."""
 
 
-def start(reference: str, port: int, announce: Callable[[str], None]) -> None:
-    """Opens a study and serves its page until Ctrl-C or SIGTERM.
+def start(references: Sequence[str], port: int, announce: Callable[[str], None]) -> None:
+    """Opens a study, others beside it, and serves their page until Ctrl-C or SIGTERM.
 
-    **Raises** `ConfigError` for a result that is no study, or is no longer whole, for a port that
-    is taken, and without the library of the page.
+    **Raises** `ConfigError` for a result that is no study, or is no longer whole, for studies of
+    different data, for a port that is taken, and without the library of the page.
     """
+    check_installed("explore", "dash", "explore")
     home = Settings.from_environment().home
-    study = open_study(reference)
+    study, *others = map(open_study, references)
+    for other in others:
+        study = study.beside(other)
     application = page_of(study)
     with listener(port) as server:
         host, chosen = server.getsockname()
@@ -91,11 +95,6 @@ def serve(application: Any, server: socket.socket, token: str) -> None:
 
 def page_of(study: Study) -> Any:
     """The page as an ASGI application."""
-    try:
-        import dash  # noqa: F401
-    except ImportError as error:
-        remedy = "is not installed; pip install 'dynolab[explore]'"
-        raise ConfigError("explore", "dash", remedy) from error
     from dynolab.explorer.page.app import application
     from tasks.runtime.system.invocation import invocation
 

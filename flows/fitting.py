@@ -15,7 +15,7 @@ from tasks.runtime.pipeline import Step
 Changes = Mapping[str, Any]
 """Dotted name of a setting → its value."""
 
-LEFT_OUT = ("audit", "forces", "ledger")
+LEFT_OUT = ("audit", "forces", "kernel", "ledger", "squeezing")
 """Analyses that a study can do without."""
 
 

@@ -1,11 +1,11 @@
-"""Derives the form of a deployment from the flow's parameters: flat, described, ordered."""
+"""Derives the form of a deployment from the flow's parameters: described, in order, in sections."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from dynolab.errors import ConfigError
@@ -22,7 +22,15 @@ from flows.parameters import (
 from flows.written import choices
 
 _SPELLINGS = {"sft": "SFT", "hub": "Hub"}
-_LAST = ("project", "other_settings", "study_text", "fresh")
+_MORE = ("project", "other_settings", "study_text", "fresh")
+
+SECTIONS = {
+    "model_and_data": ("Model and data", "What learns, and from which rows."),
+    "loss": ("Objective", "The loss, and its settings: each is for the losses that it names."),
+    "training": ("Training", "How long it trains, how fast, and how often it is probed."),
+    "more": ("More", "Rarely needed: any other setting, a whole study file, another experiment."),
+}
+"""Section of a form → its title and a sentence. Fields that belong to none stand beside them."""
 
 _OBJECTIVES: dict[str, type[BaseModel]] = {
     config.model_fields["name"].default: config for config in get_args(AnyConfig)
@@ -38,27 +46,46 @@ SOURCE_FIELDS = {
 """Fields of a form that choose the model and the rows."""
 
 
-def tidy_schema(schema: dict[str, Any]) -> None:
-    """Orders the schema's fields as declared, and gives each a single type.
+def tidy_schema(schema: dict[str, Any], form: type[FilledForm]) -> None:
+    """Puts the schema's fields into sections, in the order declared, each with a single type.
 
     Omits null types and null defaults: Prefect's interface shows `X or null` as two tabs, and its
     server treats a default of null as no default.
     """
     fields: dict[str, dict[str, Any]] = schema["properties"]
-    ordered = [name for name in fields if name not in _LAST] + [n for n in _LAST if n in fields]
-    for position, name in enumerate(ordered):
+    ordered = sorted(fields, key=lambda name: name in _MORE)
+    sections: dict[str, Any] = {}
+    schema["properties"] = sections
+    for name in ordered:
         field = fields[name]
         for choice in field.pop("anyOf", ()):
             if choice != {"type": "null"}:
                 field.update(choice)
         if field.get("default", ...) is None:
             del field["default"]
-        field["position"], field["title"] = position, _title(name)
+        field["title"] = _title(name)
+        beside, section = sections, form.section_of(name)
+        if section is not None:
+            title, about = SECTIONS[section]
+            empty = {"title": title, "description": about, "type": "object", "properties": {}}
+            sections.setdefault(section, {**empty, "additionalProperties": False})
+            beside = sections[section]["properties"]
+        beside[name] = field
+    for properties in (sections, *(part.get("properties", {}) for part in sections.values())):
+        for position, part in enumerate(properties.values()):
+            part["position"] = position
 
 
 def _title(name: str) -> str:
     words = " ".join(_SPELLINGS.get(word, word) for word in name.split("_"))
     return words[0].upper() + words[1:]
+
+
+_SECTION_OF = {
+    **dict.fromkeys(("base", "data", "texts"), "model_and_data"),
+    **dict.fromkeys(("sft", "preference", "training"), "training"),
+}
+"""First part of a setting's dotted name → the section of its field."""
 
 
 class FilledForm(BaseModel):
@@ -73,6 +100,35 @@ class FilledForm(BaseModel):
     """Field → dotted name of its setting."""
     objective_setting: ClassVar[str | None] = None
     """Setting that holds the objective to which the form's fields apply."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _out_of_sections(cls, filled: Any) -> Any:
+        """Takes the fields out of their sections; code may give them without any."""
+        if not isinstance(filled, Mapping):
+            return filled
+        fields: dict[str, Any] = {}
+        for name, value in filled.items():
+            fields |= value if name in SECTIONS and isinstance(value, Mapping) else {name: value}
+        return fields
+
+    @classmethod
+    def section_of(cls, field: str) -> str | None:
+        """The section in which a field stands, if it stands in one."""
+        if field in _MORE:
+            return "more"
+        setting = cls.settings.get(field, "")
+        if cls.objective_setting and setting.startswith(f"{cls.objective_setting}."):
+            return "loss"
+        return _SECTION_OF.get(setting.partition(".")[0])
+
+    def in_sections(self) -> dict[str, Any]:
+        """The filled fields in their sections, as Prefect keeps them."""
+        filled: dict[str, Any] = {}
+        for field, value in self.model_dump(mode="json", exclude_none=True).items():
+            section = self.section_of(field)
+            (filled if section is None else filled.setdefault(section, {}))[field] = value
+        return filled
 
     study_file: str = Field(
         description="Settings to start from; a file of deploy/studies. The fields below change "

@@ -42,10 +42,12 @@ data:
   source: file
   path: {data}  # from this file's folder
   # heldout_rows: 20    never trained on; default: a tenth of the rows, at most 100
-  # probe_pairs: 100    how many pairs of each part are watched
 
 base:
   source: {model}  # a folder, or a Hub name
+
+# Answers that are watched; leave this out for all six kinds (unrelated and random ones, too).
+probe_set: {{kinds: [chosen, rejected]}}
 
 # Finetuning on the chosen answers. null: the model is finetuned already.
 sft:
@@ -56,7 +58,7 @@ sft:
   micro_batch_size: {micro}
   overlong: {overlong}  # rows beyond the context: error, drop or truncate_left
   probe_every: {probe_every}
-  record_steps: {record_steps}  # these steps are taken apart
+  # record_steps: {record_steps}    takes these steps apart, as below
 
 preference:
   objective: {{name: dpo, beta: 0.1}}
@@ -67,16 +69,16 @@ preference:
   micro_batch_size: {micro}
   overlong: {overlong}
   probe_every: {probe_every}
-  record_steps: {record_steps}
+  record_steps: {record_steps}  # these steps are taken apart, and `explore` maps them
 
-# Which pair pulled which answer, over all steps of preference training.
-ledger: {{pairs: 4, answers: 10}}
+# Who pulled which answer down, over all steps: means of 4 pairs, and the answers that fell most.
+ledger: {{pairs: 4, answers: 5, heldout_answers: 3}}
+forces: {{pairs: 4}}  # of the recorded steps, with the map of the strongest push, token by token
 
-# Analyses can be left out, and small ones take less time:
-# audit: null
-# forces: null
-# squeezing: null
-kernel: {{observed_pairs: 2, updating_pairs: 3, rank: 4, probes: 4}}  # or null
+# Not needed to see which pairs and tokens pull answers down. To add one, delete its line.
+audit: null      # what one step would do, for every pair, before any training
+squeezing: null  # where the probability went
+kernel: null     # how strongly answers are coupled; of these it takes longest
 """
 
 

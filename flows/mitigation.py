@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dynolab.errors import ConfigError
 from dynolab.objectives.designed_dose import DesignedDoseConfig
@@ -56,11 +56,30 @@ class MitigationParameters(PairComparison):
 
     name: Name = "mitigation"
     arms: dict[Label, ArmConfig] = Field(
-        ARMS, min_length=1, description="Name on the page → training that is compared."
+        ARMS,
+        min_length=1,
+        validate_default=True,
+        description="Name on the page → training that is compared.",
     )
     baseline: str | None = Field(
         None, description="Arm that the others are compared with; default: the first."
     )
+
+    @field_validator("arms")
+    @classmethod
+    def _start_from_what_there_is(
+        cls, arms: dict[Label, ArmConfig], known: ValidationInfo
+    ) -> dict[Label, ArmConfig]:
+        """Without SFT, arms that name no start take the base model."""
+        if known.data.get("sft", "not valid") is not None:
+            return arms
+        started = {}
+        for label, arm in arms.items():
+            if "start" in arm.model_fields_set and arm.start != "base":
+                remedy = "sft is null, so that only base is there; set base, or leave the arm out"
+                raise ConfigError(f"arms.{label}.start", arm.start, remedy)
+            started[label] = arm.model_copy(update={"start": "base"})
+        return started
 
     @model_validator(mode="after")
     def _fits_together(self) -> MitigationParameters:

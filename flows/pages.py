@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,9 @@ from uuid import uuid4
 from flows.flow import Plan, StagedFlow
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, run_page
+from tasks.runtime.track.outbox import Run
+from tasks.runtime.track.prefect_progress import link_report
 from tasks.runtime.work import StageResult
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,33 @@ def copy_page(flow: StagedFlow[Any], name: str, results: Results, platform: Plat
             _replace(copy, partial(shutil.copyfile, folder / beside))
         else:
             copy.unlink(missing_ok=True)
+
+
+def lead_to_page(
+    flow: StagedFlow[Any],
+    name: str,
+    results: Results,
+    trainings: Sequence[str],
+    platform: Platform,
+) -> None:
+    """Leads to a finished run's page in MLflow: from its run there, and from its run in Prefect.
+
+    `trainings`: the steps that the run's charts show.
+    """
+    made_by, study = results[flow.page].mlflow_run_id, None
+    if made_by is None or not flow.file.endswith(".html"):
+        return
+    artifact, experiment = f"{PAGE_FOLDER}/{flow.file}", "0"
+    if platform.has_worked and (study := platform.study):
+        runs = [run for step in trainings if (run := results[step].mlflow_run_id)]
+        study.describe(runs if trainings else None, page=(made_by, artifact))
+        if study.run:
+            experiment = study.run.experiment_id
+    server = study.server if study else platform.settings.mlflow_tracking_uri
+    if server is not None:
+        # MLflow finds a run by its id alone; only the frame of the page is the experiment's.
+        page = run_page(Run(made_by, experiment, ""), artifact)
+        link_report(name, f"{server.rstrip('/')}/{page}")
 
 
 def write_early_page(

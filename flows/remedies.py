@@ -15,7 +15,7 @@ from dynolab.objectives.pairs import PairConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
 from dynolab.training.config import TrainConfig
 from flows.mitigation import MitigationParameters
-from tasks.arm import ArmConfig, Start
+from tasks.arm import ArmConfig
 from tasks.audit import AuditConfig
 from tasks.base import BaseConfig
 from tasks.filter import FilterConfig
@@ -55,15 +55,14 @@ def remedies_file(
         "seeds": [seed, seed + 1],
         "data": data.model_dump(mode="json", exclude_unset=True),
         "base": base.model_dump(mode="json", exclude_unset=True),
+        "sft": None if sft is None else sft.model_dump(mode="json", exclude_unset=True),
         "training": training,
         "audit": (audit or AuditConfig()).model_dump(mode="json", exclude_unset=True),
         "arms": {
             label: arm.model_dump(mode="json", exclude_unset=True)
-            for label, arm in _arms(trained.objective, "base" if sft is None else "sft").items()
+            for label, arm in _arms(trained.objective).items()
         },
     }
-    if sft is not None:
-        settings["sft"] = sft.model_dump(mode="json", exclude_unset=True)
     if not data.states_facts:
         settings["judge"] = {"name": "log_prob"}
         settings["answers"] = {"prompts": 40, "samples": 1}
@@ -74,7 +73,7 @@ def remedies_file(
     return _ABOUT.format(name=name) + yaml.safe_dump(settings, sort_keys=False)
 
 
-def _arms(objective: RowObjectiveConfig, start: Start) -> dict[str, ArmConfig]:
+def _arms(objective: RowObjectiveConfig) -> dict[str, ArmConfig]:
     gentler: dict[str, Any] = {}
     if isinstance(objective, DPOConfig) and objective.designed_dose is None:
         gentler = {"dose-03": objective.model_copy(update={"negative_dose": DOSE})}
@@ -82,9 +81,7 @@ def _arms(objective: RowObjectiveConfig, start: Start) -> dict[str, ArmConfig]:
         dose = DesignedDoseConfig()
         gentler = {"designed": objective.model_copy(update={"designed_dose": dose})}
     return {
-        "as-it-was": ArmConfig(objective=objective, start=start),
-        **{label: ArmConfig(objective=own, start=start) for label, own in gentler.items()},
-        "filtered": ArmConfig(
-            objective=objective, start=start, filter=FilterConfig(by="on_all", drop=DROP)
-        ),
+        "as-it-was": ArmConfig(objective=objective),
+        **{label: ArmConfig(objective=own) for label, own in gentler.items()},
+        "filtered": ArmConfig(objective=objective, filter=FilterConfig(by="on_all", drop=DROP)),
     }

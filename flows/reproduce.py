@@ -65,6 +65,8 @@ class ReproduceParameters(PairComparison):
 
     @model_validator(mode="after")
     def _watches_sft(self) -> ReproduceParameters:
+        if self.sft is None:
+            raise ConfigError("sft", None, "claims on SFT need it; leave this out for its defaults")
         if not self.sft.probe_every:
             raise ConfigError(
                 "sft.probe_every", 0, "claims on SFT need its probes; set probe_every to 1 or more"

@@ -12,9 +12,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, State
 
 from dynolab.errors import Pruned
-from dynolab.training.config import EngineConfig
+from dynolab.training.config import EngineConfig, LoopConfig
 from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
-from flows.pages import copy_page, write_early_page
+from flows.pages import copy_page, lead_to_page, write_early_page
 from flows.registry import FLOWS
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.mlflow_models import register_model
@@ -56,16 +56,19 @@ def run_plan(
     are called, not submitted, so that cancelling the flow run signals the training in it.
     """
     parameters = plan.parameters
+    trainings = [step.name for step in plan.steps if isinstance(step.config, LoopConfig)]
     with open_platform(
         study=parameters.name,
         project=parameters.project,
         tags={"flow": flow, **plan.tags},
         params=parameters.model_dump(mode="json"),
+        charts=bool(trainings),
     ) as platform:
         shown = None if pages is None else partial(write_early_page, pages, plan, platform=platform)
         results = run_on(platform, plan, fresh=fresh, shown=shown)
         if pages is not None:
             copy_page(pages, parameters.name, results, platform)
+            lead_to_page(pages, parameters.name, results, trainings, platform)
         if plan.trained is not None and platform.has_worked and platform.study is not None:
             model = f"{parameters.project}-{parameters.name}"
             register_model(platform.study, model, results[plan.trained])

@@ -7,11 +7,17 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from dynolab.costs.analyses import audit_bytes, forces_bytes, ledger_bytes
+from dynolab.costs.analyses import (
+    audit_bytes,
+    forces_bytes,
+    kernel_bytes,
+    ledger_bytes,
+    squeezing_bytes,
+)
 from dynolab.costs.batches import Lengths, joined, lengths_of, positions_of, training_batches
-from dynolab.costs.disk import model_bytes, record_bytes, training_disk
+from dynolab.costs.disk import model_bytes, page_bytes, record_bytes, training_disk
 from dynolab.costs.machines import Machine
-from dynolab.costs.memory import training_bytes
+from dynolab.costs.memory import FP32, training_bytes
 from dynolab.costs.operations import Positions, forward_flops, gradient_flops
 from dynolab.costs.stage import StageCost, hours_of
 from dynolab.costs.traced import Activations, MicroBatch, activation_bytes
@@ -19,6 +25,7 @@ from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample
 from dynolab.data.sources.load import DataConfig
 from dynolab.objectives import build_objective
+from dynolab.squeezing.ladder import EXAMPLES, POSITIONS
 from dynolab.training.config import GroupTrainConfig, LoopConfig
 from flows.planned_inputs import Inputs
 from tasks.base import BaseConfig
@@ -88,6 +95,14 @@ class Costs:
                 return self._forces(config, by_name[step.inputs["trained"]].config)
             case "ledger":
                 return self.ledger(config)
+            case "squeezing":
+                return self._squeezing(
+                    config, [by_name[step.inputs[n]].config for n in config.trainings]
+                )
+            case "kernel":
+                return self._kernel(config)
+            case "report":
+                return StageCost(written=page_bytes(), stored=page_bytes(), basis="e")
         return None
 
     def training(self, config: LoopConfig, rows: Sequence[Lengths] = ()) -> StageCost:
@@ -120,25 +135,32 @@ class Costs:
     def ledger(self, config: Any) -> StageCost:
         """The account of a training, which runs it twice: as a whole, and again in segments."""
         training, shape = config.training, self.inputs.shape()
-        again = self.training(training.model_copy(update={"probe_every": 0, "record_steps": ()}))
+        again = self.training(
+            training.model_copy(update={"probe_every": 0, "record_steps": (training.steps - 1,)})
+        )
         responses = training.batch_size * getattr(training, "completions", 2)
-        kinds = self.inputs.functionals
+        kinds, singles = self.inputs.functionals, config.answers + config.heldout_answers
         entered = -(-training.steps // config.every)
-        gradients = (kinds * config.pairs + config.answers) * (1 if config.every == 1 else 2)
+        gradients = (kinds * config.pairs + singles) * (1 if config.every == 1 else 2)
         positions = self._answers(entered * (gradients + responses))
         cost = self._cost("bd", positions, gradient_flops(shape, positions))
+        machine = self.machine
+        taken = ledger_bytes(
+            shape,
+            training.optimizer,
+            functionals=kinds + singles,
+            responses=responses,
+            whole=config.every == 1,
+            memory=machine.device_bytes if machine.gpus else machine.host_bytes,
+        )
+        ranks = again.rank_bytes * (1 if machine.gpus else again.ranks)
         return replace(
             cost,
             flops=cost.flops + 2 * again.flops,
             hours=cost.hours + 2 * again.hours,
-            rank_bytes=ledger_bytes(
-                shape,
-                training.optimizer,
-                functionals=kinds + config.answers,
-                responses=responses,
-                whole=config.every == 1,
-            ),
-            written=entered * record_bytes(training, shape, 1),
+            rank_bytes=max(taken.work, taken.between + ranks),
+            host_bytes=again.host_bytes,
+            written=entered * (record_bytes(training, shape, 1) + taken.waiting),
         )
 
     def _base(self, config: BaseConfig) -> StageCost:
@@ -175,6 +197,32 @@ class Costs:
         positions = self._answers(answers * DIRECTIONS)
         cost = self._cost("bd", positions, CHANGE * forward_flops(shape, positions))
         return replace(cost, rank_bytes=forces_bytes(shape, training.optimizer))
+
+    def _squeezing(self, config: Any, trainings: Sequence[Any]) -> StageCost:
+        """Answers of both kinds and splits at every recorded step and at the end, by two models; a
+        step's batch four times; and a gradient with a change for each position of its ladder."""
+        shape = self.inputs.shape()
+        steps = sum(len(training.record_steps) for training in trainings)
+        batches = sum(len(each.record_steps) * each.batch_size * 2 for each in trainings)
+        scored = self._answers(8 * config.pairs * (steps + len(trainings)) + 4 * batches)
+        rungs = self._answers(steps * EXAMPLES * POSITIONS * len(PAIR))
+        flops = forward_flops(shape, scored) + gradient_flops(shape, rungs)
+        cost = self._cost("bd", scored + rungs * 2, flops + CHANGE * forward_flops(shape, rungs))
+        memory = max(squeezing_bytes(shape, training.optimizer) for training in trainings)
+        return replace(cost, rank_bytes=memory)
+
+    def _kernel(self, config: Any) -> StageCost:
+        """Vectors back through an updating answer, two forwards each, and along answers."""
+        shape, vectors = self.inputs.shape(), config.rank + config.probes
+        observed = 2 * config.observed_pairs * len(config.kinds)
+        updating = len(config.labels) * config.updating_pairs
+        back = self._answers(updating * (4 * config.rank + 2 * vectors))
+        along = self._answers(updating * (4 * config.rank + 2 * vectors * observed))
+        flops = 2 * forward_flops(shape, back) + CHANGE * forward_flops(shape, along)
+        longest = max(row.chosen.response_length for row in self._rows())
+        images = 4 * vectors * longest * shape.vocabulary * FP32
+        memory = kernel_bytes(shape, max(config.memory_bytes, images))
+        return replace(self._cost("bd", back + along, flops), rank_bytes=memory)
 
     def _cost(
         self,

@@ -426,8 +426,8 @@ PREFERENCE_OBJECTIVES = (
 """Objectives that a form offers for preference training; `sft` is that of SFT."""
 
 PREFERENCE_FIELDS = {
-    **SOURCE_FIELDS,
     "seed": "seed",
+    **SOURCE_FIELDS,
     "objective": "preference.objective.name",
     "beta": "preference.objective.beta",
     "label_smoothing": "preference.objective.label_smoothing",

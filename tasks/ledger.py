@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from dynolab.forces.ledger.tables import LedgerTables
     from dynolab.forces.ledger.watched import Watched
 
-CARRY = "carry.safetensors"
+CARRY, WAITING = "carry", "waiting"
+"""Folders of a resume state, and of functionals that do not fit into memory with the others."""
+
+STATES = 10
+"""Resume states of a whole ledger, at most: each holds a copy of the weights per functional."""
 
 
 class LedgerConfig(StageConfig):
@@ -97,6 +101,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         batch_tokens=config.batch_tokens,
         by_token=[number for number, row in enumerate(rows) if row.single],
         whole=config.every == 1,
+        waiting=work.scratch / WAITING,
     )
     learned = learned_steps(trained / "metrics.jsonl")
     weights = sampled_steps(learned, config.every, config.training.seed)
@@ -112,7 +117,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     segment = segment_steps(model, steps, config.disk_bytes * config.every)
     read = partial(token_string, tokenizer=encoder.tokenizer)
     tables = LedgerTables([row.name for row in rows], read, every=config.every)
-    done = _go_on(work, ledger, tables)
+    done = kept = _go_on(work, ledger, tables)
     remaining = [step for step in weights if step < steps - done]
     # The first steps of segments: where a ledger that is ended goes on.
     begins = {step for early, step in pairwise(remaining) if early // segment < step // segment}
@@ -126,8 +131,9 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
             tables.add_sources(sources.enter(record, gap=gap))
             done = steps - step
             progress.update(done, f"step {step}")
-            if step in begins:
+            if step in begins and (done - kept) * STATES >= steps:
                 _keep(work, ledger, tables, done)
+                kept = done
     if not done:
         raise ConfigError("trained", steps, "no step of the training moved a weight; train another")
     tables.write(work.output)

@@ -132,6 +132,7 @@ def read_inputs(
             config_text=config.settings,
             rows=rows_line(results["data"].metrics),
             map_command=map_command(config.objective, results),
+            explore_command=f"{invocation()} explore",
             remedies_command=remedies_command(config),
             stages=facts_of(results, lambda name: name.removeprefix(CONTRAST).replace("_", "-")),
         ),
@@ -198,4 +199,4 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 13, report)
+REPORT = Stage("report", 14, report)

@@ -21,7 +21,7 @@ from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.recorded_steps import record_folders, recorded_steps
 
 if TYPE_CHECKING:
-    from dynolab.data.encode import Encoder
+    from dynolab.data.encode import Encoded, Encoder
     from dynolab.forces.function.policy import PolicyFunction
     from dynolab.training.step_record import Recorded, StepRecord
 
@@ -162,6 +162,7 @@ def _stronger(
     lengths = [_length(example) for example in record.examples]
     room = max(MAP_TOKENS, min(lengths))
     update = split_step(record, policy).update
+    best: tuple[float, ProbeRow, Encoded, str] | None = None
     for row in moved[:FEW_PAIRS]:
         answer = answers[row.split, row.pair_id]
         observed = encoder.response(answer.pair_id, answer.prompt, answer.response)
@@ -169,18 +170,22 @@ def _stronger(
         pushes = way * example_pushes(record, policy, update, observed)
         pushes[torch.tensor(lengths) > room] = -math.inf
         nats = float(pushes.max())
-        if strongest is None or nats > strongest.nats:
-            tokens = build_token_map(
-                record,
-                policy,
-                encoder.tokenizer,
-                stage=record.facts.objective.name,
-                updating_id=record.examples[int(pushes.argmax())].id,
-                observed_id=answer.pair_id,
-                observed=observed,
-            )
-            strongest = Push(nats, tokens)
-    return strongest
+        if best is None or nats > best[0]:
+            best = nats, answer, observed, record.examples[int(pushes.argmax())].id
+    if best is None or (strongest is not None and best[0] <= strongest.nats):
+        return strongest
+    nats, answer, observed, example = best
+    tokens = build_token_map(
+        record,
+        policy,
+        encoder.tokenizer,
+        stage=record.facts.objective.name,
+        updating_id=example,
+        observed_id=answer.pair_id,
+        observed=observed,
+        update=update,
+    )
+    return Push(nats, tokens)
 
 
 def _length(example: Recorded) -> int:

@@ -6,8 +6,11 @@ Checked: `tests/costs/test_analyses.py` counts the tensors of each.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dynolab.costs.memory import FP32, states
 from dynolab.costs.shape import ModelShape
+from dynolab.forces.ledger.account import COPIES
 from dynolab.training.config import OptimizerConfig
 
 
@@ -22,6 +25,40 @@ def forces_bytes(shape: ModelShape, optimizer: OptimizerConfig) -> int:
     return (15 + states(optimizer)) * FP32 * shape.parameters
 
 
+def ledger_copies(
+    optimizer: OptimizerConfig, *, functionals: int, responses: int, whole: bool = True
+) -> int:
+    """`3 f + r + 13 + s` for f functionals at once, r responses of a batch and s optimizer states;
+    a functional has one copy more where steps are left out."""
+    return (COPIES + (not whole)) * functionals + responses + 13 + states(optimizer)
+
+
+def squeezing_bytes(shape: ModelShape, optimizer: OptimizerConfig) -> int:
+    """10 + s: the policy, the model that it started from, a record, its step's map, and gradients
+    with changes along them."""
+    return (10 + states(optimizer)) * FP32 * shape.parameters
+
+
+def kernel_bytes(shape: ModelShape, memory: int) -> int:
+    """The weights and a direction, beside the memory of images and of directions that share a
+    pass."""
+    return 2 * FP32 * shape.parameters + memory
+
+
+@dataclass(frozen=True)
+class LedgerBytes:
+    """Most bytes of tensors at once, those between steps, and those of functionals that wait.
+
+    - `work`: while a step is entered.
+    - `between`: while the training runs again.
+    - `waiting`: on disk, written anew in every step.
+    """
+
+    work: int
+    between: int
+    waiting: int
+
+
 def ledger_bytes(
     shape: ModelShape,
     optimizer: OptimizerConfig,
@@ -29,7 +66,17 @@ def ledger_bytes(
     functionals: int,
     responses: int,
     whole: bool,
-) -> int:
-    """Copies for each functional, for each response of a batch, and beside them."""
-    copies = 6 * functionals + 3 * responses + 15 + states(optimizer) + (not whole) * functionals
-    return copies * FP32 * shape.parameters
+    memory: int,
+) -> LedgerBytes:
+    """`ledger_copies`, where functionals get half of the memory that the others leave.
+
+    They wait on disk where that is too little (`Ledger`).
+    """
+    copy = FP32 * shape.parameters
+    each = COPIES + (not whole)
+    fixed = ledger_copies(optimizer, functionals=0, responses=responses)
+    fitting = max(1, (memory // copy - fixed) // (2 * each))
+    kept = (each - 1) * functionals
+    if fitting < functionals:
+        return LedgerBytes((each * fitting + fixed) * copy, 2 * copy, kept * copy)
+    return LedgerBytes((each * functionals + fixed) * copy, (kept + 2) * copy, 0)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 from dynolab.costs.memory import FP32, states
 from dynolab.costs.shape import ModelShape
 from dynolab.training.config import LoopConfig
-from dynolab.training.record_cache import LIMIT_BYTES
 
 SCORE_BYTES = 240
 """A probe row's line in `probes.jsonl`. Measured: `store_plan_error` of `tests.benchmarks.size`."""
+
+
+PAGE_BYTES = 1_500_000
+"""A study's page and figures without plotly's library. Measured as `SCORE_BYTES` is."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,10 @@ def training_disk(
     )
 
 
-def cached_records(config: LoopConfig, shape: ModelShape) -> int:
-    """What this machine's cache of recorded steps gets, at most its limit."""
-    return min(LIMIT_BYTES, sum(record_bytes(config, shape, step) for step in config.record_steps))
+def page_bytes() -> int:
+    """A study's page with its figures; plotly's library is in the page, and beside the figures."""
+    found = find_spec("plotly")
+    if found is None or found.origin is None:
+        return PAGE_BYTES
+    library = Path(found.origin).parent / "package_data" / "plotly.min.js"
+    return 2 * library.stat().st_size + PAGE_BYTES

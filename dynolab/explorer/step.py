@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.explorer.lines import Lines
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.account import StepMade, account_of, step_made
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
+from dynolab.forces.ledger.step_account import StepMade, account_of, step_made
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.split import UpdateSplit, split_step
 from dynolab.forces.step.token_map import build_token_map
@@ -39,6 +39,17 @@ if TYPE_CHECKING:
 
 GRADIENT_BYTES = 2**28
 """Of the gradients of as many answers as are watched at once."""
+
+Metric = Literal["optimizer", "gradient"]
+"""optimizer: the step that training took; gradient: a plain one of the same learning rate."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which steps are asked: in which metric, and under which objective if not their own."""
+
+    metric: Metric = "optimizer"
+    objective: ObjectiveConfig | None = None
 
 
 def as_gradient_step(record: StepRecord) -> StepRecord:

@@ -1,358 +1,13 @@
-"""What a study has left for the explorer: watched answers, pairs, ledger, recorded steps."""
+"""An opened study: its trainings and pairs, and another study's trainings beside them."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from threading import Lock, RLock
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-import numpy as np
-from pydantic import TypeAdapter
-
-from dynolab.data.encode import Encoded, EncodedExample, Encoder
-from dynolab.data.rows import Example, ProbeRow, Row, Split, read_rows, read_value
+from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
-from dynolab.explorer.lines import Lines
-from dynolab.explorer.step import AskedStep, as_gradient_step, under, with_pair
-from dynolab.forces.function.policy import PolicyFunction
-from dynolab.objectives.registry import ObjectiveConfig
-from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
-from dynolab.results.ledger import FunctionalRow
-from dynolab.results.study import ProbeScore, TokenMap
-from dynolab.training.record_cache import RecordCache
-from dynolab.training.recorded_examples import RecordedExample
-from dynolab.training.step_record import StepRecord
-
-Metric = Literal["optimizer", "gradient"]
-"""optimizer: the step that training took; gradient: a plain one of the same learning rate."""
-
-AT_ONCE = 24  # answers; a click waits at most for so many
-
-_OBJECTIVES: TypeAdapter[ObjectiveConfig] = TypeAdapter(ObjectiveConfig)
-
-STEPS = 5  # that are kept in memory
-
-Score = Callable[[Sequence[EncodedExample]], list[RecordedExample]]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A watched answer, and log π of it before and after the training, in nats."""
-
-    row: ProbeRow
-    start: float
-    end: float
-
-    @property
-    def change(self) -> float:
-        """Δ log π: negative where the answer fell."""
-        return self.end - self.start
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Which steps are asked: in which metric, and under which objective if not their own."""
-
-    metric: Metric = "optimizer"
-    objective: ObjectiveConfig | None = None
-
-
-@dataclass
-class Training:
-    """One training of the study.
-
-    - `result`: `<stage>/<key>`; `folder`: its files.
-    - `load`: loads its policy and encoder; `score`: scores pairs by the reference.
-    - `ledger`: the account of all its steps, if there is one.
-    - `records`: the cache of recorded steps' tensors; `kept`: folder where lines are kept.
-    """
-
-    name: str
-    result: str
-    objective: ObjectiveConfig
-    folder: Path
-    watched: Sequence[ProbeRow]
-    load: Callable[[], tuple[PolicyFunction, Encoder]] = field(repr=False)
-    score: Score = field(repr=False)
-    ledger: Ledger | None
-    records: RecordCache
-    kept: Path
-    lock: RLock = field(default_factory=RLock, repr=False)
-    _begun: Lock = field(default_factory=Lock, repr=False)
-    _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), repr=False)
-    _jobs: dict[tuple[str, Asked], Future[None]] = field(default_factory=dict, repr=False)
-    _steps: dict[tuple[object, ...], AskedStep] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def answers(self) -> dict[str, list[Answer]]:
-        """The watched answers of every kind, the one that fell most first."""
-        ends: dict[tuple[str, str], list[float]] = {}
-        for score in read_rows(self.folder / "probes.jsonl", ProbeScore):
-            path = ends.setdefault((score.pair_id, score.kind), [score.logp, score.logp])
-            path[1] = score.logp
-        kinds: dict[str, list[Answer]] = {}
-        for row in self.watched:
-            if known := ends.get((row.pair_id, row.kind)):
-                kinds.setdefault(row.kind, []).append(Answer(row, *known))
-        return {kind: sorted(own, key=lambda answer: answer.change) for kind, own in kinds.items()}
-
-    @cached_property
-    def recorded_steps(self) -> tuple[int, ...]:
-        """The 0-based steps that were recorded."""
-        folders = sorted((self.folder / "forces").glob("step-*"))
-        return tuple(int(folder.name[5:]) for folder in folders)
-
-    @cached_property
-    def _loaded(self) -> tuple[PolicyFunction, Encoder]:
-        return self.load()
-
-    def encoded(self, row: ProbeRow) -> Encoded:
-        """An answer's tokens.
-
-        **Raises:** `ConfigError` for one that does not fit the model's context.
-        """
-        return self.written(row.pair_id, row.prompt, row.response)
-
-    def written(self, name: str, prompt: str, response: str) -> Encoded:
-        """Any answer's tokens; raises as `encoded`."""
-        with self.lock:
-            encoder = self._loaded[1]
-            sequence = encoder.response(name, prompt, response)
-        if sequence is None:
-            limit = encoder.max_length
-            raise ConfigError("answer", name, f"is longer than the model's context of {limit}")
-        return sequence
-
-    def token_texts(self, sequence: Encoded) -> list[str]:
-        """Tokens of a response as a person reads them."""
-        from dynolab.forces.step.token_map import token_strings
-
-        return token_strings(sequence, self._loaded[1].tokenizer)
-
-    def means(self) -> tuple[list[FunctionalRow], Lines] | None:
-        """The ledger's lines to the mean of every kind, over all steps: stored."""
-        own = [] if self.ledger is None or self.ledger.sampled else self.ledger.accounts
-        whole = [(account.row, self._whole(account)) for account in own if not account.row.single]
-        return ([row for row, _ in whole], Lines.beside([w for _, w in whole])) if whole else None
-
-    def _whole(self, account: FunctionalAccount) -> Lines:
-        assert self.ledger is not None
-        return Lines(
-            step=self.ledger.step,
-            pair=self.ledger.example,
-            side=self.ledger.side,
-            nats=account.lines[:, None],
-            measured=np.array([account.end - account.start]),
-            apart={
-                "weight decay": np.array([account.decay]),
-                "earlier momentum": np.array([account.carried_in]),
-            },
-        )
-
-    def account(self, name: str, step: int | None = None) -> Lines | None:
-        """The ledger's lines to one pair's chosen answer: stored, over all steps or of one.
-
-        None without an account of its own, and where steps were only sampled.
-        """
-        ledger = self.ledger
-        if ledger is None or ledger.sampled:
-            return None
-        for account in ledger.accounts:
-            if account.row.single and account.row.name == name:
-                whole = self._whole(account)
-                if step is None:
-                    return whole
-                moved = np.diff(account.path)[ledger.steps.index(step)]
-                return whole.at_step(step, np.array([moved]))
-        return None
-
-    def asked_for(self, metric: Metric, name: str = "", beta: float | None = None) -> Asked:
-        """The training's steps, or with a name those of another objective.
-
-        Its own name keeps its settings, except β; another objective has its defaults.
-        """
-        if not name:
-            return Asked(metric)
-        own = self.objective.model_dump() if name == self.objective.name else {"name": name}
-        objective = _OBJECTIVES.validate_python(own)
-        if beta is not None and "beta" in type(objective).model_fields:
-            objective = _OBJECTIVES.validate_python({**own, "beta": beta})
-        return Asked(metric, objective)
-
-    def all_known(self, kind: str, asked: Asked) -> Lines | None:
-        """The lines of all recorded steps, None until `begin` has computed them."""
-        parts = [self._known(step, kind, asked) for step in self.recorded_steps]
-        known = [part for part in parts if part is not None]
-        return Lines.together(known) if known and len(known) == len(parts) else None
-
-    def lines_to(self, row: ProbeRow, steps: Sequence[int], asked: Asked) -> Lines:
-        """What the batches of some recorded steps did to one answer."""
-        place = self._place(row)
-        parts = []
-        for step in steps:
-            known = self._known(step, row.kind, asked)
-            if known is not None and place is not None:
-                parts.append(known.to(place))
-            else:
-                parts.append(self._lines_to_one(row, step, asked))
-        return Lines.together(parts)
-
-    def _lines_to_one(self, row: ProbeRow, step: int, asked: Asked) -> Lines:
-        file = self._kept(".npz", step, asked, row)
-        if file.exists():
-            return Lines.load(file)
-        with self.lock:
-            lines = self.asked(step, asked).lines([self.encoded(row)])
-        _write(file, lines.save)
-        return lines
-
-    def lines(self, step: int, kind: str, asked: Asked) -> Lines:
-        """What a recorded step's batch did to all answers of a kind, in the order of `answers`.
-
-        Computed once; then it is kept in a file.
-        """
-        known = self._known(step, kind, asked)
-        if known is not None:
-            return known
-        sequences = [self.encoded(answer.row) for answer in self.answers[kind]]
-        chunks = []
-        for start in range(0, len(sequences), AT_ONCE):
-            with self.lock:
-                chunk = self.asked(step, asked).lines(sequences[start : start + AT_ONCE])
-            chunks.append(chunk)
-        lines = Lines.beside(chunks)
-        _write(self._file(step, kind, asked), lines.save)
-        return lines
-
-    def begin(self, kind: str, asked: Asked) -> int:
-        """Computes `lines` of all recorded steps in the background.
-
-        **Returns:** how many steps are done. **Raises** what ended an earlier attempt.
-        """
-        steps = self.recorded_steps
-        due = [step for step in steps if not self._file(step, kind, asked).exists()]
-        with self._begun:
-            job = self._jobs.get((kind, asked))
-            if job is not None and job.done() and (error := job.exception()) is not None:
-                del self._jobs[kind, asked]
-                raise error
-            if due and (job is None or job.done()):
-                self._jobs[kind, asked] = self._worker.submit(self._all, due, kind, asked)
-        return len(steps) - len(due)
-
-    def _all(self, steps: Sequence[int], kind: str, asked: Asked) -> None:
-        for step in steps:
-            self.lines(step, kind, asked)
-
-    def token_pushes(self, row: ProbeRow, step: int, asked: Asked) -> np.ndarray:
-        """Push on every token of an answer, through chosen and through rejected responses."""
-        with self.lock:
-            return self.asked(step, asked).on_tokens(self.encoded(row))
-
-    def token_lines(self, row: ProbeRow, token: int, step: int, asked: Asked) -> Lines:
-        """What a recorded step's batch did to one token of an answer."""
-        whole = self.encoded(row)
-        first = whole.prompt_length + token
-        with self.lock:
-            return self.asked(step, asked).lines([Encoded(whole.ids[: first + 1], first)])
-
-    def token_map(self, row: ProbeRow, pair: Example, step: int, asked: Asked) -> TokenMap:
-        """Which token of a pair pushes which token of an answer, at a recorded step.
-
-        A pair that was not in the step's batch takes the place of one that was. Computed once; then
-        it is kept in a file.
-        """
-        file = self._kept(".json", step, asked, row, pair)
-        if file.exists():
-            return read_value(file, TokenMap)
-        with self.lock:
-            computed = self.asked(step, asked, pair).token_map(
-                pair.id,
-                self.encoded(row),
-                self._loaded[1].tokenizer,
-                name=row.pair_id,
-                kind=row.kind,
-            )
-        _write(file, lambda part: part.write_text(computed.model_dump_json()))
-        return computed
-
-    def lines_of(self, pair: Example, step: int, kind: str, asked: Asked) -> Lines:
-        """What a pair does to all answers of a kind, in its batch or in place of another one."""
-        record = self.record(step)
-        if any(example.id == pair.id for example in record.examples):
-            return self.lines(step, kind, asked)
-        sequences = [self.encoded(answer.row) for answer in self.answers[kind]]
-        with self.lock:
-            return self.asked(step, asked, pair).lines(sequences)
-
-    def record(self, step: int) -> StepRecord:
-        """A recorded step.
-
-        **Raises:** `ConfigError` where its tensors are no longer in this machine's cache.
-        """
-        record = self.records.load(self.folder / "forces" / f"step-{step:08d}")
-        if record is None:
-            remedy = "its tensors are no longer in this machine's cache; run the study's forces "
-            raise ConfigError("step", step, remedy + "again: dynolab study FILE --fresh")
-        return record
-
-    def asked(self, step: int, asked: Asked, pair: Example | None = None) -> AskedStep:
-        """The step that questions are put to; the newest few stay in memory."""
-        key = (step, asked, None if pair is None else pair.id)
-        with self.lock:
-            if key not in self._steps:
-                record = self.record(step)
-                if pair is not None and all(pair.id != e.id for e in record.examples):
-                    record = with_pair(record, self._scored(pair))
-                if asked.objective is not None:
-                    record = under(record, asked.objective)
-                if asked.metric == "gradient":
-                    record = as_gradient_step(record)
-                for old in list(self._steps)[: 1 - STEPS]:
-                    del self._steps[old]
-                self._steps[key] = AskedStep(record, self._loaded[0])
-            return self._steps[key]
-
-    def _scored(self, pair: Example) -> RecordedExample:
-        encoded = self._loaded[1].example(pair)
-        if encoded is None:
-            raise ConfigError("pair", pair.id, "is longer than the model's context")
-        return self.score([encoded])[0]
-
-    def _place(self, row: ProbeRow) -> int | None:
-        for place, answer in enumerate(self.answers.get(row.kind, ())):
-            if answer.row == row:
-                return place
-        return None
-
-    def _known(self, step: int, kind: str, asked: Asked) -> Lines | None:
-        file = self._file(step, kind, asked)
-        return Lines.load(file) if file.exists() else None
-
-    def _file(self, step: int, kind: str, asked: Asked) -> Path:
-        rows = (answer.row for answer in self.answers.get(kind, ()))
-        return self._kept(".npz", step, asked, *rows)
-
-    def _kept(self, suffix: str, step: int, asked: Asked, *rows: Row) -> Path:
-        """The file that holds what was computed from these rows at a step."""
-        objective = "" if asked.objective is None else asked.objective.model_dump_json()
-        parts = (self.result, str(step), asked.metric, objective)
-        text = "\0".join((*parts, *(row.model_dump_json() for row in rows)))
-        return self.kept / f"{hashlib.sha256(text.encode()).hexdigest()}{suffix}"
-
-
-def _write(file: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}{file.suffix}")
-    write(part)
-    part.replace(file)
+from dynolab.explorer.training import Training
 
 
 @dataclass(frozen=True)
@@ -365,11 +20,28 @@ class Study:
     pairs: Mapping[str, Example]
     data: str
 
+    def beside(self, other: Study) -> Study:
+        """This study with the trainings of another one on the same data, except those it shares.
+
+        **Raises:** `ConfigError` for other data.
+        """
+        if other.data != self.data:
+            remedy = (
+                f"was made of other rows ({other.data}) than {self.result} ({self.data}), so that "
+                "no answer is in both; name studies on the same data"
+            )
+            raise ConfigError("RESULT", other.result, remedy)
+        known = {training.result for training in self.trainings.values()}
+        added = {
+            (name := f"{training.name} of {other.result}"): replace(
+                training, name=name, study=other.result
+            )
+            for training in other.trainings.values()
+            if training.result not in known
+        }
+        return replace(self, trainings={**self.trainings, **added})
+
     def training(self, name: str) -> Training:
-        """A training by name; the last one for a name that there is not."""
-        return self.trainings.get(name) or list(self.trainings.values())[-1]
-
-
-def split_of(answers: Sequence[Answer], split: Split | Literal["all"]) -> list[Answer]:
-    """The answers of a split, in their order."""
-    return [answer for answer in answers if split in ("all", answer.row.split)]
+        """A training by name; for a name that there is not, the study's own last one."""
+        last = [training for training in self.trainings.values() if not training.study][-1]
+        return self.trainings.get(name, last)

@@ -13,7 +13,7 @@ from dynolab import distributed
 from dynolab.data.encode import Encoder, Overlong
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.data.unknown import warn_of_unread
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, check_installed
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
@@ -110,7 +110,11 @@ class ProbeCallback(TrainerCallback):
             self._probe(state.global_step)
 
     def figure(self, title: str = "training") -> Figure:
-        """The learning paths so far, as `dynolab.report.study.learning_paths` draws them."""
+        """The learning paths so far, as `dynolab.report.study.learning_paths` draws them.
+
+        **Raises:** `ConfigError` without plotly.
+        """
+        check_installed("figure", "plotly", "report")
         from dynolab.report.study.learning_paths import paths_figure
 
         return paths_figure(self.file, title)

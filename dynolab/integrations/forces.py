@@ -14,13 +14,14 @@ from transformers import TrainerCallback
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, write_rows
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, check_installed
+from dynolab.forces.function.blocks import block_columns
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.account import StepAccount, StepMade, account_of
 from dynolab.forces.ledger.flat import flatten
 from dynolab.forces.ledger.functional import Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.live import Forward, LiveGradients
+from dynolab.forces.ledger.step_account import StepAccount, StepMade, account_of
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.watched import check_kinds, training_means
 from dynolab.forces.map.problem import Updating
@@ -72,6 +73,7 @@ class ForceCallback(TrainerCallback):
     ) -> None:
         if every < 1:
             raise ConfigError("every", every, "must be 1 optimizer step or more")
+        check_installed("ForceCallback", "plotly", "report")  # for the page, after training
         _check_trainer(trainer)
         check_kinds(kinds, rows, "kinds")
         self.trainer, self.every = trainer, every
@@ -151,6 +153,7 @@ class ForceCallback(TrainerCallback):
             gradients=pending.gradients,
             map=pending.map,
             change=flatten(self._weights()) - pending.before,
+            blocks=block_columns(self._weights()),
         )
         account, _ = account_of(step, pending.start, self._slopes())
         self._tables.add(account)

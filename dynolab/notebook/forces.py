@@ -15,7 +15,7 @@ from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import Encoded, EncodedExample, Encoder, Overlong
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.data.unknown import warn_of_unread
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, check_installed
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.analysis import recorded_examples
 from dynolab.forces.map.breakdown import Breakdown, breakdown
@@ -89,7 +89,11 @@ class TextForces:
         return sorted(pushes, key=lambda push: push.nats)
 
     def plot(self, answer: int | str = 0, pair: int | str = 0) -> Figure:
-        """The answer's tokens × the pair's, chosen and then rejected, with sums at the margins."""
+        """The answer's tokens × the pair's, chosen and then rejected, with sums at the margins.
+
+        **Raises:** `ConfigError` without plotly.
+        """
+        check_installed("plot", "plotly", "report")
         from dynolab.report.forces.token_map import token_map_plot
 
         row, column = _place("answer", answer, self.answers), _place("pair", pair, self.pairs)

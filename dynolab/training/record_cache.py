@@ -16,7 +16,7 @@ from dynolab.store import FileEntry, hash_file
 from dynolab.store.manifest import hash_bytes
 from dynolab.training.step_record import StepRecord
 
-__all__ = ["LIMIT_BYTES", "TENSORS", "RecordCache"]
+__all__ = ["LIMIT_BYTES", "TENSORS", "RecordCache", "size_of_weights"]
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,14 @@ TENSORS = "tensors.json"
 LIMIT_BYTES = 2**36
 
 _FILES = TypeAdapter(dict[str, FileEntry])
+
+
+def size_of_weights(record: Path) -> int:
+    """Bytes of a record's weights before its step, which need not be there."""
+    if not (record / TENSORS).exists():
+        return (record / "before.safetensors").stat().st_size
+    files = _FILES.validate_json((record / TENSORS).read_bytes())
+    return files["before.safetensors"].size
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEPLOYMENT = "trial/trial"
+DEPLOYMENT = "trial/~internal-trial"
 POOL = "training"
 WORKER_IS_ALIVE = timedelta(seconds=90)
 RUN_CREATION_SECONDS = 30.0

@@ -61,9 +61,16 @@ def planning_platform() -> Platform:
 
 @contextmanager
 def open_platform(
-    *, study: str, project: str, tags: Mapping[str, str], params: Mapping[str, Any]
+    *,
+    study: str,
+    project: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, Any],
+    charts: bool = False,
 ) -> Iterator[Platform]:
     """The platform of one flow run; `tags` and `params` describe its parent run in MLflow.
+
+    `charts`: set up charts of the stages there, which trainings fill.
 
     The MLflow server is the one that the environment names, else the one that runs on this home,
     else one that starts with the first stage to compute something and ends with the flow.
@@ -78,7 +85,7 @@ def open_platform(
             store=open_store(settings),
             open_tracking=lambda: _open_tracking(settings, project, services),
             progress=make_progress,
-            open_study=lambda tracking: _open_study(tracking, study, tags, params),
+            open_study=lambda tracking: _open_study(tracking, study, tags, params, charts),
         )
         try:
             yield platform
@@ -101,12 +108,18 @@ def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tra
 
 
 def _open_study(
-    tracking: Tracking, study: str, tags: Mapping[str, str], params: Mapping[str, Any]
+    tracking: Tracking,
+    study: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, Any],
+    charts: bool,
 ) -> RunTracker:
     from tasks.runtime.track.prefect_progress import link_mlflow_run, run_tags
 
     tracker = tracking.start_run(study, tags={**tags, **run_tags()}, params=params)
-    link_mlflow_run(tracker, study, tag_flow_run=True)
+    if charts:
+        tracker.describe(trainings=())
+    link_mlflow_run(tracker, study, tag_flow_run=True, charts=charts)
     return tracker
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.runtime.track.mlflow_pages import PAGE_FOLDER
 from tasks.runtime.work import StageConfig, StageResult, Work
 
 if TYPE_CHECKING:
@@ -59,6 +60,6 @@ def input_metrics(work: Work[Any], *names: str) -> dict[str, float]:
 def send_page(work: Work[Any]) -> None:
     """Sends the page, the files beside it and its figures to MLflow."""
     for file in sorted(work.output.glob("*.*")):
-        work.tracker.log_artifact(file, "report")
+        work.tracker.log_artifact(file, PAGE_FOLDER)
     for file in sorted((work.output / "figures").glob("*.html")):
         work.tracker.log_artifact(file, "plots")

@@ -1,4 +1,4 @@
-"""Tries every way into what `make up` starts, in both profiles.
+"""Tries every way into what `make up` and `explore` start, in both profiles.
 
     python -m tests.benchmarks.doors [--profile local|full]
 
@@ -23,7 +23,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -38,6 +38,8 @@ from tests.flows.lab import Lab, until
 from tests.platform import doors
 from tests.platform.conftest import Platform, platform_of
 from tests.platform.doors import EVIL, Found, Owner
+from tests.platform.explorer_page import explorer_of
+from tests.platform.outsider import CALL, CALLED, Target
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 REBOUND = "rebound.example"
@@ -96,10 +98,12 @@ def browser(folder: Path) -> Iterator[BrowserContext]:
             context.close()
 
 
-def tried_by_pages(platform: Platform, owner: Owner, deployment: str, folder: Path) -> Found:
+def tried_by_pages(platform: Platform, owner: Owner, target: Target, folder: Path) -> Found:
     """The ways of pages of another name, of another port, and of a name rebound to the server."""
-    path = f"/api/deployments/{deployment}/create_flow_run"
-    given = [owner.prefect, owner.mlflow, owner.prefect + path, doors.artifact_url(owner.mlflow)]
+    path, explorer = f"/api/deployments/{target.deployment}/create_flow_run", target.explorer
+    servers = {"Prefect": owner.prefect, "MLflow": owner.mlflow, "Explorer": f"http://{explorer}"}
+    given = [*servers.values(), owner.prefect + path, doors.artifact_url(owner.mlflow)]
+    call = [CALLED, json.dumps(CALL)]
     outcomes: Found = {}
     with other_site() as port, browser(folder) as context:
         page = context.new_page()
@@ -108,23 +112,22 @@ def tried_by_pages(platform: Platform, owner: Owner, deployment: str, folder: Pa
         for site in (f"{EVIL}:{port}", f"http://127.0.0.1:{port}"):
             page.goto(site)
             before = owner.state()
-            answers = page.evaluate(PAGE.read_text(), given)
+            answers = page.evaluate(PAGE.read_text(), [*given, *call])
             page.wait_for_timeout(SETTLE_MS)
-            for number, server in enumerate(("Prefect", "MLflow")):
-                answers[f"frame around {server}"] = _framed(page, given[number])
+            for name, server in servers.items():
+                answers[f"frame around {name}"] = _framed(page, server)
             after = owner.state()
             answers["all ways together change something"] = (
                 None if after == before else f"{before} became {after}"
             )
             where = "of another name" if site.startswith(EVIL) else "of another port"
             outcomes |= {f"page {where}: {way}": got for way, got in answers.items()}
-        for server in (owner.prefect, owner.mlflow):
+        for name, server in servers.items():
             address = server.replace("127.0.0.1", REBOUND)
             answer = page.goto(f"{address}/api/admin/version")
             assert answer is not None
-            name = "Prefect" if server == owner.prefect else "MLflow"
             outcomes[f"rebound name: page of {name}"] = answer.text() if answer.ok else None
-            answers = page.evaluate(REBOUND_PAGE.read_text(), path)
+            answers = page.evaluate(REBOUND_PAGE.read_text(), [path, *call])
             outcomes |= {f"rebound name, {name}: {way}": got for way, got in answers.items()}
     return outcomes
 
@@ -176,15 +179,17 @@ def tried(profile: str, folder: Path) -> tuple[dict[str, Found], bool]:
     """All ways into one profile, by kind, and whether its owner's browser gets in."""
     lab = Lab(folder)
     home = lab.home / profile if profile != "local" else lab.home
-    with platform_of(lab, "--profile", profile) as platform:
+    with ExitStack() as opened:
+        platform = opened.enter_context(platform_of(lab, "--profile", profile))
         owner = Owner(platform.prefect, platform.mlflow, platform.login["Authorization"][7:])
         owner.keep_artifact()
         until(lambda: "worker" in ports_of(platform), WORKER_SECONDS)
         ports = ports_of(platform)
-        processes = process_tree(platform)
+        explorer, explorer_process = opened.enter_context(explorer_of(home))
+        processes = [*process_tree(platform), explorer_process]
         addresses = doors.listening(processes)
         known = {"postgres": ports.get("postgres", 0), "redis": ports.get("redis-server", 0)}
-        target = doors.target_of(owner, home, processes, **known)
+        target = doors.target_of(owner, home, processes, explorer, **known)
         before = owner.state()
         by_user = doors.tried_by_another_user(target)
         after = owner.state()
@@ -197,7 +202,7 @@ def tried(profile: str, folder: Path) -> tuple[dict[str, Found], bool]:
             )
         works = own_browser_works(platform, folder / "own-browser")
         by_pages = doors.tried_by_pages(owner, target)
-        by_pages |= tried_by_pages(platform, owner, target.deployment, folder / "browser")
+        by_pages |= tried_by_pages(platform, owner, target, folder / "browser")
         for cookie in BlankPage.cookies:
             by_user |= doors.tried_with_a_login(target, {"Cookie": cookie})
         outcomes = {

@@ -1,6 +1,6 @@
 // What a page of another site tries: each way resolves to what it could read, or to null.
 // What it changes shows at the servers.
-async ([prefect, mlflow, create, artifact]) => {
+async ([prefect, mlflow, explorer, create, artifact, called, call]) => {
   const run = JSON.stringify({job_variables: {command: "id"}, parameters: {}});
   const mlflowRun = JSON.stringify({experiment_id: "0", start_time: 0});
   const read = async answer => answer.type === "opaque" ? null : `${answer.status} ` +
@@ -73,6 +73,11 @@ async ([prefect, mlflow, create, artifact]) => {
     "MLflow artifact, PUT": () => send(artifact, "PUT", "cors", "changed"),
     "MLflow artifact, DELETE": () => send(artifact, "DELETE", "cors"),
     "read of an artifact, cors": () => get(artifact, "cors"),
+    "frame around Explorer": () => frame(explorer + "/"),
+    "read of the explorer, cors": () => get(explorer + "/_dash-layout", "cors"),
+    "script of the explorer": () => element("script", explorer + "/_dash-layout"),
+    "question to the explorer by JSON, cors":
+      () => send(explorer + called, "POST", "cors", call, json),
     "read of MLflow's version, cors": () => get(mlflow + "/version", "cors"),
   };
   const found = {};

@@ -8,6 +8,8 @@ Prints one JSON object on its last line:
 - `first_page_s`: `make study` in an empty home, set up already, until its page exists.
 - `own_pairs_to_culprits_s`: README's two commands (`init`, `study`) on 200 pairs and a Llama of
   656,000 parameters, until the page says who pulled which answers down; needs DYNOLAB_TEST_DATA.
+  `own_pairs_cpu_s`: seconds of CPU of all its processes until then, which other work on the
+  machine hardly changes.
 - `report_bytes`; `report_load_s`: from the address to the first screen, drawn (median), and
   `console_errors`, at 1280 and 390 pixels: of that study's page once it is whole, or of `--page`;
   needs Debian's chromium.
@@ -27,8 +29,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+
+import psutil
 
 from tests.benchmarks.figures import gather, report, seconds
 from tests.report.browsing import CHROMIUM, opened
@@ -105,13 +110,23 @@ def own_pairs(home: Path) -> dict[str, float]:
             file.write(json.dumps(pair) + "\n")
     model = data / "models" / "tinystories-656k"
     began = time.perf_counter()
+    ended = cpu_seconds(psutil.Process())
     init = dynolab(home, "init", "my_study.yaml", "--model", str(model), "--data", "pairs.jsonl")
     assert init.wait() == 0, "init failed; see its lines above"
     running = dynolab(home, "study", "my_study.yaml")
     until(home / "reports" / "my_study.html", running, 'id="pushers"')
-    took = time.perf_counter() - began
+    took, cpu = time.perf_counter() - began, cpu_seconds(psutil.Process()) - ended
     assert running.wait() == 0, "the study failed; see its lines above"
-    return {"own_pairs_to_culprits_s": took}
+    return {"own_pairs_to_culprits_s": took, "own_pairs_cpu_s": cpu}
+
+
+def cpu_seconds(root: psutil.Process) -> float:
+    """Seconds of CPU of all that a process has started, ended ones too."""
+    total = sum(root.cpu_times()[2:4])  # of children that have ended
+    for process in root.children(recursive=True):
+        with suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])
+    return total
 
 
 def in_browser(page: Path) -> dict[str, float]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ from flows.planned_inputs import Inputs
 from flows.stage_costs import Costs
 from tasks.base import BaseConfig
 from tasks.runtime.launch.launcher import launch_ranks
+from tasks.training import RECORDS
+from tests.benchmarks.counted_store import counted_store
 from tests.benchmarks.pythia import PYTHIA_160M, pythia, pythia_tokenizer
+from tests.benchmarks.resident import own_of_children, peak_above_start
 
 ROOT = Path(__file__).parents[2]
 SHAPES = {
@@ -109,6 +114,13 @@ def training(engine: dict[str, Any]) -> TrainConfig:
 
 def measured(folder: Path, config: TrainConfig, model: Path, rows: Path) -> tuple[int, float]:
     """Most bytes of tensors on any rank, and the seconds of the training itself."""
+    launch(folder, "plan_rank", config, model, rows)
+    figures = [json.loads(file.read_text()) for file in folder.glob("figures-*.json")]
+    return max(f["live"] for f in figures), max(f["seconds"] for f in figures)
+
+
+def launch(folder: Path, program: str, config: TrainConfig, model: Path, rows: Path) -> None:
+    """Runs a rank program on a job in a new folder, where ranks leave their figures."""
     folder.mkdir()
     job = TrainJob(
         config=config,
@@ -119,40 +131,65 @@ def measured(folder: Path, config: TrainConfig, model: Path, rows: Path) -> tupl
     )
     (folder / "job.json").write_text(job.model_dump_json())
     launch_ranks(
-        "tests.benchmarks.plan_rank",
+        f"tests.benchmarks.{program}",
         folder / "job.json",
         ranks=config.engine.ranks,
         logs=folder / "logs",
         environment={"PYTHONPATH": str(ROOT)},
         while_running=lambda: None,
     )
-    figures = [json.loads(file.read_text()) for file in folder.glob("figures-*.json")]
-    return max(f["live"] for f in figures), max(f["seconds"] for f in figures)
 
 
 def study() -> dict[str, float]:
-    """Bytes of the store of a whole study with ledger and recorded steps, against its plan's."""
-    with tempfile.TemporaryDirectory() as home:
+    """A whole study with ledger and recorded steps: bytes of its store and of this machine's cache,
+    bytes sent to the store, against the plan's and over the model's weights."""
+    with tempfile.TemporaryDirectory() as home, counted_store() as store:
         folder = Path(home)
         write_model(folder / "model", "10m")
         write_pairs(folder / "rows.jsonl", 40)
-        (folder / "study.yaml").write_text(yaml.safe_dump(small_study(folder)))
-        planned = run(folder, "--plan")
-        stored = sum(stage["cost"]["stored"] for stage in planned["stages"] if stage["cost"])
-        run(folder)
-        store = folder / "home" / "store"
-        held = sum(bytes_of(store))
+        planned = plan(folder, small_study(folder), store.variables)
+        run(folder, store.variables)
+        stored, held = sum(cost["stored"] for cost in planned), sum(store.held().values())
         weights = (folder / "model" / "model.safetensors").stat().st_size
+        records = (folder / "home" / "cache" / RECORDS).rglob("*.safetensors")
         return {
             "store_plan_error": abs(stored / held - 1),
             "store_bytes_over_weights": held / weights,
-            "records_bytes_over_weights": sum(bytes_of(folder / "home" / "cache")) / weights,
+            "upload_bytes_over_weights": store.sent / weights,
+            "records_bytes_over_weights": sum(file.stat().st_size for file in records) / weights,
         }
 
 
-def bytes_of(folder: Path) -> Iterator[int]:
-    """Sizes of the files below a folder."""
-    return (file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def study_160m() -> dict[str, float]:
+    """The same study of 160M parameters on HH's rows, where every process may take `LIMIT` bytes:
+    gigabytes of its processes together, above what is mapped from files, and the plan's."""
+    limit = partial(resource.setrlimit, resource.RLIMIT_DATA, (LIMIT, LIMIT))
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        write_model(folder / "model", "160m")
+        rows = Path(os.environ["DYNOLAB_TEST_DATA"], "data/probes/hh_helpful_probe_train.jsonl.gz")
+        content = small_study(folder)
+        content["data"] |= {"path": str(rows), "format": "probe_file"}
+        content["preference"]["overlong"] = "truncate_left"
+        content["ledger"] |= {"heldout_answers": 1, "batch_tokens": 2048, "disk_bytes": 2**34}
+        planned = plan(folder, content, {})
+        most = peak_above_start(lambda: run(folder, {}, before=limit), own_of_children, 0.5)
+        whole = max(cost["ranks"] * cost["rank_bytes"] + cost["host_bytes"] for cost in planned)
+        return {"study_160m_gb": most / 1e9, "study_160m_planned_gb": whole / 1e9}
+
+
+LIMIT = 20 * 10**9
+
+
+def started() -> dict[str, float]:
+    """Main memory that rank 0 takes while it loads a model and starts, over the model's weights."""
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        write_model(folder / "model", "160m")
+        config = training({"ranks": 2, "zero_stage": 0})
+        launch(folder / "job", "start_rank", config, folder / "model", folder / "rows.jsonl")
+        figures = json.loads((folder / "job" / "figures-0.json").read_text())
+        return {"host_copies_rank0": figures["copies"]}
 
 
 def small_study(folder: Path) -> dict[str, Any]:
@@ -188,7 +225,20 @@ def small_study(folder: Path) -> dict[str, Any]:
     }
 
 
-def run(folder: Path, *options: str) -> dict[str, Any]:
+def plan(
+    folder: Path, content: dict[str, Any], variables: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Writes a study's file; what its stages will cost."""
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+    return [stage["cost"] for stage in run(folder, variables, "--plan")["stages"] if stage["cost"]]
+
+
+def run(
+    folder: Path,
+    variables: Mapping[str, str],
+    *options: str,
+    before: Callable[[], object] | None = None,
+) -> dict[str, Any]:
     """The command on the study in a folder; the JSON that it ends with."""
     command = [sys.executable, "-m", "dynolab", "study", str(folder / "study.yaml"), "--json"]
     done = subprocess.run(
@@ -196,7 +246,8 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"DYNOLAB_HOME": str(folder / "home")},
+        env=os.environ | variables | {"DYNOLAB_HOME": str(folder / "home")},
+        preexec_fn=before,
     )
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures

@@ -12,13 +12,22 @@ Prints one JSON object on its last line.
   relative error over trainings of random shapes of 10M to 160M parameters on 1 and 2 ranks, ZeRO 0
   to 3, fp32 and bf16 (`tests.benchmarks.planned`); `time_plan_error`: the same of their steps'
   seconds; the plan has the reference's, too.
-- `store_plan_error`: the same of the store of a whole study with recorded steps and ledger;
-  `store_bytes_over_weights`: that store over the model's weights; `records_bytes_over_weights`:
-  this machine's cache, which has the records.
+- `store_plan_error`: the same of the store of a whole study with recorded steps and ledger, at 10M;
+  `store_bytes_over_weights`: that store over the model's weights; `upload_bytes_over_weights`: all
+  that was sent to it, over an S3 server's address; `records_bytes_over_weights`: the tensors of
+  recorded steps, which this machine's cache has.
+- `host_copies_rank0`: main memory that rank 0 of two takes while it loads 160M weights and starts,
+  over the weights (`tests.benchmarks.start_rank`), on CPUs, where training itself is in it.
+
+A part alone, by its function's name: `python -m tests.benchmarks.size study`. Only so:
+
+- `study_160m`: `study_160m_gb`, main memory of all processes of a study of 160M parameters on HH's
+  rows with ledger, 2 ranks, where a process gets 20 GB; `study_160m_planned_gb`: the plan's.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import nullcontext
 
@@ -67,7 +76,10 @@ def checkpointing() -> dict[str, float]:
 
 
 def main() -> None:
-    figures = gather([checkpointing, planned.trainings, planned.study])
+    parts = [checkpointing, planned.trainings, planned.study, planned.started]
+    if wanted := sys.argv[1:]:
+        parts = [part for part in (*parts, planned.study_160m) if part.__name__ in wanted]
+    figures = gather(parts)
     report(
         figures,
         at_least={},
@@ -77,6 +89,8 @@ def main() -> None:
             "memory_plan_error": 0.15,
             "store_plan_error": 0.05,
             "store_bytes_over_weights": 3,
+            "host_copies_rank0": 1.2,
+            "study_160m_gb": 20,
         },
     )
 

@@ -5,19 +5,30 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from dynolab.audit.audit import audit_pairs
-from dynolab.costs.analyses import audit_bytes, forces_bytes, ledger_bytes
+from dynolab.costs.analyses import (
+    audit_bytes,
+    forces_bytes,
+    kernel_bytes,
+    ledger_bytes,
+    squeezing_bytes,
+)
 from dynolab.costs.live_bytes import LiveBytes
 from dynolab.costs.shape import ModelShape, shape_of
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.forces import PolicyFunction, step_forces
+from dynolab.forces.kernel.size import kernel_sizes
+from dynolab.forces.ledger import step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.watched import kind_means
 from dynolab.objectives.dpo import DPO, DPOConfig
+from dynolab.squeezing.forecast import forecasts
+from dynolab.squeezing.ladder import ladder
 from dynolab.training.job import TrainJob
 from models.language import load_language_model, load_tokenizer
 from tests.benchmarks.pythia import pythia
@@ -93,12 +104,51 @@ def test_forces_of_a_step(trained: Trained) -> None:
     assert most_bytes(forces) == pytest.approx(planned, rel=0.1)
 
 
+def test_squeezing(trained: Trained) -> None:
+    def measured() -> None:
+        record, policy = step_record(trained.job, 1), trained.policy()
+        start = load_language_model(trained.job.model)
+        forecasts(record, policy, training="dpo")
+        ladder(record, policy, training="dpo")
+        del start
+
+    planned = squeezing_bytes(trained.shape, trained.job.config.optimizer)
+    assert most_bytes(measured) == pytest.approx(planned, rel=0.1)
+
+
+def test_a_kernel(trained: Trained) -> None:
+    rows = trained.encoder.examples(list(read_rows(trained.job.examples, Example)))[:PAIRS]
+    answers = [row.chosen for row in rows]
+    memory = 2**22  # the longest answer's images, and little beside these weights
+    planned = kernel_bytes(trained.shape, memory)
+    most = most_bytes(lambda: kernel_sizes(trained.policy(), answers, answers, memory_bytes=memory))
+    assert 0.7 * planned < most <= planned
+
+
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_ledger(trained: Trained, whole: bool) -> None:
+@pytest.mark.parametrize("at_once", [1, None])
+def test_a_ledger(
+    trained: Trained,
+    whole: bool,
+    at_once: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All functionals at once, and one after another."""
+    monkeypatch.setattr(step_account, "SLICE", 2**14)  # small beside these weights, too
     rows = kind_means(trained.probes, trained.encoder, PAIRS)
+    waiting = tmp_path / "waiting"
 
     def account() -> None:
-        ledger = Ledger(trained.policy(), [q for _, q in rows], batch_tokens=256, whole=whole)
+        ledger = Ledger(
+            trained.policy(),
+            [q for _, q in rows],
+            batch_tokens=256,
+            by_token=[0],
+            whole=whole,
+            waiting=waiting,
+            memory_bytes=1 if at_once else 2**40,
+        )
         for step in (2, 1) if whole else (2, 0):
             ledger.enter(step_record(trained.job, step), gap=1 if whole else 2)
 
@@ -108,5 +158,8 @@ def test_a_ledger(trained: Trained, whole: bool) -> None:
         functionals=len(rows),
         responses=2 * PAIRS,
         whole=whole,
+        memory=1 if at_once else 2**40,
     )
-    assert most_bytes(account) == pytest.approx(planned, rel=0.1)
+    assert most_bytes(account) == pytest.approx(planned.work, rel=0.1)
+    written = sum(file.stat().st_size for file in waiting.glob("*"))
+    assert written == pytest.approx(planned.waiting, rel=0.01)

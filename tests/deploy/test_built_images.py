@@ -88,11 +88,11 @@ def test_a_study_goes_through_the_images(images: Images, s3_server: str) -> None
             composed.begin(name)
         api = f"http://127.0.0.1:{composed.prefect}/api"
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        study = requests.get(f"{api}/deployments/name/study/study", headers=headers, timeout=30)
+        study = requests.get(f"{api}/deployments/name/study/a-study", headers=headers, timeout=30)
         made = requests.post(
             f"{api}/deployments/{study.json()['id']}/create_flow_run",
             headers=headers,
-            json={"parameters": {"settings": {"study_file": FILE, "study_text": STUDY}}},
+            json={"parameters": {"settings": {"study_file": FILE, "more": {"study_text": STUDY}}}},
             timeout=30,
         )
         assert made.ok, made.text

@@ -33,7 +33,7 @@ def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check(
             composed.begin(name)
         kept = requests.get(f"{api}/work_pools/training", headers=headers, timeout=30).json()
         assert (kept["type"], kept["base_job_template"]) == ("kubernetes", TEMPLATE)
-        study = requests.get(f"{api}/deployments/name/study/study", headers=headers, timeout=30)
+        study = requests.get(f"{api}/deployments/name/study/a-study", headers=headers, timeout=30)
         assert study.ok and study.json()["entrypoint"] == "flows.deployments.study"
 
         def workers() -> list[tuple[str, str]]:
@@ -44,7 +44,7 @@ def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check(
 
         # A worker is healthy before its first heartbeat has come to the server.
         assert until(workers, START_SECONDS) == [("cpu", "ONLINE")]
-        assert requests.get(f"{api}/deployments/name/study/study", timeout=30).status_code == 401
+        assert requests.get(f"{api}/deployments/name/study/a-study", timeout=30).status_code == 401
         mlflow = f"http://127.0.0.1:{composed.mlflow}/api/2.0/mlflow/experiments/get"
         found = requests.get(mlflow, params={"experiment_id": "0"}, headers=headers, timeout=30)
         assert found.ok

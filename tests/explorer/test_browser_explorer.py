@@ -126,6 +126,28 @@ def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any, link: str) -> Non
     seen(page, "Whom it h")
 
 
+def test_a_typed_answer_is_looked_at_and_two_trainings_side_by_side(page: Any) -> None:
+    seen(page, "Who pulled it down")
+    page.get_by_text("any other answer").press("Enter")
+    page.locator("#typed-prompt").fill("What does the fox eat?")
+    page.locator("#typed-response").fill(" The fox eats <b>berries</b>.")
+    page.locator("#typed-look").press("Enter")
+    seen(page, "An answer of your own")
+    seen(page, "through rejected ones")
+    page.locator("#view td a").first.press("Enter")
+    seen(page, "on typed, token by token")
+    assert page.locator("#view .answer b").count() == 0  # a text, and no markup
+    there = page.url
+    page.goto("about:blank")
+    page.goto(there)
+    seen(page, "on typed, token by token")
+    page.locator("nav").get_by_text("SFT", exact=True).last.press("Enter")
+    seen(page, "Who pulled it down, in one or the other")
+    assert page.locator(".column h3").all_inner_texts() == ["DPO", "SFT"]
+    page.locator(".answers a").first.press("Enter")
+    seen(page, "log π went from")
+
+
 def test_the_keyboard_reaches_lists_tokens_slider_and_pushers(page: Any) -> None:
     seen(page, "Who pulled it down")
     reached = set()

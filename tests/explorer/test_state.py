@@ -13,7 +13,8 @@ pytest.importorskip("dash")
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.explorer.page import take
 from dynolab.explorer.page.state import State
-from dynolab.explorer.study import Study, Training
+from dynolab.explorer.study import Study
+from dynolab.explorer.training import Training
 from dynolab.objectives import DPOConfig, IPOConfig
 from dynolab.training.record_cache import RecordCache
 from flows.mitigation import MitigationParameters
@@ -44,6 +45,9 @@ def training(folder: Path) -> Training:
 def test_an_address_is_read_as_it_was_written() -> None:
     state = State(view="what-if", answer=ODD, step=0, place=3, without=("x", ODD), dose=0.3)
     assert State.of(state.link()) == state
+    typed = State(prompt=ODD, response=ODD, beside="sft")
+    assert State.of(typed.link()) == typed
+    assert State.of(typed.link(answer="x")) == State(answer="x", beside="sft")
     assert State.of("") == State.of(None) == State() and State().link() == "?"
     assert State.of(state.toggled("x")).without == (ODD,)
     assert State.of(state.toggled("new")).without == ("x", ODD, "new")

@@ -73,7 +73,12 @@ def test_two_files_are_refused_with_a_line_of_json(command: Command) -> None:
 def test_the_plan_of_the_built_in_study_from_any_folder(command: Command) -> None:
     stages = json.loads(command("study", "--plan", "--json").splitlines()[-1])["stages"]
     assert stages[0]["step"] == "data" and stages[0]["state"] == "to run"
-    assert stages[-1] == {"step": "report", "state": "to run", "key": None, "cost": None}
+    assert {**stages[-1], "cost": None} == {
+        "step": "report",
+        "state": "to run",
+        "key": None,
+        "cost": None,
+    }
 
 
 def test_the_plan_of_a_sweep_lists_its_trials(command: Command) -> None:
@@ -117,7 +122,8 @@ def test_a_plan_says_what_stages_take(command: Command) -> None:
     assert cost["ranks"] == 2
     assert cost["rank_bytes"] > 4 * cost["parameters"]
     assert any("memory_plan_error" in text for text in cost["basis"])
-    assert stages["report"]["cost"] is None
+    assert stages["report"]["cost"]["stored"] > 9e6  # plotly's library twice
+    assert stages["foresight"]["cost"] is None
 
 
 def test_a_plan_refuses_what_does_not_fit(

@@ -1,4 +1,4 @@
-"""Forms of deployments: flat, stable, the same settings as a study file's; their schedules."""
+"""Forms of deployments: in sections, stable, the same settings as a study file's; schedules."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from flows.deployments import (
     deployments,
     read_schedules,
 )
-from flows.form import STUDIES, FilledForm
+from flows.form import SECTIONS, STUDIES, FilledForm
 from flows.grpo import GrpoParameters
 from flows.parameters import load_parameters
 from flows.register import FILE, prefect_yaml
 from flows.registry import FLOWS
 from flows.study import StudyParameters
+from flows.sweep.trials import DEPLOYMENT as TRIAL
 
 SNAPSHOT = Path(__file__).with_name("forms.json")
 LIMIT = 524_288  # bytes of parameters that Prefect's server takes
@@ -41,19 +42,28 @@ def deployment(request: pytest.FixtureRequest) -> Deployment:
     return request.param
 
 
-def fields_of(deployment: Deployment) -> dict[str, dict[str, Any]]:
+def shown(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """What stands in the form: fields and sections."""
     return dict(deployment.schema["definitions"][deployment.form_model.__name__]["properties"])
 
 
-def drawn(deployment: Deployment) -> dict[str, str]:
+def fields_of(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """Every field, whether it stands in a section or beside them."""
+    fields: dict[str, dict[str, Any]] = {}
+    for name, part in shown(deployment).items():
+        fields |= part["properties"] if name in SECTIONS else {name: part}
+    return fields
+
+
+def drawn(fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Each field as a person meets it: its type, or what there is to choose from."""
     return {
-        name: " | ".join(field["enum"])
+        name: drawn(field["properties"])
+        if name in SECTIONS
+        else " | ".join(field["enum"])
         if "enum" in field and name != "study_file"
         else field["type"]
-        for name, field in sorted(
-            fields_of(deployment).items(), key=lambda item: item[1]["position"]
-        )
+        for name, field in sorted(fields.items(), key=lambda item: item[1]["position"])
     }
 
 
@@ -61,7 +71,7 @@ def test_forms_stay_as_they_are() -> None:
     """After a change that is meant: python -m tests.flows.test_forms."""
     known = json.loads(SNAPSHOT.read_text())
     assert {
-        deployment.form_model.__name__: drawn(deployment) for deployment in KNOWN.values()
+        deployment.form_model.__name__: drawn(shown(deployment)) for deployment in KNOWN.values()
     } == known
 
 
@@ -69,16 +79,44 @@ def test_every_flow_of_the_registry_has_a_deployment() -> None:
     assert {deployment.flow.name for deployment in KNOWN.values()} == set(FLOWS)
 
 
-def test_a_form_is_flat_described_ordered_and_small(deployment: Deployment) -> None:
-    schema = deployment.schema
+def test_prefect_lists_the_study_first_and_what_nobody_starts_by_hand_last() -> None:
+    listed = sorted(deployment_specs(), key=lambda spec: spec.name)
+    internal = [spec for spec in listed if spec.schema is None]
+    assert listed[0].flow == "study" and listed[-len(internal) :] == internal
+    assert {spec.name for spec in internal} == {"~internal-reconcile", TRIAL.partition("/")[2]}
+
+
+def test_a_form_is_described_ordered_and_small(deployment: Deployment) -> None:
+    schema, parts = deployment.schema, shown(deployment)
     fields = fields_of(deployment)
     for name, field in fields.items():
         assert field["type"] in ("string", "integer", "number", "boolean", "array"), name
         assert not {"anyOf", "oneOf", "allOf", "$ref"} & set(field), name
         assert field["description"], name
-    assert sorted(field["position"] for field in fields.values()) == list(range(len(fields)))
+    assert not set(SECTIONS) & set(fields)
+    sections = {name: parts[name] for name in SECTIONS if name in parts}
+    for name, section in sections.items():
+        assert (section["title"], section["description"]) == SECTIONS[name]
+        assert section["type"] == "object" and section["additionalProperties"] is False
+    for group in (parts, *(section["properties"] for section in sections.values())):
+        assert [part["position"] for part in group.values()] == list(range(len(group)))
+    assert next(iter(parts)) == "study_file" and list(parts)[-1] == "more"
+    assert fields.keys() == deployment.form_model.model_fields.keys()
     assert len(json.dumps(schema)) < LIMIT
     assert schema["definitions"].keys() == {deployment.form_model.__name__}
+
+
+def test_a_form_reads_what_it_has_put_into_sections() -> None:
+    form = StudyForm(study_file=BUILTIN, seed=7, beta=0.3, steps=5, project="mine", fresh=True)
+    filled = form.in_sections()
+    assert filled == {
+        "study_file": BUILTIN,
+        "seed": 7,
+        "loss": {"beta": 0.3},
+        "training": {"steps": 5},
+        "more": {"project": "mine", "fresh": True},
+    }
+    assert StudyForm(**filled) == form
 
 
 def test_every_field_is_a_setting_of_its_flow(deployment: Deployment) -> None:
@@ -112,15 +150,23 @@ def test_an_empty_form_is_the_study_file(deployment: Deployment) -> None:
 
 
 def test_prefects_server_takes_empty_fields_and_refuses_wrong_types(deployment: Deployment) -> None:
-    schema, fields = deployment.schema, fields_of(deployment)
-    empty = {name: None for name, field in fields.items() if not {"default", "enum"} & set(field)}
-    files = fields["study_file"]["enum"]
+    schema, parts = deployment.schema, shown(deployment)
+    files = parts["study_file"]["enum"]
     if files:
-        given = {PARAMETER: {**empty, "study_file": files[0]}}
+        given = {PARAMETER: {"study_file": files[0], **_empty(parts)}}
         validate(given, schema, raise_on_error=True)
         with pytest.raises(ValidationError, match="fresh"):
-            given[PARAMETER]["fresh"] = "perhaps"
+            given[PARAMETER]["more"]["fresh"] = "perhaps"
             validate(given, schema, raise_on_error=True)
+
+
+def _empty(fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the server may be sent for fields that are left empty."""
+    return {
+        name: _empty(field["properties"]) if name in SECTIONS else None
+        for name, field in fields.items()
+        if not {"default", "enum"} & set(field)
+    }
 
 
 def test_fields_change_the_files_settings() -> None:
@@ -245,5 +291,7 @@ def test_what_is_no_schedule_is_named(written: str, message: str, tmp_path: Path
 
 
 if __name__ == "__main__":
-    content = {deployment.form_model.__name__: drawn(deployment) for deployment in KNOWN.values()}
+    content = {
+        deployment.form_model.__name__: drawn(shown(deployment)) for deployment in KNOWN.values()
+    }
     SNAPSHOT.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

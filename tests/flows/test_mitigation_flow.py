@@ -275,6 +275,10 @@ def test_the_reproduction_measures_every_finding_of_the_world(
         ),
         ({"data": {"source": "file", "path": "x.jsonl"}}, "base.source = 'builtin'"),
         ({"arms": {}}, "arms = "),
+        (
+            {"sft": None},
+            "arms.extended.start = 'extended': sft is null, so that only base is there; set base",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(
@@ -282,6 +286,17 @@ def test_what_cannot_work_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         mitigation.mitigation_steps(validated(MitigationParameters, SMALL | changes))
+
+
+def test_without_sft_arms_start_from_the_base_model() -> None:
+    arms = {"dpo": {}, "filter": {"filter": {"by": "ches", "drop": 0.5}}}
+    own = validated(MitigationParameters, SMALL | {"sft": None, "arms": arms})
+    steps = {step.name: step for step in mitigation.mitigation_steps(own)}
+    assert not any(name.startswith("sft") for name in steps)
+    for name in ("dpo-1", "filter-1", "audit-dpo-base-1"):
+        assert steps[name].inputs["model"] == "base-1"
+    with pytest.raises(ConfigError, match="sft = None: claims on SFT need it"):
+        validated(reproduce.ReproduceParameters, {"sft": None})
 
 
 def weights_of_chosen(config: TrainConfig, rows: int) -> dict[int, Fraction]:

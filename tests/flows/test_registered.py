@@ -63,17 +63,17 @@ def test_runs_of_the_first_queue_start_before_those_that_waited_longer(
 def test_what_people_chose_in_prefect_outlives_the_next_registration(
     client: SyncPrefectClient,
 ) -> None:
-    one = client.read_deployment_by_name("study/study")
+    one = client.read_deployment_by_name("study/a-study")
     early = CronSchedule(cron="0 5 * * *", timezone="Europe/Amsterdam")
     client.create_deployment_schedules(one.id, [(early, False)])
     client.update_work_pool("training", WorkPoolUpdate(concurrency_limit=3))
     for _ in range(2):
         register.main()
-        (kept,) = client.read_deployment_by_name("study/study").schedules
+        (kept,) = client.read_deployment_by_name("study/a-study").schedules
         assert kept.schedule == early and not kept.active
         assert client.read_work_pool("training").concurrency_limit == 3
     client.delete_deployment_schedule(one.id, kept.id)
-    assert client.read_deployment_by_name("study/study").id == one.id
+    assert client.read_deployment_by_name("study/a-study").id == one.id
 
 
 @pytest.mark.study

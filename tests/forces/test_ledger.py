@@ -11,11 +11,13 @@ from torch import Tensor
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.blocks import block_of
-from dynolab.forces.ledger.account import Later, Ledger, StepAccount
+from dynolab.forces.ledger.account import COPIES, Ledger
 from dynolab.forces.ledger.flat import flatten
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
+from dynolab.forces.ledger.step_account import Later, StepAccount
+from dynolab.forces.ledger.tables import PER_STEP
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
@@ -200,10 +202,49 @@ def test_a_ledger_goes_on_from_what_it_saved(policy, tmp_path):
     first, second = Ledger(policy, FUNCTIONALS), Ledger(policy, FUNCTIONALS)
     for record in reversed(records[2:]):
         first.enter(record)
-    first.save(tmp_path / "ledger.safetensors")
-    second.load(tmp_path / "ledger.safetensors")
+    first.save(tmp_path)
+    second.load(tmp_path)
     for step in (1, 0):
         assert torch.equal(second.enter(records[step]).lines, whole[step].lines)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "gaps"), [(1, (1, 1, 1, 1, 1)), (2, (1, 2, 2))], ids=["whole", "drawn"]
+)
+def test_functionals_that_take_turns_have_the_same_account(policy, tmp_path, at_once, gaps):
+    """Entry by entry and token by token; also where the ledger is ended on the way."""
+    records, whole = trained(OPTIMIZERS["adamw"]), len(gaps) == STEPS
+    settings = {"by_token": [0, 2], "whole": whole}
+    copies = COPIES + (not whole)
+    memory = at_once * copies * flatten(policy.cast(records[0].before)).nbytes
+
+    def turns(folder: str) -> Ledger:
+        waiting = tmp_path / folder
+        return Ledger(policy, FUNCTIONALS, **settings, waiting=waiting, memory_bytes=memory)
+
+    together, apart = Ledger(policy, FUNCTIONALS, **settings), turns("first")
+    step = STEPS
+    for number, gap in enumerate(gaps):
+        step -= gap
+        if number == 2:
+            apart.save(tmp_path / "saved")
+            apart = turns("second")
+            apart.load(tmp_path / "saved")
+        expected, account = (ledger.enter(records[step], gap=gap) for ledger in (together, apart))
+        assert account.responses == expected.responses
+        for name in ("lines", "carried_in", *PER_STEP):
+            same(getattr(account, name), getattr(expected, name))
+        assert account.blocks.keys() == expected.blocks.keys()
+        for block, sums in expected.blocks.items():
+            same(account.blocks[block], sums)
+        for own, theirs in zip(account.tokens, expected.tokens, strict=True):
+            assert (own.response, own.functional) == (theirs.response, theirs.functional)
+            same(own.nats, theirs.nats)
+    assert len(list((tmp_path / "second").glob("sensitivity-*"))) == len(FUNCTIONALS)
+
+
+def same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw"])

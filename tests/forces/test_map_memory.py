@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,8 @@ GIB = 2**30
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A host with 40 GiB free; returns where its container states its limits."""
-    values = {"SC_AVPHYS_PAGES": 40 * GIB // 4096, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(os, "sysconf", values.__getitem__)
+    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {40 * GIB // 1024} kB\n")
+    monkeypatch.setattr(memory, "_MEMORY", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "_GROUP", tmp_path)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     return tmp_path
@@ -40,7 +39,8 @@ def test_a_map_takes_half_of_what_is_free(free: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("limit", "expected"), [("max", 20), (str(10 * GIB), 4), ("0", 1)])
 def test_a_container_s_limit_counts(free: Path, limit: str, expected: int) -> None:
     (free / "memory.max").write_text(limit)
-    (free / "memory.current").write_text(str(2 * GIB))
+    (free / "memory.current").write_text(str(5 * GIB))
+    (free / "memory.stat").write_text(f"anon {GIB}\ninactive_file {3 * GIB}\n")
     assert memory_for(CPU) == expected * LEAST_BYTES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,10 @@ def test_pairs_of_a_file_are_loaded_by_its_path(tmp_path: Path) -> None:
     data = load_data(file)
     assert (len(data.pairs), len(data.heldout)) == (18, 2)
     assert load_data(str(file)) == data
+
+
+def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = forces()
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(ConfigError, match=r"plotly': is not installed; pip install 'dynolab\[rep"):
+        made.plot()

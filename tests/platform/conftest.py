@@ -16,6 +16,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
+from flows.deployments import PARAMETER, deployments
 from tests.flows.lab import ROOT, Lab, until
 
 START_SECONDS = 240.0
@@ -63,9 +64,11 @@ class Platform:
 
     def start(self, deployment: str, /, **settings: Any) -> str:
         """A run of a deployment, from its form: its id."""
-        form = {"settings": {"study_file": "builtin.yaml", **settings}}
+        form = deployments()[deployment.partition("/")[2]].form_model
+        filled = form(**{"study_file": "builtin.yaml", **settings}).in_sections()
         known = self.read(f"deployments/name/{deployment}")
-        run = self.ask(f"deployments/{known['id']}/create_flow_run", parameters=form)
+        parameters = {PARAMETER: filled}
+        run = self.ask(f"deployments/{known['id']}/create_flow_run", parameters=parameters)
         return str(run["id"])
 
     def state(self, run: str) -> str:

@@ -99,11 +99,14 @@ def artifact_url(mlflow: str) -> str:
     return f"{mlflow}/api/2.0/mlflow-artifacts/artifacts/{ARTIFACT}"
 
 
-def target_of(owner: Owner, home: Path, processes: Iterable[int], **ports: int) -> Target:
-    """What another user may know of the platform."""
+def target_of(
+    owner: Owner, home: Path, processes: Iterable[int], explorer: str, **ports: int
+) -> Target:
+    """What another user may know of the platform; `explorer`: host and port of that page."""
     return Target(
         prefect=owner.prefect.removeprefix("http://"),
         mlflow=owner.mlflow.removeprefix("http://"),
+        explorer=explorer,
         deployment=owner.deployment(),
         artifact=ARTIFACT,
         home=str(home),
@@ -123,11 +126,20 @@ def tried_by_another_user(target: Target) -> Found:
     return own | (_tried_by(target, *NOBODY) if os.geteuid() == 0 else {})
 
 
+def readable(target: Target) -> list[tuple[str, str]]:
+    """Each server, and a path that its owner can read."""
+    return [
+        (target.prefect, "/api/admin/version"),
+        (target.mlflow, "/version"),
+        (target.explorer, "/_dash-layout"),
+    ]
+
+
 def tried_with_a_login(target: Target, headers: Mapping[str, str]) -> Found:
     """What another user gets with a login that they came by; nothing is tried but as root."""
     found: Found = {}
     if os.geteuid() == 0:
-        for server, path in ((target.prefect, "/api/admin/version"), (target.mlflow, "/version")):
+        for server, path in readable(target):
             program = (
                 "import json, sys; from urllib.request import Request, urlopen;"
                 f"asked = Request('http://{server}{path}', headers=json.load(sys.stdin));"
@@ -173,21 +185,26 @@ def tried_by_pages(owner: Owner, target: Target) -> Found:
         "a frame": {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Dest": "iframe"},
         "a rebound name": {"Host": "rebound.example"},
     }
-    run = json.dumps({"job_variables": {"command": "id"}}).encode()
     create = f"/api/deployments/{target.deployment}/create_flow_run"
+    posted = {
+        "a run": (target.prefect, create, {"job_variables": {"command": "id"}}),
+        "a question": (target.explorer, outsider.CALLED, outsider.CALL),
+    }
     found: Found = {}
     for name, headers in sent.items():
         given = {**headers, "Cookie": cookie}
-        for server, path in ((target.prefect, "/api/admin/version"), (target.mlflow, "/version")):
+        for server, path in readable(target):
             found[f"{name} reads {path}"] = outsider.tried(
                 lambda s=server, p=path, h=given: outsider.ask(s, "GET", p, headers=h)  # type: ignore[misc]
             )
         if "Sec-Fetch-Dest" not in headers:
             for kind in ("", "text/plain"):
                 typed = given | ({"Content-Type": kind} if kind else {})
-                found[f"{name} posts {kind or 'no type'}"] = outsider.tried(
-                    lambda h=typed: post(target.prefect, create, run, h)  # type: ignore[misc]
-                )
+                for what, (server, path, body) in posted.items():
+                    text = json.dumps(body).encode()
+                    found[f"{name} posts {what}, {kind or 'no type'}"] = outsider.tried(
+                        lambda s=server, p=path, t=text, h=typed: post(s, p, t, h)  # type: ignore[misc]
+                    )
     for path in outsider.WEBSOCKETS:
         for origin in (EVIL, "null", "http://127.0.0.1:1"):
             headers = f"Origin: {origin}\r\nCookie: {cookie}\r\n"

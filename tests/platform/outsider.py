@@ -22,6 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SECONDS = 20.0
+CALL = {
+    "output": "address.search",
+    "outputs": {"id": "address", "property": "search"},
+    "inputs": [{"id": "step", "property": "value", "value": None}],
+    "changedPropIds": ["step.value"],
+    "state": [{"id": "address", "property": "search", "value": ""}],
+}
+"""What the explorer's page asks its server when the step is chosen."""
+
+CALLED = "/_dash-update-component"
 WEBSOCKETS = ("/api/events/in", "/api/events/out", "/api/logs/out")
 
 
@@ -29,13 +39,14 @@ WEBSOCKETS = ("/api/events/in", "/api/events/out", "/api/logs/out")
 class Target:
     """What an outsider knows of a platform, and more.
 
-    `prefect` and `mlflow` are `host:port`, `deployment`, `experiment` and `artifact` what lies
-    there; `home` is the home's folder, `processes` are those of the platform, `cookie` is the name
-    of the login's cookie; `postgres` and `redis` are ports, 0 where there are none.
+    `prefect`, `mlflow` and `explorer` are `host:port`, `deployment`, `experiment` and `artifact`
+    what lies there; `home` is the home's folder, `processes` are those of the platform, `cookie` is
+    the name of the login's cookie; `postgres` and `redis` are ports, 0 where there are none.
     """
 
     prefect: str
     mlflow: str
+    explorer: str
     deployment: str
     artifact: str
     home: str
@@ -197,9 +208,12 @@ def ways(target: Target) -> Iterator[Way]:
     yield "MLflow: read an artifact", lambda: ask(mlflow, "GET", artifact)
     yield "MLflow: replace an artifact", lambda: ask(mlflow, "PUT", artifact, b"changed")
     yield "MLflow: delete an artifact", lambda: ask(mlflow, "DELETE", artifact)
+    yield "Explorer: read the page", lambda: ask(target.explorer, "GET", "/")
+    yield "Explorer: compute", lambda: ask(target.explorer, "POST", CALLED, CALL)
     for name, server, path in (
         ("Prefect", prefect, "/api/admin/version"),
         ("MLflow", mlflow, "/version"),
+        ("Explorer", target.explorer, "/_dash-layout"),
     ):
         for form, headers in forged_logins(target.cookie).items():
             yield (

@@ -1,4 +1,4 @@
-"""A person in a real browser: starts a study from its form, watches it, compares runs in MLflow.
+"""A person in a real browser: starts a study from its form, watches it, reads what it found.
 
 What the person sees is kept as pictures in `.dynolab/screenshots/browser-…`.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.form import SECTIONS
 from tests.flows.lab import SMALL, until
 from tests.platform.conftest import Platform, result_folder
 
@@ -65,13 +66,17 @@ class Person:
         """Opens a deployment's form by clicks, fills it, submits it; the run's page is open."""
         page = self.page
         self.click(page.get_by_role("link", name="Deployments").first, "/deployments")
-        page.get_by_placeholder("Search deployments").fill(deployment)
-        page.wait_for_timeout(2000)
-        link = page.locator("a[href*='/deployments/deployment/']", has_text=deployment)
-        self.click(link.first, "/deployments/deployment/")
+        link = page.locator("a[href*='/deployments/deployment/']").first
+        link.wait_for()
+        self.look(f"{name}-deployments")
+        assert link.inner_text() == deployment  # the first of the list
+        self.click(link, "/deployments/deployment/")
         page.get_by_role("button", name="Run", exact=True).first.click()
         self.click(page.get_by_text("Custom run").first, "/run")
         self.field("Name").wait_for()
+        for title, sentence in SECTIONS.values():
+            page.get_by_text(title).first.wait_for()
+            page.get_by_text(sentence).wait_for()
         page.get_by_text("Additional Options").first.click()  # where the queue is chosen
         self.look(f"{name}-empty-form")
         for label, value in {"Name": name, **fields}.items():
@@ -109,7 +114,7 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
     page = person.page
     page.goto(platform.link("Prefect"))
     for name, beta in (("gentle", "0.1"), ("firm", "0.5")):
-        person.start("study", name, Beta=beta, **written)
+        person.start("a-study", name, Beta=beta, **written)
         run = person.run
         until(lambda run=run: platform.state(run) == "Running", RUN_SECONDS)
         page.wait_for_timeout(10_000)  # a person watches bars grow
@@ -122,15 +127,28 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
         page.wait_for_timeout(3000)  # the time line is drawn
         person.look(f"{name}-completed")
 
-    page.get_by_role("tab", name="Artifacts").click()
-    page.get_by_text("mlflow-firm", exact=True).last.click()
-    link = page.get_by_role("link", name="MLflow run of firm").first
-    link.wait_for()
-    person.look("link-to-mlflow")
-    link.click()
+    run_page = page.url
+    for artifact, title, shown in (
+        ("mlflow-firm", "Charts of firm", "squeeze/gap"),
+        ("report-firm", "Report of firm", "report/report.html"),
+        ("mlflow-firm", "MLflow run of firm", "Charts"),
+    ):
+        page.goto(run_page)
+        page.get_by_role("tab", name="Artifacts").click()
+        page.get_by_text(artifact, exact=True).last.click()
+        link = page.get_by_role("link", name=title).first
+        link.wait_for()
+        person.look(f"link-to-{artifact}")
+        link.click()
+        page.get_by_text(shown).first.wait_for()
+        person.look(title.replace(" ", "-").lower())
+        assert page.url.startswith(platform.mlflow)
     page.get_by_role("heading", name="firm").wait_for()
-    assert page.url.startswith(platform.mlflow)
-    person.look("mlflow-run")
+    with page.expect_popup() as opened:
+        page.get_by_role("link", name="Report", exact=True).click()
+    report = opened.value
+    report.frame_locator("iframe").get_by_text("What did DPO do").first.wait_for()
+    report.close()
 
     page.goto(page.url.partition("/runs/")[0] + "/runs?workflowType=machine_learning")
     for name in ("gentle", "firm"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,8 +11,9 @@ import pytest
 
 from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, Services
 from tasks.runtime.system.secret_files import login_token, own_folder
-from tests.platform import doors
+from tests.platform import doors, outsider
 from tests.platform.doors import Owner
+from tests.platform.explorer_page import explorer_of
 from tests.platform.outsider import Target
 
 
@@ -24,9 +26,17 @@ def owner(started_servers: Services) -> Owner:
 
 
 @pytest.fixture(scope="module")
-def target(started_servers: Services, owner: Owner) -> Target:
+def target(started_servers: Services, owner: Owner) -> Iterator[Target]:
     processes = [address.pid for address in started_servers.addresses.values()]
-    return doors.target_of(owner, started_servers.home, processes)
+    with explorer_of(started_servers.home) as (explorer, process):
+        yield doors.target_of(owner, started_servers.home, [*processes, process], explorer)
+
+
+@pytest.mark.services
+def test_the_owner_gets_into_the_explorer(owner: Owner, target: Target) -> None:
+    page = f"http://{target.explorer}"
+    assert owner.ask("GET", f"{page}/_dash-layout").ok
+    assert owner.ask("POST", page + outsider.CALLED, json=outsider.CALL).ok
 
 
 @pytest.mark.services

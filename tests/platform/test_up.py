@@ -33,7 +33,7 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
         "sft",
     }
     sft = platform.read("deployments/name/train/sft")["id"]
-    wrong = {"settings": {"study_file": "builtin.yaml", "steps": "many"}}
+    wrong = {"settings": {"study_file": "builtin.yaml", "training": {"steps": "many"}}}
     answer = requests.post(
         f"{platform.prefect}/api/deployments/{sft}/create_flow_run",
         json={"parameters": wrong},
@@ -77,7 +77,7 @@ def test_a_sweep_by_the_clock_has_its_trials_run_by_the_training_worker(
         client.delete_deployment_schedule(deployment.id, schedule.id)
     assert platform.awaited_end(first["id"]) == "Completed"
     assert first["work_pool_name"] == "cpu"
-    trials = runs_of(platform, "trial", "COMPLETED")
+    trials = runs_of(platform, "~internal-trial", "COMPLETED")
     assert {trial["work_pool_name"] for trial in trials} == {"training"}
     assert sorted(trial["name"] for trial in trials) == [
         "clock 0: beta = 0.1",

@@ -31,6 +31,7 @@ def hostile(folder: Path) -> ReportInputs:
         name=CANARY,
         config_text=f"name: {CANARY}\n</pre></script>{CANARY}",
         map_command=f"dynolab forces {CANARY}",
+        explore_command=f"dynolab explore {CANARY}",
         remedies_command=f"dynolab mitigation {CANARY}",
         stages=(StageFacts(stage=CANARY, key=CANARY, seconds=1.0, mlflow_run_id=CANARY),),
     )

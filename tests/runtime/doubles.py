@@ -19,7 +19,6 @@ class MemoryRun:
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.name, self.options = name, options
         self.run_id: str | None = None
-        self.url: str | None = None
         self.status: str | None = None
         self.tagged: dict[str, str] = dict(options["tags"])
         self.values: list[tuple[int, dict[str, float]]] = []

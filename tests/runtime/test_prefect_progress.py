@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from tasks.runtime.open_platform import make_progress
+from tasks.runtime.track.outbox import Run
 from tasks.runtime.track.prefect_progress import (
     ProgressArtifacts,
     inside_run,
     link_mlflow_run,
+    link_report,
     raise_event,
     run_tags,
     slug,
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.services
 class CreatedRun:
     """Takes the place of a RunTracker whose run the server has created."""
 
-    run_id, url = "4af1", "http://mlflow.test/#/experiments/1/runs/4af1"
+    run, server = Run("4af1", "1", ""), "http://mlflow.test"
 
     def wait_created(self, timeout: float) -> bool:
         return True
@@ -62,22 +64,26 @@ def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
         done = progress.stage("dpo", None)
         done.update(7)
         done.close()
-        waiting = link_mlflow_run(tracker, "sft", tag_flow_run=True)
+        waiting = link_mlflow_run(tracker, "sft", tag_flow_run=True, charts=True)
         assert waiting is not None
         waiting.join(30)
+        link_report("sft", "http://mlflow.test/#/page")
         seen.update(id=flow_run.get_id(), tags=run_tags())
 
     with tags("mine"):
         study()
 
     published = artifacts(seen["id"])
-    link = published.pop("mlflow-sft")
+    link, report = published.pop("mlflow-sft"), published.pop("report-sft")
     assert {key: (item.data, item.description) for key, item in published.items()} == {
         "progress-sft": (25.0, "sft: 50/200 loss 1.5 (failed)"),
         "progress-dpo": (100.0, "dpo: 7 (done)"),
         "progress-base-world": (100.0, "Base world: cached 3f2a"),
     }
-    assert CreatedRun.url in link.data
+    page = "http://mlflow.test/#/experiments/1/runs"
+    assert f"[MLflow run of sft]({page}/4af1?workflowType=machine_learning)" in link.data
+    assert f"[Charts of sft]({page}?viewStateShareKey=4af1&" in link.data
+    assert report.data == "[Report of sft](http://mlflow.test/#/page)"
     with get_client(sync_client=True) as client:
         assert set(client.read_flow_run(seen["id"]).tags) == {"mine", "mlflow:4af1"}
     assert seen["tags"]["prefect.flow_run_id"] == seen["id"]

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 from dash import html
 
-from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, PairPush
-from dynolab.explorer.page import parts
+from dynolab.data.rows import ProbeRow
+from dynolab.errors import ConfigError
+from dynolab.explorer.lines import Lines, PairPush
+from dynolab.explorer.page import beside, parts, typed
+from dynolab.explorer.page.moved import sentence, step_of_map, what_moved
 from dynolab.explorer.page.state import State
 from dynolab.explorer.page.take import copied, map_command, map_python
-from dynolab.explorer.study import Answer, Study, Training, split_of
+from dynolab.explorer.study import Study
+from dynolab.explorer.training import Answer, Training, split_of
 from dynolab.report.forces.token_map import READING, token_map_message, token_map_plot
 from dynolab.report.style import SPLITS, in_order, style_of
 from dynolab.report.text import excerpt, visible_token
@@ -29,8 +33,8 @@ SPLIT_CHOICES: dict[str, str] = {"all": "all", **{str(name): text for name, text
 def listed(study: Study, state: State) -> Any:
     """All watched answers of a kind, the one that fell most first."""
     training = study.training(state.training)
-    own = split_of(training.answers.get(state.kind, []), state.split)
-    fallen = sum(answer.change < 0 for answer in own)
+    shown = split_of(training.answers.get(state.kind, []), state.split)
+    fallen = sum(answer.change < 0 for answer in shown)
     rows = [
         html.Li(
             parts.link(
@@ -42,7 +46,7 @@ def listed(study: Study, state: State) -> Any:
                 state.link(answer=answer.row.pair_id),
             )
         )
-        for answer in own
+        for answer in shown
     ]
     return [
         parts.choices(
@@ -64,63 +68,60 @@ def listed(study: Study, state: State) -> Any:
                 ),
             ]
         ),
-        html.P(f"{fallen} of {len(own)} fell; Δ log π in nats", className="quiet"),
+        html.P(f"{fallen} of {len(shown)} fell; Δ log π in nats", className="quiet"),
         html.Ul(rows, className="answers", tabIndex=0),
+        typed.form(),
     ]
 
 
 def shown(study: Study, state: State, dark: bool, program: str) -> Any:
-    """The answer that is chosen, by default the one that fell most."""
-    training = study.training(state.training)
-    answer = _chosen(training, state)
-    if answer is None:
+    """The answer that was typed, or is chosen; by default the one that fell most."""
+    training, row = study.training(state.training), typed.typed_answer(state)
+    if row is not None:
+        head = typed.head(row)
+    elif (answer := _chosen(training, state)) is not None:
+        head, row = _head(answer), answer.row
+        state = state.model_copy(update={"answer": row.pair_id})
+    else:
         return html.P("No answer of this kind was watched.")
-    state = state.model_copy(update={"answer": answer.row.pair_id})
-    account = None
-    if answer.row.kind == CHOSEN and answer.row.split == "train" and state.metric == "optimizer":
-        account = training.account(answer.row.pair_id, state.step)
-    steps = training.recorded_steps
-    if account is None and not steps:
-        return [_head(answer), html.P("No step was recorded; set record_steps and train again.")]
-    whole = state.step is None
-    asked = steps if whole else [_nearest(steps, state.step or 0)]
-    lines = account or training.lines_to(answer.row, asked, state.asked)
-    near = _step_of_map(training, lines, state)
-    pair = study.pairs.get(state.pair) if steps else None
-    token_map = None if pair is None else training.token_map(answer.row, pair, near, state.asked)
+    if state.beside in study.trainings and state.beside != training.name:
+        return [head, *beside.shown(study, row, state)]
+    recorded, refused = _computable(training)
+    moved = what_moved(training, row, state, recorded)
+    if moved is None:
+        none = html.P("No step was recorded; set record_steps and train again.")
+        return [head, refused or none]
+    near, token_map = -1, None
+    if recorded:
+        near = step_of_map(recorded, moved.lines, state)
+        if pair := study.pairs.get(state.pair):
+            token_map = training.token_map(row, pair, near, state.asked)
+    steps = training.ledger.steps if moved.stored and training.ledger else recorded
     return [
-        _head(answer),
-        parts.steps(training.ledger.steps if account and training.ledger else steps, state.step),
-        *(_tokens(training, answer, near, token_map, state) if steps else ()),
-        _account(lines, account is not None, asked, state),
-        *(_map(study, training, answer, token_map, state, dark, program) if token_map else ()),
-        *(_token_pushers(study, training, answer, near, state) if steps else ()),
-        *_pushers(study, lines, state),
+        head,
+        parts.steps(steps, state.step),
+        *(_tokens(training, row, near, token_map, state) if recorded else ()),
+        sentence(moved, state),
+        refused,
+        *(_map(study, training, row, token_map, state, dark, program) if token_map else ()),
+        *(_token_pushers(study, training, row, near, state) if recorded else ()),
+        *_pushers(study, moved.lines, state),
     ]
 
 
+def _computable(training: Training) -> tuple[Sequence[int], Any]:
+    """The recorded steps if their lines fit into memory; else none, and why."""
+    try:
+        training.check_room()
+    except ConfigError as error:
+        return (), parts.failed(error)
+    return training.recorded_steps, None
+
+
 def _chosen(training: Training, state: State) -> Answer | None:
-    own = training.answers.get(state.kind, [])
-    named = [answer for answer in own if answer.row.pair_id == state.answer]
-    return next(iter(named or split_of(own, state.split)), None)
-
-
-def _nearest(steps: Sequence[int], step: int) -> int:
-    return min(steps, key=lambda other: abs(other - step))
-
-
-def _step_of_map(training: Training, lines: Lines, state: State) -> int:
-    """The recorded step of maps: the chosen one, else where the pair pushed hardest, or nearest."""
-    steps = training.recorded_steps
-    if state.step is not None or not steps:
-        return _nearest(steps, state.step or 0) if steps else -1
-    own = lines.pair == state.pair if state.pair else lines.step >= 0
-    if not own.any():
-        return steps[-1]
-    sums = {
-        step: abs(lines.nats[own & (lines.step == step)].sum()) for step in set(lines.step[own])
-    }
-    return _nearest(steps, max(sums, key=lambda step: sums[step]))
+    watched = training.answers.get(state.kind, [])
+    named = [answer for answer in watched if answer.row.pair_id == state.answer]
+    return next(iter(named or split_of(watched, state.split)), None)
 
 
 def _head(answer: Answer) -> Any:
@@ -138,12 +139,12 @@ def _head(answer: Answer) -> Any:
 
 
 def _tokens(
-    training: Training, answer: Answer, step: int, token_map: TokenMap | None, state: State
+    training: Training, row: ProbeRow, step: int, token_map: TokenMap | None, state: State
 ) -> list[Any]:
     """The answer, coloured by the pair that is chosen, else by the whole batch of a step."""
-    texts = training.token_texts(training.encoded(answer.row))
+    texts = training.token_texts(training.encoded(row))
     if token_map is None:
-        pushes, by = training.token_pushes(answer.row, step, state.asked).sum(1), "the whole batch"
+        pushes, by = training.token_pushes(row, step, state.asked).sum(1), "the whole batch"
     else:
         pushes, by = np.array(token_map.force).sum(1), token_map.updating_id
     addresses = [
@@ -160,48 +161,21 @@ def _tokens(
 
 
 def _token_pushers(
-    study: Study, training: Training, answer: Answer, step: int, state: State
+    study: Study, training: Training, row: ProbeRow, step: int, state: State
 ) -> list[Any]:
     """Who pushed the token that is chosen, at a recorded step."""
     if state.place is None:
         return []
-    texts = training.token_texts(training.encoded(answer.row))
+    texts = training.token_texts(training.encoded(row))
     if state.place >= len(texts):
         return []
-    lines = training.token_lines(answer.row, state.place, step, state.asked)
+    lines = training.token_lines(row, state.place, step, state.asked)
     shown = f"“{visible_token(texts[state.place])}”"
-    own = [push for push in lines.pushers(0) if push.total][:PER_TOKEN]
+    hardest = [push for push in lines.pushers(0) if push.total][:PER_TOKEN]
     return [
         html.H3(f"Who pulled down {shown} at step {step}"),
-        parts.table(HEAD, [_pusher(study, push, state) for push in own], "snnnsss"),
+        parts.table(HEAD, [_pusher(study, push, state) for push in hardest], "snnnsss"),
     ]
-
-
-def _account(lines: Lines, accounted: bool, steps: Sequence[int], state: State) -> Any:
-    """Where the change came from, in a sentence."""
-    chosen, rejected = (float(lines.through(side)[0]) for side in (CHOSEN, REJECTED))
-    apart = [
-        f"{parts.nats(float(values[0]))} {name}"
-        for name, values in lines.apart.items()
-        if abs(values[0]) > 5e-4
-    ]
-    if accounted:
-        when = "over the whole training" if state.step is None else f"at step {state.step}"
-    else:
-        listed = ", ".join(map(str, steps))
-        when = f"at recorded step{'s' if len(steps) > 1 else ''} {listed}"
-    parts_of = ", ".join(
-        [
-            f"{parts.nats(chosen)} through chosen answers",
-            f"{parts.nats(rejected)} through rejected ones",
-            *apart,
-        ]
-    )
-    return html.P(
-        f"{parts.nats(float(lines.measured[0]))} nats {when}: {parts_of}; "
-        f"{parts.nats(float(lines.residual[0]))} is left over.",
-        className="message",
-    )
 
 
 def _pushers(study: Study, lines: Lines, state: State) -> list[Any]:
@@ -210,11 +184,11 @@ def _pushers(study: Study, lines: Lines, state: State) -> list[Any]:
     up = [push for push in reversed(pushers) if push.total > 0][:SHOWN]
     return [
         part
-        for title, own in (("Who pulled it down", down), ("Who held it up", up))
-        if own
+        for title, pushes in (("Who pulled it down", down), ("Who held it up", up))
+        if pushes
         for part in (
             html.H3(title),
-            parts.table(HEAD, [_pusher(study, push, state) for push in own], "snnnsss"),
+            parts.table(HEAD, [_pusher(study, push, state) for push in pushes], "snnnsss"),
         )
     ]
 
@@ -238,7 +212,7 @@ def _pusher(study: Study, push: PairPush, state: State) -> list[Any]:
 def _map(
     study: Study,
     training: Training,
-    answer: Answer,
+    row: ProbeRow,
     token_map: TokenMap,
     state: State,
     dark: bool,
@@ -249,7 +223,7 @@ def _map(
     assert step is not None
     in_batch = any(example.id == pair for example in training.record(step).examples)
     return [
-        html.H3(f"{pair} on {answer.row.pair_id}, token by token, at step {step}", id="map"),
+        html.H3(f"{pair} on {row.pair_id}, token by token, at step {step}", id="map"),
         html.P(token_map_message(token_map), className="message"),
         html.P(
             READING
@@ -262,7 +236,7 @@ def _map(
             [
                 html.Summary("the same as a command, in Python, as a link"),
                 copied("as a command", map_command(study, training, step, pair, program)),
-                copied("in Python", map_python(training, answer.row, step, pair)),
+                copied("in Python", map_python(training, row, step, pair)),
                 copied("as a link to this page", state.link()),
             ]
         ),

@@ -8,10 +8,10 @@ from typing import Any
 from dash import Dash, Input, Output, State as Given, dcc, html, no_update
 
 from dynolab.errors import DynolabError
-from dynolab.explorer.page import answers, pairs, parts, take, what_if
+from dynolab.explorer.page import answers, pairs, parts, take, typed, what_if
 from dynolab.explorer.page.state import State
-from dynolab.explorer.study import Study, Training
-from dynolab.report.style import objective_name
+from dynolab.explorer.study import Study
+from dynolab.explorer.training import Training
 
 POLL_MS = 1500
 ASSETS = Path(__file__).with_name("assets")
@@ -162,26 +162,36 @@ def _fill(app: Dash, study: Study, program: str) -> None:
         step = None if value is None or value == parts.BEFORE else value
         return no_update if step == state.step else state.link(step=step, place=None)
 
+    typed.fill(app)
+
 
 def _navigation(study: Study, state: State) -> Any:
-    training = study.training(state.training)
+    chosen = study.training(state.training)
+    others = [training for training in study.trainings.values() if training is not chosen]
     metrics = [("the optimizer's step", "optimizer"), ("a gradient step", "gradient")]
     views = [("answers", "answers"), ("pairs", "pairs"), ("what-if", "what if")]
-    return [
+    offered = [
         parts.choices(
             "", [(text, state.link(view=view), view == state.view) for view, text in views]
         ),
         parts.choices(
             "training",
             [
-                (
-                    objective_name(own.objective.name),
-                    state.link(training=name, step=None),
-                    own is training,
-                )
-                for name, own in study.trainings.items()
+                (training.label, state.link(training=name, step=None), training is chosen)
+                for name, training in study.trainings.items()
             ],
         ),
+    ]
+    if others and state.view == "answers":
+        named = [("none", ""), *((training.label, training.name) for training in others)]
+        offered.append(
+            parts.choices(
+                "beside",
+                [(text, state.link(beside=name), state.beside == name) for text, name in named],
+            )
+        )
+    return [
+        *offered,
         parts.choices(
             "metric",
             [(text, state.link(metric=name), state.metric == name) for text, name in metrics],
@@ -191,11 +201,11 @@ def _navigation(study: Study, state: State) -> Any:
 
 def _waiting(training: Training, state: State) -> Any:
     """How far the lines to all answers are; None if they are all there."""
-    asked = {state.asked}
+    questions = {state.asked}
     if state.view == "what-if" and state.objective:
-        asked.add(state.under(training))
+        questions.add(state.under(training))
     steps = len(training.recorded_steps)
-    done = [training.begin(state.kind, one) for one in asked]
+    done = [training.begin(state.kind, asked) for asked in questions]
     if sum(done) == steps * len(done):
         return None
     count = len(training.answers.get(state.kind, ()))

@@ -9,7 +9,9 @@ from dash import html
 from dynolab.explorer.lines import CHOSEN, PairPush
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import State
-from dynolab.explorer.study import Answer, Study, Training
+from dynolab.explorer.stored import lines_to_means
+from dynolab.explorer.study import Study
+from dynolab.explorer.training import Answer, Training
 from dynolab.report.style import SPLITS, style_of
 from dynolab.report.text import excerpt
 
@@ -104,7 +106,7 @@ def _tick(pair: str, state: State) -> str:
 
 def _over_training(training: Training, pair: str) -> list[Any]:
     """What the ledger says of it: its sum over all steps, on the mean of each kind."""
-    means = training.means()
+    means = lines_to_means(training.ledger)
     if means is None:
         return []
     rows, lines = means

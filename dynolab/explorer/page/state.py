@@ -8,7 +8,8 @@ from urllib.parse import parse_qs, urlencode
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dynolab.explorer.lines import WhatIf
-from dynolab.explorer.study import Asked, Metric, Training
+from dynolab.explorer.step import Asked, Metric
+from dynolab.explorer.training import Training
 
 View = Literal["answers", "pairs", "what-if"]
 OBJECTIVES = ("", "dpo", "ipo", "hinge", "slic", "simpo")
@@ -22,14 +23,18 @@ class State(BaseModel):
 
     `answer` is the pair whose answer of `kind` is looked at, `pair` the one that pushes, `step` a
     step of the training (None: all that are known), `place` that of one token of the answer.
+    `prompt` and `response` are an answer that was typed, `beside` a second training.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     view: View = "answers"
     training: str = "preference"
+    beside: str = ""
     split: Literal["all", "train", "heldout"] = "all"
     kind: str = "chosen"
     answer: str = ""
+    prompt: str = ""
+    response: str = ""
     pair: str = ""
     step: int | None = None
     place: int | None = None
@@ -43,14 +48,18 @@ class State(BaseModel):
     def of(cls, search: str | None) -> State:
         """The state that an address names; one that cannot be names the beginning."""
         given: dict[str, Any] = dict(parse_qs((search or "").lstrip("?")))
-        values = {name: own if name == "without" else own[-1] for name, own in given.items()}
+        values = {
+            name: listed if name == "without" else listed[-1] for name, listed in given.items()
+        }
         try:
             return cls.model_validate(values)
         except ValidationError:
             return cls()
 
     def link(self, **changes: Any) -> str:
-        """The address of this state with some changes."""
+        """The address of this state with some changes; another answer replaces a typed one."""
+        if "answer" in changes:
+            changes = {"prompt": "", "response": ""} | changes
         changed = self.model_copy(update=changes)
         return "?" + urlencode(changed.model_dump(exclude_defaults=True), doseq=True)
 

@@ -9,7 +9,8 @@ from typing import Any
 from dash import dcc, html
 
 from dynolab.explorer.page.state import State
-from dynolab.explorer.study import Study, Training
+from dynolab.explorer.study import Study
+from dynolab.explorer.training import Training
 
 DOWNLOAD, FILE = "download", "file"
 

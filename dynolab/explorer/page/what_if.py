@@ -11,7 +11,9 @@ from dash import html
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import BETAS, OBJECTIVES, State
 from dynolab.explorer.page.take import taken
-from dynolab.explorer.study import Answer, Study, Training
+from dynolab.explorer.stored import lines_to_means
+from dynolab.explorer.study import Study
+from dynolab.explorer.training import Answer, Training
 from dynolab.report.figure import base_layout
 from dynolab.report.style import CHOSEN, MUTED, REJECTED, SPLITS, objective_name, style_of
 from dynolab.report.text import plotly_text
@@ -107,7 +109,7 @@ def _summary(
 
 def _over_training(training: Training, state: State) -> list[Any]:
     """The same of the whole training, on what has an account of its own."""
-    means = training.means()
+    means = lines_to_means(training.ledger)
     if means is None or state.objective:
         return []
     rows, lines = means

@@ -28,8 +28,8 @@ push_{s+L}) + β^L U_{s+L}`; for L = 1 that is the U above.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,152 +38,31 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab.errors import ConfigError
-from dynolab.forces.function.blocks import block_columns
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.flat import flatten, unflatten
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import StepResponses, step_responses
-from dynolab.forces.map.problem import Updating
+from dynolab.forces.ledger.step_account import (
+    Later,
+    StepAccount,
+    StepMade,
+    TokenLines,
+    account_of,
+    joined,
+    step_made,
+)
+from dynolab.forces.ledger.waiting import Waiting
+from dynolab.forces.map.memory import memory_for
 from dynolab.forces.map.weighted import scores_along
-from dynolab.forces.step.one_step import change_of
-from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
 from dynolab.training.step_record import StepRecord
 
-SLICE = 2**18
-"""Parameters that are multiplied at once in float64."""
+STEP = "step.safetensors"
+"""File of `Ledger.save` with what is no functional's."""
 
-
-@dataclass(frozen=True)
-class TokenLines:
-    """A line's tokens: what each did to a functional; they add up to the line.
-
-    `response` and `functional` are row and column of the line.
-    """
-
-    response: int
-    functional: int
-    nats: Float[Tensor, " tokens"]
-
-
-SIDES = ("chosen", "rejected")
-
-
-@dataclass(frozen=True)
-class StepAccount:
-    """One step's entries, in nats; a column is a functional.
-
-    `lines[i]` belongs to response `responses[i]`: what it did from this step to the last. `before`
-    and `after` are the functionals at both ends of the step, `predicted` is ⟨q̄, Δθ⟩ with the
-    step's real Δθ, and `rounding` the part of it that the optimizer's formula does not give.
-    `carried_in` is what the momentum that the step began with did from here on.
-    `tokens` are those of some lines; `blocks` the sums of the lines of each of `SIDES` through the
-    parameters of a block (`block_of`).
-    """
-
-    step: int
-    responses: tuple[Updating, ...]
-    lines: Float[Tensor, "responses functionals"]
-    decay: Float[Tensor, " functionals"]
-    carried_in: Float[Tensor, " functionals"]
-    before: Float[Tensor, " functionals"]
-    after: Float[Tensor, " functionals"]
-    predicted: Float[Tensor, " functionals"]
-    rounding: Float[Tensor, " functionals"]
-    tokens: tuple[TokenLines, ...] = ()
-    blocks: Mapping[str, Float[Tensor, "functionals 2"]] = field(default_factory=dict)
-
-    @property
-    def measured(self) -> Float[Tensor, " functionals"]:
-        """The step's change of every functional."""
-        return self.after - self.before
-
-    @property
-    def residual(self) -> Float[Tensor, " functionals"]:
-        """What the slopes at both ends leave unexplained, measured − predicted."""
-        return self.measured - self.predicted
-
-    def parts(self) -> dict[str, Float[Tensor, " functionals"]]:
-        """Sums over the responses of each side, and what else moved the functionals."""
-        sides = {
-            side: self.lines[[response.side == side for response in self.responses]].sum(0)
-            for side in SIDES
-        }
-        return {
-            **sides,
-            "decay": self.decay,
-            "momentum": self.carried_in,
-            "rounding": self.rounding,
-            "residual": self.residual,
-            "measured": self.measured,
-        }
-
-
-@dataclass(frozen=True)
-class StepMade:
-    """What an optimizer step was made of: its responses' gradients, its map, and its change Δθ."""
-
-    number: int
-    labels: tuple[Updating, ...]
-    gradients: Float[Tensor, "responses parameters"]
-    map: OptimizerMap
-    change: Float[Tensor, " parameters"]
-
-
-@dataclass(frozen=True)
-class Later:
-    """What an entered step leaves to the one entered next, some steps before it.
-
-    `sensitivity`: U of the step; `push`: `out ⊙ q̄`, which only steps further away than one need.
-    """
-
-    sensitivity: Float[Tensor, "functionals parameters"]
-    push: Float[Tensor, "functionals parameters"] | None
-
-    def sensitivity_before(
-        self, push: Float[Tensor, "functionals parameters"], carry: float, gap: int
-    ) -> Float[Tensor, "functionals parameters"]:
-        """U of a step `gap` steps before, which pushes by `push`."""
-        if gap == 1:
-            return push + carry * self.sensitivity
-        assert self.push is not None
-        here = sum(carry**age * (1 - age / gap) for age in range(gap))
-        there = sum(carry**age * age / gap for age in range(gap))
-        return here * push + there * self.push + carry**gap * self.sensitivity
-
-
-def account_of(
-    step: StepMade, start: Slopes, end: Slopes, later: Later | None = None, gap: int = 1
-) -> tuple[StepAccount, Later]:
-    """A step's entries, and what the step before it needs.
-
-    **Arguments:** `start`, `end`: slopes at both ends; `later`: of the step entered last, `gap`
-    steps after this one; without it momentum counts where it acts, as in a step that is looked at
-    alone.
-    """
-    made, mean = step.map, (start.gradients + end.gradients) / 2
-    push = made.out * mean
-    sensitivity = push if later is None else later.sensitivity_before(push, made.carry, gap)
-    # Products of rows with rows; single vectors stand below the responses.
-    entering = torch.cat([step.gradients * made.into, torch.stack([made.pull, made.momentum])])
-    by_sensitivity = products(sensitivity, entering).T
-    pull, momentum = by_sensitivity[-2:]
-    by_formula = made.history - made.scale * step.gradients.sum(0)
-    changes = torch.stack([made.direct, step.change, step.change - by_formula])
-    direct, predicted, rounding = products(mean, changes).T
-    account = StepAccount(
-        step=step.number,
-        responses=step.labels,
-        lines=-by_sensitivity[:-2],
-        decay=direct - pull,
-        carried_in=-made.carry * momentum,
-        before=start.values,
-        after=end.values,
-        predicted=predicted,
-        rounding=rounding,
-    )
-    return account, Later(sensitivity, push)
+COPIES = 3
+"""Gradients of a functional in memory: at both ends of a step, and U."""
 
 
 class Ledger:
@@ -197,9 +76,14 @@ class Ledger:
     - `by_token`: numbers of the functionals whose hardest line downwards of each step is split into
       tokens.
     - `whole`: every step is entered. Else steps may be left out.
+    - `waiting`: a folder of its own. Functionals whose gradients do not fit into memory with the
+      others' wait there for their turn in each step, and their numbers are the same up to rounding;
+      without it all are in memory.
+    - `memory_bytes`: for gradients of functionals; default: half of what is free on the device when
+      the first step's own tensors are there.
 
-    Memory: about three gradients per functional, four where steps are left out, and one per
-    response of a batch.
+    Memory: three gradients per functional at once, four where steps are left out, and one per
+    response of a batch. Checked: `tests/costs/test_analyses.py`.
     """
 
     def __init__(
@@ -210,11 +94,18 @@ class Ledger:
         batch_tokens: int = 16_384,
         by_token: Sequence[int] = (),
         whole: bool = True,
+        waiting: Path | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         self._policy, self._functionals = policy, functionals
         self._batch_tokens, self._by_token = batch_tokens, by_token
         self._whole = whole
-        self._next: _Next | None = None
+        self._waiting = None if waiting is None else Waiting(waiting)
+        self._memory_bytes = memory_bytes
+        self._groups: list[range] = []
+        self._after: tuple[int, Tensor, Tensor] | None = None
+        self._held: tuple[Slopes, Later] | None = None
+        self._resumed: Waiting | None = None
         self._gradients: GroupedGradients | None = None
 
     def enter(self, record: StepRecord, *, gap: int = 1) -> StepAccount:
@@ -225,59 +116,107 @@ class Ledger:
         """
         if gap > 1 and self._whole:
             raise ConfigError("gap", gap, "must be 1 where every step is entered; set whole=False")
-        policy, after = self._policy, self._next
+        policy = self._policy
         weights = flatten(policy.cast(record.before))
-        if after is not None and gap == 1:
-            check_follows(record, flatten(policy.cast(record.after)), after.step, after.weights)
-            end = after.slopes
-        else:
-            end = self._slopes(record, record.after)
-        start = self._slopes(record, record.before)
+        if self._after is not None and gap == 1:
+            step, before, _ = self._after
+            check_follows(record, flatten(policy.cast(record.after)), step, before)
         responses = step_responses(record, self._route(record), batch_tokens=self._batch_tokens)
-        step = step_made(record, policy, responses)
-        entries, later = account_of(step, start, end, None if after is None else after.later, gap)
-        kept = replace(later, push=None) if self._whole else later
-        self._next = _Next(record.facts.step, weights, start, kept)
-        into = step.map.into
+        made = step_made(record, policy, responses)
+        self._groups = self._groups or self._grouped(weights.nbytes)
+        parts = [self._enter(rows, record, responses, made, gap) for rows in self._groups]
+        self._resumed, entries = None, joined(parts)
+        self._after = (made.number, weights, entries.before)
+        return entries
+
+    def _grouped(self, size: int) -> list[range]:
+        """Functionals that are in memory together, if each gradient takes so many bytes."""
+        count = at_once = len(self._functionals)
+        if self._waiting is not None:
+            memory = memory_for(self._policy.device, self._memory_bytes)
+            at_once = max(1, memory // ((COPIES + (not self._whole)) * size))
+        return [range(count)[start : start + at_once] for start in range(0, count, at_once)]
+
+    def _enter(
+        self, rows: range, record: StepRecord, responses: StepResponses, made: StepMade, gap: int
+    ) -> StepAccount:
+        """The entries of some functionals; keeps what the step before needs of them."""
+        end, later = self._take(rows)
+        if gap > 1:
+            end = None  # of a step further on; its memory is needed
+        end = end or self._slopes(rows, record, record.after)
+        start = self._slopes(rows, record, record.before)
+        entries, kept = account_of(made, start, end, later, gap, whole=self._whole)
+        del later  # and its memory
+        if len(self._groups) == 1:
+            self._held = start, kept
+        elif self._waiting is not None:
+            self._waiting.keep("slope", rows, start.gradients)
+            _keep(self._waiting, rows, kept)
+        into = made.map.into
         tokens = [
-            self._tokens(record, responses, into * later.sensitivity[number], number, entries)
-            for number in self._by_token
+            self._tokens(record, responses, into * own, lines, number)
+            for number, own, lines in zip(rows, kept.sensitivity, entries.lines.T, strict=True)
+            if number in self._by_token
         ]
-        return replace(
-            entries,
-            tokens=tuple(tokens),
-            blocks=_by_block(step, later.sensitivity, block_columns(record.before)),
-        )
+        return replace(entries, tokens=tuple(tokens))
+
+    def _take(self, rows: range) -> tuple[Slopes | None, Later | None]:
+        """What the step that was entered last has left of some functionals."""
+        if self._after is None:
+            return None, None
+        if self._held is not None:
+            held, self._held = self._held, None
+            return held
+        files, device = self._resumed or self._waiting, self._policy.device
+        assert files is not None
+        slope, sensitivity = (files.take(kind, rows, device) for kind in ("slope", "sensitivity"))
+        assert sensitivity is not None
+        values = self._after[2][rows.start : rows.stop]
+        end = None if slope is None else Slopes(values, slope)
+        return end, Later(sensitivity, files.take("push", rows, device))
 
     def _tokens(
         self,
         record: StepRecord,
         responses: StepResponses,
         direction: Float[Tensor, " parameters"],
+        lines: Float[Tensor, " responses"],
         functional: int,
-        entries: StepAccount,
     ) -> TokenLines:
         """Tokens of the hardest line downwards: `line = Σ_l ∂s_l` along into ⊙ U."""
-        hardest = int(entries.lines[:, functional].argmin())
+        hardest = int(lines.argmin())
         along, response = unflatten(direction, record.before), responses.weighted[hardest]
         nats = scores_along(self._policy, record.before, [along], [response])[0]
         return TokenLines(hardest, functional, nats.double())
 
-    def save(self, file: Path) -> None:
+    def save(self, folder: Path) -> None:
         """Writes what the steps still to come need, so that `load` goes on from here."""
-        if self._next is not None:
-            save_file(self._next.tensors(), file)
+        if self._after is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        step, weights, values = self._after
+        file = {"step": torch.tensor(step), "weights": weights, "values": values}
+        save_file(file, folder / STEP)
+        if self._held is not None:
+            _keep(Waiting(folder), range(len(values)), self._held[1])
+        elif self._waiting is not None:
+            for kind in ("sensitivity", "push"):
+                self._waiting.link(kind, folder)
 
-    def load(self, file: Path) -> None:
-        """Reads what `save` wrote of a ledger of the same policy and functionals."""
-        tensors = load_file(file)
+    def load(self, folder: Path) -> None:
+        """Reads what `save` wrote of a ledger of the same policy and functionals.
+
+        Slopes are not among it; they are taken once more.
+        """
         device = self._policy.device
-        self._next = _Next.of({name: tensor.to(device) for name, tensor in tensors.items()})
+        kept = {name: tensor.to(device) for name, tensor in load_file(folder / STEP).items()}
+        self._after = int(kept["step"]), kept["weights"], kept["values"]
+        self._held, self._resumed = None, Waiting(folder)
 
-    def _slopes(self, record: StepRecord, at: Weights) -> Slopes:
-        return slopes_of(
-            self._functionals, self._route(record), at, batch_tokens=self._batch_tokens
-        )
+    def _slopes(self, rows: range, record: StepRecord, at: Weights) -> Slopes:
+        own = self._functionals[rows.start : rows.stop]
+        return slopes_of(own, self._route(record), at, batch_tokens=self._batch_tokens)
 
     def _route(self, record: StepRecord) -> GroupedGradients:
         """How gradients of many answers are taken at once, found at the first step."""
@@ -287,47 +226,10 @@ class Ledger:
         return self._gradients
 
 
-def _by_block(
-    step: StepMade,
-    sensitivity: Float[Tensor, "functionals parameters"],
-    columns: Mapping[str, Sequence[slice]],
-) -> dict[str, Float[Tensor, "functionals 2"]]:
-    """`−⟨U, into ⊙ Σ_i g_i⟩` over the responses of each side, block by block."""
-    sides = [[response.side == side for response in step.labels] for side in SIDES]
-    entering = step.map.into * torch.stack([step.gradients[own].sum(0) for own in sides])
-    return {
-        block: -torch.stack([products(sensitivity[:, at], entering[:, at]) for at in own]).sum(0)
-        for block, own in columns.items()
-    }
-
-
-@dataclass(frozen=True)
-class _Next:
-    """The step entered last, which the next one entered comes before."""
-
-    step: int
-    weights: Float[Tensor, " parameters"]
-    slopes: Slopes
-    later: Later
-
-    def tensors(self) -> dict[str, Tensor]:
-        tensors = {
-            "step": torch.tensor(self.step),
-            "weights": self.weights,
-            "values": self.slopes.values,
-            "gradients": self.slopes.gradients,
-            "sensitivity": self.later.sensitivity,
-        }
-        return tensors if self.later.push is None else {**tensors, "push": self.later.push}
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> _Next:
-        return cls(
-            step=int(tensors["step"]),
-            weights=tensors["weights"],
-            slopes=Slopes(tensors["values"], tensors["gradients"]),
-            later=Later(tensors["sensitivity"], tensors.get("push")),
-        )
+def _keep(files: Waiting, rows: range, later: Later) -> None:
+    files.keep("sensitivity", rows, later.sensitivity)
+    if later.push is not None:
+        files.keep("push", rows, later.push)
 
 
 def check_follows(
@@ -344,39 +246,3 @@ def check_follows(
             f"the weights after this step are not those before step {step}; give every step of one "
             "training, the last one first",
         )
-
-
-def products(
-    left: Float[Tensor, "rows parameters"], right: Float[Tensor, "columns parameters"]
-) -> Float[Tensor, "rows columns"]:
-    """`left rightᵀ` in float64, some parameters at a time.
-
-    Sums over millions of float32 products would lose the digits in which an account closes.
-    """
-    total = left.new_zeros(len(left), len(right), dtype=torch.float64)
-    for some, others in zip(left.split(SLICE, dim=1), right.split(SLICE, dim=1), strict=True):
-        total += some.double() @ others.double().T
-    return total
-
-
-def step_made(record: StepRecord, policy: PolicyFunction, responses: StepResponses) -> StepMade:
-    """What a recorded step was made of."""
-    return StepMade(
-        number=record.facts.step,
-        labels=responses.labels,
-        gradients=responses.gradients,
-        map=_map_of(record, policy, responses.gradients.sum(0)),
-        change=flatten(policy.cast(change_of(record.before, record.after))),
-    )
-
-
-def _map_of(
-    record: StepRecord, policy: PolicyFunction, gradient: Float[Tensor, " parameters"]
-) -> OptimizerMap:
-    """The whole step as one map of flat vectors."""
-    keys = sorted({key for tensors in record.state.values() for key in tensors})
-    state = {
-        key: flatten(policy.cast({name: record.state[name][key] for name in record.before}))
-        for key in keys
-    }
-    return optimizer_map(record.facts, flatten(policy.cast(record.before)), state, gradient)

@@ -26,10 +26,11 @@ from torch import Tensor
 
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.account import check_follows, products
+from dynolab.forces.ledger.account import check_follows
 from dynolab.forces.ledger.flat import flatten
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.step_account import products
 from dynolab.forces.step.split import (
     micro_batches,
     objective_logps,

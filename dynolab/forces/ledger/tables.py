@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dynolab.forces.ledger.account import SIDES, StepAccount
 from dynolab.forces.ledger.sources import SourceMeasures
+from dynolab.forces.ledger.step_account import SIDES, StepAccount
 from dynolab.results.ledger import TABLES, LedgerSummary, read_table, write_table
 
 PER_STEP = ("before", "after", "predicted", "rounding", "decay", "carried_in")

@@ -1,4 +1,4 @@
-"""How much memory a force map may take."""
+"""How much memory is free, and how much of it a force map may take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 LEAST_BYTES = 2**30
 """What a map takes by default wherever it runs."""
 
-_GROUP = Path("/sys/fs/cgroup")
+_GROUP, _MEMORY = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 
 
 def memory_for(device: torch.device, wanted: int | None = None) -> int:
@@ -22,18 +22,27 @@ def memory_for(device: torch.device, wanted: int | None = None) -> int:
     """
     if wanted is not None:
         return wanted
+    free = free_bytes(device)
+    if device.type == "cpu":
+        free //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(LEAST_BYTES, free // 2)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What new tensors may take of a GPU, or of this host's memory.
+
+    Of a host's that is what its container (cgroup v2) and this process may still take, if less.
+    File caches give way to tensors, and count as free.
+    """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return max(LEAST_BYTES, free // 2)
-    return max(LEAST_BYTES, _free_main_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-
-
-def _free_main_memory() -> int:
-    """Free bytes of this host, or of the container (cgroup v2) or process if it may take less."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return int(torch.cuda.mem_get_info(device)[0])
+    lines = (line.split() for line in _MEMORY.read_text().splitlines())
+    free = 1024 * int(next(line[1] for line in lines if line[0] == "MemAvailable:"))
     with suppress(OSError, ValueError):  # no container, or one without a limit: "max"
         limit = int((_GROUP / "memory.max").read_text())
-        free = min(free, limit - int((_GROUP / "memory.current").read_text()))
+        kinds = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        taken = int((_GROUP / "memory.current").read_text()) - int(kinds["inactive_file"])
+        free = min(free, limit - taken)
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit != resource.RLIM_INFINITY:
         pages = int(Path("/proc/self/statm").read_text().split()[5])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,6 +57,11 @@ class OptimizerMap:
     pull: Tensor
     out: Tensor
     direct: Tensor
+
+    def at(self, columns: slice) -> OptimizerMap:
+        """The map of some numbers of a flat parameter."""
+        parts = ("momentum", "into", "pull", "out", "direct")
+        return replace(self, **{name: getattr(self, name)[columns] for name in parts})
 
     @property
     def scale(self) -> Tensor:

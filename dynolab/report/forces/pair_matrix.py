@@ -102,7 +102,8 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
         "both: green raises log π, brown lowers it. The buttons select the part that goes through "
         "the pair's chosen tokens (the pull up) or through its rejected ones (the push down). "
         "A row adds up to the effect of the whole step. Held-out answers are marked °. Colours end "
-        "at the 98th percentile.",
+        "at the 98th percentile. “dynolab explore” opens the map of any pair on any answer of a "
+        "study, token by token.",
         plot,
     )
 

@@ -31,13 +31,15 @@ class StudyFacts(Row):
     """A study's name, seed, settings and stages.
 
     `map_command` maps the forces before and after preference training; the pair's id is to be
-    added to it; `remedies_command` compares remedies. `rows`: what became of the data's rows.
+    added to it; `explore_command` opens the study in the browser, `remedies_command` compares
+    remedies. `rows`: what became of the data's rows.
     """
 
     name: str
     seed: int | None = None
     config_text: str = ""
     map_command: str = ""
+    explore_command: str = ""
     remedies_command: str = ""
     rows: str = ""
     stages: tuple[StageFacts, ...] = ()

@@ -57,6 +57,15 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
                 with_pair(facts.map_command, pairs[0].pair_id),
             )
         )
+    if facts.explore_command and any(training.probes for training in inputs.trainings):
+        commands.append(
+            (
+                "Ask in the browser who pushed any answer, also one that you type, token by token, "
+                "and what if some pairs were left out. This opens the newest study; to name "
+                "another, add report/ and its key:",
+                facts.explore_command,
+            )
+        )
     commands += [
         (_COMPARISONS.get(name, f"Run {name}:"), command)
         for name, command in inputs.compared.missing.items()

@@ -71,6 +71,7 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         "PREFECT_UI_API_URL": "/api",  # relative to the address that the browser uses
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "",  # none; by default all
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         # With leases in memory, slots leased when a server ends would never be released.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": os.environ.get(
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE",

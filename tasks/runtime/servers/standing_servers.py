@@ -33,10 +33,12 @@ from tasks.runtime.servers.server_processes import (
 )
 from tasks.runtime.system.processes import port_in_use
 from tasks.runtime.system.secret_files import login_token
+from tasks.runtime.track.mlflow_pages import WORKFLOW
 
 DEFAULT_PORTS: Mapping[str, int] = {PREFECT: 4200, MLFLOW: 5000}
 Beside = Callable[[Services], AbstractContextManager[Services]]
 _LABELS = {PREFECT: "Prefect", MLFLOW: "MLflow"}
+_FIRST_PAGES = {MLFLOW: f"#/experiments?{WORKFLOW}"}
 
 
 def running_services(home: Path) -> dict[str, Address]:
@@ -134,7 +136,8 @@ def up(
             )
         )
         for name, address in services.addresses.items():
-            announce(f"{_LABELS[name]:8}{address.url}/?token={login_token(home)}")
+            link = f"{address.url}/?token={login_token(home)}{_FIRST_PAGES.get(name, '')}"
+            announce(f"{_LABELS[name]:8}{link}")
         workers = stack.enter_context(beside(services)) if beside else Services(home, ())
         watch(services, workers)
 

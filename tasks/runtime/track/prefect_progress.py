@@ -11,8 +11,11 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+
+from tasks.runtime.track.mlflow_pages import charts_page, run_page
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -54,29 +57,50 @@ def run_tags() -> dict[str, str]:
 
 
 def link_mlflow_run(
-    tracker: RunTracker, name: str, *, tag_flow_run: bool = False, timeout: float = LINK_SECONDS
+    tracker: RunTracker,
+    name: str,
+    *,
+    tag_flow_run: bool = False,
+    charts: bool = False,
+    timeout: float = LINK_SECONDS,
 ) -> threading.Thread | None:
     """Publish a link artifact in Prefect once MLflow has created the run.
 
-    `tag_flow_run`: also tag the flow run `mlflow:<run id>`; for the flow's parent run. Returns the
-    waiting thread (a caller about to exit may join it); None outside of a Prefect run.
+    `tag_flow_run`: also tag the flow run `mlflow:<run id>`; for the flow's parent run. `charts`:
+    link to the charts of its stages, too. Returns the waiting thread (a caller about to exit may
+    join it); None outside of a Prefect run.
     """
     if not inside_run():
         return None
 
     def publish() -> None:
-        from prefect.artifacts import create_markdown_artifact
-
         if not tracker.wait_created(timeout):
             log.warning("no link in Prefect: MLflow did not create the run of %s in time", name)
-        elif (url := tracker.url) and (run_id := tracker.run_id):
-            link = f"[MLflow run of {name}]({url})"
-            # Prefect's pages render the description as Markdown, too, and show it first.
-            create_markdown_artifact(link, f"mlflow-{slug(name)}", link)
+        elif run := tracker.run:
+            links = {f"MLflow run of {name}": f"{tracker.server}/{run_page(run)}"}
+            if charts:
+                links[f"Charts of {name}"] = f"{tracker.server}/{charts_page(run)}"
+            _publish_links(f"mlflow-{slug(name)}", links)
             if tag_flow_run:
-                _add_flow_run_tag(f"mlflow:{run_id}")
+                _add_flow_run_tag(f"mlflow:{run.run_id}")
 
     return _in_background(f"mlflow-link-{name}", publish)
+
+
+def link_report(name: str, address: str) -> None:
+    """Publish a link artifact that leads to a finished run's page; nothing outside of a run."""
+    if inside_run():
+        links = {f"Report of {name}": address}
+        key = f"report-{slug(name)}"
+        _in_background(key, partial(_publish_links, key, links)).join(CLOSE_SECONDS)
+
+
+def _publish_links(key: str, links: Mapping[str, str]) -> None:
+    from prefect.artifacts import create_markdown_artifact
+
+    text = " · ".join(f"[{title}]({address})" for title, address in links.items())
+    # Prefect's pages render the description as Markdown, too, and show it first.
+    create_markdown_artifact(text, key, text)
 
 
 def raise_event(

@@ -26,6 +26,7 @@ from mlflow.utils.rest_utils import verify_rest_response
 
 from tasks.runtime.track import outbox
 from tasks.runtime.track.client import upload_timeout
+from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, charts_of, description, run_page
 from tasks.runtime.track.outbox import OUTBOX_TAG, STAGE_KEY_TAG, Operation, Outbox, Run, Sent
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,8 @@ class Sender:
                 self._log_artifact(box, run_id, operation)
             elif kind == "model":
                 self._register_model(run_id, operation)
+            elif kind == "describe" and box.sent.run:
+                self._describe(box.sent.run, operation)
             elif kind == "finish":
                 self.client.set_terminated(run_id, operation["status"], operation["time"])
                 return True
@@ -188,6 +191,18 @@ class Sender:
                     operation["tags"],
                     await_creation_for=0,
                 )
+
+    def _describe(self, run: Run, operation: Operation) -> None:
+        """Lead from the run's description to its page, and to its charts, which are set up."""
+        trainings, page = operation["trainings"], operation["page"]
+        if page is not None:
+            made_by, artifact = page
+            page = run_page(replace(run, run_id=made_by), artifact)
+        with _refusal_logged(f"the description of run {run.run_id}"):
+            if trainings is not None:
+                self.client.set_experiment_tag(run.experiment_id, *charts_of(run, trainings))
+            text = description(run, charts=trainings is not None, page=page)
+            self.client.set_tag(run.run_id, DESCRIPTION_TAG, text)
 
     def _open_run(self, box: Outbox) -> Run | None:
         """Find or create the run; None if another process must first send an earlier outbox."""

@@ -13,12 +13,12 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from tasks.runtime.track.client import connect
-from tasks.runtime.track.outbox import STAGE_KEY_TAG, Operation, Outbox, adopt_left_behind
+from tasks.runtime.track.outbox import STAGE_KEY_TAG, Operation, Outbox, Run, adopt_left_behind
 
 log = logging.getLogger(__name__)
 
@@ -147,18 +147,19 @@ class RunTracker:
         return self._box.id if self._box else None
 
     @property
-    def run_id(self) -> str | None:
-        """MLflow's id; None until the server has created the run."""
-        return self._box.sent.run.run_id if self._box and self._box.sent.run else None
+    def run(self) -> Run | None:
+        """The run on the server; None until the server has created it."""
+        return self._box.sent.run if self._box else None
 
     @property
-    def url(self) -> str | None:
-        """The run's page in MLflow's UI; None until `run_id` is known."""
-        if self._box is None or (run := self._box.sent.run) is None:
-            return None
-        place = f"experiments/{run.experiment_id}/runs/{run.run_id}"
-        # Without the query MLflow shows its view of language model calls.
-        return f"{self._tracking.uri}/#/{place}?workflowType=machine_learning"
+    def run_id(self) -> str | None:
+        """MLflow's id; None until the server has created the run."""
+        return self.run.run_id if self.run else None
+
+    @property
+    def server(self) -> str:
+        """Address of MLflow's server."""
+        return self._tracking.uri
 
     def log_metrics(
         self, values: Mapping[str, float], step: int, timestamp_ms: int | None = None
@@ -171,6 +172,16 @@ class RunTracker:
     def set_tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
         self._append({"op": "tags", "values": _clipped(values, TAG_LENGTH)})
+
+    def describe(
+        self, trainings: Sequence[str] | None, page: tuple[str, str] | None = None
+    ) -> None:
+        """Lead from the run's description to its trainings' charts, and to a page.
+
+        **Arguments:** `trainings`: ids of their runs; empty: those under this run; None: no charts.
+        `page`: id of the run, of the same experiment, that made it, and the artifact.
+        """
+        self._append({"op": "describe", "trainings": trainings, "page": page})
 
     def log_params(self, values: Mapping[str, Any]) -> None:
         """Log parameters; a run keeps the first value of each."""

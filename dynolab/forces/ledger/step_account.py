@@ -1,0 +1,254 @@
+"""One step of a ledger: its entries, and what it leaves to the steps before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.forces.function.blocks import block_columns
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.ledger.flat import flatten
+from dynolab.forces.ledger.functional import Slopes
+from dynolab.forces.ledger.responses import StepResponses
+from dynolab.forces.map.problem import Updating
+from dynolab.forces.step.one_step import change_of
+from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
+from dynolab.training.step_record import StepRecord
+
+SLICE = 2**18
+"""Parameters that are multiplied at once, in float64."""
+
+
+@dataclass(frozen=True)
+class TokenLines:
+    """A line's tokens: what each did to a functional; they add up to the line.
+
+    `response` and `functional` are row and column of the line.
+    """
+
+    response: int
+    functional: int
+    nats: Float[Tensor, " tokens"]
+
+
+SIDES = ("chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class StepAccount:
+    """One step's entries, in nats; a column is a functional.
+
+    `lines[i]` belongs to response `responses[i]`: what it did from this step to the last. `before`
+    and `after` are the functionals at both ends of the step, `predicted` is ⟨q̄, Δθ⟩ with the
+    step's real Δθ, and `rounding` the part of it that the optimizer's formula does not give.
+    `carried_in` is what the momentum that the step began with did from here on.
+    `tokens` are those of some lines; `blocks` the sums of the lines of each of `SIDES` through the
+    parameters of a block (`block_of`).
+    """
+
+    step: int
+    responses: tuple[Updating, ...]
+    lines: Float[Tensor, "responses functionals"]
+    decay: Float[Tensor, " functionals"]
+    carried_in: Float[Tensor, " functionals"]
+    before: Float[Tensor, " functionals"]
+    after: Float[Tensor, " functionals"]
+    predicted: Float[Tensor, " functionals"]
+    rounding: Float[Tensor, " functionals"]
+    tokens: tuple[TokenLines, ...] = ()
+    blocks: Mapping[str, Float[Tensor, "functionals 2"]] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> Float[Tensor, " functionals"]:
+        """The step's change of every functional."""
+        return self.after - self.before
+
+    @property
+    def residual(self) -> Float[Tensor, " functionals"]:
+        """What the slopes at both ends leave unexplained, measured − predicted."""
+        return self.measured - self.predicted
+
+    def parts(self) -> dict[str, Float[Tensor, " functionals"]]:
+        """Sums over the responses of each side, and what else moved the functionals."""
+        sides = {
+            side: self.lines[[response.side == side for response in self.responses]].sum(0)
+            for side in SIDES
+        }
+        return {
+            **sides,
+            "decay": self.decay,
+            "momentum": self.carried_in,
+            "rounding": self.rounding,
+            "residual": self.residual,
+            "measured": self.measured,
+        }
+
+
+def joined(parts: Sequence[StepAccount]) -> StepAccount:
+    """The entries of a step from those of some functionals each."""
+
+    def columns(name: str, dim: int = 0) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts], dim)
+
+    single = ("decay", "carried_in", "before", "after", "predicted", "rounding")
+    return replace(
+        parts[0],
+        lines=columns("lines", 1),
+        **{name: columns(name) for name in single},
+        tokens=tuple(own for part in parts for own in part.tokens),
+        blocks={name: torch.cat([part.blocks[name] for part in parts]) for name in parts[0].blocks},
+    )
+
+
+@dataclass(frozen=True)
+class StepMade:
+    """What an optimizer step was made of: its responses' gradients, its map, and its change Δθ.
+
+    `blocks`: columns of flat vectors by the block that they belong to (`block_columns`).
+    """
+
+    number: int
+    labels: tuple[Updating, ...]
+    gradients: Float[Tensor, "responses parameters"]
+    map: OptimizerMap
+    change: Float[Tensor, " parameters"]
+    blocks: Mapping[str, Sequence[slice]]
+
+    def slices(self) -> Iterator[tuple[str, slice]]:
+        """All columns, at most `SLICE` at once, with their block."""
+        for block, columns in self.blocks.items():
+            for whole in columns:
+                for start in range(whole.start, whole.stop, SLICE):
+                    yield block, slice(start, min(start + SLICE, whole.stop))
+
+
+@dataclass(frozen=True)
+class Later:
+    """What an entered step leaves to the one entered next, some steps before it.
+
+    `sensitivity`: U of the step; `push`: `out ⊙ q̄`, which only steps further away than one need.
+    """
+
+    sensitivity: Float[Tensor, "functionals parameters"]
+    push: Float[Tensor, "functionals parameters"] | None
+
+    def at(self, columns: slice) -> Self:
+        """The same of some parameters."""
+        push = None if self.push is None else self.push[:, columns]
+        return type(self)(self.sensitivity[:, columns], push)
+
+    def sensitivity_before(
+        self, push: Float[Tensor, "functionals parameters"], carry: float, gap: int
+    ) -> Float[Tensor, "functionals parameters"]:
+        """U of a step `gap` steps before, which pushes by `push`."""
+        if gap == 1:
+            return push + carry * self.sensitivity
+        assert self.push is not None
+        here = sum(carry**age * (1 - age / gap) for age in range(gap))
+        there = sum(carry**age * age / gap for age in range(gap))
+        return here * push + there * self.push + carry**gap * self.sensitivity
+
+
+def account_of(
+    step: StepMade,
+    start: Slopes,
+    end: Slopes,
+    later: Later | None = None,
+    gap: int = 1,
+    *,
+    whole: bool = True,
+) -> tuple[StepAccount, Later]:
+    """A step's entries, and what the step before it needs.
+
+    The gradients of `end`, and the push in `later`, are overwritten by those that are returned:
+    beside them it takes the memory of `SLICE` parameters.
+
+    **Arguments:**
+
+    - `start`, `end`: slopes at both ends.
+    - `later`: of the step entered last, `gap` steps after this one; without it momentum counts
+      where it acts, as in a step that is looked at alone.
+    - `whole`: the step before this one is entered next, so that no push is kept.
+    """
+    count, responses = len(start.values), len(step.gradients)
+    by_sensitivity = start.values.new_zeros(count, responses + 2, dtype=torch.float64)
+    by_slope = start.values.new_zeros(count, 3, dtype=torch.float64)
+    blocks = {block: start.values.new_zeros(count, 2, dtype=torch.float64) for block in step.blocks}
+    sides = [[label.side == side for label in step.labels] for side in SIDES]
+    pushed = None if later is None else later.push
+    if pushed is None and not whole:
+        pushed = torch.empty_like(end.gradients)
+    for block, columns in step.slices():
+        made, gradients = step.map.at(columns), step.gradients[:, columns]
+        mean = (start.gradients[:, columns] + end.gradients[:, columns]) / 2
+        own = push = made.out * mean
+        if later is not None:
+            own = later.at(columns).sensitivity_before(push, made.carry, gap)
+        # Products of rows with rows; single vectors stand below the responses.
+        entering = torch.cat([gradients * made.into, torch.stack([made.pull, made.momentum])])
+        along = products(own, entering)
+        by_sensitivity += along
+        blocks[block] -= torch.stack([along[:, :-2][:, side].sum(1) for side in sides], 1)
+        change = step.change[columns]
+        by_formula = made.history - made.scale * gradients.sum(0)
+        by_slope += products(mean, torch.stack([made.direct, change, change - by_formula]))
+        end.gradients[:, columns] = own
+        if pushed is not None:
+            pushed[:, columns] = push
+    lines, (pull, momentum) = -by_sensitivity[:, :-2].T, by_sensitivity[:, -2:].T
+    direct, predicted, rounding = by_slope.T
+    account = StepAccount(
+        step=step.number,
+        responses=step.labels,
+        lines=lines,
+        decay=direct - pull,
+        carried_in=-step.map.carry * momentum,
+        before=start.values,
+        after=end.values,
+        predicted=predicted,
+        rounding=rounding,
+        blocks=blocks,
+    )
+    return account, Later(end.gradients, pushed)
+
+
+def products(
+    left: Float[Tensor, "rows parameters"], right: Float[Tensor, "columns parameters"]
+) -> Float[Tensor, "rows columns"]:
+    """`left rightᵀ` in float64, some parameters at a time.
+
+    Sums over millions of float32 products would lose the digits in which an account closes.
+    """
+    total = left.new_zeros(len(left), len(right), dtype=torch.float64)
+    for some, others in zip(left.split(SLICE, dim=1), right.split(SLICE, dim=1), strict=True):
+        total += some.double() @ others.double().T
+    return total
+
+
+def step_made(record: StepRecord, policy: PolicyFunction, responses: StepResponses) -> StepMade:
+    """What a recorded step was made of."""
+    return StepMade(
+        number=record.facts.step,
+        labels=responses.labels,
+        gradients=responses.gradients,
+        map=_map_of(record, policy, responses.gradients.sum(0)),
+        change=flatten(policy.cast(change_of(record.before, record.after))),
+        blocks=block_columns(record.before),
+    )
+
+
+def _map_of(
+    record: StepRecord, policy: PolicyFunction, gradient: Float[Tensor, " parameters"]
+) -> OptimizerMap:
+    """The whole step as one map of flat vectors."""
+    keys = sorted({key for tensors in record.state.values() for key in tensors})
+    state = {
+        key: flatten(policy.cast({name: record.state[name][key] for name in record.before}))
+        for key in keys
+    }
+    return optimizer_map(record.facts, flatten(policy.cast(record.before)), state, gradient)

@@ -1,0 +1,98 @@
+"""A study in MLflow's pages: their addresses, its charts, and the description of its run.
+
+MLflow opens on pages for calls of language models, unless an address names the other workflow. It
+takes charts that were chosen beforehand from a tag of the experiment, whose end the address names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from tasks.runtime.track.outbox import Run
+
+WORKFLOW = "workflowType=machine_learning"
+VIEW_TAG = "mlflow.sharedViewState."
+DESCRIPTION_TAG = "mlflow.note.content"
+PAGE_FOLDER = "report"
+"""Where a page stands among the artifacts of the run that made it."""
+
+_IS_TRAINING = "metrics.`train/learning_rate` >= 0"
+
+CHARTS = {
+    "Answers": (
+        ("probe/chosen/logp", "probe/rejected/logp", "probe/argmax/logp"),
+        ("squeeze/gap",),
+        ("probe/argmax/outside_mass",),
+    ),
+    "Training": (
+        ("train/loss",),
+        ("train/chosen_logp", "train/rejected_logp"),
+        ("train/margin",),
+        ("train/accuracy",),
+        ("train/grad_norm",),
+    ),
+}
+"""Section → the metrics of each chart. MLflow shows those with values, and all others below."""
+
+
+def run_page(run: Run, artifact: str = "") -> str:
+    """Address of a run's page on its server, or of one of its artifacts there."""
+    page = f"#/experiments/{run.experiment_id}/runs/{run.run_id}"
+    return f"{page}/artifacts/{artifact}?{WORKFLOW}" if artifact else f"{page}?{WORKFLOW}"
+
+
+def charts_page(run: Run) -> str:
+    """Address of the charts of a run's trainings."""
+    view = f"viewStateShareKey={run.run_id}&compareRunsMode=CHART"
+    return f"#/experiments/{run.experiment_id}/runs?{view}&{WORKFLOW}"
+
+
+def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
+    """Tag of the experiment, key and value, that holds the charts of a run's trainings.
+
+    `trainings`: ids of their runs, which other studies may have made; empty: those under the run.
+    Sorted by name, runs stand in a flat list: under their parent they would be folded away.
+    """
+    numbers, listed = count(), ", ".join(f"'{training}'" for training in trainings)
+    made = f"attributes.run_id IN ({listed})"
+    under = f"tags.`mlflow.parentRunId` = '{run.run_id}' and {_IS_TRAINING}"
+    charts: list[dict[str, Any]] = [
+        {
+            "uuid": f"chart-{next(numbers)}",
+            "type": "LINE",
+            "metricSectionId": section,
+            "metricKey": metrics[0],
+            "selectedMetricKeys": metrics,
+            "xAxisKey": "step",
+            "yAxisKey": "metric",
+            "scaleType": "linear",
+            "xAxisScaleType": "linear",
+            "range": {},
+            "useGlobalXaxisKey": True,
+            "useGlobalLineSmoothing": True,
+        }
+        for section, drawn in CHARTS.items()
+        for metrics in drawn
+    ]
+    state = {
+        "searchFilter": made if trainings else under,
+        "orderByKey": "tags.`mlflow.runName`",
+        "orderByAsc": True,
+        "runsHiddenMode": "SHOW_ALL",
+        "isAccordionReordered": True,
+        "compareRunCharts": charts,
+        "compareRunSections": [
+            {"uuid": section, "name": section, "display": True, "isReordered": True}
+            for section in CHARTS
+        ],
+    }
+    return VIEW_TAG + run.run_id, json.dumps(state, ensure_ascii=False)
+
+
+def description(run: Run, *, charts: bool, page: str | None) -> str:
+    """Markdown that leads from a run to its charts and to `page`, an address."""
+    links = {"Report": page, "Charts": charts_page(run) if charts else None}
+    return " · ".join(f"[{name}]({address})" for name, address in links.items() if address)
