@@ -95,11 +95,15 @@ def joined(parts: Sequence[StepAccount]) -> StepAccount:
     def columns(name: str, dim: int = 0) -> Tensor:
         return torch.cat([getattr(part, name) for part in parts], dim)
 
-    single = ("decay", "carried_in", "before", "after", "predicted", "rounding")
     return replace(
         parts[0],
         lines=columns("lines", 1),
-        **{name: columns(name) for name in single},
+        decay=columns("decay"),
+        carried_in=columns("carried_in"),
+        before=columns("before"),
+        after=columns("after"),
+        predicted=columns("predicted"),
+        rounding=columns("rounding"),
         tokens=tuple(own for part in parts for own in part.tokens),
         blocks={name: torch.cat([part.blocks[name] for part in parts]) for name in parts[0].blocks},
     )
