@@ -94,9 +94,10 @@ def _through_what(inputs: ReportInputs) -> str | Markup:
     chosen, rejected = (
         np.mean([getattr(row, side) for row in rows]) for side in ("from_chosen", "from_rejected")
     )
+    made = f"In {steps} recorded step{'s' if steps > 1 else ''}"
     return (
-        f"In {steps} recorded steps, chosen answers pushed them by {number(chosen, sign=True)} "
-        f"nats a step on average and rejected answers by {number(rejected, sign=True)}."
+        f"{made}, chosen answers pushed them by {number(chosen, sign=True)} nats a step on average "
+        f"and rejected answers by {number(rejected, sign=True)}."
     )
 
 
