@@ -186,6 +186,7 @@ def started() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
         write_model(folder / "model", "160m")
+        pythia(vocab_size=64, num_hidden_layers=1).save_pretrained(folder / "small")
         config = training({"ranks": 2, "zero_stage": 0})
         launch(folder / "job", "start_rank", config, folder / "model", folder / "rows.jsonl")
         figures = json.loads((folder / "job" / "figures-0.json").read_text())

@@ -12,7 +12,6 @@ from dynolab.training.config import TrainConfig
 from dynolab.training.deepspeed_engine import DeepSpeedEngine, init_ranks
 from dynolab.training.job import TrainJob
 from models.language import load_language_model
-from tests.benchmarks.pythia import pythia
 from tests.benchmarks.resident import own, peak_above_start
 
 
@@ -26,9 +25,7 @@ def main() -> None:
     job = TrainJob.model_validate_json(Path(sys.argv[1]).read_text())
     init_ranks()
     rank = os.environ["RANK"]
-    small = job.output.parent / f"small-{rank}"
-    pythia(vocab_size=64, num_hidden_layers=1).save_pretrained(small)
-    start(job.config, small)  # modules are imported, and libraries have their buffers
+    start(job.config, job.model.with_name("small"))  # modules are imported, and libraries have their buffers
     kept = []
     most = peak_above_start(lambda: kept.append(start(job.config, job.model)), own)
     weights = sum(file.stat().st_size for file in job.model.glob("*.safetensors"))
