@@ -196,7 +196,10 @@ class Costs:
         answers = config.pairs * self.inputs.functionals * len(training.record_steps)
         positions = self._answers(answers * DIRECTIONS)
         cost = self._cost("bd", positions, CHANGE * forward_flops(shape, positions))
-        return replace(cost, rank_bytes=forces_bytes(shape, training.optimizer))
+        memory = forces_bytes(shape, training.optimizer)
+        if self.machine.gpus:
+            return replace(cost, rank_bytes=memory.device, host_bytes=memory.host)
+        return replace(cost, rank_bytes=memory.together)
 
     def _squeezing(self, config: Any, trainings: Sequence[Any]) -> StageCost:
         """Answers of both kinds and splits at every recorded step and at the end, by two models; a

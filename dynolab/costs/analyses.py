@@ -19,10 +19,30 @@ def audit_bytes(shape: ModelShape) -> int:
     return 3 * FP32 * shape.parameters
 
 
-def forces_bytes(shape: ModelShape, optimizer: OptimizerConfig) -> int:
-    """15 + s: the policy, weights before, between and after, the step's parts, and the s optimizer
-    states, as they are recorded and as the step's map has them."""
-    return (15 + states(optimizer)) * FP32 * shape.parameters
+@dataclass(frozen=True)
+class ForcesBytes:
+    """Most bytes of tensors of a step's forces.
+
+    - `device`: on the policy's GPU; `host`: in main memory beside it.
+    - `together`: where main memory has both, and shares what both hold.
+    """
+
+    device: int
+    host: int
+    together: int
+
+
+def forces_bytes(shape: ModelShape, optimizer: OptimizerConfig) -> ForcesBytes:
+    """What a stage of forces holds, in copies of the weights.
+
+    On a GPU 8: the policy, the step's map, an answer's gradient and the change that the map makes
+    of it, and weights to take derivatives at. In main memory 8 + s: weights before and after the step and at its midpoint, its s optimizer
+    states, its change and three parts of it, and the weights that the first recorded step started
+    from. Together 11 + s.
+    """
+    copy = FP32 * shape.parameters
+    recorded = 8 + states(optimizer)
+    return ForcesBytes(device=8 * copy, host=recorded * copy, together=(recorded + 3) * copy)
 
 
 def ledger_copies(

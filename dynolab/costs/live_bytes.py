@@ -17,11 +17,13 @@ class LiveBytes(TorchDispatchMode):
 
     Unlike resident memory it holds no libraries, and nothing that an allocator keeps for later.
 
-    **Arguments:** `known`: tensors that do not count, such as a model's weights.
+    **Arguments:** `known`: tensors that do not count, such as a model's weights; `dtype`: only
+    tensors of it count.
     """
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+    def __init__(self, known: Iterable[Tensor] = (), dtype: torch.dtype | None = None) -> None:
         super().__init__()
+        self._dtype = dtype
         self.now = self.most = 0
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
 
@@ -30,7 +32,11 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         made = func(*args, **(kwargs or {}))
         for value in tree_iter((args, kwargs, made)):
-            if isinstance(value, Tensor) and value.device.type != "meta":
+            if (
+                isinstance(value, Tensor)
+                and value.device.type != "meta"
+                and self._dtype in (None, value.dtype)
+            ):
                 self._count(value.untyped_storage())
         return made
 

@@ -56,7 +56,7 @@ from dynolab.forces.step.one_step import (
     midpoint,
     one_step,
 )
-from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
+from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.second_order import SecondOrder, second_order
 from dynolab.forces.step.split import (
     SideGradients,
@@ -111,7 +111,6 @@ __all__ = [
     "feature_forces",
     "feature_step",
     "force_map",
-    "freeze_update",
     "hidden_states",
     "kernel_blocks",
     "kernel_lower_bound",

@@ -25,7 +25,9 @@ def main() -> None:
     job = TrainJob.model_validate_json(Path(sys.argv[1]).read_text())
     init_ranks()
     rank = os.environ["RANK"]
-    start(job.config, job.model.with_name("small"))  # modules are imported, and libraries have their buffers
+    start(
+        job.config, job.model.with_name("small")
+    )  # modules are imported, and libraries have their buffers
     kept = []
     most = peak_above_start(lambda: kept.append(start(job.config, job.model)), own)
     weights = sum(file.stat().st_size for file in job.model.glob("*.safetensors"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from dynolab.audit.audit import audit_pairs
 from dynolab.costs.analyses import (
@@ -21,11 +22,18 @@ from dynolab.costs.live_bytes import LiveBytes
 from dynolab.costs.shape import ModelShape, shape_of
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
-from dynolab.forces import PolicyFunction, step_forces
+from dynolab.forces import (
+    PolicyFunction,
+    split_step,
+    step_forces,
+    step_layers,
+    step_validity,
+)
 from dynolab.forces.kernel.size import kernel_sizes
 from dynolab.forces.ledger import step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.watched import kind_means
+from dynolab.forces.step.token_map import example_pushes
 from dynolab.objectives.dpo import DPO, DPOConfig
 from dynolab.squeezing.forecast import forecasts
 from dynolab.squeezing.ladder import ladder
@@ -81,9 +89,9 @@ def trained(
     yield Trained(run(make_job(folder, folder, config)), shape_of(model))
 
 
-def most_bytes(work: Callable[[], object]) -> int:
+def most_bytes(work: Callable[[], object], dtype: torch.dtype | None = None) -> int:
     gc.collect()
-    with LiveBytes() as live:
+    with LiveBytes(dtype=dtype) as live:
         work()
     return live.most
 
@@ -94,14 +102,50 @@ def test_an_audit(trained: Trained) -> None:
     assert most == pytest.approx(audit_bytes(trained.shape), rel=0.15)
 
 
+@pytest.fixture
+def one_direction_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a model whose weights are larger than what directions may take together."""
+    monkeypatch.setattr("dynolab.forces.function.policy._TANGENT_BYTES", 0)
+
+
+@pytest.mark.usefixtures("one_direction_at_a_time")
 def test_forces_of_a_step(trained: Trained) -> None:
+    first = step_record(trained.job, 0).before
+
     def forces() -> None:
         record, policy = step_record(trained.job, 1), trained.policy()
         rows, encoder = trained.probes, trained.encoder
         step_forces(record, policy, rows, encoder, stage="dpo", batch_tokens=256)
 
     planned = forces_bytes(trained.shape, trained.job.config.optimizer)
-    assert most_bytes(forces) == pytest.approx(planned, rel=0.1)
+    held = sum(w.nbytes for w in first.values())
+    assert most_bytes(forces) + held == pytest.approx(planned.together, rel=0.1)
+
+
+@pytest.mark.usefixtures("one_direction_at_a_time")
+def test_forces_on_a_device_of_their_own(trained: Trained) -> None:
+    """A policy in float64 copies what it takes of a record in float32, as one on a GPU does."""
+    record, rows, encoder = step_record(trained.job, 1), trained.probes, trained.encoder
+    watched = encoder.response("0", rows[0].prompt, rows[0].response)
+    assert watched is not None
+
+    def pushes(policy: PolicyFunction) -> None:
+        example_pushes(record, policy, split_step(record, policy).update, watched)
+
+    def most(work: Callable[[PolicyFunction], object]) -> int:
+        model = load_language_model(trained.job.model)
+        return most_bytes(lambda: work(PolicyFunction(model, torch.float64)), torch.float64)
+
+    def measured(by: Callable[..., object]) -> int:
+        return most(lambda policy: by(record, policy, rows, encoder, stage="dpo", batch_tokens=256))
+
+    copy = 8 * trained.shape.parameters
+    parts = 3 * copy  # they wait in main memory
+    largest = max(
+        measured(step_forces) - parts, measured(step_layers), measured(step_validity), most(pushes)
+    )
+    planned = forces_bytes(trained.shape, trained.job.config.optimizer).device
+    assert largest == pytest.approx(2 * planned, rel=0.1)
 
 
 def test_squeezing(trained: Trained) -> None:

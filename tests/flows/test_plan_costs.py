@@ -38,7 +38,7 @@ def remedies(file: str, machine: str, *changes: str) -> dict[str, str]:
     ("file", "machine"),
     [
         ("hh_pythia410m.yaml", "h100"),
-        ("hh_pythia1.4b.yaml", "h200"),
+        ("hh_pythia1.4b.yaml", "h100"),
         ("hh_pythia2.8b.yaml", "h100x8"),
         (LLAMA, "h100x8"),
     ],
@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_told_a_setting_that_fits() -> None:
     assert set(steps) == {"sft", "preference"}
     changed = [text.removeprefix("set ") for text in steps.values()]
     assert remedies(LLAMA, "h100x8", *fp32, *changed) == {}
-    assert remedies("hh_pythia1.4b.yaml", "h100") == {
+    assert remedies("hh_pythia2.8b.yaml", "h100x8", "forces={pairs: 20}") == {
         "sft-forces": "set forces=null",
         "preference-forces": "set forces=null",
     }

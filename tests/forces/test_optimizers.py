@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
+from dynolab.forces.step.optimizers import FrozenUpdate, OptimizerMap, optimizer_map
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import StepFacts
 
@@ -60,51 +60,47 @@ def test_every_step_is_torchs_of_the_clipped_gradient(name: str) -> None:
     for step, gradient in enumerate(GRADIENTS):
         before = weight.detach().clone()
         state = {key: value.clone() for key, value in optimizer.state.get(weight, {}).items()}
-        update = freeze_update(
-            facts(config, step), {"w": before}, {"w": state} if state else {}, {"w": gradient}
-        )
+        update = optimizer_map(facts(config, step), before, state, gradient)
         weight.grad = CLIP * gradient
         optimizer.step()
-        replayed = update.along({"w": gradient})["w"] + update.history["w"]
+        replayed = -update.scale * gradient + update.history
         torch.testing.assert_close(replayed, weight.detach() - before, rtol=1e-12, atol=1e-14)
 
 
-def one_number(name: str, state: dict[str, float], step: int) -> FrozenUpdate:
+def one_number(name: str, state: dict[str, float], step: int) -> OptimizerMap:
     """The map of a weight of 2 with a gradient of 4, clipped to 2."""
 
     def number(value: float) -> Tensor:
         return torch.tensor([value], dtype=torch.float64)
 
     tensors = {key: number(value) for key, value in state.items()}
-    return freeze_update(
-        facts(OPTIMIZERS[name][0], step), {"w": number(2)}, {"w": tensors}, {"w": number(4)}
-    )
+    return optimizer_map(facts(OPTIMIZERS[name][0], step), number(2), tensors, number(4))
 
 
 def test_history_is_what_the_step_does_beside_the_batch_by_hand() -> None:
     sgd = one_number("sgd", {"momentum_buffer": 3.0}, 1)
-    assert sgd.scale["w"].item() == pytest.approx(0.1 * 0.5)
-    assert sgd.history["w"].item() == pytest.approx(-0.1 * (0.9 * 3 + 0.2 * 2))
+    assert sgd.scale.item() == pytest.approx(0.1 * 0.5)
+    assert sgd.history.item() == pytest.approx(-0.1 * (0.9 * 3 + 0.2 * 2))
 
     # v' = 0.9 · 5 + 0.1 · 2² = 4.9, corrected by 1 − 0.9² = 0.19; m by 1 − 0.8² = 0.36.
     adamw = one_number("adamw", {"exp_avg": 3.0, "exp_avg_sq": 5.0}, 1)
     rate = 0.1 / 0.36 / ((4.9 / 0.19) ** 0.5 + 0.3)
-    assert adamw.scale["w"].item() == pytest.approx(rate * 0.2 * 0.5)
-    assert adamw.history["w"].item() == pytest.approx(-0.1 * 0.2 * 2 - rate * 0.8 * 3)
+    assert adamw.scale.item() == pytest.approx(rate * 0.2 * 0.5)
+    assert adamw.history.item() == pytest.approx(-0.1 * 0.2 * 2 - rate * 0.8 * 3)
 
     # u = 2 + 0.2 · 2 = 2.4, v' = 0.7 · 5 + 0.3 · 2.4² = 5.228.
     rmsprop = one_number("rmsprop", {"square_avg": 5.0, "momentum_buffer": 3.0}, 1)
     size = 5.228**0.5 + 0.3
-    assert rmsprop.scale["w"].item() == pytest.approx(0.1 * 0.5 / size)
-    assert rmsprop.history["w"].item() == pytest.approx(-0.1 * (0.9 * 3 + 0.4 / size))
+    assert rmsprop.scale.item() == pytest.approx(0.1 * 0.5 / size)
+    assert rmsprop.history.item() == pytest.approx(-0.1 * (0.9 * 3 + 0.4 / size))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_that_has_not_stepped_has_zeros_for_its_state(name: str) -> None:
     zeros = dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq", "square_avg"), 0.0)
     none, zero = one_number(name, {}, 0), one_number(name, zeros, 0)
-    assert torch.equal(none.scale["w"], zero.scale["w"])
-    assert torch.equal(none.history["w"], zero.history["w"])
+    assert torch.equal(none.scale, zero.scale)
+    assert torch.equal(none.history, zero.history)
 
 
 def test_a_part_of_the_gradient_makes_its_part_of_the_update() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -114,4 +115,9 @@ def midpoint(before: Weights, after: Weights) -> dict[str, Tensor]:
 
 def norm(weights: Weights) -> Float[Tensor, ""]:
     """Frobenius norm over all parameters, accumulated in float64."""
-    return torch.stack([w.double().square().sum() for w in weights.values()]).sum().sqrt()
+    return norm_of(weights.values())
+
+
+def norm_of(tensors: Iterable[Tensor]) -> Float[Tensor, ""]:
+    """The same of tensors that may be made one by one."""
+    return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum().sqrt()

@@ -89,20 +89,6 @@ def optimizer_map(
     return _MAPS[facts.optimizer.name](facts, theta, state, gradient)
 
 
-def freeze_update(
-    facts: StepFacts,
-    before: Weights,
-    state: Mapping[str, Mapping[str, Tensor]],
-    gradient: Weights,
-) -> FrozenUpdate:
-    """The affine map of one realised step, of all parameters (`optimizer_map`)."""
-    scale, history = {}, {}
-    for name, g in gradient.items():  # one map at a time: each holds several tensors
-        own = optimizer_map(facts, before[name], state.get(name, {}), g)
-        scale[name], history[name] = own.scale, own.history
-    return FrozenUpdate(scale, history)
-
-
 def _sgd(
     facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
 ) -> OptimizerMap:

@@ -20,8 +20,8 @@ from dynolab.forces.function.checks import check_record
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
-from dynolab.forces.step.one_step import change_of, norm
-from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
+from dynolab.forces.step.one_step import norm_of
+from dynolab.forces.step.optimizers import FrozenUpdate, optimizer_map
 from dynolab.objectives import Objective, build_objective
 from dynolab.training.step_batch import collate_step
 from dynolab.training.step_record import Recorded, StepRecord
@@ -61,10 +61,11 @@ class UpdateSplit:
 
     def total(self) -> dict[str, Tensor]:
         """The whole replayed update."""
-        return {
-            name: chosen + self.from_rejected[name] + self.from_history[name]
-            for name, chosen in self.from_chosen.items()
-        }
+        return {name: self.total_of(name) for name in self.from_chosen}
+
+    def total_of(self, name: str) -> Tensor:
+        """The replayed update of one parameter."""
+        return self.from_chosen[name] + self.from_rejected[name] + self.from_history[name]
 
 
 def split_step(
@@ -85,17 +86,20 @@ def split_step(
     """
     check_record(record, policy.causal)
     gradients = side_gradients(record, policy, batch_tokens=batch_tokens)
-    state = {
-        name: {key: tensor.to(policy.device, policy.dtype) for key, tensor in tensors.items()}
-        for name, tensors in record.state.items()
-    }
-    update = freeze_update(record.facts, policy.cast(record.before), state, gradients.total())
-    return UpdateSplit(
-        from_chosen=update.along(gradients.chosen),
-        from_rejected=update.along(gradients.rejected),
-        from_history=update.history,
-        update=update,
-    )
+    chosen: dict[str, Tensor] = {}
+    rejected: dict[str, Tensor] = {}
+    update = FrozenUpdate({}, {})
+    for name in list(gradients.chosen):  # a parameter's gradients end where its parts begin
+        sides = gradients.chosen.pop(name), gradients.rejected.pop(name)
+        theta = record.before[name].to(policy.device, policy.dtype)
+        state = {
+            key: tensor.to(policy.device, policy.dtype)
+            for key, tensor in record.state.get(name, {}).items()
+        }
+        own = optimizer_map(record.facts, theta, state, sides[0] + sides[1])
+        update.scale[name], update.history[name] = own.scale, own.history
+        chosen[name], rejected[name] = (-update.scale[name] * gradient for gradient in sides)
+    return UpdateSplit(chosen, rejected, update.history, update)
 
 
 def side_gradients(
@@ -171,10 +175,11 @@ def objective_logps(
 
 def replay_error(split: UpdateSplit, record: StepRecord) -> float:
     """`‖Σ parts − (after − before)‖ / ‖after − before‖`, Frobenius over all parameters."""
-    recorded = change_of(_doubled(record.before), _doubled(record.after))
-    replayed = split.total()
-    gap = {name: replayed[name].to("cpu", torch.float64) - d for name, d in recorded.items()}
-    return _ratio(norm(gap), norm(recorded))
+    gaps = (
+        split.total_of(name).to("cpu", torch.float64) - change
+        for name, change in _recorded_change(record)
+    )
+    return _ratio(norm_of(gaps), _recorded_norm(record))
 
 
 def rounding_floor(record: StepRecord) -> float:
@@ -183,17 +188,21 @@ def rounding_floor(record: StepRecord) -> float:
     Rounding to a grid of spacing ulp errs by ulp/√12 in the root mean square. A replay error of
     this size is only rounding.
     """
-    spacing = {
-        name: torch.nextafter(w.abs(), torch.full_like(w, torch.inf)) - w.abs()
-        for name, w in record.after.items()
-    }
-    recorded = change_of(_doubled(record.before), _doubled(record.after))
-    return _ratio(norm(spacing) / 12**0.5, norm(recorded))
+    spacings = (
+        torch.nextafter(w.abs(), torch.full_like(w, torch.inf)) - w.abs()
+        for w in record.after.values()
+    )
+    return _ratio(norm_of(spacings) / 12**0.5, _recorded_norm(record))
 
 
-def _doubled(weights: Weights) -> dict[str, Tensor]:
-    """The weights in float64, where differences of float32 numbers are exact."""
-    return {name: w.double() for name, w in weights.items()}
+def _recorded_norm(record: StepRecord) -> Float[Tensor, ""]:
+    return norm_of(change for _, change in _recorded_change(record))
+
+
+def _recorded_change(record: StepRecord) -> Iterator[tuple[str, Tensor]]:
+    """What the step changed, in float64, where differences of float32 numbers are exact."""
+    for name, before in record.before.items():
+        yield name, record.after[name].double() - before.double()
 
 
 def _accumulate(

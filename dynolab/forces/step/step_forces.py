@@ -18,7 +18,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.step.one_step import change_of, midpoint
-from dynolab.forces.step.split import UpdateSplit, replay_error, rounding_floor, split_step
+from dynolab.forces.step.split import replay_error, rounding_floor, split_step
 from dynolab.forces.step.watch import Watched, encode_probes, watch
 from dynolab.results.study import ForceRow, ReplayFacts
 from dynolab.training.step_record import StepRecord
@@ -64,13 +64,18 @@ def step_forces(
     lengths = [len(answer.ids) for _, answer in answers]
     mine = answers[distributed.share_of(lengths)] if over_ranks else answers
     split = split_step(record, policy, batch_tokens=batch_tokens)
+    error = replay_error(split, record)
     directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
-    directions |= {name: part for name, part in split.parts().items() if _moves(part)}
+    directions |= {name: _kept(part) for name, part in split.parts().items() if _moves(part)}
+    del split
 
+    groups = list(by_length([answer for _, answer in mine], batch_tokens))
+    batches = [
+        watch([mine[member] for member in members], record.before, policy) for members in groups
+    ]
     rows: list[list[ForceRow]] = [[] for _ in mine]
-    for members in by_length([answer for _, answer in mine], batch_tokens):
-        watched = watch([mine[member] for member in members], record.before, policy)
-        sums = _observe(watched, record, directions, policy)
+    observed = _observe(batches, record, directions, policy)
+    for members, watched, sums in zip(groups, batches, observed, strict=True):
         for index, (number, kind) in enumerate(zip(watched.row, watched.kind, strict=True)):
             values = {name: float(total[index]) for name, total in sums.items()}
             member = members[number]
@@ -78,7 +83,7 @@ def step_forces(
     if over_ranks:
         rows = list(chain.from_iterable(distributed.gather(rows)))
     flat = [row for group in rows for row in group]
-    return StepForces(flat, _replay(record, split, stage, flat))
+    return StepForces(flat, _replay(record, error, stage, flat))
 
 
 def _row(
@@ -102,9 +107,7 @@ def _row(
     )
 
 
-def _replay(
-    record: StepRecord, split: UpdateSplit, stage: str, rows: Sequence[ForceRow]
-) -> ReplayFacts:
+def _replay(record: StepRecord, error: float, stage: str, rows: Sequence[ForceRow]) -> ReplayFacts:
     gap = [r.from_chosen + r.from_rejected + r.from_history - r.predicted for r in rows]
     facts = record.facts
     return ReplayFacts(
@@ -113,7 +116,7 @@ def _replay(
         learning_rate=facts.learning_rate,
         clip_factor=facts.clip_factor,
         grad_norm=facts.grad_norm,
-        replay_error=replay_error(split, record),
+        replay_error=error,
         rounding_floor=rounding_floor(record),
         closure_error=math.hypot(*gap) / math.hypot(*(row.predicted for row in rows)),
     )
@@ -121,22 +124,44 @@ def _replay(
 
 @torch.no_grad()
 def _observe(
-    watched: Watched, record: StepRecord, directions: Mapping[str, Weights], policy: PolicyFunction
-) -> dict[str, Float[Tensor, " answers"]]:
-    """Measured change, and first order along every direction, of each answer."""
-    place = midpoint(record.before, record.after)
-    batch, view = watched.batch, watched.view
-    moved = policy.observed(policy.cast(record.after), batch, view) - watched.start
-    along = policy.change_along(place, directions.values(), batch, view=view)
-    zero = torch.zeros_like(moved)
-    tokens = {
-        "measured": moved,
-        "from_chosen": zero,
-        "from_rejected": zero,
-        "from_history": zero,
-        **dict(zip(directions, along, strict=True)),
-    }
-    return {name: watched.sums(values) for name, values in tokens.items()}
+    batches: Sequence[Watched],
+    record: StepRecord,
+    directions: Mapping[str, Weights],
+    policy: PolicyFunction,
+) -> list[dict[str, Float[Tensor, " answers"]]]:
+    """Measured change, and first order along every direction, of each answer of each batch.
+
+    Weights and directions are on the policy's device in turn, each once.
+    """
+    after = policy.cast(record.after)
+    found = [
+        {"measured": policy.observed(after, watched.batch, watched.view) - watched.start}
+        for watched in batches
+    ]
+    del after
+    place = policy.cast(midpoint(record.before, record.after))
+    names = list(directions)
+    together = policy.tangents_together
+    for some in (names[start : start + together] for start in range(0, len(names), together)):
+        moving = [policy.cast(directions[name]) for name in some]
+        for own, watched in zip(found, batches, strict=True):
+            changes = policy.change_along(place, moving, watched.batch, view=watched.view)
+            own |= dict(zip(some, changes, strict=True))
+    for own in found:
+        zero = torch.zeros_like(own["measured"])
+        own |= {name: zero for name in PARTS if name not in own}
+    return [
+        {name: watched.sums(values) for name, values in own.items()}
+        for own, watched in zip(found, batches, strict=True)
+    ]
+
+
+PARTS = ("from_chosen", "from_rejected", "from_history")
+
+
+def _kept(part: Weights) -> dict[str, Tensor]:
+    """A part in main memory, which has the record as well."""
+    return {name: w.cpu() for name, w in part.items()}
 
 
 def _moves(part: Weights) -> bool:
