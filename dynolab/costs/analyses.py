@@ -36,9 +36,9 @@ def forces_bytes(shape: ModelShape, optimizer: OptimizerConfig) -> ForcesBytes:
     """What a stage of forces holds, in copies of the weights.
 
     On a GPU 8: the policy, the step's map, an answer's gradient and the change that the map makes
-    of it, and weights to take derivatives at. In main memory 8 + s: weights before and after the step and at its midpoint, its s optimizer
-    states, its change and three parts of it, and the weights that the first recorded step started
-    from. Together 11 + s.
+    of it, and weights to take derivatives at. In main memory 8 + s: weights before and after the
+    step and at its midpoint, its s optimizer states, its change and three parts of it, and the
+    weights that the first recorded step started from. Together 11 + s.
     """
     copy = FP32 * shape.parameters
     recorded = 8 + states(optimizer)

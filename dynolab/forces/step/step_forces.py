@@ -66,13 +66,15 @@ def step_forces(
     split = split_step(record, policy, batch_tokens=batch_tokens)
     error = replay_error(split, record)
     directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
-    directions |= {name: _kept(part) for name, part in split.parts().items() if _moves(part)}
+    directions |= {
+        name: _in_main_memory(part) for name, part in split.parts().items() if _moves(part)
+    }
     del split
 
     groups = list(by_length([answer for _, answer in mine], batch_tokens))
-    batches = [
-        watch([mine[member] for member in members], record.before, policy) for members in groups
-    ]
+    before = policy.cast(record.before)
+    batches = [watch([mine[member] for member in members], before, policy) for members in groups]
+    del before
     rows: list[list[ForceRow]] = [[] for _ in mine]
     observed = _observe(batches, record, directions, policy)
     for members, watched, sums in zip(groups, batches, observed, strict=True):
@@ -134,7 +136,7 @@ def _observe(
     Weights and directions are on the policy's device in turn, each once.
     """
     after = policy.cast(record.after)
-    found = [
+    tokens = [
         {"measured": policy.observed(after, watched.batch, watched.view) - watched.start}
         for watched in batches
     ]
@@ -142,25 +144,24 @@ def _observe(
     place = policy.cast(midpoint(record.before, record.after))
     names = list(directions)
     together = policy.tangents_together
-    for some in (names[start : start + together] for start in range(0, len(names), together)):
+    for start in range(0, len(names), together):
+        some = names[start : start + together]
         moving = [policy.cast(directions[name]) for name in some]
-        for own, watched in zip(found, batches, strict=True):
-            changes = policy.change_along(place, moving, watched.batch, view=watched.view)
-            own |= dict(zip(some, changes, strict=True))
-    for own in found:
-        zero = torch.zeros_like(own["measured"])
-        own |= {name: zero for name in PARTS if name not in own}
-    return [
-        {name: watched.sums(values) for name, values in own.items()}
-        for own, watched in zip(found, batches, strict=True)
-    ]
+        for values, watched in zip(tokens, batches, strict=True):
+            along = policy.change_along(place, moving, watched.batch, view=watched.view)
+            values |= dict(zip(some, along, strict=True))
+        del moving  # before the next are moved
+    sums = []
+    for values, watched in zip(tokens, batches, strict=True):
+        parts = dict.fromkeys(PARTS, torch.zeros_like(values["measured"]))
+        sums.append({name: watched.sums(each) for name, each in (parts | values).items()})
+    return sums
 
 
 PARTS = ("from_chosen", "from_rejected", "from_history")
 
 
-def _kept(part: Weights) -> dict[str, Tensor]:
-    """A part in main memory, which has the record as well."""
+def _in_main_memory(part: Weights) -> dict[str, Tensor]:
     return {name: w.cpu() for name, w in part.items()}
 
 
