@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,7 +161,7 @@ def _stronger(
     )
     lengths = [_length(example) for example in record.examples]
     room = max(MAP_TOKENS, min(lengths))
-    update = split_step(record, policy).update
+    update = replace(split_step(record, policy).update, history={})  # it moves no token
     best: tuple[float, ProbeRow, Encoded, str] | None = None
     for row in moved[:FEW_PAIRS]:
         answer = answers[row.split, row.pair_id]

@@ -35,14 +35,15 @@ class ForcesBytes:
 def forces_bytes(shape: ModelShape, optimizer: OptimizerConfig) -> ForcesBytes:
     """What a stage of forces holds, in copies of the weights.
 
-    On a GPU 8: the policy, the step's map, an answer's gradient and the change that the map makes
-    of it, and weights to take derivatives at. In main memory 8 + s: weights before and after the
-    step and at its midpoint, its s optimizer states, its change and three parts of it, and the
-    weights that the first recorded step started from. Together 11 + s.
+    On a GPU 6: the policy, the gradients of both sides and what the step's map makes of them; or
+    the map, an answer's gradient and its change, and weights to take derivatives at. In main
+    memory 8 + s: weights before and after the step and at its midpoint, its s optimizer states,
+    its change and three parts of it, and the weights that the first recorded step started from.
+    Together 11 + s.
     """
     copy = FP32 * shape.parameters
     recorded = 8 + states(optimizer)
-    return ForcesBytes(device=8 * copy, host=recorded * copy, together=(recorded + 3) * copy)
+    return ForcesBytes(device=6 * copy, host=recorded * copy, together=(recorded + 3) * copy)
 
 
 def ledger_copies(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ from dynolab.forces.kernel.size import kernel_sizes
 from dynolab.forces.ledger import step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.watched import kind_means
-from dynolab.forces.step.token_map import example_pushes
+from dynolab.forces.step.token_map import example_pushes, token_forces
 from dynolab.objectives.dpo import DPO, DPOConfig
 from dynolab.squeezing.forecast import forecasts
 from dynolab.squeezing.ladder import ladder
@@ -130,14 +130,16 @@ def test_forces_on_a_device_of_their_own(trained: Trained) -> None:
     assert watched is not None
 
     def pushes(policy: PolicyFunction) -> None:
-        example_pushes(record, policy, split_step(record, policy).update, watched)
+        scale = replace(split_step(record, policy, batch_tokens=1).update, history={})
+        example_pushes(record, policy, scale, watched, batch_tokens=1)
+        token_forces(record, policy, scale, 0, watched)
 
     def most(work: Callable[[PolicyFunction], object]) -> int:
         model = load_language_model(trained.job.model)
         return most_bytes(lambda: work(PolicyFunction(model, torch.float64)), torch.float64)
 
     def measured(by: Callable[..., object]) -> int:
-        return most(lambda policy: by(record, policy, rows, encoder, stage="dpo", batch_tokens=256))
+        return most(lambda policy: by(record, policy, rows, encoder, stage="dpo", batch_tokens=1))
 
     copy = 8 * trained.shape.parameters
     parts = 3 * copy  # they wait in main memory

@@ -166,6 +166,7 @@ class PolicyFunction:
         remaining: Iterator[Weights] = iter(directions)
         while group := list(islice(remaining, together or self.tangents_together)):
             yield self._jvps(function, at, [self.cast(direction) for direction in group])
+            group.clear()  # before the next are made
 
     @property
     def tangents_together(self) -> int:

@@ -125,19 +125,15 @@ def example_pushes(
 
     **Returns:** nats, in the order of `record.examples`.
     """
-    place = midpoint(record.before, record.after)
-    leaves = {name: w.requires_grad_() for name, w in policy.cast(place).items()}
-    with torch.enable_grad():
-        logp = policy.logps(leaves, collate([observed], PAD_ID).to(policy.device)).sum()
-    gradient = torch.autograd.grad(logp, list(leaves.values()), materialize_grads=True)
-    direction = update.along(dict(zip(leaves, gradient, strict=True)))
+    direction = update.along(_gradient(policy, midpoint(record.before, record.after), observed))
+    before = policy.cast(record.before)
     objective = build_objective(record.facts.objective)
     pushes = torch.zeros(len(record.examples), dtype=policy.dtype, device=policy.device)
     for examples in micro_batches(record, objective.sides, batch_tokens):
         batch = record_batch(record, policy, examples)
-        logps = objective_logps(policy, policy.cast(record.before), batch, objective)
+        logps = objective_logps(policy, before, batch, objective)
         view = View(batch.targets) if objective.dense else None
-        along = policy.change_along(record.before, [direction], batch, view=view)[0]
+        along = policy.change_along(before, [direction], batch, view=view)[0]
         # A batch may list likelier tokens that the loss does not read; they have no weights.
         weights = objective.token_weights(logps, batch)
         along = along.reshape(len(weights), -1)[:, : weights[0].numel()]
@@ -148,6 +144,15 @@ def example_pushes(
         ]
         pushes[list(examples)] = torch.stack([own.sum() for own in each.split(lengths)])
     return pushes
+
+
+def _gradient(policy: PolicyFunction, at: Weights, response: Encoded) -> dict[str, Tensor]:
+    """∇log π of a response."""
+    leaves = {name: w.requires_grad_() for name, w in policy.cast(at).items()}
+    with torch.enable_grad():
+        logp = policy.logps(leaves, collate([response], PAD_ID).to(policy.device)).sum()
+    gradients = torch.autograd.grad(logp, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def _token_updates(
@@ -162,15 +167,19 @@ def _token_updates(
         one_by_one = logps.unbind()
     token_weights = objective.token_weights(logps.detach(), batch)
     order = torch.argsort(batch.token_side != CHOSEN, stable=True)
-    for token in order.tolist():
-        gradient = torch.autograd.grad(
+
+    def gradient(token: int) -> dict[str, Tensor]:
+        gradients = torch.autograd.grad(
             one_by_one[token],
             list(leaves.values()),
             -token_weights[token],
             retain_graph=True,
             materialize_grads=True,
         )
-        yield update.along(dict(zip(leaves, gradient, strict=True)))
+        return dict(zip(leaves, gradients, strict=True))
+
+    for token in order.tolist():
+        yield update.along(gradient(token))
 
 
 def token_strings(encoded: Encoded, tokenizer: PreTrainedTokenizerBase) -> list[str]:
