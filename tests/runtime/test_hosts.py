@@ -326,14 +326,14 @@ def test_a_host_whose_files_do_not_arrive_is_named(
         launch(rendezvous, tmp_path, ["sleep"], ["sleep"])
 
 
-OTHER_LIBRARIES = {**join_module.library_versions(), "torch": "1.0"}
+OTHER_VERSIONS = {**join_module.library_versions(), "torch": "1.0"}
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("PROGRAMS", ("tasks.ranks.",), "must be a rank program"),
-        ("library_versions", lambda: OTHER_LIBRARIES, r"torch = '1\.0': .*this host has"),
+        ("library_versions", lambda: OTHER_VERSIONS, r"torch = '1\.0': .*this host has"),
     ],
     ids=["runs rank programs alone", "has other libraries"],
 )

@@ -26,6 +26,8 @@ from dynolab.objectives import Objective, build_objective
 from dynolab.training.step_batch import collate_step
 from dynolab.training.step_record import Recorded, StepRecord
 
+PARTS = ("from_chosen", "from_rejected", "from_history")
+
 PAD_ID = 0
 """Padding follows every response and is masked, so any id of the vocabulary works."""
 
@@ -52,12 +54,8 @@ class UpdateSplit:
     update: FrozenUpdate
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
-        """The parts by name."""
-        return {
-            "from_chosen": self.from_chosen,
-            "from_rejected": self.from_rejected,
-            "from_history": self.from_history,
-        }
+        """The parts by name, those of `PARTS`."""
+        return {name: getattr(self, name) for name in PARTS}
 
     def total(self) -> dict[str, Tensor]:
         """The whole replayed update."""

@@ -18,7 +18,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.step.one_step import change_of, midpoint
-from dynolab.forces.step.split import replay_error, rounding_floor, split_step
+from dynolab.forces.step.split import PARTS, replay_error, rounding_floor, split_step
 from dynolab.forces.step.watch import Watched, encode_probes, watch
 from dynolab.results.study import ForceRow, ReplayFacts
 from dynolab.training.step_record import StepRecord
@@ -156,9 +156,6 @@ def _observe(
         parts = dict.fromkeys(PARTS, torch.zeros_like(values["measured"]))
         sums.append({name: watched.sums(each) for name, each in (parts | values).items()})
     return sums
-
-
-PARTS = ("from_chosen", "from_rejected", "from_history")
 
 
 def _in_main_memory(part: Weights) -> dict[str, Tensor]:
