@@ -16,6 +16,7 @@ from dynolab.report.text import plotly_text, with_interval
 
 _COLORS = (INK, CHOSEN, BEST)
 _ROW, _MARGIN = 34, 130  # pixels of height: of each arm's row, and of the rest
+_WIDE = 6  # panels side by side whose titles and ticks have room in a page's width
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,13 @@ def forest_plot(
             "range": [-0.5, len(arms) - 0.5],
         },
     )
-    plot.update_annotations(y=1.005, font={"size": 13})
+    wide = len(panels) <= _WIDE
+    plot.update_annotations(y=1.005, font={"size": 13 if wide else 11})
     _add_panels(plot, figures, arms, panels, across=True)
     line = {"color": ZERO, "dash": "dot", "width": 1.5}
     for col, panel in enumerate(panels, start=1):
-        plot.update_xaxes(_value_axis(figures, arms, panel), nticks=5, tickangle=0, col=col)
+        axis = _value_axis(figures, arms, panel)
+        plot.update_xaxes(axis, nticks=5 if wide else 3, tickangle=0, col=col)
         own = figures.mean(baseline, next(iter(panel.figures.values())))
         if np.isfinite(own.mean):
             plot.add_vline(x=own.mean, layer="below", line=line, row=1, col=col)
