@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from dynolab.data.source_checks import FilePath
-from dynolab.data.sources.load import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, file_config, resolve_data
 from flows.checkpoints import (
     ModelConfig,
     check_data_named_once,
@@ -73,12 +73,16 @@ def named_on_command_line(model: str | None, data: Path | None, trained: str | N
     if trained is not None:
         settings["trained.model"] = trained
     if data is not None:
+        read = file_config(data, model)
         settings |= {
             "data.source": "file",
             "data.path": str(data),
+            "data.format": read.format,
             "data.heldout_rows": 0,
             "data.probe_pairs": 0,
         }
+        if read.chat_model is not None:
+            settings["data.chat_model"] = read.chat_model
     return [as_change(name, value) for name, value in settings.items()]
 
 

@@ -167,7 +167,7 @@ def audit(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Pairs: JSON lines with prompt, chosen and rejected, or parquet."),
+        typer.Option(help="Pairs (prompt, chosen, rejected), chat messages or HH transcripts."),
     ] = None,
     trained: Annotated[
         str | None,
@@ -196,7 +196,8 @@ def audit(
 def init(
     model: Annotated[str, typer.Option(help="Folder or Hub name of a causal language model.")],
     data: Annotated[
-        Path, typer.Option(help="Pairs: JSON lines with prompt, chosen and rejected, or parquet.")
+        Path,
+        typer.Option(help="Pairs (prompt, chosen, rejected), chat messages or HH transcripts."),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path(
         "study.yaml"

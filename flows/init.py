@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynolab.data.encode import Encoder
 from dynolab.data.sources.config import rows_line
-from dynolab.data.sources.load import DataConfig, LoadedData, load_data
+from dynolab.data.sources.load import DataConfig, LoadedData, file_config, load_data
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
 from flows.parameters import parse_parameters
@@ -41,7 +41,7 @@ name: {name}
 data:
   source: file
   path: {data}  # from this file's folder
-  # heldout_rows: 20    never trained on; default: a tenth of the rows, at most 100
+{format}  # heldout_rows: 20    never trained on; default: a tenth of the rows, at most 100
 
 base:
   source: {model}  # a folder, or a Hub name
@@ -102,19 +102,24 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> str:
 
     **Raises** `ConfigError` for a file that exists, and for rows or a model that cannot be read.
     """
+    from models.language import load_tokenizer
+
     if file.exists():
         raise ConfigError("file", str(file), "exists; name another, or delete it")
     folder = Path(model).expanduser()
     if not folder.is_dir():
         resolve_commit("model", model, field="model")
     source = _beside(file, folder) if folder.is_dir() else model
-    loaded = load_data(DataConfig(source="file", path=str(data)))
-    sizes = _measured(str(folder) if folder.is_dir() else model, loaded)
+    weights = str(folder) if folder.is_dir() else model
+    config = file_config(data, weights)
+    loaded = load_data(config, load_tokenizer(weights) if config.chat_model else None)
+    sizes = _measured(weights, loaded)
     settings = _settings(loaded, sizes)
     text = TEMPLATE.format(
         **settings | {name: _comment(settings[name]) for name in ("tokens", "cost")},
         model=_quoted(source),
         data=_quoted(_beside(file, data)),
+        format=_format_lines(config, source),
         name=file.stem,
         file=file,
         program=program,
@@ -122,6 +127,13 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> str:
     parse_parameters(StudyParameters, text, str(file), folder=file.resolve().parent)
     file.write_text(text, encoding="utf-8")
     return f"{settings['rows']}\n{settings['tokens']}\n{settings['cost']}"
+
+
+def _format_lines(config: DataConfig, model: str) -> str:
+    """The settings of the rows' format; none for plain pairs."""
+    if config.format == "chat":
+        return f"  format: chat\n  chat_model: {_quoted(model)}  # its template writes messages\n"
+    return "" if config.format == "pairs" else f"  format: {config.format}\n"
 
 
 def _comment(text: str) -> str:

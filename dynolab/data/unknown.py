@@ -103,8 +103,10 @@ def warn_of_unread(tokenizer: PreTrainedTokenizerBase, answers: Iterable[str]) -
     if otherwise := read_otherwise(tokenizer, getattr(tokenizer, "name_or_path", ""), texts):
         log.warning(
             "%s splits %d of %d answers otherwise than its tokenizer.json; characters that it does "
-            "not know may be missing, and numbers differ from a study's, which uses the file",
+            "not know may be missing, and numbers differ from a study's, which uses the file: load "
+            "it with transformers.PreTrainedTokenizerFast.from_pretrained(%r) for the same ones",
             type(tokenizer).__name__,
             len(otherwise),
             len(texts),
+            getattr(tokenizer, "name_or_path", ""),
         )

@@ -48,7 +48,7 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
     assert (
         "rejected answers moved them by −3.50 nats on training pairs, chosen ones by +1" in through
     )
-    assert "came through the tokens ·no · ·way" in through and "a pulled hardest (−3.50)" in through
+    assert "came through the tokens ·no, ·way" in through and "a pulled hardest (−3.50)" in through
     assert "try a smaller push on rejected answers" in tried
     assert page.index('class="answer"') < page.index('class="tiles"')
 

@@ -60,12 +60,26 @@ class LoadedData:
     world: WorldRows | None = None
 
 
+def file_config(path: str | Path, chat_model: str | None = None) -> DataConfig:
+    """Settings of a file in the format that its first row has, otherwise the defaults.
+
+    **Arguments:** `chat_model`: folder or name of the model whose template writes messages.
+
+    **Raises:** `ConfigError` for a missing or damaged file.
+    """
+    config = DataConfig(source="file", path=str(path))
+    first = next(readers.read_records(Path(str(config.path))), {})
+    kind = readers.format_of(first)
+    update = {"format": kind} | ({"chat_model": chat_model} if kind == "chat" else {})
+    return DataConfig.model_validate(config.model_dump(exclude_unset=True) | update)
+
+
 def load_data(
     config: DataConfig | str | Path, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> LoadedData:
     """Loads the training rows, held-out rows and probe rows of a source.
 
-    A path stands for that file of pairs, with default settings.
+    A path stands for `file_config` of that file.
 
     `counts` holds how many rows were left out (records whose two transcripts share no prompt,
     held-out rows whose prompt or answer also occurs in training rows), how many answers are empty,
@@ -73,13 +87,14 @@ def load_data(
 
     **Arguments:**
 
-    - `tokenizer`: that of `config.chat_model`, if it is set.
+    - `tokenizer`: that of `config.chat_model`, if it is set; beside a path, the one whose template
+      writes chat messages.
 
     **Raises:** `ConfigError` for a missing file, an invalid line, a missing column, duplicate ids,
     or too few rows.
     """
     if not isinstance(config, DataConfig):
-        config = DataConfig(source="file", path=str(config))
+        config = file_config(config, None if tokenizer is None else tokenizer.name_or_path)
     if config.source == "world":
         world = build_any_world(config.world)
         probes = world.probes

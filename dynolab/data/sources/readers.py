@@ -7,7 +7,7 @@ import gzip
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import from_json
 
@@ -28,6 +28,12 @@ class Line(dict[str, Any]):
 
 
 ASSISTANT = "\n\nAssistant:"
+
+_FORMATS = {
+    "pairs": "pairs",
+    "hh": "hh (whole transcripts, as Anthropic's)",
+    "chat": "chat (lists of messages; data.chat_model names the model whose template writes them)",
+}
 """Opens a turn of the assistant in raw HH transcripts (Bai et al., arXiv 2204.05862)."""
 
 STORED_KINDS = {
@@ -70,6 +76,16 @@ def hub_records(
     with reading(field, name, remedy):
         for record in load_dataset(name, data_dir=folder, split=split, revision=revision):
             yield dict(record)
+
+
+def format_of(record: Record) -> Literal["pairs", "hh", "chat"]:
+    """The format that a record looks like: of the three that hold two answers."""
+    answer_field = record.get("chosen", record.get("messages"))
+    if isinstance(answer_field, list):
+        return "chat"
+    if isinstance(answer_field, str) and "prompt" not in record and ASSISTANT in answer_field:
+        return "hh"
+    return "pairs"
 
 
 def _table(file: Path, field: str) -> Iterator[dict[str, Any]]:
@@ -340,12 +356,13 @@ def row_name(number: int) -> str:
 def _text(record: Record, column: str, origin: str, number: int) -> str:
     place = _place(record, origin, str(number))
     if column not in record:
-        raise ConfigError(
-            place,
-            sorted(record),
-            f"column {column!r} is missing; rename the column that holds it, or set data.format to "
-            "the format of the data",
+        looks = format_of(record) if column == "prompt" else "pairs"
+        remedy = (
+            f"rename the column that holds it, or set data.format, which is {' or '.join(_FORMATS)}"
+            if looks == "pairs"
+            else f"the row looks like {_FORMATS[looks]}: set data.format to {looks}"
         )
+        raise ConfigError(place, sorted(record), f"column {column!r} is missing; {remedy}")
     value = record[column]
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         value = value[-1].get("content")

@@ -24,6 +24,7 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
             pull_figure(audit),
             agreement_figure(audit.rows),
             foreseen_figure(audit),
+            worst_section(audit, "on_all"),
             worst_section(audit, "force"),
             worst_section(audit, "from_all"),
         ],

@@ -112,7 +112,7 @@ def worst_section(audit: Audit, ranking: Ranking) -> Section:
                 for value in (row.pull_up, row.push_down, row.from_all, row.on_all)
             ),
             number(row.ches),
-            number(moved.get((row.split, row.pair_id)), sign=True),
+            *((number(moved.get((row.split, row.pair_id)), sign=True),) if moved else ()),
         )
         for row in worst
         for pair in (audit.texts[row.split, row.pair_id],)
@@ -132,9 +132,13 @@ def worst_section(audit: Audit, ranking: Ranking) -> Section:
                 "from all",
                 "on all",
                 "CHES",
-                "Δ by training",
+                *(("Δ by training",) if moved else ()),
             ),
             rows,
-            "ssssnnnnnn",
+            "ssssnnnnn" + "n" * bool(moved),
         ),
+        note="Nats of a gradient step with learning rate one, to first order. Pull up, push down: "
+        "what the pair's chosen and rejected answer do to its own chosen answer. From all: what a "
+        "step on all pairs does to it. On all: what a step on this pair does to all chosen answers "
+        "together; a remedy with `filter: {by: on_all}` leaves the worst of these out.",
     )

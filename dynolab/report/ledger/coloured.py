@@ -30,7 +30,7 @@ def summed(moments: Sequence[Moment]) -> list[tuple[str, float]]:
 def strongest_tokens(tokens: Tokens, count: int = 3) -> Markup:
     """The tokens that pushed hardest, with their numbers."""
     most = sorted(tokens, key=lambda token: -abs(token[1]))[:count]
-    return Markup(" · ").join(
+    return Markup(", ").join(
         Markup("<code>{}</code> {}").format(Markup(token_text(token)), number(nats, 2, sign=True))
         for token, nats in most
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
@@ -11,13 +12,18 @@ from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Push
 from dynolab.report.ledger.coloured import coloured, strongest_tokens, summed
 from dynolab.report.page import Section, section, table
 from dynolab.report.style import SPLITS
-from dynolab.report.text import excerpt, number
+from dynolab.report.text import excerpt, join, number
 
 CULPRITS = 5
 EACH_WAY = 20
 MOMENTS = 10
 HEAD = ("example", "nats", "its chosen", "its rejected", "at steps", "prompt", "chosen", "rejected")
+_NO_TOKENS = Markup(
+    '<span class="quiet">not coloured: at its steps another answer pulled harder</span>'
+)
 _TEXT = 240  # characters of an answer that is not coloured
+_NAMED = 3  # examples, in the sentence above all
+_STEPS = 4  # of an example that are named one by one
 
 _SUMMARY = Markup(
     '<summary><span class="num">{}</span> nats, {}: “{}” <span class="quiet">pulled down by '
@@ -25,10 +31,10 @@ _SUMMARY = Markup(
 )
 _ANSWER = Markup(
     '<p class="quiet">{}</p><blockquote dir="auto">{}</blockquote>'
-    "<p>Its own pair did {}; the five that pulled it down hardest:</p>"
+    "<p>Its own pair {}; the five that pulled it down hardest:</p>"
 )
 _CULPRIT = Markup(
-    '<li><b class="num">{}</b> by <b>{}</b> in {} steps, {} through its rejected and {} through '
+    '<li><b class="num">{}</b> by <b>{}</b> {}, {} through its rejected and {} through '
     'its chosen answer. <span class="quiet">{}</span>'
     '<blockquote dir="auto">{}</blockquote>{}</li>'
 )
@@ -75,7 +81,7 @@ def _answer(account: FunctionalAccount, ledger: Ledger, *, opened: bool) -> Mark
         _ANSWER.format(
             name,
             excerpt(own.chosen, _TEXT) if own else "–",
-            number(sum(p.total for p in pushers if p.example == name), sign=True),
+            _own_pair([p.total for p in pushers if p.example == name]),
         ),
         Markup("<ol>{}</ol>").format(
             Markup().join(_culprit(pusher, ledger.rows, moments) for pusher in culprits)
@@ -84,6 +90,10 @@ def _answer(account: FunctionalAccount, ledger: Ledger, *, opened: bool) -> Mark
     ]
     shown = Markup(" open") if opened else ""
     return Markup('<details class="more fallen"{}>{}</details>').format(shown, Markup().join(parts))
+
+
+def _own_pair(totals: Sequence[float]) -> str:
+    return f"did {number(sum(totals), sign=True)}" if totals else "was not trained on"
 
 
 def _culprit(pusher: Pusher, rows: Mapping[str, Example], moments: Sequence[Moment]) -> Markup:
@@ -95,18 +105,27 @@ def _culprit(pusher: Pusher, rows: Mapping[str, Example], moments: Sequence[Mome
     through = (
         Markup('<span class="quiet">most through {}</span>').format(strongest_tokens(tokens))
         if tokens
-        else ""
+        else _NO_TOKENS
     )
     return _CULPRIT.format(
         number(pusher.total, sign=True),
         pusher.example,
-        len(pusher.steps),
+        _when(pusher.steps),
         number(pusher.from_rejected, 2, sign=True),
         number(pusher.from_chosen, 2, sign=True),
         excerpt(row.prompt, 90, end=True) if row else "",
         coloured(tokens, text) if tokens else excerpt(text, _TEXT),
         through,
     )
+
+
+def _when(steps: Sequence[int]) -> str:
+    """At which steps, where they can be told at a glance."""
+    if len(steps) == 1:
+        return f"at step {steps[0]}"
+    if len(steps) <= _STEPS:
+        return f"at steps {join(list(map(str, steps)))}"
+    return f"in {len(steps)} steps from {min(steps)} to {max(steps)}"
 
 
 def _strongest(pushers: Sequence[Pusher]) -> str:
@@ -168,7 +187,9 @@ def _message(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:
         top = -sum(sorted(totals.tolist())[:EACH_WAY])
         shares.append(top / down if down else 0.0)
     mean = 100 * sum(shares) / len(shares)
+    hardest = Counter(ledger.pushers(account)[0].example for account in singles)
+    named = [f"{example} on {count}" for example, count in hardest.most_common(_NAMED)]
     return (
         f"Of all that pulled these {len(singles)} answers down, the {EACH_WAY} strongest examples "
-        f"did {mean:.0f} % on average."
+        f"did {mean:.0f} % on average. Which one pulled hardest: {join(named)} of them."
     )

@@ -90,6 +90,8 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
         ]
         if arms:
             said.append(f"{how} under {join(arms)}")
+    if not any(figures.mean(arm, "matched/gap").n for arm in compared.others):
+        return f"No arm and {compared.baseline} reach a margin that could be compared."
     if not said:
         return f"At the same margin no arm's gap differs clearly from {compared.baseline}'s."
     return (

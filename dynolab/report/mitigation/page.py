@@ -122,7 +122,7 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
     own = figures.mean(compared.baseline, "train/gap")
     if not own.n:
         return "The gap was not measured under the baseline."
-    message = _right_message(compared, figures)
+    message = _unlearned(compared, figures) + _right_message(compared, figures)
     message += f"Under {compared.baseline} the gap grows by {with_interval(own)} nats."
     for name, start in (("gap", "It grows"), ("gap_by_margin", "Per nat of margin it grows")):
         changes = {
@@ -138,6 +138,22 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
             if arms:
                 message += f" {start} {how} under {join(arms)}."
     return message
+
+
+def _unlearned(compared: ComparedArms, figures: ArmTable) -> str:
+    """Which arms do not prefer the chosen answers more than before, whatever else they do."""
+    margins = {arm: figures.mean(arm, "train/margin") for arm in compared.arms}
+    arms = [
+        f"{arm} (margin {mean_and_ends(margin)[0]})"
+        for arm, margin in margins.items()
+        if margin.n and margin.mean <= 0
+    ]
+    if not arms:
+        return ""
+    return (
+        f"{join(arms)} did not learn the preference: rejected answers rose as much as chosen ones "
+        "or more. "
+    )
 
 
 def _right_message(compared: ComparedArms, figures: ArmTable) -> str:
@@ -162,7 +178,8 @@ def _right_message(compared: ComparedArms, figures: ArmTable) -> str:
 def _lead(compared: ComparedArms) -> str:
     seeds = join(list(map(str, compared.seeds)))
     return (
-        f"How squeezing, quality and diversity change under {len(compared.arms)} ways of "
+        "How squeezing, quality and diversity change under "
+        f"{'one way' if len(compared.arms) == 1 else f'{len(compared.arms)} ways'} of "
         f"preference training, each with seed{'s' if len(compared.seeds) > 1 else ''} {seeds}. "
         "Brackets hold 95% t-intervals over seeds."
     )
@@ -183,6 +200,8 @@ def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict
     diverged = sum(run.diverged is not None for run in runs)
     appear = sum(verdict.outcome == "holds" for verdict in verdicts)
     detail = f"{diverged} of {len(runs)} runs diverged"
+    if not verdicts:
+        return tiles
     return [*tiles, Tile("Hoped-for effects that appear", f"{appear} of {len(verdicts)}", detail)]
 
 

@@ -76,6 +76,7 @@ COLUMNS = (
     Column("train/gap", "Δ gap y* − y⁺", change=True),
     Column("train/chosen", "Δ chosen y⁺", change=True),
     Column("train/rejected", "Δ rejected y⁻", change=True),
+    Column("train/margin", "Δ margin y⁺ − y⁻", change=True),
     Column("train/argmax", "Δ y*", change=True),
     Column(
         "train/gap_by_margin",

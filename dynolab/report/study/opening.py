@@ -134,7 +134,7 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         for moment in ledger.moments.get(account.row.name, ()):
             for token, nats in moment.tokens:
                 pulls[token] += nats
-    through = Markup(" · ").join(
+    through = Markup(", ").join(
         Markup("<code>{}</code>").format(Markup(token_text(token)))
         for token in sorted(pulls, key=pulls.__getitem__)[:_TOKENS]
         if pulls[token] < 0
