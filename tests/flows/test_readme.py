@@ -6,6 +6,7 @@ Their Python runs in `tests/library`.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
@@ -56,7 +57,9 @@ def test_a_command_is_taken_as_it_stands(
         return
     changes = [*(given["changes"] or [])]
     if name == "audit":
-        changes += named_on_command_line(given["model"], given["data"], given["trained"])
+        data = tmp_path / given["data"].name
+        data.write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}))
+        changes += named_on_command_line(given["model"], data, given["trained"])
     elif file is None:
         file = built_in(name)
     load_parameters(FLOWS[name].flow.parameters, file, changes)
