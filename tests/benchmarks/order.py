@@ -11,8 +11,8 @@ Prints one JSON object on its last line.
   study's model after SFT and 16 of its answers.
 - `breakdown_rate_predicted_over_swept_<training>`: the learning rate at which first order at a
   training's start leaves 5% of all its steps' change unexplained, predicted from the recorded steps
-  of one run, over that found by training at five rates around it; `…_low` and `…_high` are the
-  extremes.
+  of one run, over that found by training at five rates around it, or over the last of these where
+  none leaves so much (the first where all do); `…_low` and `…_high` are the extremes.
 - `ladder_last_rung_auc`: how well first order of the whole batch foretells which tokens rise, the
   lowest of all sides and recorded steps inside the radius of validity; `ladder_first_rung_auc`: of
   the rule of one softmax, the median.
@@ -20,6 +20,7 @@ Prints one JSON object on its last line.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import tempfile
@@ -33,7 +34,7 @@ from dynolab.forces import PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.step.radius import crossing, rate_radius
 from dynolab.forces.step.second_order import second_order
-from dynolab.results.forces import Validity
+from dynolab.results.forces import UNEXPLAINED, Validity
 from dynolab.squeezing.ladder import ladder
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.optimizer import learning_rate
@@ -114,6 +115,8 @@ class Trainings(Study):
             tried = self.validities(config.model_copy(update={"optimizer": optimizer}))
             shares.append(from_start(tried)[-1].unexplained)
         swept = crossing(multiples, shares)
+        if math.isnan(swept):  # beyond the sweep: the ratio is a bound
+            swept = multiples[-1] if shares[-1] <= UNEXPLAINED else multiples[0]
         print(f"{name}: predicted {predicted}, swept {swept}: {shares}", flush=True)
         return {
             f"breakdown_rate_{name}": predicted * rate,
