@@ -53,7 +53,10 @@ class LedgerConfig(StageConfig):
     )
     batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of one forward.")
     disk_bytes: int = Field(
-        2**31, ge=1, description="Of recorded steps at once; more needs fewer replays' starts."
+        2**31,
+        ge=1,
+        description="Of records and resume states at once, where so many are enough; more needs "
+        "fewer replays' starts.",
     )
 
 
@@ -114,7 +117,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         / "train.jsonl",
         metrics=trained / "metrics.jsonl",
     )
-    segment = segment_steps(model, steps, config.disk_bytes * config.every)
+    segment = segment_steps(model, steps, config.disk_bytes, every=config.every)
     read = partial(token_string, tokenizer=encoder.tokenizer)
     tables = LedgerTables([row.name for row in rows], read, every=config.every)
     done = kept = _go_on(work, ledger, tables)

@@ -25,7 +25,7 @@ class MetagradientConfig(StageConfig):
 
     training: TrainConfig
     batch_tokens: int = Field(ge=1, description="Padded tokens of one forward.")
-    disk_bytes: int = Field(ge=1, description="Of recorded steps at once.")
+    disk_bytes: int = Field(ge=1, description="As of a ledger.")
 
 
 def differentiate(work: Work[MetagradientConfig]) -> dict[str, float]:

@@ -19,7 +19,11 @@ from tasks.runtime.work import Work
 from tasks.training import start
 
 COPIES = 5
-"""Weights before and after a step and the optimizer's tensors: at most five copies of the model."""
+"""A recorded step: weights before and after it and the optimizer's tensors, at most five copies of
+the model."""
+
+STATE_COPIES = 3
+"""A resume state: weights and the optimizer's tensors, at most three copies of the model."""
 
 COMPARED = ("train/loss", "train/grad_norm")
 """Metrics of a step that are the same to the bit where a replay is."""
@@ -47,7 +51,7 @@ class Replay:
 
         The training runs once as a whole, keeps a resume state every `segment` steps and records
         the steps of the last segment. Every earlier segment is then run again from its state.
-        Records of one segment are on disk at a time.
+        Records of one segment are on disk at a time, and the states of segments still to come.
 
         **Raises:** `ConfigError` at the first step that differs from the training.
         """
@@ -67,6 +71,7 @@ class Replay:
             for record in sorted((output / "forces").glob("step-*"), reverse=True):
                 yield StepRecord.load(record)
             shutil.rmtree(output)
+            shutil.rmtree(_state(states, begin), ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
 
     def run(self, output: Path, recorded: Sequence[int]) -> None:
@@ -112,7 +117,7 @@ class Replay:
             output=output,
             logs=logs,
             resume_out=states,
-            resume_from=states / f"step-{begin:08d}" if begin else None,
+            resume_from=_state(states, begin) if begin else None,
         )
         start(job, self.work, while_running=lambda: None)
         self._compare(output / "metrics.jsonl")
@@ -169,7 +174,20 @@ def _by_step(metrics: Path) -> dict[int, dict[str, float]]:
     return lines
 
 
-def segment_steps(model: Path, steps: int, disk_bytes: int) -> int:
-    """How many steps' records fit into a number of bytes; one at least."""
+def _state(states: Path, step: int) -> Path:
+    return states / f"step-{step:08d}"
+
+
+def segment_steps(model: Path, steps: int, disk_bytes: int, *, every: int = 1) -> int:
+    """How many steps a segment has, of which one in `every` is recorded.
+
+    The most with which its records and the states of all segments fit into so many bytes; where
+    nothing fits, as many as need the fewest bytes.
+    """
     size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    return max(1, min(steps, disk_bytes // (COPIES * size)))
+    needed = {
+        segment: size * (COPIES * -(-segment // every) + STATE_COPIES * ((steps - 1) // segment))
+        for segment in range(1, max(steps, 1) + 1)
+    }
+    fitting = [segment for segment, size in needed.items() if size <= disk_bytes]
+    return max(fitting) if fitting else min(needed, key=needed.__getitem__)
