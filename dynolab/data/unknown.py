@@ -57,7 +57,8 @@ class UnknownTokens:
         return (
             f"{self.tokens} of {self.total} tokens ({self.tokens / self.total:.1%}) in "
             f"{self.answers} of {self.texts} answers are unknown to the tokenizer; training and "
-            "forces see the unknown token there, not the text"
+            "forces see the unknown token there, not the text. Often these are curly quotes and "
+            "dashes: replace them in the data, or take a tokenizer that knows them"
         )
 
 

@@ -45,10 +45,10 @@ def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     text = f"{value:{'+#' if sign else ''}.{digits}g}"
-    if 10**digits <= abs(value) < 1e6:
+    if 10**digits - 0.5 <= abs(value) < 1e6:
         text = f"{value:{'+' if sign else ''}.0f}"
     mantissa, _, exponent = text.partition("e")
-    mantissa = true_minus(mantissa)
+    mantissa = true_minus(mantissa).removesuffix(".")
     if not exponent:
         return mantissa
     superscript = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

@@ -52,8 +52,8 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
         commands.append(
             (
                 "See which token of a pair pushes which, before and after training (for another "
-                f"pair replace the id; {facts.name}-pairs.jsonl beside this page lists all, worst "
-                "first):",
+                f"pair replace the id; {facts.name}-pairs.jsonl beside this page lists the watched "
+                "ones, worst first):",
                 with_pair(facts.map_command, pairs[0].pair_id),
             )
         )
