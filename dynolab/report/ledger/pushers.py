@@ -19,9 +19,11 @@ EACH_WAY = 20
 MOMENTS = 10
 HEAD = ("example", "nats", "its chosen", "its rejected", "at steps", "prompt", "chosen", "rejected")
 _NO_TOKENS = Markup(
-    '<span class="quiet">not coloured: at its steps another answer pulled harder</span>'
+    '<span class="quiet">not coloured: at each of its steps an answer of another pair pulled '
+    "harder, and its tokens were not kept</span>"
 )
 _TEXT = 240  # characters of an answer that is not coloured
+_MANY = 3  # one in so many of the named examples, at one step, is worth a word
 _NAMED = 3  # examples, in the sentence above all
 _STEPS = 4  # of an example that are named one by one
 
@@ -35,7 +37,7 @@ _ANSWER = Markup(
 )
 _CULPRIT = Markup(
     '<li><b class="num">{}</b> by <b>{}</b> {}, {} through its rejected and {} through '
-    'its chosen answer. <span class="quiet">{}</span>'
+    'its chosen answer. <span class="quiet">{} Its {} answer:</span>'
     '<blockquote dir="auto">{}</blockquote>{}</li>'
 )
 
@@ -114,6 +116,7 @@ def _culprit(pusher: Pusher, rows: Mapping[str, Example], moments: Sequence[Mome
         number(pusher.from_rejected, 2, sign=True),
         number(pusher.from_chosen, 2, sign=True),
         excerpt(row.prompt, 90, end=True) if row else "",
+        side,
         coloured(tokens, text) if tokens else excerpt(text, _TEXT),
         through,
     )
@@ -192,4 +195,18 @@ def _message(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:
     return (
         f"Of all that pulled these {len(singles)} answers down, the {EACH_WAY} strongest examples "
         f"did {mean:.0f} % on average. Which one pulled hardest: {join(named)} of them."
+        + _one_step(singles, ledger)
+    )
+
+
+def _one_step(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:
+    """A step at which many of the named examples pulled: they are the rows of one batch."""
+    culprits = [pusher for account in singles for pusher in ledger.pushers(account)[:CULPRITS]]
+    alone = Counter(culprit.steps for culprit in culprits if culprit.total < 0)
+    steps, count = max(alone.items(), key=lambda item: item[1], default=((), 0))
+    if len(steps) != 1 or count * _MANY < len(culprits):
+        return ""
+    return (
+        f" Of the {len(culprits)} named below, {count} pulled at step {steps[0]} alone: another "
+        "order of the batches names others" + ("; try warmup_steps, too." if steps[0] == 0 else ".")
     )

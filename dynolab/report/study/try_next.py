@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from dynolab.data.rows import Split
 from dynolab.report.inputs.study import ReportInputs
+from dynolab.report.ledger.pushers import fallen_accounts
 from dynolab.report.page import Section, section
 from dynolab.report.style import objective_name
 from dynolab.results.study import PairChange
@@ -51,10 +52,10 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
     if facts.map_command and pairs:
         commands.append(
             (
-                "See which token of a pair pushes which, before and after training (for another "
-                f"pair replace the id; {facts.name}-pairs.jsonl beside this page lists the watched "
-                "ones, worst first):",
-                with_pair(facts.map_command, pairs[0].pair_id),
+                "See which token of a pair pushes which, before and after training (for other "
+                f"pairs replace the ids; {facts.name}-pairs.jsonl beside this page lists the "
+                "watched ones, worst first):",
+                with_pairs(facts.map_command, _to_map(inputs, pairs)),
             )
         )
     if facts.explore_command and any(training.probes for training in inputs.trainings):
@@ -80,8 +81,18 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
     )
 
 
-def with_pair(command: str, pair: str) -> str:
-    """The full command for a pair; quoted, so that no shell interprets the id."""
+def _to_map(inputs: ReportInputs, pairs: list[PairChange]) -> list[str]:
+    """The training pair whose chosen answer fell most, with the one that pulled it down hardest."""
+    if inputs.ledger is not None:
+        for account in fallen_accounts(inputs.ledger):
+            if account.row.split == "train":
+                hardest = inputs.ledger.pushers(account)[0].example
+                return list(dict.fromkeys((account.row.name, hardest)))
+    return [pairs[0].pair_id]
+
+
+def with_pairs(command: str, pairs: list[str]) -> str:
+    """The full command for pairs; quoted, so that no shell interprets an id."""
     # Unprintable characters, such as line ends, are escaped.
-    listed = json.dumps([pair], ensure_ascii=not pair.isprintable())
+    listed = json.dumps(pairs, ensure_ascii=not all(map(str.isprintable, pairs)))
     return f"{command} --set {shlex.quote(f'analysis.pair_ids={listed}')}"
