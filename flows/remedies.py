@@ -41,7 +41,7 @@ def remedies_file(
 ) -> str:
     """A study file of `mitigation`; empty for a training that it cannot compare.
 
-    The arms have the study's settings but for the remedy, over the study's seed and the next one.
+    The arms have the study's settings but for the remedy, over the study's seed and the next two.
 
     **Arguments:** the study's parameters; `trained`: those of its preference training.
     """
@@ -52,7 +52,7 @@ def remedies_file(
     training["probe_every"] = trained.probe_every or max(1, trained.steps // 10)
     settings: dict[str, Any] = {
         "name": f"{name}-remedies",
-        "seeds": [seed, seed + 1],
+        "seeds": [seed, seed + 1, seed + 2],
         "data": data.model_dump(mode="json", exclude_unset=True),
         "base": base.model_dump(mode="json", exclude_unset=True),
         "sft": None if sft is None else sft.model_dump(mode="json", exclude_unset=True),
@@ -76,10 +76,11 @@ def remedies_file(
 def _arms(objective: RowObjectiveConfig) -> dict[str, ArmConfig]:
     gentler: dict[str, Any] = {}
     if isinstance(objective, DPOConfig) and objective.designed_dose is None:
-        gentler = {"dose-03": objective.model_copy(update={"negative_dose": DOSE})}
+        dose = round(DOSE * objective.negative_dose, 6)
+        gentler = {"softer": objective.model_copy(update={"negative_dose": dose})}
     elif isinstance(objective, PairConfig) and objective.designed_dose is None:
-        dose = DesignedDoseConfig()
-        gentler = {"designed": objective.model_copy(update={"designed_dose": dose})}
+        chosen_by_forces = DesignedDoseConfig()
+        gentler = {"designed": objective.model_copy(update={"designed_dose": chosen_by_forces})}
     return {
         "as-it-was": ArmConfig(objective=objective),
         **{label: ArmConfig(objective=own) for label, own in gentler.items()},

@@ -45,13 +45,14 @@ def offered(parameters: StudyParameters, folder: Path) -> MitigationParameters:
         ("preference.objective={name: ipo}",),
         ("preference.objective.beta=0.3", "preference.probe_every=0", "seed=4"),
         ("preference.objective={name: dpo, designed_dose: {sample: 8}}",),
+        ("preference.objective={name: dpo, negative_dose: 0.3}",),
         ("audit=null", "ledger=null"),
     ],
 )
 def test_the_baseline_is_the_studys_own_training(changes: tuple[str, ...], tmp_path: Path) -> None:
     own = study(*changes)
     comparison = offered(own, tmp_path)
-    assert comparison.seeds == (own.seed, own.seed + 1)
+    assert comparison.seeds == (own.seed, own.seed + 1, own.seed + 2)
     assert next(iter(comparison.arms)) == comparison.baseline_label == "as-it-was"
     arm = comparison.arms["as-it-was"]
     trained = arm.training(comparison.training, comparison.on_policy, own.preference.seed)

@@ -28,8 +28,8 @@ def remedy(inputs: ReportInputs, changes: Mapping[Split, np.ndarray]) -> str | M
     """What to try, in a sentence."""
     if not inputs.facts.remedies_command or not changes:
         return ""
-    every = np.concatenate(list(changes.values()))
-    text = "To hold them up, try" if every.mean() < 0 else "To raise them further, try"
+    fell = any(own.mean() < 0 for own in changes.values())
+    text = "To hold them up, try" if fell else "To raise them further, try"
     return Markup(
         "{} a smaller push on rejected answers, or training without the pairs that lower the "
         'others: <a href="#try-next">one command compares both</a>.'
@@ -44,7 +44,7 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
         commands.append(
             (
                 f"Compare {name} as it was with a smaller push on rejected answers, and with "
-                "training without the pairs that lower the others’ chosen answers most, over two "
+                "training without the pairs that lower the others’ chosen answers most, over three "
                 "seeds. The file is ready, beside this page:",
                 facts.remedies_command,
             )
