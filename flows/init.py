@@ -1,25 +1,27 @@
-"""Writes a study file for a model and pairs, with comments and what it will cost."""
+"""Writes a study file for a model and pairs, with comments and what it will take."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import statistics
 import textwrap
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynolab.costs.machines import this_machine
+from dynolab.costs.stage import duration
 from dynolab.data.encode import Encoder
 from dynolab.data.sources.config import rows_line
 from dynolab.data.sources.load import DataConfig, LoadedData, file_config, load_data
+from dynolab.data.unknown import unknown_tokens
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
 from flows.parameters import parse_parameters
-from flows.study import StudyParameters
+from flows.stage_costs import PlannedCosts
+from flows.study import StudyParameters, resolved, study_steps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,15 +29,15 @@ if TYPE_CHECKING:
 BATCH, MICRO = 8, 4
 SHORTEST, LONGEST = 20, 200  # steps of a training; between them it is one pass over the rows
 SMALL_MODEL = 10**8  # weights; below, rates are those of small models
-SAMPLE = 4  # pairs whose step is timed
+UNTIMED = 30.0  # seconds of starting processes, reading files and drawing pages
 
 TEMPLATE = """\
 # {model} on {data}: {rows}.
-{tokens}
+{sizes}
 #
 #   {program} study {file}    runs it; --plan shows what would run, --show all settings
 #
-{cost}
+{time}
 name: {name}
 
 data:
@@ -49,7 +51,8 @@ base:
 # Answers that are watched; leave this out for all six kinds (unrelated and random ones, too).
 probe_set: {{kinds: [chosen, rejected]}}
 
-# Finetuning on the chosen answers. null: the model is finetuned already.
+# Finetuning on the chosen answers, which moves every answer before the preference training begins.
+# A model that is finetuned already needs none: `sft: null` in place of this part.
 sft:
   optimizer: {{name: adamw, learning_rate: {sft_rate}}}
   engine: {{kind: plain, ranks: 1}}  # deepspeed: several processes or GPUs
@@ -84,21 +87,33 @@ kernel: null     # how strongly answers are coupled; of these it takes longest
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides the cost: tokens of the rows, weights of the model, seconds of a step."""
+    """Of a model and its rows, in tokens; a row is a prompt with one answer."""
 
     weights: int
     context: int
-    pair_tokens: float
+    row: float
     longest: int
-    overlong: int
-    step_seconds: float
-    device: str
+    pairs: int
+    overlong_pairs: int
+    overlong_answers: int
+
+    def __str__(self) -> str:
+        text = (
+            f"The model has {self.weights:,} weights and a context of {self.context} tokens; a "
+            f"prompt with one answer has {self.row:.0f} (median), at most {self.longest}."
+        )
+        if self.overlong_pairs:
+            text += (
+                f" {self.overlong_pairs} of {self.pairs} pairs exceed the context: trainings leave "
+                "them out (overlong: drop)."
+            )
+        return text
 
 
 def write_study(file: Path, *, model: str, data: Path, program: str) -> str:
-    """Writes a study file; returns what it will cost.
+    """Writes a study file; returns what to know before it runs, with the time that it takes.
 
-    The model is a folder or a Hub name. One step is run, to measure its time.
+    The model is a folder or a Hub name.
 
     **Raises** `ConfigError` for a file that exists, and for rows or a model that cannot be read.
     """
@@ -112,21 +127,46 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> str:
     source = _beside(file, folder) if folder.is_dir() else model
     weights = str(folder) if folder.is_dir() else model
     config = file_config(data, weights)
-    loaded = load_data(config, load_tokenizer(weights) if config.chat_model else None)
-    sizes = _measured(weights, loaded)
-    settings = _settings(loaded, sizes)
-    text = TEMPLATE.format(
-        **settings | {name: _comment(settings[name]) for name in ("tokens", "cost")},
-        model=_quoted(source),
-        data=_quoted(_beside(file, data)),
-        format=_format_lines(config, source),
-        name=file.stem,
-        file=file,
-        program=program,
+    tokenizer = load_tokenizer(weights)
+    loaded = load_data(config, tokenizer if config.chat_model else None)
+    sizes = _measured(weights, tokenizer, loaded)
+    settings = _settings(loaded, sizes) | {
+        "sizes": _comment(str(sizes)),
+        "model": _quoted(source),
+        "data": _quoted(_beside(file, data)),
+        "format": _format_lines(config, source),
+        "name": file.stem,
+        "file": file,
+        "program": program,
+    }
+    untimed = TEMPLATE.format(**settings, time="#")
+    parameters = parse_parameters(StudyParameters, untimed, str(file), folder=file.resolve().parent)
+    time = _time(parameters)
+    file.write_text(TEMPLATE.format(**settings, time=_comment(time)), encoding="utf-8")
+    lines = [settings["rows"], str(sizes)]
+    answers = {text for pair in loaded.pairs for text in (pair.chosen, pair.rejected) if text}
+    if (unknown := unknown_tokens(tokenizer, answers)).tokens:
+        lines.append(f"{unknown}.")
+    lines.append(
+        f"The file finetunes on the chosen answers first (SFT, learning rate "
+        f"{settings['sft_rate']}); a model that is finetuned already needs `sft: null` there."
     )
-    parse_parameters(StudyParameters, text, str(file), folder=file.resolve().parent)
-    file.write_text(text, encoding="utf-8")
-    return f"{settings['rows']}\n{settings['tokens']}\n{settings['cost']}"
+    return "\n".join([*lines, time])
+
+
+def _time(parameters: StudyParameters) -> str:
+    """How long the study will take here, stage by stage, as `--plan` estimates it."""
+    machine, steps = this_machine(), study_steps(resolved(parameters))
+    costs = PlannedCosts(steps, machine)
+    seconds = {
+        step.name: cost.hours * 3600 for step in steps if (cost := costs.of(step)) is not None
+    }
+    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
+    parts = ", ".join(f"{name} {duration(seconds[name])}" for name in longest)
+    return (
+        f"It takes about {duration(sum(seconds.values()) + UNTIMED)} on this machine alone "
+        f"({parts}; --plan estimates every stage)."
+    )
 
 
 def _format_lines(config: DataConfig, model: str) -> str:
@@ -148,86 +188,56 @@ def _quoted(path: str) -> str:
 def _settings(loaded: LoadedData, sizes: Sizes) -> dict[str, Any]:
     steps = min(max(len(loaded.pairs) // BATCH, SHORTEST), LONGEST)
     small = sizes.weights < SMALL_MODEL
-    # A step of DPO moves two answers of each pair, one of SFT one.
-    sft, preference = steps * sizes.step_seconds / 2, steps * sizes.step_seconds
     counts = {
         "data/train_pairs": float(len(loaded.pairs)),
         "data/heldout_pairs": float(len(loaded.heldout)),
     }
     return {
         "rows": rows_line(loaded.counts | counts),
-        "tokens": f"The model has {sizes.weights:,} weights and a context of {sizes.context} "
-        f"tokens; a pair has {sizes.pair_tokens:.0f} (median), the longest row {sizes.longest}.",
-        "cost": f"About {_duration(sft)} of SFT and {_duration(preference)} of DPO on this "
-        f"machine's {sizes.device} (one step was timed), and the analyses: often several times "
-        "that.",
         "sft_rate": "1.0e-3" if small else "1.0e-5",
         "preference_rate": "1.0e-4" if small else "1.0e-6",
         "steps": steps,
         "batch": BATCH,
         "micro": MICRO,
-        "overlong": "drop" if sizes.overlong else "error",
+        "overlong": "drop" if sizes.overlong_pairs or sizes.overlong_answers else "error",
         "probe_every": max(steps // 10, 1),
         "record_steps": [0, steps // 2, steps - 1],
     }
 
 
-def _measured(model: str, loaded: LoadedData) -> Sizes:
-    """Tokens of pairs and watched answers, and the time of a step on both answers of a batch."""
+def _measured(model: str, tokenizer: PreTrainedTokenizerBase, loaded: LoadedData) -> Sizes:
+    """Sizes of the model, and tokens of pairs and watched answers."""
     import torch
 
-    from models.language import context_length, load_language_model, load_tokenizer
+    from models.language import context_length, load_language_model
 
-    tokenizer = load_tokenizer(model)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    language_model = load_language_model(model, tokenizer=tokenizer, device=device).train()
+    language_model = load_language_model(model, tokenizer=tokenizer, device=torch.device("cpu"))
     context = context_length(language_model)
     encoder = Encoder(tokenizer, 2**31, "error")
     encoded = encoder.examples([*loaded.pairs, *loaded.heldout])
-    sides = [
-        [side for side in (pair.chosen, pair.rejected) if side is not None] for pair in encoded
+    pairs = [
+        [len(side.ids) for side in (pair.chosen, pair.rejected) if side is not None]
+        for pair in encoded
     ]
-    longest = [max(len(side.ids) for side in pair) for pair in sides]
-    fitting = [pair for pair, length in zip(sides, longest, strict=True) if length <= context]
-    if not fitting:
-        raise ConfigError("data", f"{len(encoded)} rows", f"all exceed the context of {context}")
+    overlong = sum(max(pair) > context for pair in pairs)
+    if overlong == len(pairs):
+        raise ConfigError("data", f"{len(pairs)} rows", f"all exceed the context of {context}")
     # A watched answer to another prompt can be longer than any pair.
-    watched = [encoder.response(row.pair_id, row.prompt, row.response) for row in loaded.probes]
-    longest += [len(answer.ids) for answer in watched if answer is not None]
-    seconds = min(_step_seconds(language_model, fitting[:SAMPLE], tokenizer) for _ in range(2))
+    responses = [encoder.response(row.pair_id, row.prompt, row.response) for row in loaded.probes]
+    watched = [len(response.ids) for response in responses if response is not None]
+    rows = [length for pair in pairs for length in pair]
     return Sizes(
         weights=sum(parameter.numel() for parameter in language_model.parameters()),
         context=context,
-        pair_tokens=statistics.median(sum(len(side.ids) for side in pair) for pair in sides),
-        longest=max(longest),
-        overlong=sum(length > context for length in longest),
-        step_seconds=seconds * BATCH / len(fitting[:SAMPLE]),
-        device=torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        row=statistics.median(rows),
+        longest=max(rows),
+        pairs=len(pairs),
+        overlong_pairs=overlong,
+        overlong_answers=sum(length > context for length in watched),
     )
-
-
-def _step_seconds(model: Any, pairs: list[Any], tokenizer: PreTrainedTokenizerBase) -> float:
-    """Seconds of a forward and a backward of both answers of some pairs, padded together."""
-    import torch
-
-    ids = [torch.tensor(side.ids) for pair in pairs for side in pair]
-    batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(model.device)
-    began = time.monotonic()
-    model(input_ids=batch, labels=batch).loss.backward()
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
-    model.zero_grad()
-    return time.monotonic() - began
 
 
 def _beside(file: Path, path: Path) -> str:
     """The path from the file's folder, where it lies below it; else the whole path."""
     whole, folder = Path(os.path.abspath(path)), Path(os.path.abspath(file)).parent  # noqa: PTH100
     return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else str(whole)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{math.ceil(seconds)} s"
-    minutes = math.ceil(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dynolab.costs.machines import Machine, machine_named, this_machine
-from dynolab.costs.stage import BASIS, REACHED, StageCost, gigabytes
+from dynolab.costs.stage import BASIS, REACHED, StageCost, duration, gigabytes
 from dynolab.errors import ConfigError
 from flows.fitting import field_of, remedy
 from flows.flow import Plan
@@ -59,7 +59,7 @@ def _show_costs(console: Console, found: Found, machine: Machine) -> None:
         highlight=False,
     )
     table = Table("stage", box=None, pad_edge=False)
-    for column in ("tokens", "PFLOP", "GB a\nrank", "GB\nhost", "GB\nwritten", "hours"):
+    for column in ("tokens", "PFLOP", "GB a\nrank", "GB\nhost", "GB\nwritten", "time"):
         table.add_column(column, justify="right")
     table.add_column("", no_wrap=True)
     table.add_column("see", no_wrap=True)
@@ -74,16 +74,17 @@ def _show_costs(console: Console, found: Found, machine: Machine) -> None:
             f"{cost.rank_bytes / 1e9:.1f}",
             f"{cost.host_bytes / 1e9:.1f}",
             f"{cost.written / 1e9:.1f}",
-            f"{cost.hours:.2g}",
+            duration(cost.hours * 3600),
             "fits" if cost.lacks(machine) is None else "[red]too large[/red]",
             cost.basis,
         )
     console.print(table)
     estimates = [cost for cost in found.values() if cost is not None]
     parameters = max(cost.parameters for cost in estimates)
+    stored, hours = (sum(getattr(cost, name) for cost in estimates) for name in ("stored", "hours"))
     console.print(
-        f"{parameters:,} parameters; {gigabytes(sum(cost.stored for cost in estimates))} stay in "
-        f"the store; {sum(cost.hours for cost in estimates):.2g} hours of what is estimated",
+        f"{parameters:,} parameters; {gigabytes(stored)} stay in the store; "
+        f"{duration(3600 * hours)} for what is estimated",
         highlight=False,
     )
     if None in found.values():

@@ -20,6 +20,7 @@ from dynolab.costs.machines import Machine
 from dynolab.costs.memory import FP32, training_bytes
 from dynolab.costs.operations import Positions, forward_flops, gradient_flops
 from dynolab.costs.stage import StageCost, hours_of
+from dynolab.costs.timed import MOST_PARAMETERS, model_speed
 from dynolab.costs.traced import Activations, MicroBatch, activation_bytes
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample
@@ -34,6 +35,9 @@ from tasks.runtime.pipeline import Step
 PAIR = (CHOSEN, REJECTED)
 CHANGE = 3
 """Forwards that an answer's change along a direction takes: itself, and two products for one."""
+
+TIMED = 4
+"""Pairs in the batch that is timed."""
 
 DIRECTIONS = 6
 """Parts of a step along which answers change: of both sides, momentum, decay, and their sums."""
@@ -76,8 +80,22 @@ class Costs:
     """Costs of stages that start from one base model and read one set of rows."""
 
     def __init__(self, inputs: Inputs, machine: Machine) -> None:
-        self.inputs, self.machine = inputs, machine
+        self.inputs, self._host = inputs, machine
         self._traced: dict[tuple[Any, ...], Activations] = {}
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The machine, with this model's own speed where it is small and trains on CPUs."""
+        shape = self.inputs.shape()
+        if not self._times_model:
+            return self._host
+        rows = [self._row(row, PAIR) for row in self._rows()[:TIMED]]
+        speed = model_speed(self.inputs.model(), shape, joined(rows))
+        return replace(self._host, fp32=speed, bf16=speed)
+
+    @property
+    def _times_model(self) -> bool:
+        return not self._host.gpus and self.inputs.shape().parameters <= MOST_PARAMETERS
 
     def of(self, step: Step, by_name: Mapping[str, Step]) -> StageCost | None:
         """What a step takes; None where no formula is written down."""
@@ -133,7 +151,12 @@ class Costs:
         )
 
     def ledger(self, config: Any) -> StageCost:
-        """The account of a training, which runs it twice: as a whole, and again in segments."""
+        """The account of a training, which runs it twice: as a whole, and again in segments.
+
+        At a step it takes gradients of watched answers and of the batch's, scores single answers
+        and the batch for the papers' measures, and splits one response a single answer into
+        tokens.
+        """
         training, shape = config.training, self.inputs.shape()
         again = self.training(
             training.model_copy(update={"probe_every": 0, "record_steps": (training.steps - 1,)})
@@ -142,8 +165,12 @@ class Costs:
         kinds, singles = self.inputs.functionals, config.answers + config.heldout_answers
         entered = -(-training.steps // config.every)
         gradients = (kinds * config.pairs + singles) * (1 if config.every == 1 else 2)
-        positions = self._answers(entered * (gradients + responses))
-        cost = self._cost("bd", positions, gradient_flops(shape, positions))
+        slopes = self._answers(entered * (gradients + responses))
+        scored = self._answers(entered * (singles + responses))
+        split = self._answers(entered * singles)
+        flops = gradient_flops(shape, slopes) + forward_flops(shape, scored)
+        flops += CHANGE * forward_flops(shape, split)
+        cost = self._cost("bd", slopes + scored + split, flops)
         machine = self.machine
         taken = ledger_bytes(
             shape,
@@ -237,7 +264,7 @@ class Costs:
         starts: int = 0,
     ) -> StageCost:
         hours = hours_of(flops, self.machine, ranks=ranks, dtype=dtype, starts=starts)
-        own = "ij" if self.machine.gpus else "h"
+        own = "ij" if self.machine.gpus else "k" if self._times_model else "h"
         return StageCost(
             parameters=self.inputs.shape().parameters,
             tokens=over.padded,

@@ -19,8 +19,9 @@ class Machine:
     """One host: `devices` GPUs, or none.
 
     - `device_bytes`: what each GPU's tensors may take; `host_bytes`: main memory.
-    - `fp32`, `bf16`: floating-point operations per second of one GPU, or of this host's CPUs.
-      fp32 is IEEE's: TF32 rounds factors, which `check_float32_products` refuses.
+    - `fp32`, `bf16`: floating-point operations per second of one GPU's datasheet, or what a large
+      model reaches on this host's CPUs. fp32 is IEEE's: TF32 rounds factors, which
+      `check_float32_products` refuses.
     - `source`: where the figures are from.
     """
 
@@ -49,6 +50,9 @@ _GPUS = {
 }
 """GPU → decimal GB of memory, dense operations per second in fp32 and in bf16, and the source."""
 
+REACHED_BY_CPU = 0.5
+"""Part of the speed of large matrix products that a large model's trainings are taken to reach."""
+
 HOST_BYTES_PER_GPU = 256 * 10**9
 """Main memory beside each GPU: 2 TB in NVIDIA's hosts of eight (DGX A100, H100, H200)."""
 
@@ -63,14 +67,14 @@ def this_machine() -> Machine:
         devices, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
     else:
         devices, memory, name = 0, 0, f"{os.cpu_count()} CPU cores"
-    device = torch.device("cuda" if devices else "cpu")
+    device, reached = torch.device("cuda" if devices else "cpu"), 1 if devices else REACHED_BY_CPU
     return Machine(
         name="this machine",
         devices=devices,
         device_bytes=int(memory * USABLE),
         host_bytes=psutil.virtual_memory().total,
-        fp32=_speed(device, torch.float32),
-        bf16=_speed(device, torch.bfloat16 if devices else torch.float32),
+        fp32=reached * _speed(device, torch.float32),
+        bf16=reached * _speed(device, torch.bfloat16 if devices else torch.float32),
         source=f"{name}; products timed now",
     )
 

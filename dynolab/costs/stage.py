@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dynolab.costs.machines import Machine
@@ -18,9 +19,11 @@ BASIS = {
     "python -m tests.benchmarks.size",
     "f": "rows: stand-ins of their lengths (dynolab/costs/rows.py); the data set is not fetched",
     "g": "rows: not known, so each is as long as the limit allows; less is likely",
-    "h": "hours: operations at half the speed of this machine's matrix products, which were timed "
+    "h": "time: operations at half the speed of this machine's matrix products, which were timed "
     "now: time_plan_error of python -m tests.benchmarks.size",
-    "i": "hours: operations at the datasheet's speed times {fp32:.0%} in fp32 and {bf16:.0%} in "
+    "k": "time: operations at the speed of a forward and backward pass of this model, which was "
+    "timed now; starting processes and reading files is not among it",
+    "i": "time: operations at the datasheet's speed times {fp32:.0%} in fp32 and {bf16:.0%} in "
     "bf16, and 2 ms a layer and micro-batch; assumed, never tried on such a machine",
     "j": "memory on GPUs: the same formulas with attention by plain products; never tried on "
     "such a machine, nor with more than 2 ranks",
@@ -29,9 +32,6 @@ BASIS = {
 
 REACHED = {"fp32": 0.6, "bf16": 0.4}
 """Part of a GPU's datasheet speed that trainings are taken to reach."""
-
-REACHED_BY_CPU = 0.5
-"""Part of the speed of large matrix products."""
 
 LAYER_SECONDS = 2e-3
 """Of a layer's forward and backward on a GPU, at least: its kernels are started one by one."""
@@ -81,8 +81,16 @@ def hours_of(flops: int, machine: Machine, *, ranks: int, dtype: str, starts: in
     """`flops / (ranks · speed)` and, on GPUs, the time to start the kernels of so many layers."""
     speed = machine.bf16 if dtype == "bf16" else machine.fp32
     if not machine.gpus:
-        return flops / (REACHED_BY_CPU * speed) / 3600  # the ranks share the cores
+        return flops / speed / 3600  # the ranks share the cores
     return (flops / (ranks * REACHED[dtype] * speed) + starts * LAYER_SECONDS) / 3600
+
+
+def duration(seconds: float) -> str:
+    """Such as `12 s`, `3 min` or `2.5 h`."""
+    if seconds < 90:
+        return f"{math.ceil(seconds)} s"
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def gigabytes(size: int) -> str:

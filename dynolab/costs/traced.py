@@ -86,10 +86,9 @@ def trace(
     model: nn.Module, batch: MicroBatch, *, products: bool = False, checkpoint: bool = False
 ) -> Activations:
     """As `activation_bytes`, of the model itself, whose tensors may be real."""
-    causal = causal_model(model)
     if checkpoint:
-        prepare_checkpointing(causal)
-    tokens = _zeros(batch)
+        prepare_checkpointing(causal_model(model))
+    tokens = no_tokens(batch)
     hooks = [
         weight.register_post_accumulate_grad_hook(_drop)
         for weight in model.parameters()
@@ -97,16 +96,25 @@ def trace(
     ]
     attention = sdpa_kernel(SDPBackend.MATH) if products else nullcontext()
     with LiveBytes(known=[*model.parameters(), *model.buffers()]) as live, attention:
-        with activations_checkpointed(model):
-            hidden = response_hidden(causal, tokens)
-            kept = live.now
-            parts = count_parts(causal, hidden)
-            head = partial(logits_of, causal)
-            logps = read_parts(head, hidden, tokens, token_logps, parts)
-        logps.sum().backward()
+        kept = forward_backward(model, tokens, lambda: live.now)
     for hook in hooks:
         hook.remove()
     return Activations(live.most, kept)
+
+
+def forward_backward(
+    model: nn.Module, tokens: PackedBatch, after_decoder: Callable[[], int] = lambda: 0
+) -> int:
+    """Adds the gradient of a batch's log-likelihood; returns what `after_decoder` gave."""
+    causal = causal_model(model)
+    with activations_checkpointed(model):
+        hidden = response_hidden(causal, tokens)
+        given = after_decoder()
+        parts = count_parts(causal, hidden)
+        head = partial(logits_of, causal)
+        logps = read_parts(head, hidden, tokens, token_logps, parts)
+    logps.sum().backward()
+    return given
 
 
 def _drop(weight: Tensor) -> None:
@@ -120,7 +128,8 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def _zeros(batch: MicroBatch) -> PackedBatch:
+def no_tokens(batch: MicroBatch) -> PackedBatch:
+    """A batch of these sizes; all its tokens are number 0."""
     rows, length = torch.zeros(2, batch.rows, batch.length, dtype=torch.long)
     tokens = torch.zeros(batch.responses, dtype=torch.long)
     sequences = torch.zeros(batch.rows, dtype=torch.long)

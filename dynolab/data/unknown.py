@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,15 @@ SAMPLES = (
 class UnknownTokens:
     """How many tokens of answers are the unknown token: whatever stood there is lost.
 
-    `tokens` of `total` tokens, in `answers` of `texts` answers.
+    `tokens` of `total` tokens, in `answers` of `texts` answers. `written`: what stood there and how
+    often, where that was looked up.
     """
 
     tokens: int = 0
     total: int = 0
     answers: int = 0
     texts: int = 0
+    written: Counter[str] = field(default_factory=Counter)
 
     def add(self, unknown_id: int | None, ids: Sequence[int]) -> None:
         """Counts an answer's tokens, without the end-of-sequence token after them."""
@@ -46,28 +49,52 @@ class UnknownTokens:
 
     def as_metrics(self) -> dict[str, int]:
         """The counts under their metric names; none if every token is known."""
-        return {f"data/unknown_{name}": count for name, count in vars(self).items() if self.tokens}
+        return {f"data/unknown_{name}": getattr(self, name) for name in COUNTS if self.tokens}
 
     @classmethod
     def of_metrics(cls, metrics: Mapping[str, float]) -> UnknownTokens:
         """The counts from metrics that may lack them."""
-        return cls(*(int(metrics.get(f"data/unknown_{name}", 0)) for name in vars(cls())))
+        tokens, total, answers, texts = (int(metrics.get(f"data/unknown_{n}", 0)) for n in COUNTS)
+        return cls(tokens, total, answers, texts)
 
     def __str__(self) -> str:
         return (
             f"{self.tokens} of {self.total} tokens ({self.tokens / self.total:.1%}) in "
             f"{self.answers} of {self.texts} answers are unknown to the tokenizer; training and "
-            "forces see the unknown token there, not the text. Often these are curly quotes and "
-            "dashes: replace them in the data, or take a tokenizer that knows them"
+            f"forces see the unknown token there, not the text. {self._which} replace them in the "
+            "data, or take a tokenizer that knows them"
         )
+
+    @property
+    def _which(self) -> str:
+        if not self.written:
+            return "Often these are curly quotes and dashes:"
+        most = self.written.most_common(NAMED)
+        named = ", ".join(f"{text!r} ({count}×)" for text, count in most)
+        others = len(self.written) - len(most)
+        return f"These are {named}{f' and {others} others' if others else ''}:"
+
+
+COUNTS = "tokens", "total", "answers", "texts"
+"""Fields of `UnknownTokens` that are metrics."""
+
+NAMED = 6
+"""Unknown texts that a message names."""
 
 
 def unknown_tokens(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> UnknownTokens:
-    """Counts the unknown tokens of texts."""
-    counts = UnknownTokens()
+    """Counts the unknown tokens of texts, and what stands there."""
+    counts, unknown = UnknownTokens(), tokenizer.unk_token_id
     for text in texts:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        counts.add(tokenizer.unk_token_id, ids)
+        encoded = tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast
+        )
+        counts.add(unknown, encoded["input_ids"])
+        for token, (start, stop) in zip(
+            encoded["input_ids"], encoded.get("offset_mapping", ()), strict=False
+        ):
+            if token == unknown:
+                counts.written[text[start:stop]] += 1
     return counts
 
 

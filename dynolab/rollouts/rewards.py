@@ -6,6 +6,7 @@ import importlib
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from numbers import Real
 from statistics import fmean, pstdev
@@ -112,6 +113,22 @@ def ends_with(prompt: str, completions: Sequence[str], row: PromptRow) -> list[f
     return [float(text.strip().endswith(answer)) for text in completions]
 
 
+def word_overlap(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """F1 of the words that a completion shares with the row's answer, from 0 to 1: ROUGE-1 (Lin,
+    2004) of lower-case words, each counted as often as both have it."""
+    truth = _words(_answer("word_overlap", row))
+    shares = []
+    for text in completions:
+        words = _words(text)
+        common = (words & truth).total()
+        shares.append(2 * common / max(words.total() + truth.total(), 1))
+    return shares
+
+
+def _words(text: str) -> Counter[str]:
+    return Counter(re.findall(r"\w+", text.lower()))
+
+
 def world_answer(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
     """1 if a completion states exactly one fact about the entity that the built-in world's
     question names, and it is the fact asked for with the row's value."""
@@ -173,6 +190,7 @@ BUILT_IN: dict[str, Reward] = {
     for reward in (
         exact,
         ends_with,
+        word_overlap,
         world_answer,
         world_form,
         world_style,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,9 @@ def test_unknown_tokens_of_answers_are_counted() -> None:
     assert message.startswith(
         "3 of 8 tokens (37.5%) in 2 of 4 answers are unknown to the tokenizer"
     )
-    assert unknown_tokens(tokenizer(), ["é a", "b"]) == UnknownTokens(1, 3, 1, 2)
+    named = unknown_tokens(tokenizer(), ["é a", "b"])
+    assert named == UnknownTokens(1, 3, 1, 2, Counter({"é": 1}))
+    assert "These are 'é' (1×): replace them" in str(named)
 
 
 def test_known_tokens_leave_no_count() -> None:

@@ -37,7 +37,7 @@ def test_the_file_names_its_sources_from_its_folder_and_runs(
     told = write_study(
         file, model=str(folder / "my model"), data=folder / "pairs.jsonl", program="dynolab"
     )
-    assert told.startswith("24 rows → ") and "of SFT and" in told
+    assert told.startswith("24 rows → ") and "It takes about" in told
     text = file.read_text()
     assert str(folder) not in text.replace(str(file), "")
     assert max(map(len, text.replace(str(file), "").splitlines())) <= 100

@@ -105,6 +105,14 @@ def test_world_answers_are_rewarded_exactly() -> None:
         reward("say :", ["x"], PromptRow(id="a", prompt="say :", answer="red"))
 
 
+def test_word_overlap_is_rouge_1() -> None:
+    """Of `the cat sat`: all three words; two of three with one too many; none; no words at all."""
+    row = PromptRow(id="a", prompt="p", answer="The cat sat.")
+    texts = ["the CAT sat", "the the cat", "dogs bark", ""]
+    overlap = resolve_reward("word_overlap")("p", texts, row)
+    assert list(overlap) == pytest.approx([1, 2 / 3, 0, 0])
+
+
 THOUGHT = "<think> a\nb </think>\n<answer> 3 </answer>\n"
 
 
