@@ -24,6 +24,7 @@ from flows.pages import page_of
 from flows.parameters import load_parameters
 from flows.sweep.parameters import SweepParameters, trial_of
 from tasks.base import OTHERWISE
+from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.existing_results import existing_result
 from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.open_platform import open_store, planning_platform
@@ -93,14 +94,22 @@ def start(
     table = result_table(store, flow.page, parameters.model_dump(mode="json"), stages)
     write_table(table, page.with_suffix(".json"))
     seconds = time.monotonic() - began
-    _show(flow.name, results, page, seconds)
+    from dynolab.report.page import ANSWER  # plotly takes a while to import
+
+    shown = stages[flow.page]
+    answer = store.folder(shown.address, shown.digest) / ANSWER
+    said = answer.read_text(encoding="utf-8").splitlines() if answer.exists() else []
+    _show(flow.name, results, page, seconds, said)
+    if REMEDIES in flow.beside and page.with_name(f"{parameters.name}-{REMEDIES}").exists():
+        console.print(f"next    {remedies_command(parameters.name)}", soft_wrap=True, markup=False)
     if wanted.json:
         _print_json(
             flow=flow.name,
             name=parameters.name,
             page=str(page),
             seconds=round(seconds, 1),
-            metrics=stages[flow.page].metrics,
+            answer=said,
+            metrics=shown.metrics,
             stages={
                 name: {"result": stage.short, "address": stage.address, "cached": stage.cached}
                 for name, stage in stages.items()
@@ -212,7 +221,9 @@ def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
         _print_json(trials=trials)
 
 
-def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
+def _show(
+    flow: str, results: Results, page: Path, seconds: float, answer: Sequence[str] = ()
+) -> None:
     table = Table("stage", "", "seconds", "result", box=None, pad_edge=False)
     for name, result in results.items():
         duration = result["metrics"].get("seconds")
@@ -247,6 +258,8 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
                 "page says why",
                 highlight=False,
             )
+    for sentence in ("", *answer):
+        console.print(sentence, markup=False, highlight=False)
     console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
     console.print(

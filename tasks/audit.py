@@ -60,17 +60,18 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
 
     config = work.config
     folder = work.input_folder("model", "model")
-    with work.shown():
-        encoder = load_encoder(folder)
-        pairs = read_pairs(work, encoder, "train", config.pairs)
-        heldout = read_pairs(work, encoder, "heldout", config.heldout_pairs)
-        objective: Any = build_objective(config.objective)
+    encoder = load_encoder(folder)
+    pairs = read_pairs(work, encoder, "train", config.pairs)
+    heldout = read_pairs(work, encoder, "heldout", config.heldout_pairs)
+    objective: Any = build_objective(config.objective)
+    with work.shown(len(pairs) + len(heldout)) as progress:
         rows = audit_pairs(
             load_policy(folder),
             pairs,
             objective,
             heldout=heldout,
             batch_tokens=config.batch_tokens,
+            on_pair=progress.update,
         )
         work.write_tables(audit=rows)
     work.log_tables(audit=rows)

@@ -133,7 +133,7 @@ def read_inputs(
             rows=rows_line(results["data"].metrics),
             map_command=map_command(config.objective, results),
             explore_command=f"{invocation()} explore",
-            remedies_command=remedies_command(config),
+            remedies_command=remedies_command(config.name) if config.remedies else "",
             stages=facts_of(results, lambda name: name.removeprefix(CONTRAST).replace("_", "-")),
         ),
         trainings=tuple(
@@ -162,11 +162,9 @@ def read_inputs(
     )
 
 
-def remedies_command(config: ReportConfig) -> str:
+def remedies_command(name: str) -> str:
     """The command that compares the remedies of the file beside the home's copy of the page."""
-    if not config.remedies:
-        return ""
-    file = Settings.from_environment().reports / f"{config.name}-{REMEDIES}"
+    file = Settings.from_environment().reports / f"{name}-{REMEDIES}"
     if file.is_relative_to(Path.cwd()):
         file = file.relative_to(Path.cwd())
     return f"{invocation()} mitigation {shlex.quote(str(file))}"

@@ -37,6 +37,7 @@ def audit_pairs(
     *,
     heldout: Sequence[EncodedExample] = (),
     batch_tokens: int = 4_096,
+    on_pair: Callable[[int], object] = lambda done: None,
 ) -> list[PairAudit]:
     """Effect of a gradient step of learning rate one, pair by pair, exact to first order.
 
@@ -61,6 +62,7 @@ def audit_pairs(
     - `pairs`: the training pairs; `from_all` and `on_all` are means over them.
     - `heldout`: pairs to audit that are not trained on.
     - `batch_tokens`: bound on sequences × padded length of one forward-mode pass.
+    - `on_pair`: called with the number of pairs whose gradients are taken; what follows is quick.
 
     **Returns:** rows in the order of the pairs, training pairs first.
 
@@ -82,6 +84,7 @@ def audit_pairs(
     for number, pair in enumerate(all_pairs):
         into = (step, 1 / len(pairs)) if number < len(pairs) else None
         figures.append(_own_figures(policy, pair, objective, names, into))
+        on_pair(number + 1)
     chosen = [pair.chosen for pair in all_pairs]
     from_all = _changes_along(policy, chosen, step, batch_tokens)
     # One of the two sums at a time: a large model leaves no room for both.

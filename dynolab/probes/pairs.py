@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.probes.paths import LearningPaths, change
-from dynolab.results.study import PairChange
+from dynolab.results.study import PairChange, ProbeScore
+
+
+def complete_pairs(scores: Sequence[ProbeScore]) -> list[ProbeScore]:
+    """Scores of the pairs of which both answers were scored.
+
+    Where one exceeds the context it is missing, and trainings on pairs leave its pair out. All
+    scores, where no rejected answer was watched.
+    """
+    whole = {
+        side: {(score.split, score.pair_id) for score in scores if score.kind == side}
+        for side in ("chosen", "rejected")
+    }
+    if not whole["rejected"]:
+        return list(scores)
+    both = whole["chosen"] & whole["rejected"]
+    return [score for score in scores if (score.split, score.pair_id) in both]
 
 
 def pair_changes(paths: LearningPaths, prompts: Mapping[str, str]) -> list[PairChange]:

@@ -114,6 +114,8 @@ def _range(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> list[floa
     finite = [value for value in shown if np.isfinite(value)]
     if not finite or min(finite) == max(finite):
         return None
+    if "%" in panel.tickformat:  # no share is below zero or above one, whatever its interval
+        finite = [min(max(value, 0.0), 1.0) for value in finite]
     room = 0.06 * (max(finite) - min(finite))
     return [min(finite) - room, max(finite) + room]
 

@@ -17,7 +17,7 @@ from typing import Any
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from dynolab.report.figure import Figure
@@ -51,6 +51,10 @@ def _asset(name: str) -> Markup:
 
 _PARTS: Any = _TEMPLATES.get_template("parts.html").module
 _STYLE, _SCRIPT = _asset("page.css"), _asset("page.js")
+
+
+ANSWER = "answer.txt"
+"""The page's answer to its question as plain text, a sentence a line."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +196,16 @@ def page_html(page: Page) -> str:
 
 
 def write_page(page: Page, folder: Path, file: str) -> None:
-    """Writes the page, and `figures/` with every figure of its content.
+    """Writes the page, `answer.txt` with its answer, and its figures in `figures/`.
 
     A figure is `<name>.html` and `<name>.json` (plotly), beside one `plotly.min.js`.
     """
     figures = folder / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     write_text(folder / file, page_html(page))
+    if page.answer:
+        plain = [Markup(sentence).striptags() for sentence in map(escape, page.answer)]
+        write_text(folder / ANSWER, "\n".join(plain) + "\n")
     write_text(figures / "plotly.min.js", get_plotlyjs())
     for part in _figures_of(page):
         write_text(figures / f"{part.name}.json", part.plot.to_json())

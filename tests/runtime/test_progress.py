@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import rich.console
 
 from tasks.runtime.open_platform import make_progress
@@ -45,6 +46,29 @@ def test_plain_lines_are_throttled() -> None:
     stage = Progress(PlainLines(stream, seconds=0)).stage("dpo", None)
     stage.update(7, "loss 0.5")
     assert stream.getvalue().endswith("dpo: 7 loss 0.5\n")
+
+
+def test_what_comes_before_the_first_step_is_shown_at_once() -> None:
+    stream = io.StringIO()
+    stage = Progress(PlainLines(stream, seconds=3600)).stage("ledger", 4)
+    stage.update(0, "trains again")
+    stage.update(1, "step 3")
+    assert stream.getvalue() == "ledger: started\nledger: 0/4 trains again\n"
+
+
+def test_time_left_is_that_of_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first update on, which of a stage that goes on is not at step 0."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    stage = Progress().stage("sft", 100)
+    assert stage.left == ""
+    stage.update(60)
+    now[0] += 30
+    assert stage.left == ""
+    stage.update(70)
+    assert stage.left == "2 min left"
+    stage.close()
+    assert stage.left == ""
 
 
 def test_terminal_shows_one_line_for_each_stage() -> None:
@@ -94,8 +118,8 @@ def test_reporter_shows_loss_and_speed() -> None:
     report(MetricLine(6, 24, 102.5, {"train/margin": 1.0}))
     assert stream.getvalue().splitlines()[1:] == [
         "sft: 1/10 loss 2",
-        "sft: 5/10 loss 1.5, 2 steps/s",
-        "sft: 6/10 2 steps/s",
+        "sft: 5/10 loss 1.5, 2 steps/s, 1 s left",
+        "sft: 6/10 2 steps/s, 1 s left",
     ]
 
 

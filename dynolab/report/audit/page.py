@@ -6,10 +6,12 @@ from pathlib import Path
 
 from dynolab.report.audit.foresight import foreseen_figure, foresight_section
 from dynolab.report.audit.pairs import agreement_figure, pull_figure, worst_section
-from dynolab.report.inputs.audit import AuditPageInputs
+from dynolab.report.inputs.audit import Audit, AuditPageInputs
 from dynolab.report.page import Page, Tile, write_page
 from dynolab.report.style import objective_name
-from dynolab.report.text import number
+from dynolab.report.text import join, number
+
+_NAMED = 3  # pairs in the answer
 
 
 def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
@@ -17,6 +19,8 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
     audit = inputs.audit
     page = Page(
         name=inputs.name,
+        heading="Which pairs would pull chosen answers down?",
+        answer=_answer(inputs.audit),
         lead=_lead(inputs),
         tiles=_tiles(inputs),
         content=[
@@ -32,6 +36,23 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
         stages=inputs.stages,
     )
     write_page(page, folder, "audit.html")
+
+
+def _answer(audit: Audit) -> list[str]:
+    """How many chosen answers a step on all pairs lowers, and which pairs lower the others most."""
+    rows = [row for row in audit.rows if row.split == "train"]
+    lowered = sum(row.from_all < 0 for row in rows)
+    harmful = sorted((row for row in rows if row.on_all < 0), key=lambda row: row.on_all)
+    sentences = [
+        f"A step on all {len(rows)} training pairs would lower {lowered} of their chosen answers."
+    ]
+    if harmful:
+        named = join([f"{row.pair_id} ({number(row.on_all)})" for row in harmful[:_NAMED]])
+        sentences.append(
+            f"The steps of {len(harmful)} pairs would lower chosen answers on average, those of "
+            f"{named} most: try training without them."
+        )
+    return sentences
 
 
 def _lead(inputs: AuditPageInputs) -> str:

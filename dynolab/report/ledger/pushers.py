@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
+import numpy as np
 from markupsafe import Markup
 
 from dynolab.data.rows import Example
@@ -23,6 +25,7 @@ _NO_TOKENS = Markup(
     "harder, and its tokens were not kept</span>"
 )
 _TEXT = 240  # characters of an answer that is not coloured
+_CONCENTRATED = 2  # times the share of as many examples that pull alike
 _MANY = 3  # one in so many of the named examples, at one step, is worth a word
 _NAMED = 3  # examples, in the sentence above all
 _STEPS = 4  # of an example that are named one by one
@@ -63,7 +66,8 @@ def pusher_section(ledger: Ledger) -> Section | None:
         note="The chosen answers that fell most over the training, held-out ones too. Numbers are "
         f"nats, sums of the example's lines over {steps}. Coloured: what its tokens did at the "
         "steps at which no other answer pulled harder, red down and green up; point at one for its "
-        "number.",
+        "number. All of it is of one run: how hard a pair pulls depends on when it is drawn, and "
+        "another seed draws in another order.",
     )
 
 
@@ -183,20 +187,32 @@ def _moment_table(moments: Sequence[Moment]) -> Markup:
 
 
 def _message(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:
-    shares = []
-    for account in singles:
-        totals = ledger.by_example(account)
-        down = -totals[totals < 0].sum()
-        top = -sum(sorted(totals.tolist())[:EACH_WAY])
-        shares.append(top / down if down else 0.0)
-    mean = 100 * sum(shares) / len(shares)
+    top, even = (
+        100 * sum(shares) / len(singles)
+        for shares in zip(*map(partial(_shares, ledger), singles), strict=True)
+    )
     hardest = Counter(ledger.pushers(account)[0].example for account in singles)
     named = [f"{example} on {count}" for example, count in hardest.most_common(_NAMED)]
+    spread = (
+        " The pull is spread over many pairs: a smaller push on all rejected answers promises more "
+        "than leaving out a few."
+        if top < _CONCENTRATED * even
+        else ""
+    )
     return (
         f"Of all that pulled these {len(singles)} answers down, the {EACH_WAY} strongest examples "
-        f"did {mean:.0f} % on average. Which one pulled hardest: {join(named)} of them."
-        + _one_step(singles, ledger)
+        f"did {top:.0f} % on average; all alike, they would have done {even:.0f} %.{spread} Which "
+        f"one pulled hardest: {join(named)} of them." + _one_step(singles, ledger)
     )
+
+
+def _shares(ledger: Ledger, account: FunctionalAccount) -> tuple[float, float]:
+    """The strongest examples' share of all that pulled down, and what it were if all were alike."""
+    totals = ledger.by_example(account)
+    down = np.sort(totals[totals < 0])
+    if not len(down):
+        return 0.0, 0.0
+    return float(down[:EACH_WAY].sum() / down.sum()), min(1.0, EACH_WAY / len(down))
 
 
 def _one_step(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:

@@ -16,6 +16,7 @@ from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.mitigation.matched import matched_figure, matched_section, matched_table_of
+from dynolab.report.mitigation.opening import answer
 from dynolab.report.mitigation.tables import ending, mitigation_list, mitigation_table
 from dynolab.report.page import (
     Page,
@@ -73,6 +74,8 @@ def write_mitigation_page(
     verdicts = assess_remedies(list(compared.arms), compared.baseline, figures)
     page = Page(
         name=compared.name,
+        heading="What did each remedy do to the chosen answers?",
+        answer=answer(compared, figures),
         lead=_lead(compared),
         tiles=_tiles(compared, figures, verdicts),
         content=[

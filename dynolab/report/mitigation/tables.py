@@ -156,7 +156,9 @@ def ending(runs: Sequence[RunFigures], seeds: Sequence[int]) -> str:
 
 
 def _cell(compared: ComparedArms, figures: ArmTable, arm: str, column: Column) -> Markup:
-    mean, ends = _mean_and_ends(figures.mean(arm, column.figure), column, sign=column.change)
+    own = figures.mean(arm, column.figure)
+    own = own.within(0, 1) if column.share else own
+    mean, ends = _mean_and_ends(own, column, sign=column.change)
     cell = Markup("{}<br><small>{}</small>").format(mean, ends)
     difference = figures.difference(arm, compared.baseline, column.figure)
     if arm == compared.baseline or not difference.n:

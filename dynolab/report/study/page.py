@@ -14,7 +14,7 @@ from dynolab.data.rows import write_rows
 from dynolab.data.unknown import UnknownTokens
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.events import Event, events_of
-from dynolab.probes.pairs import pair_changes
+from dynolab.probes.pairs import complete_pairs, pair_changes
 from dynolab.probes.paths import learning_paths
 from dynolab.report.audit.foresight import foreseen_figure, foresight_section
 from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
@@ -99,8 +99,13 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
 
 
 def report_page_html(inputs: ReportInputs, coming: Sequence[str]) -> str:
-    """The page of a study that still runs: `coming` names the stages that have not ended."""
-    return page_html(replace(_page(inputs, _Found.of(inputs)), coming=tuple(coming)))
+    """The page of a study that still runs: `coming` names the stages that have not ended.
+
+    What to try next has its files beside the finished page, and is not on this one.
+    """
+    later = dict.fromkeys(("remedies_command", "map_command", "explore_command"), "")
+    unfinished = replace(inputs, facts=inputs.facts.model_copy(update=later))
+    return page_html(replace(_page(unfinished, _Found.of(inputs)), coming=tuple(coming)))
 
 
 @dataclass(frozen=True)
@@ -116,11 +121,17 @@ class _Found:
     @classmethod
     def of(cls, inputs: ReportInputs) -> _Found:
         trainings = inputs.trainings
-        paths = {
-            (training.stage, split): own
+        probes = {
+            training.stage: complete_pairs(training.probes)
+            if training.stage in PAIR_OBJECTIVES
+            else training.probes
             for training in trainings
+        }
+        paths = {
+            (stage, split): own
+            for stage, scores in probes.items()
             for split in SPLITS
-            if (own := learning_paths(training.probes, split)) is not None
+            if (own := learning_paths(scores, split)) is not None
         }
         verdicts = (
             *assess(

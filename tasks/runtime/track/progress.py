@@ -9,6 +9,8 @@ import time
 from collections import deque
 from typing import IO, TYPE_CHECKING, Literal, Protocol
 
+from dynolab.costs.stage import duration
+
 if TYPE_CHECKING:
     import rich.progress
 
@@ -45,6 +47,7 @@ class StageProgress:
         self.step, self.text = 0, ""
         self.outcome: Outcome | None = None
         self.began = time.monotonic()
+        self._first: tuple[float, int] | None = None
 
     @property
     def count(self) -> str:
@@ -53,9 +56,22 @@ class StageProgress:
             return f"{self.step}/{self.total_steps}"
         return str(self.step) if self.step else ""
 
+    @property
+    def left(self) -> str:
+        """Time left at the pace since the first update, such as "3 min left"; empty if unknown."""
+        if self.outcome is not None or self._first is None or not self.total_steps:
+            return ""
+        (began, first), now = self._first, time.monotonic()
+        if self.step <= first:
+            return ""
+        return (
+            f"{duration((self.total_steps - self.step) * (now - began) / (self.step - first))} left"
+        )
+
     def update(self, step: int, text: str = "") -> None:
         """Show that `step` steps are done, followed by `text`, such as "loss 1.23"."""
         if self.outcome is None:
+            self._first = self._first or (time.monotonic(), step)
             self.step, self.text = step, text
             self.show()
 
@@ -110,7 +126,10 @@ class StepReporter:
 
 
 class PlainLines:
-    """Lines of text for logs: the first and last of a stage, and one every few seconds."""
+    """Lines of text for logs: the first and last of a stage, and one every few seconds.
+
+    What a stage does before its first step is shown at once.
+    """
 
     def __init__(self, stream: IO[str], seconds: float = PLAIN_SECONDS) -> None:
         self._stream, self.seconds = stream, seconds
@@ -118,7 +137,8 @@ class PlainLines:
 
     def show(self, stage: StageProgress) -> None:
         """Write a line if it is due; ignores a closed pipe, so that the study goes on."""
-        now, state = time.monotonic(), f"{stage.count} {stage.text}"
+        now, parts = time.monotonic(), [f"{stage.count} {stage.text}".strip(), stage.left]
+        state = ", ".join(filter(None, parts))
         if stage.outcome == "cached":
             state = f"cached {stage.text}"
         elif stage.outcome is not None:
@@ -127,7 +147,7 @@ class PlainLines:
         else:
             if stage not in self._shown:
                 state = "started"
-            elif now - self._shown[stage] < self.seconds:
+            elif now - self._shown[stage] < self.seconds and (stage.step or not stage.text):
                 return
             self._shown[stage] = now
         with contextlib.suppress(BrokenPipeError):
@@ -162,6 +182,7 @@ class RichLines:
                 total, text = total or 1, f"[red]{stage.outcome}[/red]"
             elif stage.outcome is not None:
                 total = step = max(step if total is None else total, 1)
+            text = ", ".join(filter(None, (text, stage.left)))
             self._live.update(task, total=total, completed=step, count=stage.count, text=text)
             if stage.outcome is not None:
                 self._live.stop_task(self._tasks.pop(stage))
