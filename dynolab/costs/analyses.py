@@ -89,13 +89,14 @@ def ledger_bytes(
     whole: bool,
     memory: int,
 ) -> LedgerBytes:
-    """`ledger_copies`, where functionals get half of the memory that the others leave.
+    """`ledger_copies` and the momentum of one more step, where functionals get half of the memory
+    that the others leave.
 
     They wait on disk where that is too little (`Ledger`).
     """
     copy = FP32 * shape.parameters
     each = COPIES + (not whole)
-    fixed = ledger_copies(optimizer, functionals=0, responses=responses)
+    fixed = ledger_copies(optimizer, functionals=0, responses=responses) + 1
     fitting = max(1, (memory // copy - fixed) // (2 * each))
     kept = (each - 1) * functionals
     if fitting < functionals:

@@ -15,6 +15,7 @@ from dynolab.forces.ledger.account import COPIES, Ledger
 from dynolab.forces.ledger.flat import flatten
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.hardest_pulls import HARDEST, HardestPulls
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.forces.ledger.step_account import Later, StepAccount
 from dynolab.forces.ledger.tables import PER_STEP
@@ -248,16 +249,35 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw"])
-def test_the_tokens_of_a_line_add_up_to_it(policy, optimizer):
-    ledger = Ledger(policy, FUNCTIONALS, by_token=[0, 2])
+def test_the_hardest_pulls_are_split_into_tokens_that_add_up_to_them(policy, optimizer):
+    ledger, pulls, split = Ledger(policy, FUNCTIONALS, by_token=[0, 2]), {0: {}, 2: {}}, set()
     for record in reversed(trained(OPTIMIZERS[optimizer])):
         step = ledger.enter(record)
-        assert [tokens.functional for tokens in step.tokens] == [0, 2]
+        for functional, own in pulls.items():
+            for response, nats in zip(step.responses, step.lines[:, functional], strict=True):
+                key = step.step, response.id
+                own[key] = own.get(key, 0.0) + float(nats)
         for tokens in step.tokens:
-            own = step.lines[:, tokens.functional]
-            assert own.min() == own[tokens.response]
-            assert len(tokens.nats) == len(step.responses[tokens.response].tokens)
-            torch.testing.assert_close(tokens.nats.sum(), own[tokens.response])
+            response, line = step.responses[tokens.response], step.lines[:, tokens.functional]
+            same_example = [other.id == response.id for other in step.responses]
+            assert line[same_example].min() == line[tokens.response]
+            assert len(tokens.nats) == len(response.tokens)
+            torch.testing.assert_close(tokens.nats.sum(), line[tokens.response])
+            split.add((tokens.functional, step.step, response.id))
+    for functional, own in pulls.items():
+        hardest = sorted((key for key in own if own[key] < 0), key=own.__getitem__)[:HARDEST]
+        assert {(functional, *key) for key in hardest} <= split
+
+
+def test_pulls_are_split_while_they_are_among_the_hardest():
+    """An example's lines of a step are one pull, and its line that pulls harder is split."""
+    pulls = HardestPulls()
+    assert pulls.enter(torch.tensor([1.0, -3.0, -0.5, 0.25]), ["a", "a", "b", "b"]) == [1, 2]
+    assert pulls.nats[:2].tolist() == [-2.0, -0.25]
+    pulls.enter(-torch.arange(1.0, HARDEST + 1), list(map(str, range(HARDEST))))
+    assert pulls.enter(torch.tensor([-0.5, -4.0]), ["c", "d"]) == [1]
+    again = HardestPulls(pulls.nats)
+    assert again.enter(torch.tensor([-0.5, -4.0]), ["c", "d"]) == [1]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw"])

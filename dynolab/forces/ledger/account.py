@@ -13,8 +13,9 @@ optimizer is `b_t = β b_{t−1} + into_t ⊙ g_t + pull_t`, `Δθ_t = direct_t 
   momentum at step s;
 - `line(s, i) = −⟨U_s, into_s ⊙ g_{s,i}⟩`: all that response i did at step s, at once and later;
 - `decay(s) = ⟨q̄_s, direct_s⟩ − ⟨U_s, pull_s⟩`: weight decay;
-- `rounding(s) = ⟨q̄_s, Δθ_s − (direct_s − out_s ⊙ b_s)⟩`: what the trainer's own arithmetic did
-  beside the formula; small steps in float32 lose digits where they are added to the weights;
+- `rounding(s) = ⟨q̄_s, Δθ_s − (direct_s − out_s ⊙ b_s)⟩ − β ⟨U_{s+1}, b'_s − b_s⟩`: what the
+  trainer's own arithmetic did beside the formula, b' being the momentum that the next step really
+  began with; small steps in float32 lose digits where they are added to the weights;
 - `carried_in = −β ⟨U_0, b_{−1}⟩`: momentum from before the first step.
 
 Learning rate, warm-up, clipping and preconditioner are inside into and out. Momentum is charged
@@ -28,7 +29,7 @@ push_{s+L}) + β^L U_{s+L}`; for L = 1 that is the U above.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,12 +38,14 @@ from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dynolab.data.batches import by_length
 from dynolab.errors import ConfigError
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.flat import flatten, unflatten
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.hardest_pulls import HardestPulls
 from dynolab.forces.ledger.responses import StepResponses, step_responses
 from dynolab.forces.ledger.step_account import (
     Later,
@@ -61,6 +64,9 @@ from dynolab.training.step_record import StepRecord
 STEP = "step.safetensors"
 """File of `Ledger.save` with what is no functional's."""
 
+PULLS = "pulls."
+"""Prefix there of the hardest pulls on a functional."""
+
 COPIES = 3
 """Gradients of a functional in memory: at both ends of a step, and U."""
 
@@ -73,8 +79,8 @@ class Ledger:
     - `policy`: the recorded model.
     - `functionals`: what is accounted for.
     - `batch_tokens`: bound of sequences × padded length of one forward.
-    - `by_token`: numbers of the functionals whose hardest line downwards of each step is split into
-      tokens.
+    - `by_token`: numbers of the functionals whose hardest pulls downwards are split into tokens
+      (`HardestPulls`).
     - `whole`: every step is entered. Else steps may be left out.
     - `waiting`: a folder of its own. Functionals whose gradients do not fit into memory with the
       others' wait there for their turn in each step, and their numbers are the same up to rounding;
@@ -98,12 +104,14 @@ class Ledger:
         memory_bytes: int | None = None,
     ) -> None:
         self._policy, self._functionals = policy, functionals
-        self._batch_tokens, self._by_token = batch_tokens, by_token
+        self._batch_tokens = batch_tokens
+        self._pulls = {number: HardestPulls() for number in by_token}
         self._whole = whole
         self._waiting = None if waiting is None else Waiting(waiting)
         self._memory_bytes = memory_bytes
         self._groups: list[range] = []
         self._after: tuple[int, Tensor, Tensor] | None = None
+        self._momentum: Tensor | None = None
         self._held: tuple[Slopes, Later] | None = None
         self._resumed: Waiting | None = None
         self._gradients: GroupedGradients | None = None
@@ -127,6 +135,7 @@ class Ledger:
         parts = [self._enter(rows, record, responses, made, gap) for rows in self._groups]
         self._resumed, entries = None, joined(parts)
         self._after = (made.number, weights, entries.before)
+        self._momentum = made.map.momentum if made.map.carry else None
         return entries
 
     def _grouped(self, size: int) -> list[range]:
@@ -146,18 +155,20 @@ class Ledger:
             end = None  # of a step further on; its memory is needed
         end = end or self._slopes(rows, record, record.after)
         start = self._slopes(rows, record, record.before)
-        entries, kept = account_of(made, start, end, later, gap, whole=self._whole)
+        left = self._momentum if gap == 1 else None
+        entries, kept = account_of(made, start, end, later, gap, whole=self._whole, left=left)
         del later  # and its memory
         if len(self._groups) == 1:
             self._held = start, kept
         elif self._waiting is not None:
             self._waiting.keep("slope", rows, start.gradients)
             _keep(self._waiting, rows, kept)
-        into = made.map.into
+        into, ids = made.map.into, [label.id for label in made.labels]
         tokens = [
-            self._tokens(record, responses, into * own, lines, number)
+            split
             for number, own, lines in zip(rows, kept.sensitivity, entries.lines.T, strict=True)
-            if number in self._by_token
+            if number in self._pulls and (hardest := self._pulls[number].enter(lines, ids))
+            for split in self._tokens(record, responses, into * own, hardest, number)
         ]
         return replace(entries, tokens=tuple(tokens))
 
@@ -181,14 +192,20 @@ class Ledger:
         record: StepRecord,
         responses: StepResponses,
         direction: Float[Tensor, " parameters"],
-        lines: Float[Tensor, " responses"],
+        hardest: Sequence[int],
         functional: int,
-    ) -> TokenLines:
-        """Tokens of the hardest line downwards: `line = Σ_l ∂s_l` along into ⊙ U."""
-        hardest = int(lines.argmin())
-        along, response = unflatten(direction, record.before), responses.weighted[hardest]
-        nats = scores_along(self._policy, record.before, [along], [response])[0]
-        return TokenLines(hardest, functional, nats.double())
+    ) -> Iterator[TokenLines]:
+        """Tokens of some lines: `line = Σ_l ∂s_l` along into ⊙ U."""
+        along, chosen = (
+            unflatten(direction, record.before),
+            [responses.weighted[n] for n in hardest],
+        )
+        for some in by_length([response.sequence for response in chosen], self._batch_tokens):
+            together = [chosen[place] for place in some]
+            nats = scores_along(self._policy, record.before, [along], together)[0].double()
+            lengths = [len(response.targets) for response in together]
+            for place, own in zip(some, nats.split(lengths), strict=True):
+                yield TokenLines(hardest[place], functional, own)
 
     def save(self, folder: Path) -> None:
         """Writes what the steps still to come need, so that `load` goes on from here."""
@@ -197,6 +214,9 @@ class Ledger:
         folder.mkdir(parents=True, exist_ok=True)
         step, weights, values = self._after
         file = {"step": torch.tensor(step), "weights": weights, "values": values}
+        if self._momentum is not None:
+            file["momentum"] = self._momentum
+        file |= {f"{PULLS}{number}": own.nats for number, own in self._pulls.items()}
         save_file(file, folder / STEP)
         if self._held is not None:
             _keep(Waiting(folder), range(len(values)), self._held[1])
@@ -212,6 +232,8 @@ class Ledger:
         device = self._policy.device
         kept = {name: tensor.to(device) for name, tensor in load_file(folder / STEP).items()}
         self._after = int(kept["step"]), kept["weights"], kept["values"]
+        self._momentum = kept.get("momentum")
+        self._pulls = {number: HardestPulls(kept[f"{PULLS}{number}"]) for number in self._pulls}
         self._held, self._resumed = None, Waiting(folder)
 
     def _slopes(self, rows: range, record: StepRecord, at: Weights) -> Slopes:

@@ -166,6 +166,7 @@ def account_of(
     gap: int = 1,
     *,
     whole: bool = True,
+    left: Float[Tensor, " parameters"] | None = None,
 ) -> tuple[StepAccount, Later]:
     """A step's entries, and what the step before it needs.
 
@@ -178,10 +179,13 @@ def account_of(
     - `later`: of the step entered last, `gap` steps after this one; without it momentum counts
       where it acts, as in a step that is looked at alone.
     - `whole`: the step before this one is entered next, so that no push is kept.
+    - `left`: the momentum that this step left to the next one, by the record of that one. What it
+      has beside the formula, from rounding, acts there and is counted here.
     """
     count, responses = len(start.values), len(step.gradients)
     by_sensitivity = start.values.new_zeros(count, responses + 2, dtype=torch.float64)
     by_slope = start.values.new_zeros(count, 3, dtype=torch.float64)
+    of_momentum = start.values.new_zeros(count, dtype=torch.float64)
     blocks = {block: start.values.new_zeros(count, 2, dtype=torch.float64) for block in step.blocks}
     sides = [[label.side == side for label in step.labels] for side in SIDES]
     pushed = None if later is None else later.push
@@ -199,8 +203,13 @@ def account_of(
         by_sensitivity += along
         blocks[block] -= torch.stack([along[:, :-2][:, side].sum(1) for side in sides], 1)
         change = step.change[columns]
-        by_formula = made.history - made.scale * gradients.sum(0)
+        total = gradients.sum(0)
+        by_formula = made.history - made.scale * total
         by_slope += products(mean, torch.stack([made.direct, change, change - by_formula]))
+        if later is not None and left is not None:
+            beside = left[columns] - (made.carry * made.momentum + made.into * total + made.pull)
+            acting = later.at(columns).sensitivity
+            of_momentum -= made.carry * products(acting, beside[None])[:, 0]
         end.gradients[:, columns] = own
         if pushed is not None:
             pushed[:, columns] = push
@@ -215,7 +224,7 @@ def account_of(
         before=start.values,
         after=end.values,
         predicted=predicted,
-        rounding=rounding,
+        rounding=rounding + of_momentum,
         blocks=blocks,
     )
     return account, Later(end.gradients, pushed)

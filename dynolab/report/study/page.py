@@ -284,12 +284,12 @@ def _lead(inputs: ReportInputs, paths: Paths) -> str:
     watched = f" Watched on {' and '.join(prompts)}." if prompts else ""
     notes = [
         note(training)
-        for note in (_left_out, _unknown, _alarmed, outside_radius)
+        for note in (_left_out, _alarmed, outside_radius)
         for training in inputs.trainings
     ]
     return (
-        f"{seed}{rows}{watched}{''.join(notes)} Changes are in nats of log-probability, summed "
-        "over an answer’s tokens; brackets hold 95% intervals over prompts."
+        f"{seed}{rows}{watched}{''.join(notes)}{_unknown(inputs.trainings)} Changes are in nats of "
+        "log-probability, summed over an answer’s tokens; brackets hold 95% intervals over prompts."
     ).strip()
 
 
@@ -305,10 +305,10 @@ def _alarmed(training: Training) -> str:
     )
 
 
-def _unknown(training: Training) -> str:
-    """States how many tokens of the answers the tokenizer does not know."""
-    unknown = UnknownTokens.of_metrics(training.rows)
-    return f" {objective_name(training.stage)}: {unknown}." if unknown.tokens else ""
+def _unknown(trainings: Sequence[Training]) -> str:
+    """States how many tokens of the answers the tokenizer does not know, of the last training."""
+    counts = [own for each in trainings if (own := UnknownTokens.of_metrics(each.rows)).tokens]
+    return f" {counts[-1]}." if counts else ""
 
 
 def _left_out(training: Training) -> str:
