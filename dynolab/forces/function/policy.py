@@ -72,10 +72,16 @@ class PolicyFunction:
         batch = collate(sequences, pad_id=0).to(self.device)
         return batch, [sequence.response_length for sequence in sequences]
 
-    def logits(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
-        """Logits that predict each response token at the given weights."""
+    def logits(
+        self, weights: Weights, batch: TokenBatch, *, forward_mode: bool = True
+    ) -> Float[Tensor, "tokens vocabulary"]:
+        """Logits that predict each response token at the given weights.
+
+        **Arguments:** `forward_mode`: they may get a forward-mode derivative, which attention's
+        quickest kernels have not.
+        """
         named = {f"model.{name}": w for name, w in {**self.weights, **weights}.items()}
-        with self.differentiable():
+        with self.differentiable(forward_mode=forward_mode):
             return call_at(self._logits, named, batch)
 
     def logps(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, " tokens"]:
@@ -207,8 +213,11 @@ class PolicyFunction:
         return vmap(along, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
 
     @contextmanager
-    def differentiable(self) -> Iterator[None]:
-        """Eval mode, and attention that has a forward-mode derivative; restores both."""
+    def differentiable(self, *, forward_mode: bool = True) -> Iterator[None]:
+        """Eval mode, and attention that has a derivative, of `forward_mode` too; restores both.
+
+        On GPUs attention is always that one: the quickest's backward is not deterministic there.
+        """
         training = {module: module.training for module in self.model.modules()}
         # Gradient checkpointing's hook on the embeddings, which functorch cannot transform.
         hooked = bool(getattr(self.causal, "_require_grads_hooks", None))
@@ -217,7 +226,12 @@ class PolicyFunction:
         self.model.eval()
         exact = dtype_preserving(self.model) if self.dtype == torch.float64 else nullcontext()
         try:
-            with sdpa_kernel(SDPBackend.MATH), _plain_kernels(self.causal), exact:
+            plain = forward_mode or self.device.type != "cpu"
+            with (
+                sdpa_kernel(SDPBackend.MATH) if plain else nullcontext(),
+                _plain_kernels(self.causal),
+                exact,
+            ):
                 yield
         finally:
             for module, mode in training.items():

@@ -90,7 +90,7 @@ class GroupedGradients:
         cast = policy.cast(at)
         leaves = {name: cast[name].requires_grad_() for name in self.names if name in self.generic}
         with recorded_calls(self.rules, set()) as calls, torch.enable_grad():
-            each = values(policy.logits({**cast, **leaves}, batch))
+            each = values(policy.logits({**cast, **leaves}, batch, forward_mode=False))
         outputs = [call.output for call in calls]
         deltas: Sequence[Tensor] = ()
         if outputs:

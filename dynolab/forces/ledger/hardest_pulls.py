@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-HARDEST = 10
+HARDEST = 6
 """Pulls on a functional that are kept."""
 
 

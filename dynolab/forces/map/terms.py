@@ -120,7 +120,7 @@ def response_terms(
     terms_of: dict[int, TokenTerms] = {}
     for members in by_length(sequences, batch_tokens):
         batch, lengths = policy.batch([sequences[number] for number in members])
-        terms = token_terms(policy.logits(place, batch), batch.token)
+        terms = token_terms(policy.logits(place, batch, forward_mode=False), batch.token)
         terms_of.update(zip(members, terms.split(lengths), strict=True))
     return [terms_of[number] for number in range(len(sequences))]
 
@@ -148,7 +148,7 @@ def step_terms(
     step: list[UpdatingTerms] = []
     for examples in micro_batches(record, objective.sides, batch_tokens):
         batch = record_batch(record, policy, examples)
-        logits = policy.logits(place, batch)
+        logits = policy.logits(place, batch, forward_mode=False)
         lengths = torch.bincount(batch.sequence, minlength=len(batch.side)).tolist()
         parts = trained_terms(objective, logits, batch).split(lengths)
         for number, terms in enumerate(parts):

@@ -21,7 +21,7 @@ EACH_WAY = 20
 MOMENTS = 10
 HEAD = ("example", "nats", "its chosen", "its rejected", "at steps", "prompt", "chosen", "rejected")
 _NO_TOKENS = Markup(
-    '<span class="quiet">not coloured: none of its steps is among the ten that pulled this '
+    '<span class="quiet">not coloured: none of its steps is among the six that pulled this '
     "answer hardest, whose tokens are kept</span>"
 )
 _TEXT = 240  # characters of an answer that is not coloured
@@ -65,7 +65,7 @@ def pusher_section(ledger: Ledger) -> Section | None:
         *(_answer(account, ledger, opened=account.row.name in opened) for account in singles),
         note="The chosen answers that fell most over the training, held-out ones too. Numbers are "
         f"nats, sums of the example's lines over {steps}. Coloured: what its tokens did in the "
-        "pulls that are among the ten hardest on this answer, red down and green up; point at one "
+        "pulls that are among the six hardest on this answer, red down and green up; point at one "
         "for its number. All of it is of one run: how hard a pair pulls depends on when it is "
         "drawn, and another seed draws in another order.",
     )

@@ -62,7 +62,7 @@ class StageProgress:
         if self.outcome is not None or self._first is None or not self.total_steps:
             return ""
         (began, first), now = self._first, time.monotonic()
-        if self.step <= first:
+        if self.step <= first or self.step >= self.total_steps:
             return ""
         return (
             f"{duration((self.total_steps - self.step) * (now - began) / (self.step - first))} left"
