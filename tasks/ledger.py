@@ -168,12 +168,17 @@ def watched(work: Work[LedgerJob], encoder: Encoder) -> list[Watched]:
 
 
 def fell_most(trained: Path, split: Split, count: int) -> list[str]:
-    """Pairs of a split by the change of their chosen answers from first to last probe."""
+    """Pairs of a split by the change of their chosen answers from first to last probe.
+
+    Pairs that trainings leave out, because an answer exceeds the context, are not among them.
+    """
+    from dynolab.probes.pairs import complete_pairs
+
     scores: dict[str, list[ProbeScore]] = {}
     file = trained / "probes.jsonl"
     if not count or not file.exists():
         return []
-    for score in read_rows(file, ProbeScore):
+    for score in complete_pairs(list(read_rows(file, ProbeScore))):
         if score.split == split and score.kind == "chosen":
             scores.setdefault(score.pair_id, []).append(score)
     change = {pair: path[-1].logp - path[0].logp for pair, path in scores.items()}

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dynolab.probes.pairs import pair_changes
+from dynolab.data.rows import Split
+from dynolab.probes.pairs import complete_pairs, pair_changes
 from dynolab.probes.paths import LearningPaths
+from dynolab.results.study import ProbeScore
 
 
 def paths_of(**logp: list[list[float]]) -> LearningPaths:
@@ -35,3 +37,15 @@ def test_what_was_not_watched_is_none() -> None:
         ("a", -1, -1, 0, None),
     ]
     assert pair_changes(paths_of(rejected=[[-1, -1, -1], [-2, -2, -2]]), {}) == []
+
+
+def test_a_pair_without_one_of_its_answers_is_left_out() -> None:
+    def score(pair: str, kind: str, split: Split = "train") -> ProbeScore:
+        return ProbeScore(step=0, pair_id=pair, split=split, kind=kind, logp=-1, tokens=1)
+
+    a, b = score("a", "chosen"), score("b", "chosen")
+    whole = [a, score("a", "rejected"), score("a", "other")]
+    assert complete_pairs([*whole, b, score("b", "other"), score("c", "rejected")]) == whole
+    heldout = score("a", "chosen", "heldout")
+    assert complete_pairs([*whole, heldout]) == whole
+    assert complete_pairs([a, b]) == [a, b]
