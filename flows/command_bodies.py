@@ -278,7 +278,8 @@ def _about_rows(results: Results) -> Iterator[str]:
     if texts := max(found.get(OTHERWISE, 0) for found in metrics):
         yield (
             f"[yellow]AutoTokenizer, which TRL uses, splits {texts:.0f} of {len(SAMPLES)} sample "
-            "texts otherwise than the model's tokenizer.json, which is used here[/yellow]"
+            "texts otherwise than the model's tokenizer.json, which is used here; your scripts "
+            "do as it does with transformers.PreTrainedTokenizerFast.from_pretrained[/yellow]"
         )
 
 

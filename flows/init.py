@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynolab.costs.machines import this_machine
-from dynolab.costs.stage import duration
+from dynolab.costs.stage import UNTIMED_SECONDS, duration
 from dynolab.data.encode import Encoder
 from dynolab.data.sources.config import rows_line
 from dynolab.data.sources.load import DataConfig, LoadedData, file_config, load_data
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 BATCH, MICRO = 8, 4
 SHORTEST, LONGEST = 20, 200  # steps of a training; between them it is one pass over the rows
 SMALL_MODEL = 10**8  # weights; below, rates are those of small models
-UNTIMED = 30.0  # seconds of starting processes, reading files and drawing pages
 
 TEMPLATE = """\
 # {model} on {data}: {rows}.
@@ -164,7 +163,7 @@ def _time(parameters: StudyParameters) -> str:
     longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
     parts = ", ".join(f"{name} {duration(seconds[name])}" for name in longest)
     return (
-        f"It takes about {duration(sum(seconds.values()) + UNTIMED)} on this machine alone "
+        f"It takes about {duration(sum(seconds.values()) + UNTIMED_SECONDS)} on this machine alone "
         f"({parts}; --plan estimates every stage)."
     )
 

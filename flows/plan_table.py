@@ -11,7 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from dynolab.costs.machines import Machine, machine_named, this_machine
-from dynolab.costs.stage import BASIS, REACHED, StageCost, duration, gigabytes
+from dynolab.costs.stage import (
+    BASIS,
+    REACHED,
+    UNTIMED_SECONDS,
+    StageCost,
+    duration,
+    gigabytes,
+)
 from dynolab.errors import ConfigError
 from flows.fitting import field_of, remedy
 from flows.flow import Plan
@@ -84,7 +91,8 @@ def _show_costs(console: Console, found: Found, machine: Machine) -> None:
     stored, hours = (sum(getattr(cost, name) for cost in estimates) for name in ("stored", "hours"))
     console.print(
         f"{parameters:,} parameters; {gigabytes(stored)} stay in the store; "
-        f"{duration(3600 * hours)} for what is estimated",
+        f"{duration(3600 * hours)} for what is estimated, and about "
+        f"{duration(UNTIMED_SECONDS)} to start and to draw pages",
         highlight=False,
     )
     if None in found.values():

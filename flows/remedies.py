@@ -25,8 +25,8 @@ DOSE, DROP = 0.3, 0.3
 
 _ABOUT = """\
 # Made by the study {name}: its preference training as it was, with a smaller push on rejected
-# answers, and without the pairs that lower the others' chosen answers most. Everything before it is
-# the study's own, so that the first seed starts from results that are there.
+# answers, and without the pairs that lower the others' chosen answers most. What comes before it
+# has the study's settings.
 """
 
 

@@ -18,7 +18,7 @@ from dynolab.results.arms import MarginPoint
 from dynolab.results.study import ARGMAX, ProbeScore
 from dynolab.statistics import mean_interval
 
-LEAST_MARGIN = 1.0
+LEAST_MARGIN = 0.25
 """Nats; where less was learned there is nothing to compare."""
 
 
@@ -68,7 +68,8 @@ def matched_figures(own: Sequence[MarginPoint], other: Sequence[MarginPoint]) ->
     """How a training differs from another at the largest margin that both reach.
 
     `matched/gap` and `matched/chosen`: differences in nats; `matched/steps`: how many times the
-    other's steps it took there; `matched/margin`: that margin. Empty if it is below a nat.
+    other's steps it took there; `matched/margin`: that margin. Empty if it is below
+    `LEAST_MARGIN`.
     """
     margin = min(reach(own), reach(other))
     if margin < LEAST_MARGIN:

@@ -94,9 +94,9 @@ class Encoder:
         sides = self._encode_sides(row.id, row.prompt, texts)
         if sides is None:
             return None
-        for side in sides:
+        for side, text in zip(sides, texts, strict=True):
             answer = side.ids[side.prompt_length : -1]
-            self.counts.unknown.add(self.tokenizer.unk_token_id, answer)
+            self.counts.unknown.add(self.tokenizer, answer, text)
         rejected = sides[1] if row.rejected is not None else None
         return EncodedExample(row.id, sides[0], rejected, row.wins)
 

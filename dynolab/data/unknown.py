@@ -29,8 +29,8 @@ SAMPLES = (
 class UnknownTokens:
     """How many tokens of answers are the unknown token: whatever stood there is lost.
 
-    `tokens` of `total` tokens, in `answers` of `texts` answers. `written`: what stood there and how
-    often, where that was looked up.
+    `tokens` of `total` tokens, in `answers` of `texts` answers. `written`: the characters that
+    stood there, and how often; of metrics the most frequent ones.
     """
 
     tokens: int = 0
@@ -39,23 +39,40 @@ class UnknownTokens:
     texts: int = 0
     written: Counter[str] = field(default_factory=Counter)
 
-    def add(self, unknown_id: int | None, ids: Sequence[int]) -> None:
+    def add(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str) -> None:
         """Counts an answer's tokens, without the end-of-sequence token after them."""
-        unknown = 0 if unknown_id is None else list(ids).count(unknown_id)
-        self.tokens += unknown
         self.total += len(ids)
-        self.answers += unknown > 0
         self.texts += 1
+        unknown = tokenizer.unk_token_id
+        if unknown is None or unknown not in ids:
+            return
+        self.tokens += list(ids).count(unknown)
+        self.answers += 1
+        if tokenizer.is_fast:
+            encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            for token, (start, stop) in zip(
+                encoded["input_ids"], encoded["offset_mapping"], strict=True
+            ):
+                self.written.update(text[start:stop].strip() if token == unknown else "")
 
     def as_metrics(self) -> dict[str, int]:
         """The counts under their metric names; none if every token is known."""
-        return {f"data/unknown_{name}": getattr(self, name) for name in COUNTS if self.tokens}
+        if not self.tokens:
+            return {}
+        counts = {f"data/unknown_{name}": int(getattr(self, name)) for name in COUNTS}
+        most = self.written.most_common(NAMED)
+        return counts | {f"{CHARACTER}{ord(character):04X}": count for character, count in most}
 
     @classmethod
     def of_metrics(cls, metrics: Mapping[str, float]) -> UnknownTokens:
         """The counts from metrics that may lack them."""
         tokens, total, answers, texts = (int(metrics.get(f"data/unknown_{n}", 0)) for n in COUNTS)
-        return cls(tokens, total, answers, texts)
+        written = {
+            chr(int(name.removeprefix(CHARACTER), 16)): int(count)
+            for name, count in metrics.items()
+            if name.startswith(CHARACTER)
+        }
+        return cls(tokens, total, answers, texts, Counter(written))
 
     def __str__(self) -> str:
         return (
@@ -70,31 +87,25 @@ class UnknownTokens:
         if not self.written:
             return "Often these are curly quotes and dashes:"
         most = self.written.most_common(NAMED)
-        named = ", ".join(f"{text!r} ({count}×)" for text, count in most)
-        others = len(self.written) - len(most)
-        return f"These are {named}{f' and {others} others' if others else ''}:"
+        named = ", ".join(f"{character} ({count}×)" for character, count in most)
+        return f"{'Most are' if len(most) == NAMED else 'They are'} {named}:"
 
 
 COUNTS = "tokens", "total", "answers", "texts"
 """Fields of `UnknownTokens` that are metrics."""
 
+CHARACTER = "data/unknown_char_"
+"""Beginning of the names of characters' metrics, before the code point."""
+
 NAMED = 6
-"""Unknown texts that a message names."""
+"""Unknown characters that metrics and messages name."""
 
 
 def unknown_tokens(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> UnknownTokens:
     """Counts the unknown tokens of texts, and what stands there."""
-    counts, unknown = UnknownTokens(), tokenizer.unk_token_id
+    counts = UnknownTokens()
     for text in texts:
-        encoded = tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast
-        )
-        counts.add(unknown, encoded["input_ids"])
-        for token, (start, stop) in zip(
-            encoded["input_ids"], encoded.get("offset_mapping", ()), strict=False
-        ):
-            if token == unknown:
-                counts.written[text[start:stop]] += 1
+        counts.add(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"], text)
     return counts
 
 

@@ -17,6 +17,9 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.registry import RowObjectiveConfig
 from tasks.runtime.work import StageConfig
 
+NAMED = 3
+"""Watched pairs that a message names."""
+
 
 class SelectionConfig(StageConfig):
     """How many of the data's answers and pairs are used, from the first; none are drawn."""
@@ -54,9 +57,9 @@ def observed_answers(
 def observed_rows(
     data: Path, config: SelectionConfig, pair_ids: Collection[str] = ()
 ) -> list[ProbeRow]:
-    """The answers to observe.
+    """The answers to observe: of those pairs that are watched; some may update only.
 
-    **Raises** `ConfigError` for a kind or pair that the data do not have.
+    **Raises** `ConfigError` for a kind that the data do not have, and if no pair is watched.
     """
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
     known = list(dict.fromkeys(row.kind for row in rows))
@@ -66,8 +69,16 @@ def observed_rows(
             raise ConfigError("kinds", kind, f"the data's probe set {content}")
     rows = [row for row in rows if row.kind in config.kinds]
     if pair_ids:
-        rows = [row for row in rows if row.split == "train" and row.pair_id in pair_ids]
-        _check_known(pair_ids, {row.pair_id for row in rows}, "watched training pair")
+        trained = [row for row in rows if row.split == "train"]
+        rows = [row for row in trained if row.pair_id in pair_ids]
+        if not rows:
+            watched = dict.fromkeys(row.pair_id for row in trained)
+            raise ConfigError(
+                "pair_ids",
+                ", ".join(pair_ids),
+                "none of them is watched; name one that is, such as "
+                f"{', '.join(islice(watched, NAMED)) or 'none: raise data.probe_pairs'}",
+            )
         return rows
     return first_pairs(rows, config.observed_pairs)
 
@@ -88,19 +99,12 @@ def updating_rows(
     all_rows = read_rows(data / "train.jsonl", Example)
     if pair_ids:
         rows = [row for row in all_rows if row.id in pair_ids]
-        _check_known(pair_ids, {row.id for row in rows}, "training pair")
+        known = {row.id for row in rows}
+        for name in pair_ids:
+            if name not in known:
+                raise ConfigError("pair_ids", name, "is not the id of a training pair")
     else:
         rows = list(islice(all_rows, config.updating_pairs))
     if objective is not None:
         check_rows(rows, objective)
     return rows
-
-
-def _check_known(pair_ids: Collection[str], known: Collection[str], kind: str) -> None:
-    for name in pair_ids:
-        if name not in known:
-            raise ConfigError(
-                "pair_ids",
-                name,
-                f"these data have no such {kind}; take an id from their probes.jsonl, split train",
-            )

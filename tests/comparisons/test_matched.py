@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dynolab.comparisons.matched import at_margin, matched_figures
+from dynolab.comparisons.matched import LEAST_MARGIN, at_margin, matched_figures
 from dynolab.results.arms import MarginPoint
 
 
@@ -39,6 +39,7 @@ def test_two_trainings_are_compared_at_what_both_reach() -> None:
     assert back["matched/gap"] == -figures["matched/gap"]
 
 
-def test_less_than_a_nat_is_no_comparison() -> None:
-    assert matched_figures(path((0, 0, 0, 0), (10, 0.9, 1, 1)), FAST) == {}
+def test_a_small_margin_is_no_comparison() -> None:
+    assert matched_figures(path((0, 0, 0, 0), (10, 0.9 * LEAST_MARGIN, 1, 1)), FAST) == {}
+    assert matched_figures(path((0, 0, 0, 0), (10, 1.1 * LEAST_MARGIN, 1, 1)), FAST) != {}
     assert matched_figures([], FAST) == {}

@@ -41,14 +41,14 @@ def test_unknown_tokens_of_answers_are_counted() -> None:
         ]
     )
     metrics = encoder.counts.as_metrics()
-    assert UnknownTokens.of_metrics(metrics) == UnknownTokens(3, 8, 2, 4)
+    assert UnknownTokens.of_metrics(metrics) == UnknownTokens(3, 8, 2, 4, Counter({"é": 3}))
     message = str(UnknownTokens.of_metrics(metrics))
     assert message.startswith(
         "3 of 8 tokens (37.5%) in 2 of 4 answers are unknown to the tokenizer"
     )
     named = unknown_tokens(tokenizer(), ["é a", "b"])
     assert named == UnknownTokens(1, 3, 1, 2, Counter({"é": 1}))
-    assert "These are 'é' (1×): replace them" in str(named)
+    assert "They are é (1×): replace them" in str(named)
 
 
 def test_known_tokens_leave_no_count() -> None:

@@ -12,6 +12,7 @@ from dynolab.report.style import objective_name
 from dynolab.report.text import join, number
 
 _NAMED = 3  # pairs in the answer
+_FOREIGN = -4.0  # nats a token, a perplexity of 55
 
 
 def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
@@ -42,15 +43,21 @@ def _answer(audit: Audit) -> list[str]:
     """How many chosen answers a step on all pairs lowers, and which pairs lower the others most."""
     rows = [row for row in audit.rows if row.split == "train"]
     lowered = sum(row.from_all < 0 for row in rows)
-    harmful = sorted((row for row in rows if row.on_all < 0), key=lambda row: row.on_all)
     sentences = [
         f"A step on all {len(rows)} training pairs would lower {lowered} of their chosen answers."
     ]
+    harmful = sorted((row for row in rows if row.on_all < 0), key=lambda row: row.on_all)
     if harmful:
         named = join([f"{row.pair_id} ({number(row.on_all)})" for row in harmful[:_NAMED]])
         sentences.append(
-            f"The steps of {len(harmful)} pairs would lower chosen answers on average, those of "
-            f"{named} most: try training without them."
+            f"The steps of {len(harmful)} of them would lower chosen answers on average, those of "
+            f"{named} most."
+        )
+    token = sum(row.chosen_logp for row in rows) / sum(row.chosen_tokens for row in rows)
+    if token < _FOREIGN:
+        sentences.append(
+            f"The model finds these answers foreign ({number(token)} nats a token): if it is to be "
+            "finetuned on them first, audit the finetuned model, for which all of this differs."
         )
     return sentences
 

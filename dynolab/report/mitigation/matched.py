@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dynolab.comparisons.arm_table import ArmTable
-from dynolab.comparisons.matched import at_margin, matched_figures, reach
+from dynolab.comparisons.matched import LEAST_MARGIN, at_margin, matched_figures, reach
 from dynolab.report.figure import Figure
 from dynolab.report.lines import Line, LinePanel, line_plot
 from dynolab.report.page import Section, section, table
@@ -65,9 +65,10 @@ def matched_figure(compared: ComparedArms) -> Figure | None:
 
 
 def _margins(runs: Sequence[RunFigures]) -> list[float]:
-    """Margins up to the largest that all of an arm's runs reach; none below a nat."""
+    """Margins up to the largest that all of an arm's runs reach; none if it is small."""
     reached = min((reach(run.path) for run in runs if run.path), default=0.0)
-    return np.linspace(reached / _LEVELS, reached, _LEVELS).tolist() if reached >= 1 else []
+    levels: list[float] = np.linspace(reached / _LEVELS, reached, _LEVELS).tolist()
+    return levels if reached >= LEAST_MARGIN else []
 
 
 def _line(arm: str, runs: Sequence[RunFigures], name: Literal["gap", "chosen"]) -> Line:

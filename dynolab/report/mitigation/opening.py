@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dynolab.comparisons.arm_table import ArmTable
+from dynolab.comparisons.matched import LEAST_MARGIN
 from dynolab.report.mitigation.matched import matched_table_of
-from dynolab.report.text import join, mean_and_ends, with_interval
+from dynolab.report.text import join, mean_and_ends, number, with_interval
 from dynolab.results.arms import ComparedArms
 from dynolab.statistics import Interval, clear
 
@@ -17,10 +18,9 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     own = figures.mean(baseline, "train/chosen")
     if not own.n or not compared.others:
         return []
-    margin = figures.mean(baseline, "train/margin")
     sentences = [
-        f"Under {baseline} the chosen answers changed by {with_interval(own)} nats, while it "
-        f"learned a margin of {with_interval(margin)}."
+        f"Under {baseline} the chosen answers of training pairs changed by {with_interval(own)} "
+        f"nats{_margin(baseline, figures)}."
     ]
     if len(compared.seeds) == 1:
         return [*sentences, "One seed decides nothing: compare over several (`seeds`)."]
@@ -29,31 +29,25 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
         for arm in compared.others
         if figures.difference(arm, baseline, "train/chosen").n
     }
-    margins = {arm: figures.mean(arm, "train/margin") for arm in ends}
-    sentences.append(f"They end {_compared(ends, margins)}.")
+    sentences.append(f"They end {_compared(ends, figures)}.")
     table = matched_table_of(compared)
     matched = {arm: change for arm in ends if (change := table.mean(arm, "matched/chosen")).n}
     if matched:
-        sentences.append(
-            f"Where both have learned the same margin, they are {_compared(matched)}: what an arm "
-            "keeps up beyond that, it keeps by learning less."
-        )
+        sentences.append(f"Where both have learned the same margin, they are {_compared(matched)}.")
     else:
         sentences.append(
-            f"No arm and {baseline} reach the same margin of a nat: what is better here may only "
-            "have learned less."
+            f"No arm and {baseline} reach the same margin of {number(LEAST_MARGIN)} nats, so that "
+            "what is better here may only have learned less: train longer (training.steps)."
         )
     return sentences
 
 
-def _compared(
-    changes: Mapping[str, Interval], margins: Mapping[str, Interval] | None = None
-) -> str:
+def _compared(changes: Mapping[str, Interval], figures: ArmTable | None = None) -> str:
     """Which arms' chosen answers are clearly higher or lower than the baseline's, and which not."""
     parts = []
     for sign, how in ((1, "higher"), (-1, "lower")):
         arms = [
-            f"{arm} ({with_interval(change)} nats{_margin(arm, margins)})"
+            f"{arm} ({with_interval(change)} nats{_margin(arm, figures) if figures else ''})"
             for arm, change in changes.items()
             if clear(change) and sign * change.mean > 0
         ]
@@ -65,5 +59,11 @@ def _compared(
     return "; ".join(parts)
 
 
-def _margin(arm: str, margins: Mapping[str, Interval] | None) -> str:
-    return f", at a margin of {mean_and_ends(margins[arm])[0]}" if margins else ""
+def _margin(arm: str, figures: ArmTable) -> str:
+    """The margins that an arm learned; what it did not learn held out shows in the second."""
+    parts = [
+        f"{mean_and_ends(margin)[0]} {place}"
+        for split, place in (("train", "in training"), ("heldout", "held out"))
+        if (margin := figures.mean(arm, f"{split}/margin")).n
+    ]
+    return f", at a margin of {' and '.join(parts)}" if parts else ""

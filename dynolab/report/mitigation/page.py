@@ -232,7 +232,8 @@ def _verdict_section(verdicts: Sequence[Verdict]) -> Section:
 
 def _effect(verdict: Verdict) -> Markup:
     (figure,) = verdict.measured
-    change = with_interval(figure.interval, sign=verdict.id.rpartition("/")[2] != "won")
+    share = verdict.id.rpartition("/")[2] == "won"
+    change = with_interval(figure.interval.within(0, 1) if share else figure.interval, not share)
     mark = outcome_mark(verdict)
     return Markup('{} <span class="num quiet">{}</span>').format(mark, change)
 

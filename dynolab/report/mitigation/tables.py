@@ -77,6 +77,7 @@ COLUMNS = (
     Column("train/chosen", "Δ chosen y⁺", change=True),
     Column("train/rejected", "Δ rejected y⁻", change=True),
     Column("train/margin", "Δ margin y⁺ − y⁻", change=True),
+    Column("heldout/margin", "Δ margin, held out", change=True),
     Column("train/argmax", "Δ y*", change=True),
     Column(
         "train/gap_by_margin",

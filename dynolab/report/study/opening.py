@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import Split
+from dynolab.data.unknown import UnknownTokens
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import change
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
@@ -26,6 +27,7 @@ from dynolab.statistics import mean_interval
 _HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
 
 _TOKENS = 3  # named in the answer
+_LITTLE = 0.5  # nats of margin
 
 
 def question(trainings: Sequence[Training]) -> str:
@@ -38,17 +40,27 @@ def question(trainings: Sequence[Training]) -> str:
 
 
 def answer(
-    inputs: ReportInputs, changes: Mapping[Split, np.ndarray], remedy: str | Markup
+    inputs: ReportInputs,
+    changes: Mapping[Split, np.ndarray],
+    margin: float | None,
+    remedy: str | Markup,
 ) -> list[str | Markup]:
     """What became of the chosen answers, through what, and what to try.
 
-    **Arguments:** `changes`: `chosen_changes`, none of a training that is not on pairs; `remedy`:
-    the last sentence.
+    **Arguments:** `changes`: `chosen_changes`, none of a training that is not on pairs; `margin`:
+    `margin_learned`; `remedy`: the last sentence.
     """
     if not changes:
         return []
-    fell = _fell(objective_name(inputs.trainings[-1].stage), changes)
-    return [sentence for sentence in (fell, _through_what(inputs), remedy) if sentence]
+    name = objective_name(inputs.trainings[-1].stage)
+    sentences = (
+        _fell(name, changes),
+        _hardly_learned(name, margin),
+        _through_what(inputs),
+        _unknown(inputs.trainings[-1]),
+        remedy,
+    )
+    return [sentence for sentence in sentences if sentence]
 
 
 def chosen_changes(inputs: ReportInputs, paths: Paths) -> dict[Split, np.ndarray]:
@@ -67,6 +79,36 @@ def chosen_changes(inputs: ReportInputs, paths: Paths) -> dict[Split, np.ndarray
         elif own is not None and "chosen" in own.logp:
             found[split] = change(own.logp["chosen"])
     return found
+
+
+def margin_learned(inputs: ReportInputs, paths: Paths) -> float | None:
+    """By how many nats the margin of training pairs grew in the last training, on average."""
+    own = paths.get((inputs.trainings[-1].stage, "train"))
+    if own is None or not {"chosen", "rejected"} <= own.logp.keys():
+        return None
+    return mean_interval(change(own.logp["chosen"] - own.logp["rejected"])).mean
+
+
+def _hardly_learned(name: str, margin: float | None) -> str:
+    """Says so where there is little to explain."""
+    if margin is None or not margin < _LITTLE:
+        return ""
+    return (
+        f"{name} hardly learned the preference: the margin, chosen minus rejected, changed by "
+        f"{number(margin, 2, sign=True)} nats. Train longer (preference.steps) or at a higher rate."
+    )
+
+
+def _unknown(training: Training) -> str:
+    """Says so where most answers hold what the tokenizer cannot write."""
+    unknown = UnknownTokens.of_metrics(training.rows)
+    if 2 * unknown.answers <= unknown.texts:
+        return ""
+    which = join(list(unknown.written)) or "some characters"
+    return (
+        f"The tokenizer does not know {which}, which {unknown.answers} of {unknown.texts} answers "
+        "hold: the model reads the unknown token in their place. Replace them in the data first."
+    )
 
 
 def _fell(name: str, changes: Mapping[Split, np.ndarray]) -> str:
@@ -115,14 +157,14 @@ def _by_account(ledger: Ledger) -> Markup:
         down.append(f"{number(rejected, sign=True)} nats {of}")
         up.append(number(chosen, sign=True))
     text = Markup(
-        "Over the whole training (means over {} pairs each), rejected answers moved them by {}, "
-        "chosen ones by {}"
+        "The account of {} pairs each: over the whole training rejected answers moved their chosen "
+        "ones by {}, chosen answers by {}."
     )
     pairs = " and ".join(dict.fromkeys(str(len(own.row.pairs)) for own in means.values()))
     sums = text.format(pairs, join(down), join(up))
     if singles := fallen_accounts(ledger):
         return sums + _hardest(ledger, singles)
-    return sums + "."
+    return sums
 
 
 def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
@@ -139,13 +181,11 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         for token in sorted(pulls, key=pulls.__getitem__)[:_TOKENS]
         if pulls[token] < 0
     )
-    tokens = Markup(", the hardest pulls came through the tokens {},").format(through)
-    return Markup(
-        "; on the {} answers that fell most{} and on the first of them, to “{}” ({}), {} pulled "
-        "hardest ({})."
-    ).format(
-        len(singles),
-        tokens if through else "",
+    tokens = Markup(
+        " On the {} answers that fell most, the hardest pulls came through the tokens {}."
+    )
+    return Markup("{} The one that fell most, to “{}” ({}), was pulled hardest by {} ({}).").format(
+        tokens.format(len(singles), through) if through else "",
         excerpt(row.prompt, 60, end=True) if row else worst.row.name,
         number(worst.end - worst.start, sign=True),
         culprit.example,

@@ -44,7 +44,14 @@ from dynolab.report.study.answers import answer_section, hallucination_section
 from dynolab.report.study.ladder import ladder_figure, ladder_section
 from dynolab.report.study.layers import layer_figure
 from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path_figure, stages_of
-from dynolab.report.study.opening import answer, chosen_changes, question, tiles, unexplained
+from dynolab.report.study.opening import (
+    answer,
+    chosen_changes,
+    margin_learned,
+    question,
+    tiles,
+    unexplained,
+)
 from dynolab.report.study.paths_svg import paths_svg
 from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
 from dynolab.report.study.step_forces import decomposition_figure, prediction_figure
@@ -166,11 +173,12 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
     maps = [training.token_map for training in trainings if training.token_map]
     on_pairs = trainings and trainings[-1].stage in PAIR_OBJECTIVES
     changes = chosen_changes(inputs, found.paths) if on_pairs else {}
+    margin = margin_learned(inputs, found.paths) if on_pairs else None
     worst = pair_section(found.pairs, trainings[-1].stage) if found.pairs else None
     return Page(
         name=facts.name,
         heading=question(trainings),
-        answer=answer(inputs, changes, remedy(inputs, changes)),
+        answer=answer(inputs, changes, margin, remedy(inputs, changes)),
         lead=_lead(inputs, found.paths),
         tiles=tiles(inputs, found.paths, found.verdicts) if trainings else (),
         content=[
