@@ -236,16 +236,9 @@ def _show(
     console.print(table)
     for line in _about_rows(results):
         console.print(line, highlight=False, soft_wrap=True)
+    for line in _overlong(results):
+        console.print(line, highlight=False)
     for name, result in results.items():
-        dropped, truncated = (
-            result["metrics"].get(f"data/rows_{change}", 0) for change in ("dropped", "truncated")
-        )
-        if dropped or truncated:
-            console.print(
-                f"{name}: longer than the model's context: {dropped:.0f} rows dropped, "
-                f"{truncated:.0f} prompts truncated",
-                highlight=False,
-            )
         if missing := result["metrics"].get("probes/missing", 0):
             console.print(
                 f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why",
@@ -263,9 +256,27 @@ def _show(
     console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
     console.print(
-        f"servers [bold]{escape(invocation())} up[/bold] opens Prefect and MLflow with these runs",
+        f"later   [bold]{escape(invocation())} up[/bold] shows these runs in Prefect and MLflow",
         soft_wrap=True,
     )
+
+
+def _overlong(results: Results) -> Iterator[str]:
+    """Rows that were too long; trainings with the same numbers share a line."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for name, result in results.items():
+        counts = (
+            int(result["metrics"].get(f"data/rows_{end}", 0)) for end in ("dropped", "truncated")
+        )
+        dropped, truncated = counts
+        names.setdefault((dropped, truncated), []).append(name)
+    for (dropped, truncated), own in names.items():
+        if dropped or truncated:
+            who = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
+            yield (
+                f"{who}: longer than the model's context: {dropped} rows dropped, {truncated} "
+                "prompts truncated"
+            )
 
 
 def _about_rows(results: Results) -> Iterator[str]:

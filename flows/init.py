@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BATCH, MICRO = 8, 4
 SHORTEST, LONGEST = 20, 200  # steps of a training; between them it is one pass over the rows
+WARMUP = 5  # a fifth of the steps
 SMALL_MODEL = 10**8  # weights; below, rates are those of small models
 
 TEMPLATE = """\
@@ -67,6 +68,7 @@ preference:
   optimizer: {{name: adamw, learning_rate: {preference_rate}}}
   engine: {{kind: plain, ranks: 1}}
   steps: {steps}
+  warmup_steps: {warmup}  # without it Adam's first steps are as long as any, from one batch each
   batch_size: {batch}
   micro_batch_size: {micro}
   overlong: {overlong}
@@ -196,6 +198,7 @@ def _settings(loaded: LoadedData, sizes: Sizes) -> dict[str, Any]:
         "sft_rate": "1.0e-3" if small else "1.0e-5",
         "preference_rate": "1.0e-4" if small else "1.0e-6",
         "steps": steps,
+        "warmup": steps // WARMUP,
         "batch": BATCH,
         "micro": MICRO,
         "overlong": "drop" if sizes.overlong_pairs or sizes.overlong_answers else "error",

@@ -20,13 +20,18 @@ from tasks.audit import AuditConfig
 from tasks.base import BaseConfig
 from tasks.filter import FilterConfig
 
-DOSE, DROP = 0.3, 0.3
-"""Of the push on rejected answers what is left, and of the pairs what is left out."""
+DOSE, DROP = 0.8, 0.3
+"""Of the push on rejected answers what is left, and of the pairs what is left out.
+
+A much smaller push lets rejected answers rise as fast as chosen ones where the preference is not
+learned yet.
+"""
 
 _ABOUT = """\
-# Made by the study {name}: its preference training as it was, with a smaller push on rejected
-# answers, and without the pairs that lower the others' chosen answers most. What comes before it
-# has the study's settings.
+# Made by the study {name}: its preference training as it was; with a smaller push on rejected
+# answers; with the largest push, step by step, that to first order lowers no other chosen answer;
+# and without the pairs that lower the others' chosen answers most. What comes before it has the
+# study's settings.
 """
 
 
@@ -77,10 +82,12 @@ def _arms(objective: RowObjectiveConfig) -> dict[str, ArmConfig]:
     gentler: dict[str, Any] = {}
     if isinstance(objective, DPOConfig) and objective.designed_dose is None:
         dose = round(DOSE * objective.negative_dose, 6)
-        gentler = {"softer": objective.model_copy(update={"negative_dose": dose})}
-    elif isinstance(objective, PairConfig) and objective.designed_dose is None:
-        chosen_by_forces = DesignedDoseConfig()
-        gentler = {"designed": objective.model_copy(update={"designed_dose": chosen_by_forces})}
+        gentler["softer"] = objective.model_copy(update={"negative_dose": dose})
+    if isinstance(objective, PairConfig) and objective.designed_dose is None:
+        chosen_by_forces: dict[str, Any] = {"designed_dose": DesignedDoseConfig()}
+        if isinstance(objective, DPOConfig):
+            chosen_by_forces["negative_dose"] = 1.0
+        gentler["designed"] = objective.model_copy(update=chosen_by_forces)
     return {
         "as-it-was": ArmConfig(objective=objective),
         **{label: ArmConfig(objective=own) for label, own in gentler.items()},

@@ -185,6 +185,7 @@ def study_steps(
         seed=parameters.seed,
         settings=parameters.as_yaml,
         objective=parameters.preference.objective,
+        learning_rate=parameters.preference.optimizer.learning_rate,
         missing=dict(missing or {}),
         remedies=remedies_file(
             parameters.name,

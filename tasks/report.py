@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -44,6 +44,7 @@ class ReportConfig(PageConfig):
 
     seed: int
     objective: ObjectiveConfig | None = Field(None, description="Objective of preference training.")
+    learning_rate: float | None = Field(None, description="Learning rate of preference training.")
     missing: dict[str, str] = Field(
         {}, description="Comparison that has not run → arguments of `dynolab` that run it."
     )
@@ -131,7 +132,7 @@ def read_inputs(
             seed=config.seed,
             config_text=config.settings,
             rows=rows_line(results["data"].metrics),
-            map_command=map_command(config.objective, results),
+            map_command=map_command(config.objective, results, config.learning_rate),
             explore_command=f"{invocation()} explore",
             remedies_command=remedies_command(config.name) if config.remedies else "",
             stages=facts_of(results, lambda name: name.removeprefix(CONTRAST).replace("_", "-")),
@@ -170,8 +171,14 @@ def remedies_command(name: str) -> str:
     return f"{invocation()} mitigation {shlex.quote(str(file))}"
 
 
-def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageResult]) -> str:
+def map_command(
+    objective: ObjectiveConfig | None,
+    inputs: Mapping[str, StageResult],
+    learning_rate: float | None = None,
+) -> str:
     """The command for a force map before and after preference training, without the pair's id.
+
+    The map's step of SGD has the training's learning rate, if it is known.
 
     Empty if training was not on pairs.
     """
@@ -182,7 +189,7 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     start = "sft" if "sft" in inputs else "base"
     data, before, after = (inputs[name].short for name in ("data", start, "preference"))
     chosen = {"name": objective.name} | objective.model_dump(mode="json", exclude_defaults=True)
-    settings = {
+    settings: dict[str, Any] = {
         "study": None,
         "name": "pair",
         "data_result": data,
@@ -193,6 +200,8 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
         "kernel.observed_pairs": 1,
         "kernel.updating_pairs": 2,
     }
+    if learning_rate is not None:
+        settings["analysis.learning_rate"] = learning_rate
     parts = (shlex.quote(f"{key}={json.dumps(value)}") for key, value in settings.items())
     return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 

@@ -37,13 +37,20 @@ Pair = Example | Mapping[str, Any]
 Answer = Pair | ProbeRow
 
 
+_NAMED = 3  # tokens of a push
+
+
 @dataclass(frozen=True)
 class Push:
-    """What one side of a pair does to an answer, in nats per step."""
+    """What one side of a pair does to an answer, in nats per step of SGD.
+
+    `tokens`: those of its tokens that push it down hardest, with their nats.
+    """
 
     pair: str
     side: Side
     nats: float
+    tokens: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -82,10 +89,12 @@ class TextForces:
     def pushes(self, answer: int | str) -> list[Push]:
         """What every side of every pair does to the answer, what pushes it down hardest first."""
         row = _place("answer", answer, self.answers)
-        pushes = [
-            Push(response.id, response.side, float(self.map.block(row, column).sum()))
-            for column, response in enumerate(self.map.updating)
-        ]
+        pushes = []
+        for column, response in enumerate(self.map.updating):
+            nats = self.map.block(row, column).sum(0)
+            names = token_strings(Encoded(response.tokens, 0), self._tokenizer)
+            worst = tuple((names[n], round(float(nats[n]), 4)) for n in nats.argsort()[:_NAMED])
+            pushes.append(Push(response.id, response.side, float(nats.sum()), worst))
         return sorted(pushes, key=lambda push: push.nats)
 
     def plot(self, answer: int | str = 0, pair: int | str = 0) -> Figure:

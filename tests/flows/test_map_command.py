@@ -33,7 +33,7 @@ INPUTS = {
 
 def test_the_reports_command_is_an_analysis_of_that_study() -> None:
     """As `dynolab forces` reads it: over its own example's settings."""
-    words = shlex.split(map_command(DPOConfig(beta=0.3), INPUTS))
+    words = shlex.split(map_command(DPOConfig(beta=0.3), INPUTS, 2e-4))
     assert words[:2] == ["dynolab", "forces"]
     assert set(words[2::2]) == {"--set"}
     changes = [*words[3::2], 'analysis.pair_ids=["train-0007"]']
@@ -47,6 +47,7 @@ def test_the_reports_command_is_an_analysis_of_that_study() -> None:
     assert found.reference == "before"
     assert found.analysis.objective == DPOConfig(beta=0.3)
     assert found.analysis.pair_ids == ("train-0007",)
+    assert found.analysis.learning_rate == 2e-4
 
 
 def test_a_training_on_groups_has_no_pair_to_map() -> None:

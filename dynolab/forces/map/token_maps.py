@@ -8,11 +8,12 @@ from dynolab.forces.map.force_map import ForceMap
 from dynolab.forces.step.token_map import token_strings
 from dynolab.results.study import TokenMap
 
-MOST_CELLS = 20_000  # in one map: more than a screen can show
+MOST_CELLS = 60_000  # in one map: more than a screen can show
 
 
 def token_maps(question: Question, whole: ForceMap, count: int) -> list[TokenMap]:
-    """`count` maps of an updating pair on an answer: its own answers first, then by size."""
+    """`count` maps of an updating pair on an answer: on chosen answers first, by what pulls hardest
+    down."""
     sizes = {
         (row, pair): observed.response_length * _updating_tokens(question, pair)
         for row, (_, observed) in enumerate(question.observed)
@@ -20,10 +21,12 @@ def token_maps(question: Question, whole: ForceMap, count: int) -> list[TokenMap
     }
     readable = [cell for cell, size in sizes.items() if size <= MOST_CELLS]
 
-    def order(cell: tuple[int, int]) -> tuple[bool, int, tuple[int, int]]:
+    def order(cell: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
         row, pair = cell
-        own = question.observed[row][0].pair_id == question.updating[pair].id
-        return not own, _updating_tokens(question, pair), cell
+        name = question.updating[pair].id
+        columns = [n for n, response in enumerate(whole.updating) if response.id == name]
+        push = sum(float(whole.block(row, n).sum()) for n in columns)
+        return question.observed[row][0].kind != "chosen", push, cell
 
     return [_token_map(question, whole, *cell) for cell in sorted(readable, key=order)[:count]]
 

@@ -22,24 +22,39 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
         f"Under {baseline} the chosen answers of training pairs changed by {with_interval(own)} "
         f"nats{_margin(baseline, figures)}."
     ]
+    learned = [arm for arm in compared.others if arm not in unlearned(compared, figures)]
+    ends = {arm: figures.difference(arm, baseline, "train/chosen") for arm in learned}
+    ends = {arm: change for arm, change in ends.items() if change.n}
     if len(compared.seeds) == 1:
-        return [*sentences, "One seed decides nothing: compare over several (`seeds`)."]
-    ends = {
-        arm: figures.difference(arm, baseline, "train/chosen")
-        for arm in compared.others
-        if figures.difference(arm, baseline, "train/chosen").n
-    }
-    sentences.append(f"They end {_compared(ends, figures)}.")
+        shown = [
+            f"{arm} {mean_and_ends(own)[0]}{_margin(arm, figures)}" for arm, own in ends.items()
+        ]
+        sentences.append(
+            f"Against that, over one seed, which decides nothing: {'; '.join(shown) or 'no arm'}."
+        )
+    elif ends:
+        sentences.append(f"They end {_compared(ends, figures)}.")
     table = matched_table_of(compared)
-    matched = {arm: change for arm in ends if (change := table.mean(arm, "matched/chosen")).n}
+    matched = {arm: own for arm in ends if (own := table.mean(arm, "matched/chosen")).n > 1}
     if matched:
         sentences.append(f"Where both have learned the same margin, they are {_compared(matched)}.")
-    else:
+    elif ends:
         sentences.append(
-            f"No arm and {baseline} reach the same margin of {number(LEAST_MARGIN)} nats, so that "
-            "what is better here may only have learned less: train longer (training.steps)."
+            f"None of them shares a margin of {number(LEAST_MARGIN)} nats or more with {baseline}: "
+            "what is better may only have learned less. Train longer (training.steps)."
+        )
+    if others := [f"{arm}{_margin(arm, figures)}" for arm in unlearned(compared, figures)]:
+        sentences.append(
+            f"{join(others)} did not learn the preference: rejected answers rose as much as chosen "
+            "ones or more. A dose nearer to 1 pushes them down harder."
         )
     return sentences
+
+
+def unlearned(compared: ComparedArms, figures: ArmTable) -> list[str]:
+    """Arms that do not prefer the chosen answers more than before, whatever else they do."""
+    margins = {arm: figures.mean(arm, "train/margin") for arm in compared.arms}
+    return [arm for arm, margin in margins.items() if margin.n and margin.mean <= 0]
 
 
 def _compared(changes: Mapping[str, Interval], figures: ArmTable | None = None) -> str:

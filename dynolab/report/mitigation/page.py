@@ -16,7 +16,7 @@ from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.mitigation.matched import matched_figure, matched_section, matched_table_of
-from dynolab.report.mitigation.opening import answer
+from dynolab.report.mitigation.opening import answer, unlearned
 from dynolab.report.mitigation.tables import ending, mitigation_list, mitigation_table
 from dynolab.report.page import (
     Page,
@@ -125,7 +125,7 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
     own = figures.mean(compared.baseline, "train/gap")
     if not own.n:
         return "The gap was not measured under the baseline."
-    message = _unlearned(compared, figures) + _right_message(compared, figures)
+    message = _right_message(compared, figures)
     message += f"Under {compared.baseline} the gap grows by {with_interval(own)} nats."
     for name, start in (("gap", "It grows"), ("gap_by_margin", "Per nat of margin it grows")):
         changes = {
@@ -141,22 +141,6 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
             if arms:
                 message += f" {start} {how} under {join(arms)}."
     return message
-
-
-def _unlearned(compared: ComparedArms, figures: ArmTable) -> str:
-    """Which arms do not prefer the chosen answers more than before, whatever else they do."""
-    margins = {arm: figures.mean(arm, "train/margin") for arm in compared.arms}
-    arms = [
-        f"{arm} (margin {mean_and_ends(margin)[0]})"
-        for arm, margin in margins.items()
-        if margin.n and margin.mean <= 0
-    ]
-    if not arms:
-        return ""
-    return (
-        f"{join(arms)} did not learn the preference: rejected answers rose as much as chosen ones "
-        "or more. "
-    )
 
 
 def _right_message(compared: ComparedArms, figures: ArmTable) -> str:
@@ -192,10 +176,15 @@ def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict
     own = compared.baseline
     gap, chosen = (figures.mean(own, f"train/{name}") for name in ("gap", "chosen"))
     right = figures.mean(own, "heldout/right")
-    tiles = [Tile(f"{own}: right, held out", f"{100 * right.mean:.0f}%", f"{right.n} seeds")]
+    tiles = [Tile(f"{own}: right, held out", f"{100 * right.mean:.0f}%", _seeds(right.n))]
     tiles = tiles if right.n else []
     tiles += [_tile(f"{own}: gap y* − y⁺", gap), _tile(f"{own}: chosen y⁺", chosen)]
-    changes = {arm: figures.difference(arm, own, "train/gap") for arm in compared.others}
+    useless = unlearned(compared, figures)
+    changes = {
+        arm: figures.difference(arm, own, "train/gap")
+        for arm in compared.others
+        if arm not in useless
+    }
     if changes:
         best = min(changes, key=lambda arm: changes[arm].mean if changes[arm].n else float("inf"))
         tiles.append(_tile(f"Least gap: {best} − {own}", changes[best]))
@@ -210,7 +199,11 @@ def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict
 
 def _tile(label: str, change: Interval) -> Tile:
     mean, low, high = mean_and_ends(change)
-    return Tile(label, mean, f"nats [{low}, {high}], {change.n} seeds")
+    return Tile(label, mean, f"nats [{low}, {high}], {_seeds(change.n)}")
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'' if count == 1 else 's'}"
 
 
 def _verdict_section(verdicts: Sequence[Verdict]) -> Section:

@@ -28,6 +28,7 @@ _HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*"
 
 _TOKENS = 3  # named in the answer
 _LITTLE = 0.5  # nats of margin
+_MANY = 0.2  # of the answers
 
 
 def question(trainings: Sequence[Training]) -> str:
@@ -102,12 +103,13 @@ def _hardly_learned(name: str, margin: float | None) -> str:
 def _unknown(training: Training) -> str:
     """Says so where most answers hold what the tokenizer cannot write."""
     unknown = UnknownTokens.of_metrics(training.rows)
-    if 2 * unknown.answers <= unknown.texts:
+    if unknown.answers < _MANY * unknown.texts or not unknown.texts:
         return ""
     which = join(list(unknown.written)) or "some characters"
     return (
         f"The tokenizer does not know {which}, which {unknown.answers} of {unknown.texts} answers "
-        "hold: the model reads the unknown token in their place. Replace them in the data first."
+        "hold: the model reads the unknown token in their place, and tokens before and after it "
+        "push each other. Replace them in the data first."
     )
 
 
@@ -184,7 +186,10 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     tokens = Markup(
         " On the {} answers that fell most, the hardest pulls came through the tokens {}."
     )
-    return Markup("{} The one that fell most, to “{}” ({}), was pulled hardest by {} ({}).").format(
+    return Markup(
+        "{} The one that fell most, to “{}” ({} in all), was pulled hardest by {} ({}); others "
+        "lifted or lowered it."
+    ).format(
         tokens.format(len(singles), through) if through else "",
         excerpt(row.prompt, 60, end=True) if row else worst.row.name,
         number(worst.end - worst.start, sign=True),

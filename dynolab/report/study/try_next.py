@@ -32,7 +32,7 @@ def remedy(inputs: ReportInputs, changes: Mapping[Split, np.ndarray]) -> str | M
     text = "To hold them up, try" if fell else "To raise them further, try"
     return Markup(
         "{} a smaller push on rejected answers, or training without the pairs that lower the "
-        'others: <a href="#try-next">one command compares both</a>.'
+        'others: <a href="#try-next">one command compares them</a>.'
     ).format(text)
 
 
@@ -43,9 +43,10 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
         name = objective_name(inputs.trainings[-1].stage) if inputs.trainings else "training"
         commands.append(
             (
-                f"Compare {name} as it was with a smaller push on rejected answers, and with "
-                "training without the pairs that lower the others’ chosen answers most, over three "
-                "seeds. The file is ready, beside this page:",
+                f"Compare {name} as it was with smaller pushes on rejected answers (of a given "
+                "share, and as forces choose it), and with training without the pairs that lower "
+                "the others’ chosen answers most, over three seeds. The file is ready, beside this "
+                "page:",
                 facts.remedies_command,
             )
         )
