@@ -16,6 +16,8 @@ from tasks.images import IMAGES_FILE
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
+IMAGE_AXES = 3  # channels, height, width
+
 
 class SupervisionJob(SupervisionConfig):
     """All arms and seeds at one noise level."""
@@ -26,7 +28,7 @@ class SupervisionJob(SupervisionConfig):
 
 
 class SpeedJob(SpeedConfig):
-    """The trainings, one per seed, whose every step is analysed."""
+    """The trainings, one per seed, whose every step is analysed; those on vectors take an mlp."""
 
     model: ClassifierName = "mlp"
     seeds: Seeds = (0,)
@@ -73,7 +75,13 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
     data = read_images(work.input_folder("images") / IMAGES_FILE)
     with work.shown():
         rows = compare_speeds(
-            partial(build_classifier, config.model), data.train, data.classes, config, config.seeds
+            lambda shape, classes, seed: build_classifier(
+                config.model if len(shape) == IMAGE_AXES else "mlp", shape, classes, seed
+            ),
+            data.train,
+            data.classes,
+            config,
+            config.seeds,
         )
         adaptations = compare_adaptation(config.adaptation, config.seeds)
         work.write_tables(speeds=rows, adaptations=adaptations)

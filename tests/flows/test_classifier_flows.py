@@ -20,7 +20,7 @@ from dynolab.results.classification import (
     KernelRanks,
     PathScores,
 )
-from dynolab.results.supervision import DetectionRow, SupervisionRow
+from dynolab.results.supervision import DetectionRow, SpeedRow, SupervisionRow
 from dynolab.results.transfer import TransferRow
 from flows.flow import Plan, StagedFlow
 from flows.parameters import load_parameters
@@ -167,6 +167,13 @@ def test_every_supervision_and_every_transfer_has_its_rows(lab: InProcess) -> No
     transfers = lab.run_plan(planned(lab, "transfer"))
     for name in ("transfer-digits", "transfer-topics"):
         assert len(lab.rows(transfers[name], "transfer.jsonl", TransferRow)) == 4 * 3 * 2
+
+
+def test_a_network_for_images_leaves_vectors_to_an_mlp(lab: InProcess) -> None:
+    plan = planned(lab, "supervision", model="lenet", noise=[0.4])
+    results = lab.run_plan(plan)
+    kinds = {row.kind for row in lab.rows(results["learning-speed"], "speeds.jsonl", SpeedRow)}
+    assert {"clean", "noisy", "coherent", "contradictory"} <= kinds
 
 
 def test_people_s_labels_are_followed_where_there_are_any(lab: InProcess, tmp_path: Path) -> None:
