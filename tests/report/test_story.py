@@ -46,8 +46,8 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
         changes = [row.change for row in inputs.audit.changes if row.split == split]
         assert f"{sum(c < 0 for c in changes)} of {len(changes)} {name} pairs" in fell
     assert (
-        "rejected answers moved their chosen ones by −3.50 nats on training pairs, chosen answers "
-        "by +1" in through
+        "pushes on rejected answers moved chosen answers by −3.50 nats on training pairs, pushes "
+        "on chosen answers by +1" in through
     )
     assert "came through the tokens ·no, ·way" in through
     assert "was pulled hardest by a (−3.50)" in through

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,6 +13,9 @@ from dynolab.report.forces.token_map import READING, token_map_message, token_ma
 from dynolab.report.style import INK, MUTED, PAPER, ZERO
 from dynolab.report.text import join, number, plotly_text
 from dynolab.results.study import TokenMap
+
+LINE = 110
+"""Characters of a line above the map."""
 
 _CHANGING = {  # layout settings that differ from map to map
     "xaxis": ("tickvals", "ticktext", "range"),
@@ -90,7 +94,7 @@ def _pair_and_answer(token_map: TokenMap) -> tuple[str, str, str]:
 
 def _title(token_map: TokenMap) -> dict[str, Any]:
     return {
-        "text": plotly_text(token_map_message(token_map), 240),
+        "text": "<br>".join(wrap(plotly_text(token_map_message(token_map), 240), LINE)),
         "x": 0,
         "xref": "paper",
         "y": 1,

@@ -159,8 +159,8 @@ def _by_account(ledger: Ledger) -> Markup:
         down.append(f"{number(rejected, sign=True)} nats {of}")
         up.append(number(chosen, sign=True))
     text = Markup(
-        "The account of {} pairs each: over the whole training rejected answers moved their chosen "
-        "ones by {}, chosen answers by {}."
+        "The account (means over {} pairs each): over the whole training, pushes on rejected "
+        "answers moved chosen answers by {}, pushes on chosen answers by {}."
     )
     pairs = " and ".join(dict.fromkeys(str(len(own.row.pairs)) for own in means.values()))
     sums = text.format(pairs, join(down), join(up))
