@@ -188,7 +188,8 @@ class ForceCallback(TrainerCallback):
         tokenizer: Any = self.trainer.processing_class
         labels = []
         for ids, push in zip(forward.ids.tolist(), forward.push.tolist(), strict=True):
-            text = tokenizer.decode(ids, skip_special_tokens=True)
+            read = [token for token in ids if token != tokenizer.pad_token_id]
+            text = tokenizer.decode(read)  # the unknown token, too
             name = f"{zlib.crc32(text.encode()):08x}"
             self._texts[name] = text[-EXCERPT:]
             side: Literal["chosen", "rejected"] = "rejected" if push < 0 else "chosen"

@@ -11,10 +11,12 @@ from dynolab.report.figure import CELLS, Figure, base_layout
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.ledger.waterfall import functional_name, menu
 from dynolab.report.style import DIVERGING, MONO
-from dynolab.report.text import number, plotly_text
+from dynolab.report.text import excerpt, number, plotly_text
 
 STRONGEST = 20
 """Examples that are shown in each direction."""
+
+_PROMPT = 60  # characters of a prompt
 
 
 def ledger_map_figure(ledger: Ledger) -> Figure:
@@ -75,7 +77,13 @@ def _message(ledger: Ledger, account: FunctionalAccount) -> str:
     when = "in the drawn steps" if ledger.sampled else "over the whole training"
     up, down = ledger.examples[int(totals.argmax())], ledger.examples[int(totals.argmin())]
     return (
-        f"On {functional_name(account)}, “{up}” pushed up hardest, "
-        f"{number(float(totals.max()), sign=True)} nats {when}, and “{down}” "
+        f"On {functional_name(account)}, {_named(ledger, up)} pushed up hardest, "
+        f"{number(float(totals.max()), sign=True)} nats {when}, and {_named(ledger, down)} "
         f"pushed down hardest, {number(float(totals.min()), sign=True)}."
     )
+
+
+def _named(ledger: Ledger, example: str) -> str:
+    """An example by its id, and the end of its prompt where that is known."""
+    row = ledger.rows.get(example)
+    return f"“{example}” (“{excerpt(row.prompt, _PROMPT, end=True)}”)" if row else f"“{example}”"
