@@ -190,6 +190,11 @@ def audit(
     given = one_file(file, config) or (None if named else built_in("audit"))
     wanted = wanted_of(plan, machine, show=show, fresh=fresh, json=as_json)
     start(FLOW, given, [*named, *(changes or [])], wanted)
+    if model is not None and data is not None and not (plan or show or as_json):
+        from tasks.runtime.system.invocation import invocation
+
+        arguments = shlex.join(["--model", model, "--data", str(data)])
+        typer.echo(f"next    {invocation()} init my_study.yaml {arguments}")
 
 
 @app.command(rich_help_panel=START)

@@ -139,6 +139,8 @@ def worst_section(audit: Audit, ranking: Ranking) -> Section:
         ),
         note="Nats of a gradient step with learning rate one, to first order. Pull up, push down: "
         "what the pair's chosen and rejected answer do to its own chosen answer. From all: what a "
-        "step on all pairs does to it. On all: what a step on this pair does to all chosen answers "
-        "together; a remedy with `filter: {by: on_all}` leaves the worst of these out.",
+        "step on all pairs does to it. On all: what a step on this pair does to the chosen "
+        "answers of all pairs on average; a remedy's filter by on_all leaves the worst of these "
+        "out. All pairs are in the audit's table in MLflow, and in audit.jsonl of its result, "
+        "whose folder “dynolab path” prints.",
     )
