@@ -101,15 +101,13 @@ def test_token_maps_are_blocks_of_the_map_with_their_tokens(
     analysed: Analysed, dpo: StageResult
 ) -> None:
     maps = analysed.rows(dpo, "token_maps.jsonl", TokenMap)
-    rows = {
-        (row.observed_id, row.kind, row.updating_id): row
-        for row in totals(analysed, dpo)
-        if row.split == "train"
-    }
+    rows = {(row.observed_id, row.kind, row.updating_id): row for row in totals(analysed, dpo)}
     assert len(maps) == 4
+    order = [(each.observed_kind != "chosen", np.sum(each.force)) for each in maps]
+    assert order == sorted(order)
     for token_map in maps:
         row = rows[token_map.observed_id, token_map.observed_kind, token_map.updating_id]
-        assert token_map.step is None and token_map.observed_id == token_map.updating_id
+        assert token_map.step is None
         assert np.sum(token_map.force) == pytest.approx(row.total, rel=1e-5, abs=1e-10)
         assert len(token_map.observed_tokens) == row.tokens
 
