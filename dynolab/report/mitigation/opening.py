@@ -38,7 +38,7 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     matched = {arm: own for arm in ends if (own := table.mean(arm, "matched/chosen")).n > 1}
     if matched:
         sentences.append(f"Where both have learned the same margin, they are {_compared(matched)}.")
-    elif ends:
+    elif ends and not _only_others_learned(compared, figures):
         sentences.append(
             f"None of them shares a margin of {number(LEAST_MARGIN)} nats or more with {baseline}: "
             "what is better may only have learned less. Train longer (training.steps)."
@@ -49,6 +49,14 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             "ones or more. A dose nearer to 1 pushes them down harder."
         )
     return sentences
+
+
+def _only_others_learned(compared: ComparedArms, figures: ArmTable) -> bool:
+    """The baseline is no training to compare with, such as the start of all others."""
+    own, *others = (
+        figures.mean(arm, "train/margin").mean for arm in (compared.baseline, *compared.others)
+    )
+    return own < LEAST_MARGIN <= max(others, default=0.0)
 
 
 def unlearned(compared: ComparedArms, figures: ArmTable) -> list[str]:
