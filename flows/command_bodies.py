@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from dynolab.costs.stage import duration
 from dynolab.data.sources.config import rows_line
 from dynolab.data.unknown import SAMPLES, UnknownTokens
 from dynolab.errors import ConfigError
@@ -100,8 +102,14 @@ def start(
     answer = store.folder(shown.address, shown.digest) / ANSWER
     said = answer.read_text(encoding="utf-8").splitlines() if answer.exists() else []
     _show(flow.name, results, page, seconds, said)
-    if REMEDIES in flow.beside and page.with_name(f"{parameters.name}-{REMEDIES}").exists():
-        console.print(f"next    {remedies_command(parameters.name)}", soft_wrap=True, markup=False)
+    remedies = page.with_name(f"{parameters.name}-{REMEDIES}")
+    if REMEDIES in flow.beside and remedies.exists():
+        console.print(
+            f"next    {remedies_command(parameters.name)}  # {_remedies_time(remedies, results)}",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
     if wanted.json:
         _print_json(
             flow=flow.name,
@@ -115,6 +123,21 @@ def start(
                 for name, stage in stages.items()
             },
         )
+
+
+def _remedies_time(file: Path, results: Results) -> str:
+    """About how long a comparison of remedies takes, by the study's own trainings."""
+    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    seeds, arms = len(settings["seeds"]), len(settings["arms"])
+    once = {
+        name: float(results[name]["metrics"].get("seconds", 0.0)) if name in results else 0.0
+        for name in ("sft", "preference")
+    }
+    seconds = seeds * (once["sft"] + arms * once["preference"])
+    return (
+        f"at least {duration(seconds)}: {arms} trainings with each of {seeds} seeds; "
+        "--set 'seeds=[0]' for a first look"
+    )
 
 
 def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:

@@ -12,6 +12,7 @@ from dynolab.costs.rows import KNOWN, stand_in_rows
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data, load_prompts
+from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import LoopConfig
 from tasks.base import BaseConfig
 from tasks.data import chat_tokenizer
@@ -36,6 +37,8 @@ class Inputs:
 
     base: BaseConfig
     data: DataConfig
+    watched: ProbeSetConfig | None = None
+    """The kinds of answers that are watched, if not those that the rows bring."""
 
     @property
     def at_hand(self) -> bool:
@@ -127,14 +130,24 @@ class Inputs:
     @cached_property
     def probe_rows(self) -> int:
         """Answers that are watched."""
-        return len(self.loaded.probes) if self.at_hand else self.data.probe_pairs * 2 * KINDS
+        if not self.at_hand:
+            return self.data.probe_pairs * 2 * len(self._kinds)
+        return sum(self._is_watched(row.kind) for row in self.loaded.probes)
+
+    @property
+    def _kinds(self) -> Sequence[object]:
+        """Kinds of the watched answers where rows are not at hand."""
+        return self.watched.kinds if self.watched is not None else range(KINDS)
+
+    def _is_watched(self, kind: str) -> bool:
+        return self.watched is None or kind in self.watched.kinds
 
     @cached_property
     def functionals(self) -> int:
         """Kinds of answers of both splits; the policy's own likeliest tokens are one more."""
         if not self.at_hand:
-            return 2 * (KINDS + 1)
-        kinds = {(row.split, row.kind) for row in self.loaded.probes}
+            return 2 * (len(self._kinds) + 1)
+        kinds = {(row.split, row.kind) for row in self.loaded.probes if self._is_watched(row.kind)}
         return len(kinds) + len({split for split, _ in kinds})
 
     def rows(self, limit: int) -> Sequence[EncodedExample]:

@@ -12,7 +12,7 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.pairs import PairConfig
-from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.training.config import TrainConfig
 from flows.mitigation import MitigationParameters
 from tasks.arm import ArmConfig
@@ -65,7 +65,7 @@ def remedies_file(
         "audit": (audit or AuditConfig()).model_dump(mode="json", exclude_unset=True),
         "arms": {
             label: arm.model_dump(mode="json", exclude_unset=True)
-            for label, arm in _arms(trained.objective).items()
+            for label, arm in _arms(trained).items()
         },
     }
     if not data.states_facts:
@@ -78,7 +78,8 @@ def remedies_file(
     return _ABOUT.format(name=name) + yaml.safe_dump(settings, sort_keys=False)
 
 
-def _arms(objective: RowObjectiveConfig) -> dict[str, ArmConfig]:
+def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:
+    objective: Any = trained.objective
     gentler: dict[str, Any] = {}
     if isinstance(objective, DPOConfig) and objective.designed_dose is None:
         dose = round(DOSE * objective.negative_dose, 6)
@@ -87,9 +88,21 @@ def _arms(objective: RowObjectiveConfig) -> dict[str, ArmConfig]:
         chosen_by_forces: dict[str, Any] = {"designed_dose": DesignedDoseConfig()}
         if isinstance(objective, DPOConfig):
             chosen_by_forces["negative_dose"] = 1.0
-        gentler["designed"] = objective.model_copy(update=chosen_by_forces)
+        designed = objective.model_copy(update=chosen_by_forces)
+        if _is_possible(trained, designed):
+            gentler["designed"] = designed
     return {
         "as-it-was": ArmConfig(objective=objective),
         **{label: ArmConfig(objective=own) for label, own in gentler.items()},
         "filtered": ArmConfig(objective=objective, filter=FilterConfig(by="on_all", drop=DROP)),
     }
+
+
+def _is_possible(trained: TrainConfig, objective: PairConfig) -> bool:
+    """Whether a training with these settings takes the objective."""
+    settings = trained.model_dump(exclude_unset=True) | {"objective": objective.model_dump()}
+    try:
+        TrainConfig.model_validate(settings)
+    except (ConfigError, ValidationError):
+        return False
+    return True

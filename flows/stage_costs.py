@@ -26,11 +26,13 @@ from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample
 from dynolab.data.sources.load import DataConfig
 from dynolab.objectives import build_objective
+from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.squeezing.ladder import EXAMPLES, POSITIONS
 from dynolab.training.config import GroupTrainConfig, LoopConfig
 from flows.planned_inputs import Inputs
 from tasks.base import BaseConfig
 from tasks.runtime.pipeline import Step
+from tasks.step_forces import MAP_TOKENS
 
 PAIR = (CHOSEN, REJECTED)
 CHANGE = 3
@@ -59,8 +61,16 @@ class PlannedCosts:
         base, data = (_root(step, self._by_name, kind) for kind in (BaseConfig, DataConfig))
         if base is None or data is None:
             return None
+        watched = next(
+            (
+                each.config
+                for each in self._by_name.values()
+                if isinstance(each.config, ProbeSetConfig)
+            ),
+            None,
+        )
         key = base.model_dump_json(), data.model_dump_json()
-        costs = self._known.setdefault(key, Costs(Inputs(base, data), self.machine))
+        costs = self._known.setdefault(key, Costs(Inputs(base, data, watched), self.machine))
         return costs.of(step, self._by_name)
 
 
@@ -218,11 +228,13 @@ class Costs:
         return replace(cost, rank_bytes=model_bytes(shape))
 
     def _forces(self, config: Any, training: Any) -> StageCost:
-        """Every watched answer's change along the parts of every recorded step."""
-        shape = self.inputs.shape()
-        answers = config.pairs * self.inputs.functionals * len(training.record_steps)
-        positions = self._answers(answers * DIRECTIONS)
-        cost = self._cost("bd", positions, CHANGE * forward_flops(shape, positions))
+        """Every watched answer's change along the parts of every recorded step; and a map, which
+        takes a gradient and a change for each token of an example."""
+        shape, steps = self.inputs.shape(), len(training.record_steps)
+        changes = self._answers(steps * config.pairs * self.inputs.functionals * DIRECTIONS)
+        mapped = self._answers(steps * MAP_TOKENS if config.pairs else 0)
+        flops = CHANGE * forward_flops(shape, changes + mapped) + gradient_flops(shape, mapped)
+        cost = self._cost("bd", changes + mapped * 2, flops)
         memory = forces_bytes(shape, training.optimizer)
         if self.machine.gpus:
             return replace(cost, rank_bytes=memory.device, host_bytes=memory.host)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from dynolab.errors import ConfigError
 from flows.flow import Plan
@@ -69,6 +70,15 @@ def test_the_first_seed_starts_from_the_studys_results(tmp_path: Path) -> None:
     steps = {step.name: step for step in mitigation_steps(offered(own, tmp_path))}
     assert steps["sft-0"].config == own.sft
     assert steps["base-0"].config == own.base
+
+
+@pytest.mark.parametrize(("dtype", "arms"), [("fp32", 4), ("bf16", 3)])
+def test_a_dose_that_forces_choose_is_offered_where_it_can_be(dtype: str, arms: int) -> None:
+    changes = ("preference.engine.kind=deepspeed", "preference.record_steps=[]", "ledger=null")
+    own = study(*changes, f"preference.engine.dtype={dtype}")
+    settings = yaml.safe_load(file_of(own))
+    assert len(settings["arms"]) == arms
+    assert ("designed" in settings["arms"]) == (dtype == "fp32")
 
 
 def test_a_training_that_cannot_be_compared_has_none() -> None:

@@ -119,7 +119,7 @@ def _fell(name: str, changes: Mapping[Split, np.ndarray]) -> str:
     for split, own in changes.items():
         mean, low, high = mean_and_ends(mean_interval(own))
         parts.append(
-            f"{(own < 0).sum()} of {len(own)} {SPLITS[split]} pairs (on average {mean} "
+            f"{(own < 0).sum()} of {len(own)} {SPLITS[split]} pairs (mean over all of them {mean} "
             f"nats [{low}, {high}])"
         )
     return f"Under {name} the chosen answers fell on {join(parts)}."
