@@ -52,6 +52,8 @@ class PlannedCosts:
         self._by_name = {step.name: step for step in steps}
         self.machine = machine
         self._known: dict[tuple[str, str], Costs] = {}
+        configs = (step.config for step in steps)
+        self._watched = next((each for each in configs if isinstance(each, ProbeSetConfig)), None)
 
     def of(self, step: Step) -> StageCost | None:
         """What a step takes; None where no formula is written down.
@@ -61,16 +63,8 @@ class PlannedCosts:
         base, data = (_root(step, self._by_name, kind) for kind in (BaseConfig, DataConfig))
         if base is None or data is None:
             return None
-        watched = next(
-            (
-                each.config
-                for each in self._by_name.values()
-                if isinstance(each.config, ProbeSetConfig)
-            ),
-            None,
-        )
         key = base.model_dump_json(), data.model_dump_json()
-        costs = self._known.setdefault(key, Costs(Inputs(base, data, watched), self.machine))
+        costs = self._known.setdefault(key, Costs(Inputs(base, data, self._watched), self.machine))
         return costs.of(step, self._by_name)
 
 

@@ -93,7 +93,7 @@ class TextForces:
         for column, response in enumerate(self.map.updating):
             nats = self.map.block(row, column).sum(0)
             names = token_strings(Encoded(response.tokens, 0), self._tokenizer)
-            worst = tuple((names[n], round(float(nats[n]), 4)) for n in nats.argsort()[:_NAMED])
+            worst = tuple((names[n], float(nats[n])) for n in nats.argsort()[:_NAMED])
             pushes.append(Push(response.id, response.side, float(nats.sum()), worst))
         return sorted(pushes, key=lambda push: push.nats)
 

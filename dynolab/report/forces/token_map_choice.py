@@ -94,7 +94,10 @@ def _pair_and_answer(token_map: TokenMap) -> tuple[str, str, str]:
 
 def _title(token_map: TokenMap) -> dict[str, Any]:
     return {
-        "text": "<br>".join(wrap(plotly_text(token_map_message(token_map), 240), LINE)),
+        # Only between words: a long one may hold escaped characters.
+        "text": "<br>".join(
+            wrap(plotly_text(token_map_message(token_map), 240), LINE, break_long_words=False)
+        ),
         "x": 0,
         "xref": "paper",
         "y": 1,

@@ -22,12 +22,14 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
         f"Under {baseline} the chosen answers of training pairs changed by {with_interval(own)} "
         f"nats{_margin(baseline, figures)}."
     ]
-    learned = [arm for arm in compared.others if arm not in unlearned(compared, figures)]
+    useless = unlearned(compared, figures)
+    learned = [arm for arm in compared.others if arm not in useless]
     ends = {arm: figures.difference(arm, baseline, "train/chosen") for arm in learned}
     ends = {arm: change for arm, change in ends.items() if change.n}
     if len(compared.seeds) == 1:
         shown = [
-            f"{arm} {mean_and_ends(own)[0]}{_margin(arm, figures)}" for arm, own in ends.items()
+            f"{arm} {mean_and_ends(change)[0]}{_margin(arm, figures)}"
+            for arm, change in ends.items()
         ]
         sentences.append(
             f"Against that, over one seed, which decides nothing: {'; '.join(shown) or 'no arm'}."
@@ -35,7 +37,8 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     elif ends:
         sentences.append(f"They end {_compared(ends, figures)}.")
     table = matched_table_of(compared)
-    matched = {arm: own for arm in ends if (own := table.mean(arm, "matched/chosen")).n > 1}
+    same = {arm: table.mean(arm, "matched/chosen") for arm in ends}
+    matched = {arm: change for arm, change in same.items() if change.n > 1}
     if matched:
         sentences.append(f"Where both have learned the same margin, they are {_compared(matched)}.")
     elif ends and not _only_others_learned(compared, figures):
@@ -43,7 +46,7 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             f"None of them shares a margin of {number(LEAST_MARGIN)} nats or more with {baseline}: "
             "what is better may only have learned less. Train longer (training.steps)."
         )
-    if others := [f"{arm}{_margin(arm, figures)}" for arm in unlearned(compared, figures)]:
+    if others := [f"{arm}{_margin(arm, figures)}" for arm in useless]:
         sentences.append(
             f"{join(others)} did not learn the preference: rejected answers rose as much as chosen "
             "ones or more. A dose nearer to 1 pushes them down harder."
