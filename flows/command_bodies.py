@@ -5,28 +5,24 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from dynolab.costs.stage import duration
-from dynolab.data.sources.config import rows_line
-from dynolab.data.unknown import SAMPLES, UnknownTokens
 from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay
 from flows.flow import Flow, FlowParameters, Parameters, Results, StagedFlow
 from flows.pages import page_of
 from flows.parameters import load_parameters
+from flows.shown_results import page_answer, show_remedies, show_results
 from flows.sweep.parameters import SweepParameters, trial_of
-from tasks.base import OTHERWISE
-from tasks.report import REMEDIES, remedies_command
+from tasks.report import REMEDIES
 from tasks.runtime.existing_results import existing_result
 from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.open_platform import open_store, planning_platform
@@ -34,7 +30,6 @@ from tasks.runtime.pipeline import Planned, plan
 from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, client_variables
 from tasks.runtime.servers.standing_servers import running_services, use_services
 from tasks.runtime.stage import Platform
-from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.work import StageResult
@@ -96,48 +91,24 @@ def start(
     table = result_table(store, flow.page, parameters.model_dump(mode="json"), stages)
     write_table(table, page.with_suffix(".json"))
     seconds = time.monotonic() - began
-    from dynolab.report.page import ANSWER  # plotly takes a while to import
-
     shown = stages[flow.page]
-    answer = store.folder(shown.address, shown.digest) / ANSWER
-    said = answer.read_text(encoding="utf-8").splitlines() if answer.exists() else []
-    _show(flow.name, results, page, seconds, said)
-    remedies = page.with_name(f"{parameters.name}-{REMEDIES}")
-    if REMEDIES in flow.beside and remedies.exists():
-        console.print(
-            f"next    {remedies_command(parameters.name)}  # {_remedies_time(remedies, results)}",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
+    answer = page_answer(store.folder(shown.address, shown.digest))
+    show_results(console, flow.name, results, page, seconds, answer)
+    if REMEDIES in flow.beside:
+        show_remedies(console, parameters.name, page, results)
     if wanted.json:
         _print_json(
             flow=flow.name,
             name=parameters.name,
             page=str(page),
             seconds=round(seconds, 1),
-            answer=said,
+            answer=answer,
             metrics=shown.metrics,
             stages={
                 name: {"result": stage.short, "address": stage.address, "cached": stage.cached}
                 for name, stage in stages.items()
             },
         )
-
-
-def _remedies_time(file: Path, results: Results) -> str:
-    """About how long a comparison of remedies takes, by the study's own trainings."""
-    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    seeds, arms = len(settings["seeds"]), len(settings["arms"])
-    once = {
-        name: float(results[name]["metrics"].get("seconds", 0.0)) if name in results else 0.0
-        for name in ("sft", "preference")
-    }
-    seconds = seeds * (once["sft"] + arms * once["preference"])
-    return (
-        f"at least {duration(seconds)}: {arms} trainings with each of {seeds} seeds; "
-        "--set 'seeds=[0]' for a first look"
-    )
 
 
 def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:
@@ -242,79 +213,6 @@ def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
     console.print(table)
     if wanted.json:
         _print_json(trials=trials)
-
-
-def _show(
-    flow: str, results: Results, page: Path, seconds: float, answer: Sequence[str] = ()
-) -> None:
-    table = Table("stage", "", "seconds", "result", box=None, pad_edge=False)
-    for name, result in results.items():
-        duration = result["metrics"].get("seconds")
-        table.add_row(
-            name,
-            "[green]cached[/green]" if result["cached"] else "computed",
-            "" if duration is None else f"{duration:.1f}",
-            StageResult.model_validate(result).short,
-        )
-    console.print(table)
-    for line in _about_rows(results):
-        console.print(line, highlight=False, soft_wrap=True)
-    for line in _overlong(results):
-        console.print(line, highlight=False)
-    for name, result in results.items():
-        if missing := result["metrics"].get("probes/missing", 0):
-            console.print(
-                f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why",
-                highlight=False,
-            )
-        asked, parsed = (result["metrics"].get(f"judge/{key}", 0) for key in ("asked", "parsed"))
-        if parsed < asked:
-            console.print(
-                f"{name}: {asked - parsed:.0f} of {asked:.0f} verdicts are missing; the "
-                "page says why",
-                highlight=False,
-            )
-    for sentence in ("", *answer):
-        console.print(sentence, markup=False, highlight=False)
-    console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
-    console.print(f"report  {page}", highlight=False, soft_wrap=True)
-    console.print(
-        f"later   [bold]{escape(invocation())} up[/bold] shows these runs in Prefect and MLflow",
-        soft_wrap=True,
-    )
-
-
-def _overlong(results: Results) -> Iterator[str]:
-    """Rows that were too long; trainings with the same numbers share a line."""
-    names: dict[tuple[int, int], list[str]] = {}
-    for name, result in results.items():
-        counts = (
-            int(result["metrics"].get(f"data/rows_{end}", 0)) for end in ("dropped", "truncated")
-        )
-        dropped, truncated = counts
-        names.setdefault((dropped, truncated), []).append(name)
-    for (dropped, truncated), own in names.items():
-        if dropped or truncated:
-            who = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
-            yield (
-                f"{who}: longer than the model's context: {dropped} rows dropped, {truncated} "
-                "prompts truncated"
-            )
-
-
-def _about_rows(results: Results) -> Iterator[str]:
-    """What became of the data's rows, and what the tokenizer does not know or reads otherwise."""
-    metrics = [result["metrics"] for result in results.values()]
-    yield from filter(None, dict.fromkeys(map(rows_line, metrics)))
-    unknown = max(map(UnknownTokens.of_metrics, metrics), key=lambda found: found.total)
-    if unknown.tokens:
-        yield f"[yellow]{unknown}[/yellow]"
-    if texts := max(found.get(OTHERWISE, 0) for found in metrics):
-        yield (
-            f"[yellow]AutoTokenizer, which TRL uses, splits {texts:.0f} of {len(SAMPLES)} sample "
-            "texts otherwise than the model's tokenizer.json, which is used here; your scripts "
-            "do as it does with transformers.PreTrainedTokenizerFast.from_pretrained[/yellow]"
-        )
 
 
 def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path) -> None:

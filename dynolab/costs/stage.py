@@ -36,7 +36,6 @@ REACHED = {"fp32": 0.6, "bf16": 0.4}
 LAYER_SECONDS = 2e-3
 """Of a layer's forward and backward on a GPU, at least: its kernels are started one by one."""
 
-
 UNTIMED_SECONDS = 30.0
 """Of a study on CPUs: starting processes, reading files and drawing pages."""
 

@@ -11,7 +11,7 @@ from torch import nn
 from dynolab.costs.batches import positions_of
 from dynolab.costs.operations import gradient_flops
 from dynolab.costs.shape import ModelShape
-from dynolab.costs.traced import MicroBatch, forward_backward, no_tokens
+from dynolab.costs.traced import MicroBatch, forward_backward, zero_tokens
 
 MOST_PARAMETERS = 2 * 10**8
 """Larger models are not built for a plan; their products take nearly all of the time."""
@@ -25,7 +25,7 @@ def model_speed(
     Small models reach a small part of the speed of matrix products: the quicker of two passes after
     a first one is taken. Weights are random.
     """
-    model, tokens = build(shape.layers, torch.float32).eval(), no_tokens(batch)
+    model, tokens = build(shape.layers, torch.float32).eval(), zero_tokens(batch)
     seconds = []
     for _ in range(3):
         began = time.perf_counter()

@@ -88,7 +88,7 @@ def trace(
     """As `activation_bytes`, of the model itself, whose tensors may be real."""
     if checkpoint:
         prepare_checkpointing(causal_model(model))
-    tokens = no_tokens(batch)
+    tokens = zero_tokens(batch)
     hooks = [
         weight.register_post_accumulate_grad_hook(_drop)
         for weight in model.parameters()
@@ -128,7 +128,7 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def no_tokens(batch: MicroBatch) -> PackedBatch:
+def zero_tokens(batch: MicroBatch) -> PackedBatch:
     """A batch of these sizes; all its tokens are number 0."""
     rows, length = torch.zeros(2, batch.rows, batch.length, dtype=torch.long)
     tokens = torch.zeros(batch.responses, dtype=torch.long)

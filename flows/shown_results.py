@@ -1,0 +1,133 @@
+"""Prints what a run has given: stages, what became of its rows, its answer, and what is next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dynolab.costs.stage import duration
+from dynolab.data.sources.config import rows_line
+from dynolab.data.unknown import SAMPLES, UnknownTokens
+from flows.flow import Results
+from tasks.base import OTHERWISE
+from tasks.report import REMEDIES, remedies_command
+from tasks.runtime.system.invocation import invocation
+from tasks.runtime.work import StageResult
+
+
+def page_answer(folder: Path) -> list[str]:
+    """The sentences that a page begins with; none of a page without."""
+    from dynolab.report.page import ANSWER  # plotly takes a while to import
+
+    file = folder / ANSWER
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
+def show_results(
+    console: Console,
+    flow: str,
+    results: Results,
+    page: Path,
+    seconds: float,
+    answer: Sequence[str],
+) -> None:
+    """Prints a run's stages, what became of its rows, its page's `answer` and its place."""
+    table = Table("stage", "", "seconds", "result", box=None, pad_edge=False)
+    for name, result in results.items():
+        taken = result["metrics"].get("seconds")
+        table.add_row(
+            name,
+            "[green]cached[/green]" if result["cached"] else "computed",
+            "" if taken is None else f"{taken:.1f}",
+            StageResult.model_validate(result).short,
+        )
+    console.print(table)
+    for line in _about_rows(results):
+        console.print(line, highlight=False, soft_wrap=True)
+    for line in _overlong(results):
+        console.print(line, highlight=False)
+    for name, result in results.items():
+        if missing := result["metrics"].get("probes/missing", 0):
+            console.print(
+                f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why",
+                highlight=False,
+            )
+        asked, parsed = (result["metrics"].get(f"judge/{key}", 0) for key in ("asked", "parsed"))
+        if parsed < asked:
+            console.print(
+                f"{name}: {asked - parsed:.0f} of {asked:.0f} verdicts are missing; the "
+                "page says why",
+                highlight=False,
+            )
+    for sentence in ("", *answer):
+        console.print(sentence, markup=False, highlight=False)
+    console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
+    console.print(f"report  {page}", highlight=False, soft_wrap=True)
+    console.print(
+        f"later   [bold]{escape(invocation())} up[/bold] shows these runs in Prefect and MLflow",
+        soft_wrap=True,
+    )
+
+
+def _overlong(results: Results) -> Iterator[str]:
+    """Rows that were too long; trainings with the same numbers share a line."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for name, result in results.items():
+        dropped, truncated = (
+            int(result["metrics"].get(f"data/rows_{end}", 0)) for end in ("dropped", "truncated")
+        )
+        names.setdefault((dropped, truncated), []).append(name)
+    for (dropped, truncated), own in names.items():
+        if dropped or truncated:
+            who = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
+            yield (
+                f"{who}: longer than the model's context: {dropped} rows dropped, {truncated} "
+                "prompts truncated"
+            )
+
+
+def _about_rows(results: Results) -> Iterator[str]:
+    """What became of the data's rows, and what the tokenizer does not know or reads otherwise."""
+    metrics = [result["metrics"] for result in results.values()]
+    yield from filter(None, dict.fromkeys(map(rows_line, metrics)))
+    unknown = max(map(UnknownTokens.of_metrics, metrics), key=lambda found: found.total)
+    if unknown.tokens:
+        yield f"[yellow]{unknown}[/yellow]"
+    if texts := max(found.get(OTHERWISE, 0) for found in metrics):
+        yield (
+            f"[yellow]AutoTokenizer, which TRL uses, splits {texts:.0f} of {len(SAMPLES)} sample "
+            "texts otherwise than the model's tokenizer.json, which is used here; your scripts "
+            "do as it does with transformers.PreTrainedTokenizerFast.from_pretrained[/yellow]"
+        )
+
+
+def show_remedies(console: Console, name: str, page: Path, results: Results) -> None:
+    """Prints the command that compares a study's remedies, if its file lies beside the page."""
+    file = page.with_name(f"{name}-{REMEDIES}")
+    if file.exists():
+        console.print(
+            f"next    {remedies_command(name)}  # {_remedies_time(file, results)}",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
+
+
+def _remedies_time(file: Path, results: Results) -> str:
+    """About how long a comparison of remedies takes, by the study's own trainings."""
+    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    seeds, arms = len(settings["seeds"]), len(settings["arms"])
+    once = {
+        name: float(results[name]["metrics"].get("seconds", 0.0)) if name in results else 0.0
+        for name in ("sft", "preference")
+    }
+    seconds = seeds * (once["sft"] + arms * once["preference"])
+    return (
+        f"at least {duration(seconds)}: {arms} trainings with each of {seeds} seeds; "
+        "--set 'seeds=[0]' for a first look"
+    )
