@@ -69,6 +69,16 @@ def test_more_ranks_than_gpus_do_not_fit() -> None:
     assert "preference.engine.ranks=1" in remedy(preference, costs)
 
 
+def test_a_probe_set_of_fewer_kinds_takes_fewer_passes() -> None:
+    few = ("probe_set={kinds: [chosen, rejected]}",)
+    every, fewer = (planned("hh_pythia410m.yaml", "h100", *changes) for changes in ((), few))
+    steps, costs = every
+    whole = costs.of(next(step for step in steps if step.name == "probe"))
+    steps, costs = fewer
+    part = costs.of(next(step for step in steps if step.name == "probe"))
+    assert whole is not None and part is not None and part.flops < whole.flops
+
+
 def test_every_figure_names_what_stands_behind_it() -> None:
     steps, costs = planned("hh_pythia410m.yaml", "h100")
     estimated = [cost for step in steps if (cost := costs.of(step)) is not None]

@@ -13,6 +13,7 @@ from dynolab.data.rows import read_value
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.mitigation.matched import matched_figure
+from dynolab.report.mitigation.opening import answer
 from dynolab.report.mitigation.page import remedy_figure, write_mitigation_page
 from dynolab.results.arms import ComparedArms
 from dynolab.statistics import mean_interval
@@ -55,6 +56,28 @@ def test_arms_are_compared_where_they_have_learned_as_much(tmp_path: Path) -> No
     assert "narrower under" in figure.message
     assert "dose" in figure.message.split("wider")[0]
     assert "At the same margin" in words_of(tmp_path / "mitigation.html", " ")
+
+
+def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
+    compared = mitigation()
+    said = answer(compared, arm_table_of(compared))
+    assert said[0].startswith("Under dpo the chosen answers of training pairs changed by")
+    assert said[1].startswith("They end ") and "held out" in said[1]
+    assert any(sentence.startswith("Where both have learned the same margin") for sentence in said)
+    single = mitigation(seeds=(4,))
+    assert "decides nothing" in answer(single, arm_table_of(single))[1]
+
+
+def test_an_arm_that_did_not_learn_the_preference_gets_no_praise() -> None:
+    compared = mitigation()
+    runs = [
+        run.model_copy(update={"figures": run.figures | {"train/margin": -2.0}})
+        for run in compared.runs["dose"]
+    ]
+    compared = compared.model_copy(update={"runs": compared.runs | {"dose": runs}})
+    said = answer(compared, arm_table_of(compared))
+    assert said[-1].startswith("dose") and "did not learn the preference" in said[-1]
+    assert not any("dose" in sentence for sentence in said[:-1])
 
 
 def test_a_run_that_diverged_is_told_and_its_arm_stays(tmp_path: Path) -> None:
