@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import Field, model_validator
 
 from dynolab.data.source_checks import FilePath
-from dynolab.data.sources.load import DataConfig, file_config, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from flows.checkpoints import (
     ModelConfig,
     check_data_named_once,
@@ -22,6 +23,7 @@ from flows.parameters import as_change
 from flows.study import PREFERENCE_OBJECTIVES
 from tasks.audit import AUDIT, AuditJob
 from tasks.audit_page import AUDIT_PAGE, AuditPageConfig
+from tasks.data import file_for_model
 from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
@@ -73,17 +75,24 @@ def named_on_command_line(model: str | None, data: Path | None, trained: str | N
     if trained is not None:
         settings["trained.model"] = trained
     if data is not None:
-        read = file_config(data, model)
+        read = file_for_model(data, model)
         settings |= {
+            "name": _name(data),
             "data.source": "file",
             "data.path": str(data),
             "data.format": read.format,
             "data.heldout_rows": 0,
             "data.probe_pairs": 0,
         }
-        if read.chat_model is not None:
+        if read.format == "chat":
+            settings["data.chat"] = read.chat
             settings["data.chat_model"] = read.chat_model
     return [as_change(name, value) for name, value in settings.items()]
+
+
+def _name(data: Path) -> str:
+    """The name of the audit of a file, so that another file's page stands beside it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{data.stem}-audit").lstrip("._-")
 
 
 def resolved_audit(

@@ -15,13 +15,14 @@ from dynolab.costs.machines import this_machine
 from dynolab.costs.stage import UNTIMED_SECONDS, duration
 from dynolab.data.encode import Encoder
 from dynolab.data.sources.config import rows_line
-from dynolab.data.sources.load import DataConfig, LoadedData, file_config, load_data
+from dynolab.data.sources.load import DataConfig, LoadedData, load_data
 from dynolab.data.unknown import unknown_tokens
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
 from flows.parameters import parse_parameters
 from flows.stage_costs import PlannedCosts
 from flows.study import StudyParameters, resolved, study_steps
+from tasks.data import file_for_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -127,7 +128,7 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> str:
         resolve_commit("model", model, field="model")
     source = _beside(file, folder) if folder.is_dir() else model
     weights = str(folder) if folder.is_dir() else model
-    config = file_config(data, weights)
+    config = file_for_model(data, weights)
     tokenizer = load_tokenizer(weights)
     loaded = load_data(config, tokenizer if config.chat_model else None)
     sizes = _measured(weights, tokenizer, loaded)
@@ -148,6 +149,10 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> str:
     answers = {text for pair in loaded.pairs for text in (pair.chosen, pair.rejected) if text}
     if (unknown := unknown_tokens(tokenizer, answers)).tokens:
         lines.append(f"{unknown}.")
+    if config.chat == "plain":
+        lines.append(
+            "The model has no chat template: messages are written as turns of Human and Assistant."
+        )
     lines.append(
         f"The file finetunes on the chosen answers first (SFT, learning rate "
         f"{settings['sft_rate']}); a model that is finetuned already needs `sft: null` there."
@@ -172,6 +177,8 @@ def _time(parameters: StudyParameters) -> str:
 
 def _format_lines(config: DataConfig, model: str) -> str:
     """The settings of the rows' format; none for plain pairs."""
+    if config.chat == "plain":
+        return "  format: chat\n  chat: plain  # HH's turns, as the model has no chat template\n"
     if config.format == "chat":
         return f"  format: chat\n  chat_model: {_quoted(model)}  # its template writes messages\n"
     return "" if config.format == "pairs" else f"  format: {config.format}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynolab.data.rows import write_rows
@@ -46,6 +47,24 @@ def chat_tokenizer(config: DataConfig) -> PreTrainedTokenizerBase | None:
     if folder.is_dir():  # a folder's revision is its template's digest
         return load_tokenizer(folder)
     return load_tokenizer(config.chat_model, revision=config.chat_revision)
+
+
+def file_for_model(path: Path, model: str | None) -> DataConfig:
+    """Settings of a file of rows as a model reads them.
+
+    The model's own template writes chat messages; a model without one gets HH's turns. Without a
+    model messages have no writer.
+
+    **Raises** `ConfigError` for a missing or damaged file, and for a tokenizer that cannot be read.
+    """
+    from dynolab.data.sources.load import file_config
+
+    config = file_config(path, model)
+    tokenizer = chat_tokenizer(config)
+    if tokenizer is None or tokenizer.chat_template:
+        return config
+    settings = config.model_dump(exclude_unset=True, exclude={"chat_model"})
+    return DataConfig.model_validate(settings | {"chat": "plain"})
 
 
 # The hash of its content identifies a file, so its path is no part of the key.

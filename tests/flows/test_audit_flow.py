@@ -116,7 +116,7 @@ def test_the_flow_s_stages_make_a_page(analysed: Analysed) -> None:
     assert analysed.to_run(planned) == set()
     text = analysed.text(page, "audit.html")
     assert "Predicted before training" in text
-    assert "Worst by the pair’s force on its own" in text
+    assert "Pairs that lower the others" in text
     assert {"audit/pull_up", "foresight/train/from_all/spearman"} <= set(page.metrics)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dynolab.data.sources.load import load_data
 from dynolab.errors import ConfigError
-from flows.audit import named_on_command_line
+from flows.audit import AuditParameters, named_on_command_line
 from flows.doctor import examine
 from flows.init import write_study
 from flows.parameters import load_parameters
@@ -75,6 +75,30 @@ def test_chat_messages_and_transcripts_are_recognised(folder: Path) -> None:
         changes = named_on_command_line(str(folder / "my model"), data, None)
         assert f'data.format="{name}"' in changes
         assert len(load_data(data, load_tokenizer(folder / "my model")).pairs) == 22
+
+
+def test_messages_for_a_model_without_a_template_become_turns(folder: Path) -> None:
+    """As HH writes them, and the file and the terminal say so."""
+
+    def said(role: str, content: str) -> list[dict[str, str]]:
+        return [{"role": role, "content": content}]
+
+    rows = [
+        {
+            "prompt": said("user", row.prompt),
+            "chosen": said("assistant", row.chosen),
+            "rejected": said("assistant", row.rejected or ""),
+        }
+        for row in make_rows(24)
+    ]
+    data, model = folder / "chat.jsonl", str(folder / "my model")
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = write_study(folder / "chat.yaml", model=model, data=data, program="dynolab")
+    assert "no chat template" in told and "chat: plain" in (folder / "chat.yaml").read_text()
+    study = resolved(load_parameters(StudyParameters, folder / "chat.yaml"))
+    changes = named_on_command_line(model, data, None)
+    audit = load_parameters(AuditParameters, None, changes)
+    assert study.data.chat == audit.data.chat == "plain" and audit.name == "chat-audit"
 
 
 def test_a_watched_answer_beyond_the_context_is_dropped(folder: Path) -> None:

@@ -26,12 +26,12 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
         tiles=_tiles(inputs),
         content=[
             foresight_section(audit.foresight) if audit.foresight else None,
-            pull_figure(audit),
-            agreement_figure(audit.rows),
-            foreseen_figure(audit),
             worst_section(audit, "on_all"),
-            worst_section(audit, "force"),
             worst_section(audit, "from_all"),
+            foreseen_figure(audit),
+            pull_figure(audit),
+            worst_section(audit, "force"),
+            agreement_figure(audit.rows),
         ],
         settings=inputs.settings,
         stages=inputs.stages,
@@ -48,7 +48,7 @@ def _answer(audit: Audit) -> list[str]:
     ]
     harmful = sorted((row for row in rows if row.on_all < 0), key=lambda row: row.on_all)
     if harmful:
-        named = join([f"{row.pair_id} ({number(row.on_all)})" for row in harmful[:_NAMED]])
+        named = join([row.pair_id for row in harmful[:_NAMED]])
         sentences.append(
             f"The steps of {len(harmful)} of them would lower chosen answers on average, those of "
             f"{named} most."

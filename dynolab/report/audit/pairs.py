@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import plotly.graph_objects as go
 
-from dynolab.audit.foresight import RISKY, Ranking, risk, worst_first
+from dynolab.audit.foresight import RISKY, risk, worst_first
 from dynolab.report.audit.foresight import LABELS
 from dynolab.report.figure import Figure, add_diagonal, base_layout, correlation_plot
 from dynolab.report.inputs.audit import Audit
 from dynolab.report.page import Section, section, table
-from dynolab.report.style import CHOSEN, DIVERGING, DOWN, PAPER, SPLITS, UP
+from dynolab.report.style import CHOSEN, DIVERGING, DOWN, PAPER, UP
 from dynolab.report.text import excerpt, number, plotly_text
 from dynolab.results.audit import PairAudit
 from dynolab.statistics import rank_correlation
 
 WORST = 10
+
+_Worst = Literal["on_all", "from_all", "force"]
+_TITLES: dict[_Worst, str] = {
+    "on_all": "Pairs that lower the others: leave these out first",
+    "from_all": "Answers that will fall",
+    "force": "Pairs that lower their own chosen answer",
+}
+_MESSAGES: dict[_Worst, str] = {
+    "on_all": "The {} of {} pairs whose own step would do most harm to the chosen answers of all "
+    "pairs, on average (on all). A remedy’s filter by on_all leaves the worst of these out.",
+    "from_all": "The {} of {} pairs whose chosen answer a step on all pairs would lower most, or "
+    "raise least (from all). They suffer; those above do the harm.",
+    "force": "The {} of {} pairs whose step would lower their own chosen answer most, or raise it "
+    "least (pull up plus push down): their two answers share what the push takes away.",
+}
 
 
 def pull_figure(audit: Audit) -> Figure:
@@ -96,8 +112,8 @@ def agreement_figure(rows: Sequence[PairAudit]) -> Figure | None:
     )
 
 
-def worst_section(audit: Audit, ranking: Ranking) -> Section:
-    """The pairs that a ranking puts first, with their texts."""
+def worst_section(audit: Audit, ranking: _Worst) -> Section:
+    """The pairs that a ranking puts first, with their texts, and what it is good for."""
     own = [row for row in audit.rows if row.split == "train"]
     worst = worst_first(own, ranking)[:WORST]
     moved = {(change.split, change.pair_id): change.change for change in audit.changes}
@@ -119,8 +135,8 @@ def worst_section(audit: Audit, ranking: Ranking) -> Section:
     ]
     return section(
         f"worst-{ranking}",
-        f"Worst by the {LABELS[ranking]}",
-        f"The {len(worst)} of {len(own)} {SPLITS['train']} pairs that this ranking puts first.",
+        _TITLES[ranking],
+        _MESSAGES[ranking].format(len(worst), len(own)),
         table(
             (
                 "pair",
@@ -140,7 +156,6 @@ def worst_section(audit: Audit, ranking: Ranking) -> Section:
         note="Nats of a gradient step with learning rate one, to first order. Pull up, push down: "
         "what the pair's chosen and rejected answer do to its own chosen answer. From all: what a "
         "step on all pairs does to it. On all: what a step on this pair does to the chosen "
-        "answers of all pairs on average; a remedy's filter by on_all leaves the worst of these "
-        "out. All pairs are in the audit's table in MLflow, and in audit.jsonl of its result, "
-        "whose folder “dynolab path” prints.",
+        "answers of all pairs on average. All pairs are in the audit's table in MLflow, and in "
+        "audit.jsonl of its result, whose folder “dynolab path” prints.",
     )
