@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import ProbeRow, Split, read_rows, read_value
+from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.errors import ConfigError
-from dynolab.results.study import ProbeScore, TrainingSummary
+from dynolab.results.study import TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.moved_answers import moved_most
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import Replay, learned_steps, segment_steps
 
@@ -157,32 +158,14 @@ def watched(work: Work[LedgerJob], encoder: Encoder) -> list[Watched]:
     trained, config = work.input_folder("trained"), work.config
     every = [
         *kind_means(rows, encoder, config.pairs),
-        *single_answers(rows, encoder, "train", fell_most(trained, "train", config.answers)),
+        *single_answers(rows, encoder, "train", moved_most(trained, "train", config.answers)),
         *single_answers(
-            rows, encoder, "heldout", fell_most(trained, "heldout", config.heldout_answers)
+            rows, encoder, "heldout", moved_most(trained, "heldout", config.heldout_answers)
         ),
     ]
     if not every:
         raise ConfigError("ledger.pairs", work.config.pairs, "no watched answer fits the context")
     return every
-
-
-def fell_most(trained: Path, split: Split, count: int) -> list[str]:
-    """Pairs of a split by the change of their chosen answers from first to last probe.
-
-    Pairs that trainings leave out, because an answer exceeds the context, are not among them.
-    """
-    from dynolab.probes.pairs import complete_pairs
-
-    scores: dict[str, list[ProbeScore]] = {}
-    file = trained / "probes.jsonl"
-    if not count or not file.exists():
-        return []
-    for score in complete_pairs(list(read_rows(file, ProbeScore))):
-        if score.split == split and score.kind == "chosen":
-            scores.setdefault(score.pair_id, []).append(score)
-    change = {pair: path[-1].logp - path[0].logp for pair, path in scores.items()}
-    return sorted(change, key=change.__getitem__)[:count]
 
 
 def _keep(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables, done: int) -> None:

@@ -13,10 +13,11 @@ from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows
 from dynolab.results.forces import Validity
-from dynolab.results.study import ForceRow, ReplayFacts, TokenMap
+from dynolab.results.study import ReplayFacts, TokenMap
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.moved_answers import moved_most
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.recorded_steps import record_folders, recorded_steps
 
@@ -47,8 +48,8 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
 
     Results: `forces.jsonl`, `replay.json`, `layers.jsonl` (`LayerForce`), `validity.jsonl`
     (`Validity`; empty for a model that cannot be differentiated twice), and `token_map.json` of the
-    strongest push of a recorded step's example on a chosen answer: downwards, if the loss pushes
-    any answers down.
+    strongest push of a recorded step's example on one of the chosen answers that fell most, or rose
+    most under a loss that pushes no answer down.
     """
     folders = record_folders(work, "trained")
     with work.shown(len(folders)) as progress:
@@ -78,10 +79,12 @@ def _first_order(validities: Sequence[Validity]) -> dict[str, float]:
 def _measure(
     work: Work[ForcesConfig], folders: Sequence[Path], progress: StageProgress
 ) -> tuple[list[ReplayFacts], list[Validity]]:
+    from dynolab.data.batches import REJECTED
     from dynolab.forces import step_forces, step_layers, step_validity
     from dynolab.forces.function.derivatives import derivatives_of
     from dynolab.forces.step.metrics import force_metrics
     from dynolab.forces.step.validity import Start
+    from dynolab.objectives import build_objective
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     probes = first_pairs(rows, work.config.pairs)
@@ -93,6 +96,7 @@ def _measure(
     tokens = work.config.batch_tokens
     replays, validities, layers = [], [], []
     start: Start | None = None
+    answers: list[tuple[ProbeRow, Encoded]] = []
     strongest: Push | None = None
     with (work.output / "forces.jsonl").open("w") as file:
         for number, record in enumerate(recorded_steps(work, "trained", folders), start=1):
@@ -102,7 +106,9 @@ def _measure(
             )
             file.writelines(row.model_dump_json() + "\n" for row in forces.rows)
             replays.append(forces.replay)
-            strongest = _stronger(strongest, record, policy, encoder, probes, forces.rows)
+            up = REJECTED not in build_objective(record.facts.objective).sides
+            answers = answers or _mapped_answers(work, rows, encoder, up=up)
+            strongest = _stronger(strongest, record, policy, encoder, answers, up=up)
             work.tracker.log_metrics(force_metrics(forces.rows), record.facts.step)
             layers += step_layers(
                 record, policy, few, encoder, stage=objective, batch_tokens=tokens
@@ -127,10 +133,28 @@ def _measure(
 
 @dataclass(frozen=True)
 class Push:
-    """What an example did to an answer in one recorded step, in nats, and token by token."""
+    """How hard an example pushed an answer in one recorded step, in nats, and token by token."""
 
     nats: float
     tokens: TokenMap
+
+
+def _mapped_answers(
+    work: Work[ForcesConfig], rows: Sequence[ProbeRow], encoder: Encoder, *, up: bool
+) -> list[tuple[ProbeRow, Encoded]]:
+    """The chosen answers of training pairs that fell most over the training; rose, with `up`.
+
+    Of those that a map has room for, if there are any.
+    """
+    chosen = {row.pair_id: row for row in rows if row.split == "train" and row.kind == "chosen"}
+    moved = moved_most(work.input_folder("trained"), "train", len(chosen), up=up)
+    answers = [
+        (row, observed)
+        for row in (chosen[name] for name in moved or chosen)
+        if (observed := encoder.response(row.pair_id, row.prompt, row.response)) is not None
+    ]
+    fitting = [answer for answer in answers if answer[1].response_length <= MAP_TOKENS]
+    return (fitting or answers)[:FEW_PAIRS]
 
 
 def _stronger(
@@ -138,36 +162,25 @@ def _stronger(
     record: StepRecord,
     policy: PolicyFunction,
     encoder: Encoder,
-    probes: Sequence[ProbeRow],
-    rows: Sequence[ForceRow],
+    answers: Sequence[tuple[ProbeRow, Encoded]],
+    *,
+    up: bool,
 ) -> Push | None:
-    """The strongest push so far; downwards, if the loss pushes any answers down.
+    """The strongest push so far on one of the answers, downwards or `up`.
 
-    It is looked for on the chosen answers that the step moved most, from the examples that a map
-    has room for, or the shortest if none is.
+    It comes from the examples that a map has room for, or the shortest if none is.
     """
     import torch
 
-    from dynolab.data.batches import REJECTED
     from dynolab.forces import build_token_map, split_step
     from dynolab.forces.step.token_map import example_pushes
-    from dynolab.objectives import build_objective
 
-    way = -1.0 if REJECTED in build_objective(record.facts.objective).sides else 1.0
-    answers = {(row.split, row.pair_id): row for row in probes if row.kind == "chosen"}
-    moved = sorted(
-        (row for row in rows if (row.split, row.pair_id) in answers and row.kind == "chosen"),
-        key=lambda row: (row.tokens > MAP_TOKENS, -way * row.measured),
-    )
     lengths = [_length(example) for example in record.examples]
     room = max(MAP_TOKENS, min(lengths))
     update = replace(split_step(record, policy).update, history={})  # it moves no token
     best: tuple[float, ProbeRow, Encoded, str] | None = None
-    for row in moved[:FEW_PAIRS]:
-        answer = answers[row.split, row.pair_id]
-        observed = encoder.response(answer.pair_id, answer.prompt, answer.response)
-        assert observed is not None, "an answer with a force fits the context"
-        pushes = way * example_pushes(record, policy, update, observed)
+    for answer, observed in answers:
+        pushes = (1 if up else -1) * example_pushes(record, policy, update, observed)
         pushes[torch.tensor(lengths) > room] = -math.inf
         nats = float(pushes.max())
         if best is None or nats > best[0]:
@@ -192,4 +205,4 @@ def _length(example: Recorded) -> int:
     return sum(sequence.response_length for sequence in example.named().values())
 
 
-FORCES = Stage("forces", 3, measure_forces)
+FORCES = Stage("forces", 4, measure_forces)

@@ -22,8 +22,11 @@ READING = (
 )
 
 
-def token_map_figure(token_map: TokenMap) -> Figure | None:
-    """Rows: observed answer; columns: updating y⁺ then y⁻; margins: sums of each side."""
+def token_map_figure(token_map: TokenMap, about: str = "") -> Figure | None:
+    """Rows: observed answer; columns: updating y⁺ then y⁻; margins: sums of each side.
+
+    **Arguments:** `about`: a clause on the observed answer.
+    """
     if not token_map.observed_tokens:
         return None
     return Figure(
@@ -31,7 +34,7 @@ def token_map_figure(token_map: TokenMap) -> Figure | None:
         "Which token pushed which",
         token_map_message(token_map),
         f"{_step(token_map)}: the update by “{token_map.updating_id}” on {_whose(token_map)} "
-        f"{token_map.observed_kind} answer. {READING}",
+        f"{token_map.observed_kind} answer{about}. {READING}",
         token_map_plot(token_map),
     )
 

@@ -15,11 +15,12 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import change
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.inputs.study import ReportInputs, Training
+from dynolab.report.ledger.coloured import token_in_word
 from dynolab.report.ledger.pushers import fallen_accounts
 from dynolab.report.page import Tile
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import SPLITS, objective_name
-from dynolab.report.text import excerpt, join, mean_and_ends, number, token_text
+from dynolab.report.text import excerpt, join, mean_and_ends, number
 from dynolab.report.verdicts import PLURAL, claims_tile
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import mean_interval
@@ -173,15 +174,13 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     """The tokens through which the fallen answers were pulled hardest, and an example of them."""
     worst = singles[0]
     culprit, row = ledger.pushers(worst)[0], ledger.rows.get(worst.row.name)
-    pulls: defaultdict[str, float] = defaultdict(float)
+    pulls: defaultdict[Markup, float] = defaultdict(float)
     for account in singles:
         for moment in ledger.moments.get(account.row.name, ()):
-            for token, nats in moment.tokens:
-                pulls[token] += nats
+            for place, (_, nats) in enumerate(moment.tokens):
+                pulls[token_in_word(moment.tokens, place)] += nats
     through = Markup(", ").join(
-        Markup("<code>{}</code>").format(Markup(token_text(token)))
-        for token in sorted(pulls, key=pulls.__getitem__)[:_TOKENS]
-        if pulls[token] < 0
+        token for token in sorted(pulls, key=pulls.__getitem__)[:_TOKENS] if pulls[token] < 0
     )
     tokens = Markup(
         " On the {} answers that fell most, the hardest pulls came through the tokens {}."

@@ -69,7 +69,7 @@ from dynolab.report.study.validity import outside_radius, validity_figure, valid
 from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.text import number
 from dynolab.report.verdicts import verdict_section
-from dynolab.results.study import PairChange
+from dynolab.results.study import PairChange, TokenMap
 
 _CLAIMS = (
     "Claims on chosen, rejected and unrelated answers follow Ren & Sutherland, Learning "
@@ -183,7 +183,7 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
         tiles=tiles(inputs, found.paths, found.verdicts) if trainings else (),
         content=[
             pusher_section(ledger) if ledger else worst,
-            token_map_figure(maps[-1]) if maps else None,
+            token_map_figure(maps[-1], _change(found.pairs, maps[-1])) if maps else None,
             try_section(inputs, found.pairs) if trainings else None,
             learning_path_figure(found.paths),
             gap_figure(found.paths),
@@ -263,6 +263,15 @@ def _pairs(inputs: ReportInputs, paths: Paths, prompts: Mapping[str, str]) -> li
     if last not in PAIR_OBJECTIVES or (last, "train") not in paths:
         return []
     return pair_changes(paths[last, "train"], prompts)
+
+
+def _change(pairs: Sequence[PairChange], token_map: TokenMap) -> str:
+    """What became of the answer that a map is on, over the training."""
+    for place, pair in enumerate(pairs, start=1):
+        if pair.pair_id == token_map.observed_id and pair.chosen < 0:
+            fall = number(-pair.chosen)
+            return f", whose fall of {fall} nats is number {place} of all watched"
+    return ""
 
 
 def _compared_sections(compared: Compared) -> list[Section]:
