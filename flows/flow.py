@@ -54,6 +54,9 @@ class Plan:
     early: Callable[[Mapping[str, StageResult], Platform], str] | None = None
     """The page of the results so far; empty if there is nothing to show."""
 
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Files beside that page, by the ends of their names."""
+
 
 @dataclass(frozen=True)
 class Form:

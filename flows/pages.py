@@ -79,10 +79,17 @@ def write_early_page(
         content = plan.early(results, platform)
         page = page_of(flow, plan.parameters.name, platform.settings)
         page.parent.mkdir(parents=True, exist_ok=True)
-        if content:
-            _replace(page, lambda file: file.write_text(content, encoding="utf-8", newline="\n"))
+        if not content:
+            return
+        for end, text in plan.beside.items():
+            _write(page.with_name(f"{plan.parameters.name}-{end}"), text)
+        _write(page, content)
     except Exception:  # the run is worth more than its early page
         log.warning("cannot write the page of the results so far", exc_info=True)
+
+
+def _write(file: Path, text: str) -> None:
+    _replace(file, lambda aside: aside.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def _replace(page: Path, write: Callable[[Path], object]) -> None:

@@ -39,7 +39,7 @@ from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
 from tasks.probe import PROBE, ProbeConfig
-from tasks.report import BESIDE, REPORT, ReportConfig, early_report
+from tasks.report import BESIDE, REMEDIES, REPORT, ReportConfig, early_report
 from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
@@ -457,6 +457,15 @@ def plan(parameters: StudyParameters, platform: Platform) -> Plan:
         tags={"seed": str(known.seed)},
         trained="preference",
         early=partial(early_page, steps),
+        beside=_beside(steps),
+    )
+
+
+def _beside(steps: Sequence[Step]) -> dict[str, str]:
+    """The file of remedies, if the study has one, which may run before the study has ended."""
+    report = steps[-1].config
+    return (
+        {REMEDIES: report.remedies} if isinstance(report, ReportConfig) and report.remedies else {}
     )
 
 

@@ -114,12 +114,18 @@ def test_an_early_page_replaces_the_last_and_never_ends_the_run(
 ) -> None:
     there, page = platform(tmp_path), tmp_path / "reports" / "builtin.html"
     contents = iter(["", "data", "data and base"])
-    plan = Plan(study(), [], early=lambda results, platform: next(contents))
+    file = tmp_path / "reports" / "builtin-remedies.yaml"
+    plan = Plan(
+        study(),
+        [],
+        early=lambda results, platform: next(contents),
+        beside={"remedies.yaml": "arms"},
+    )
     seen = []
     for _ in range(3):
         write_early_page(FLOW, plan, {}, there)
         seen.append(page.read_text() if page.exists() else None)
-    assert seen == [None, "data", "data and base"]
+    assert seen == [None, "data", "data and base"] and file.read_text() == "arms"
 
     def failing(results: Any, platform: Any) -> str:
         raise ConfigError("results", None, "are not what a page is made of")
@@ -127,7 +133,7 @@ def test_an_early_page_replaces_the_last_and_never_ends_the_run(
     with caplog.at_level(logging.WARNING):
         write_early_page(FLOW, Plan(study(), [], early=failing), {}, there)
     assert "cannot write the page" in caplog.text
-    assert page.read_text() == "data and base" and len(list(page.parent.iterdir())) == 1
+    assert page.read_text() == "data and base" and set(page.parent.iterdir()) == {page, file}
 
 
 def test_before_there_are_data_there_is_no_page(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def test_a_page_fills_and_its_end_is_as_if_there_were_no_beginning(
         early = report_page_html(so_far, ["ledger", "report"])
         assert '<meta http-equiv="refresh"' in early
         assert "Still to come: ledger, report." in early
+        assert (REMEDIES in early) == (so_far is both)
     write_report(inputs, tmp_path)
     again = (tmp_path / "report.html").read_text()
     assert again == page

@@ -108,9 +108,9 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
 def report_page_html(inputs: ReportInputs, coming: Sequence[str]) -> str:
     """The page of a study that still runs: `coming` names the stages that have not ended.
 
-    What to try next has its files beside the finished page, and is not on this one.
+    What needs the finished study is not on this one: its table of pairs, and the explorer.
     """
-    later = dict.fromkeys(("remedies_command", "map_command", "explore_command"), "")
+    later = dict.fromkeys(("map_command", "explore_command"), "")
     unfinished = replace(inputs, facts=inputs.facts.model_copy(update=later))
     return page_html(replace(_page(unfinished, _Found.of(inputs)), coming=tuple(coming)))
 

@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dynolab.data.rows import Split
+from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.ledger.pushers import fallen_accounts
 from dynolab.report.page import Section, section
@@ -37,10 +38,10 @@ def remedy(inputs: ReportInputs, changes: Mapping[Split, np.ndarray]) -> str | M
 
 
 def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None:
-    """Commands that go on from this study, ready for pasting."""
-    facts, commands = inputs.facts, []
-    if facts.remedies_command:
-        name = objective_name(inputs.trainings[-1].stage) if inputs.trainings else "training"
+    """Commands that go on from a study with trainings, ready for pasting."""
+    facts, commands, last = inputs.facts, [], inputs.trainings[-1].stage
+    if facts.remedies_command and last in PAIR_OBJECTIVES:
+        name = objective_name(last)
         commands.append(
             (
                 f"Compare {name} as it was with smaller pushes on rejected answers (of a given "
