@@ -13,22 +13,23 @@ from dynolab.errors import ConfigError
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig
 from dynolab.judges.exact import WORLD_REWARDS
 from dynolab.objectives.sft import SFTConfig, SFTExtendedConfig
+from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.results.arms import Start
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import TrainConfig
 from flows.flow import FlowParameters, Name
+from flows.probes import watched_rows_and_base
 from tasks.arm import ARM, ArmConfig, OnPolicyConfig
 from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BaseConfig, resolve_base
-from tasks.data import DATA
 from tasks.filter import FILTER
 from tasks.group_training import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
-from tasks.shared.data_and_base import base_step, check_model_fits_data, seeded_base, seeded_data
+from tasks.shared.data_and_base import check_model_fits_data, seeded_base, seeded_data
 from tasks.shared.pair_inputs import answers_of, judge_of, start_of, training_of
 from tasks.training import SFT
 
@@ -73,13 +74,17 @@ def resolved_comparison(parameters: AnyComparison) -> AnyComparison:
     return parameters.model_copy(update=update)
 
 
-SHARED = ("data", "prompts", "base", "sft", "sampled", "audit", "judge")
+SHARED = ("data", "rows", "prompts", "base", "sft", "sampled", "audit", "judge")
 """First words of the names of shared steps; an arm's label cannot start with one."""
 
 
 class PairComparison(Comparison):
     """A comparison of preference trainings; these settings are the same for all arms."""
 
+    probe_set: ProbeSetConfig | None = Field(
+        None,
+        description="Kinds of answers that are watched; null: the rows that the data bring.",
+    )
     sft: TrainConfig | None = Field(
         TrainConfig(),
         description="SFT before, on chosen answers; with start: extended on both answers; null: "
@@ -144,10 +149,13 @@ def shared_steps(
 ) -> list[Step]:
     """The steps that make the models and rows that a seed's arms start from."""
     data = f"data-{seed}"
-    steps = [
-        Step(data, DATA, parameters.data_of(seed)),
-        base_step(f"base-{seed}", parameters.base_of(seed), data=data),
-    ]
+    built = parameters.probe_set
+    steps = watched_rows_and_base(
+        parameters.data_of(seed),
+        parameters.base_of(seed),
+        None if built is None else built.model_copy(update={"seed": seed}),
+        suffix=f"-{seed}",
+    )
     if any(arm.pairs == "on_policy" for arm in arms.values()):
         steps.append(Step(f"prompts-{seed}", PROMPTS, parameters.data_of(seed)))
     starts = {arm.start for arm in arms.values()}

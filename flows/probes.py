@@ -81,6 +81,22 @@ def probe_set_step(name: str, config: ProbeSetConfig, *, data: str, model: str |
     return Step(name, PROBE_SET, config, reads)
 
 
+def watched_rows_and_base(
+    data: DataConfig, base: BaseConfig, built: ProbeSetConfig | None, suffix: str = ""
+) -> list[Step]:
+    """The steps that make the rows, the untrained policy and, if set, the probe set.
+
+    Later steps read `data`: the probe set's result, if there is one, else the rows.
+
+    **Arguments:** `suffix`: end of the steps' names.
+    """
+    rows = f"{'data' if built is None else 'rows'}{suffix}"
+    steps = [Step(rows, DATA, data), base_step(f"base{suffix}", base, data=rows)]
+    if built is not None:
+        steps.append(probe_set_step(f"data{suffix}", built, data=rows, model=f"base{suffix}"))
+    return steps
+
+
 def plan(parameters: ProbesParameters, _: Platform) -> Plan:
     """Plans the data, the untrained policy, if set, and the probe set."""
     known = resolved_probes(parameters)

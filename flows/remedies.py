@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
@@ -13,6 +13,7 @@ from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.pairs import PairConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
+from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import TrainConfig
 from flows.mitigation import MitigationParameters
 from tasks.arm import ArmConfig
@@ -40,6 +41,7 @@ def remedies_file(
     seed: int,
     data: DataConfig,
     base: BaseConfig,
+    probe_set: ProbeSetConfig | None,
     sft: TrainConfig | None,
     audit: AuditConfig | None,
     trained: TrainConfig,
@@ -58,15 +60,13 @@ def remedies_file(
     settings: dict[str, Any] = {
         "name": f"{name}-remedies",
         "seeds": [seed, seed + 1, seed + 2],
-        "data": data.model_dump(mode="json", exclude_unset=True),
-        "base": base.model_dump(mode="json", exclude_unset=True),
-        "sft": None if sft is None else sft.model_dump(mode="json", exclude_unset=True),
+        "data": _given(data),
+        "base": _given(base),
+        **({} if probe_set is None else {"probe_set": _given(probe_set)}),
+        "sft": None if sft is None else _given(sft),
         "training": training,
-        "audit": (audit or AuditConfig()).model_dump(mode="json", exclude_unset=True),
-        "arms": {
-            label: arm.model_dump(mode="json", exclude_unset=True)
-            for label, arm in _arms(trained).items()
-        },
+        "audit": _given(audit or AuditConfig()),
+        "arms": {label: _given(arm) for label, arm in _arms(trained).items()},
     }
     if not data.states_facts:
         settings["judge"] = {"name": "log_prob"}
@@ -76,6 +76,11 @@ def remedies_file(
     except (ConfigError, ValidationError):
         return ""  # what a comparison refuses is no fault of the study
     return _ABOUT.format(name=name) + yaml.safe_dump(settings, sort_keys=False)
+
+
+def _given(config: BaseModel) -> dict[str, Any]:
+    """The settings that the study gives."""
+    return config.model_dump(mode="json", exclude_unset=True)
 
 
 def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:

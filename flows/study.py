@@ -28,7 +28,7 @@ from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from flows.form import SOURCE_FIELDS
 from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.parameters import load_parameters
-from flows.probes import probe_set_step
+from flows.probes import watched_rows_and_base
 from flows.remedies import remedies_file
 from flows.reproduce import ReproduceParameters, reproduce_steps
 from tasks.audit import AUDIT, AuditConfig, AuditJob
@@ -44,7 +44,7 @@ from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.shared.data_and_base import base_step, check_model_fits_data, seeded_base, seeded_data
+from tasks.shared.data_and_base import check_model_fits_data, seeded_base, seeded_data
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import PREFERENCE, SFT
@@ -192,6 +192,7 @@ def study_steps(
             parameters.seed,
             parameters.data,
             parameters.base,
+            parameters.probe_set,
             parameters.sft,
             parameters.audit,
             parameters.preference,
@@ -207,7 +208,7 @@ def study_steps(
     forces = _forces(parameters, trained_on)
     kernel, squeezing = _kernel(parameters, models), _squeezing(parameters, trained_on)
     return [
-        *_rows_and_base(parameters),
+        *watched_rows_and_base(parameters.data, parameters.base, parameters.probe_set),
         *_sft(parameters),
         *audits,
         Step(
@@ -238,19 +239,6 @@ def study_steps(
             },
         ),
     ]
-
-
-def _rows_and_base(parameters: StudyParameters) -> list[Step]:
-    """The steps that make the rows, the untrained policy and, if set, the probe set.
-
-    Later steps read `data`: the probe set's result, if there is one, else the rows.
-    """
-    built = parameters.probe_set
-    rows = "data" if built is None else "rows"
-    steps = [Step(rows, DATA, parameters.data), base_step("base", parameters.base, data=rows)]
-    if built is not None:
-        steps.append(probe_set_step("data", built, data=rows, model="base"))
-    return steps
 
 
 def _trainings(parameters: StudyParameters) -> dict[str, str]:

@@ -16,7 +16,7 @@ from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.pages import copy_page, write_early_page
 from flows.parameters import load_parameters
 from flows.remedies import remedies_file
-from flows.study import FLOW, StudyParameters, early_page, study_steps
+from flows.study import FLOW, StudyParameters, early_page, resolved, study_steps
 from tasks.runtime.pipeline import Step
 from tasks.runtime.system.settings import Settings
 
@@ -28,7 +28,9 @@ def study(*changes: str) -> StudyParameters:
 
 
 def file_of(own: StudyParameters) -> str:
-    return remedies_file(own.name, own.seed, own.data, own.base, own.sft, own.audit, own.preference)
+    return remedies_file(
+        own.name, own.seed, own.data, own.base, own.probe_set, own.sft, own.audit, own.preference
+    )
 
 
 def offered(parameters: StudyParameters, folder: Path) -> MitigationParameters:
@@ -65,11 +67,19 @@ def test_the_baseline_is_the_studys_own_training(changes: tuple[str, ...], tmp_p
     assert objectives[0] not in objectives[1:-1]
 
 
-def test_the_first_seed_starts_from_the_studys_results(tmp_path: Path) -> None:
-    own = study()
+@pytest.mark.parametrize("changes", [(), ("probe_set={kinds: [chosen, rejected]}",)])
+def test_the_first_seed_starts_from_the_studys_results(
+    changes: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What SFT reads, and all that came before it, is the study's."""
+    own = resolved(study(*changes))
     steps = {step.name: step for step in mitigation_steps(offered(own, tmp_path))}
-    assert steps["sft-0"].config == own.sft
-    assert steps["base-0"].config == own.base
+    before = [step for step in study_steps(own) if step.name in ("rows", "data", "base", "sft")]
+    assert len(before) == 3 + (own.probe_set is not None)
+    for step in before:
+        first = steps[f"{step.name}-0"]
+        assert (first.stage, first.config) == (step.stage, step.config)
+        assert first.inputs == {name: f"{read}-0" for name, read in step.inputs.items()}
 
 
 @pytest.mark.parametrize(("dtype", "arms"), [("fp32", 4), ("bf16", 3)])
