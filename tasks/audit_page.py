@@ -49,4 +49,4 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
     }
 
 
-AUDIT_PAGE = Stage("audit-page", 1, audit_page)
+AUDIT_PAGE = Stage("audit-page", 2, audit_page)

@@ -206,4 +206,4 @@ def map_command(
     return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 14, report)
+REPORT = Stage("report", 15, report)

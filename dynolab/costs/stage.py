@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from dynolab.costs.machines import Machine
 
 BASIS = {
-    "a": "memory of trainings: dynolab/costs/memory.py, against tensors of real trainings on 1 and "
-    "2 ranks, ZeRO 0-3, fp32 and bf16: memory_plan_error of python -m tests.benchmarks.size",
-    "b": "memory of analyses: dynolab/costs/analyses.py, against their tensors: "
-    "tests/costs/test_analyses.py",
-    "c": "operations: dynolab/costs/operations.py, against torch's count: "
-    "tests/costs/test_operations.py",
+    # memory_plan_error of python -m tests.benchmarks.size
+    "a": "memory of trainings: counted; agrees with tensors of real trainings on 1 and 2 ranks, "
+    "ZeRO 0-3, fp32 and bf16",
+    # tests/costs/test_analyses.py
+    "b": "memory of analyses: counted; agrees with their tensors",
+    # tests/costs/test_operations.py
+    "c": "operations: counted; agree with torch's count",
     "d": "operations: passes counted as the code makes them; not compared with a measurement",
-    "e": "bytes written: dynolab/costs/disk.py, against a study's store: store_plan_error of "
-    "python -m tests.benchmarks.size",
-    "f": "rows: stand-ins of their lengths (dynolab/costs/rows.py); the data set is not fetched",
+    # store_plan_error of python -m tests.benchmarks.size
+    "e": "bytes written: counted; agree with a study's store",
+    "f": "rows: stand-ins of their lengths; the data set is not fetched",
     "g": "rows: not known, so each is as long as the limit allows; less is likely",
-    "h": "time: operations at half the speed of this machine's matrix products, which were timed "
-    "now: time_plan_error of python -m tests.benchmarks.size",
-    "k": "time: operations at the speed of a forward and backward pass of this model, which was "
-    "timed now; starting processes and reading files is not among it",
+    # time_plan_error of python -m tests.benchmarks.size
+    "h": "time: operations at half the speed of this machine's matrix products, timed now",
+    "k": "time: operations at the speed of a forward and backward pass of this model, timed now; "
+    "without starting processes and reading files",
     "i": "time: operations at the datasheet's speed times {fp32:.0%} in fp32 and {bf16:.0%} in "
     "bf16, and 2 ms a layer and micro-batch; assumed, never tried on such a machine",
     "j": "memory on GPUs: the same formulas with attention by plain products; never tried on "

@@ -10,11 +10,18 @@ from dynolab.statistics import Interval
 
 
 def excerpt(value: str, limit: int = 160, *, end: bool = False) -> str:
-    """Shortens a text to fit a table: keeps its start, or with `end` its end."""
+    """Shortens a text to fit a table: keeps its start, or with `end` its end, in whole words.
+
+    A word that is longer than a quarter of the limit is cut.
+    """
     words = " ".join(value.split())
     if len(words) <= limit:
         return words
-    return f"[…] {words[-limit:]}" if end else f"{words[:limit]} […]"
+    if end:
+        _, space, whole = words[-limit - 1 :].partition(" ")
+        return f"[…] {whole if space and 4 * len(whole) > 3 * limit else words[-limit:]}"
+    whole, space, _ = words[: limit + 1].rpartition(" ")
+    return f"{whole if space and 4 * len(whole) > 3 * limit else words[:limit]} […]"
 
 
 def plotly_text(text: object, limit: int = 80) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import pytest
 
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.ledger.blocks import blocks_figure
-from dynolab.report.ledger.coloured import coloured, on_text
+from dynolab.report.ledger.coloured import coloured, on_text, strongest_tokens, token_in_word
 from dynolab.report.ledger.heat_map import ledger_map_figure
 from dynolab.report.ledger.page import write_ledger_page
 from dynolab.report.ledger.pushers import pusher_section
 from dynolab.report.ledger.sources import sources_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
+from dynolab.report.text import excerpt
 from tests.report.ledgers import write_ledger
 
 
@@ -136,3 +138,26 @@ def test_the_page_is_whole(ledger: Ledger, tmp_path: Path) -> None:
     page = (tmp_path / "ledger.html").read_text()
     assert "Who pulled these answers down" in page and "closes to" in page.lower()
     assert (tmp_path / "figures" / "ledger-map.json").exists()
+
+
+def test_a_token_is_named_with_its_word() -> None:
+    """Parts of a word are named with it, also where punctuation stands between words."""
+    tokens = [(" the", 1.0), (" r", -2.0), ("ig", 0.5), ("ht", -3.0), (".", -1.0), (" I", 0.0)]
+    named = [re.sub("<.*?>", "", token_in_word(tokens, place)) for place in range(6)]
+    assert named == [
+        "·the",
+        "·r of “right”",
+        "ig of “right”",
+        "ht of “right”",
+        ". of “right.”",
+        "·I",
+    ]
+    strongest = re.sub("<.*?>", "", strongest_tokens(tokens, 2, down=True))
+    assert strongest == "ht of “right” −3.0, ·r of “right” −2.0"
+
+
+def test_excerpts_are_of_whole_words() -> None:
+    text = "one two three four five six seven"
+    assert excerpt(text, 16) == "one two three […]"
+    assert excerpt(text, 16, end=True) == "[…] five six seven"
+    assert excerpt("a" * 20, 12) == "a" * 12 + " […]"

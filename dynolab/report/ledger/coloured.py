@@ -30,9 +30,10 @@ def summed(moments: Sequence[Moment]) -> list[tuple[str, float]]:
     return [(pushes[0][0], sum(nats for _, nats in pushes)) for pushes in each]
 
 
-def strongest_tokens(tokens: Tokens, count: int = 3) -> Markup:
-    """The tokens that pushed hardest, with their numbers."""
-    most = sorted(range(len(tokens)), key=lambda place: -abs(tokens[place][1]))[:count]
+def strongest_tokens(tokens: Tokens, count: int = 3, *, down: bool = False) -> Markup:
+    """The tokens that pushed hardest, with their numbers; with `down`, those that pulled down."""
+    places = [place for place, (_, nats) in enumerate(tokens) if nats < 0 or not down]
+    most = sorted(places, key=lambda place: -abs(tokens[place][1]))[:count]
     return Markup(", ").join(
         Markup("{} {}").format(token_in_word(tokens, place), number(tokens[place][1], 2, sign=True))
         for place in most

@@ -109,7 +109,9 @@ def _culprit(pusher: Pusher, rows: Mapping[str, Example], moments: Sequence[Mome
     text = (getattr(row, side) or "") if row else ""
     tokens = summed([m for m in moments if (m.example, m.side) == (pusher.example, side)])
     through = (
-        Markup('<span class="quiet">most through {}</span>').format(strongest_tokens(tokens))
+        Markup('<span class="quiet">most through {}</span>').format(
+            strongest_tokens(tokens, down=True)
+        )
         if tokens
         else _NO_TOKENS
     )
@@ -224,5 +226,6 @@ def _one_step(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:
         return ""
     return (
         f" Of the {len(culprits)} named below, {count} pulled at step {steps[0]} alone: another "
-        "order of the batches names others" + ("; try warmup_steps, too." if steps[0] == 0 else ".")
+        "order of the batches names others"
+        + ("; more warmup_steps make it smaller." if steps[0] == 0 else ".")
     )

@@ -153,18 +153,20 @@ def _by_account(ledger: Ledger) -> Markup:
         for account in ledger.accounts
         if account.row.kind == "chosen" and not account.row.single
     }
-    down, up = [], []
-    for split, account in ((split, means[split]) for split in SPLITS if split in means):
-        of = f"on {SPLITS[split]} pairs"
-        rejected, chosen = (ledger.side_total(account, s).mean for s in ("rejected", "chosen"))
-        down.append(f"{number(rejected, sign=True)} nats {of}")
-        up.append(number(chosen, sign=True))
-    text = Markup(
-        "The account (means over {} pairs each): over the whole training, pushes on rejected "
-        "answers moved chosen answers by {}, pushes on chosen answers by {}."
+    accounts = [means[split] for split in SPLITS if split in means]
+    watched = [
+        f"{len(own.row.pairs)} {SPLITS[own.row.split]} pairs, whose chosen answers changed by "
+        f"{number(own.end - own.start, sign=True)} nats on average"
+        for own in accounts
+    ]
+    down, up = (
+        join([number(ledger.side_total(own, side).mean, sign=True) for own in accounts])
+        for side in ("rejected", "chosen")
     )
-    pairs = " and ".join(dict.fromkeys(str(len(own.row.pairs)) for own in means.values()))
-    sums = text.format(pairs, join(down), join(up))
+    sums = Markup(
+        "The account, here of {}: over the whole training, pushes on rejected answers moved these "
+        "by {} nats, pushes on chosen answers by {}."
+    ).format(join(watched), down, up)
     if singles := fallen_accounts(ledger):
         return sums + _hardest(ledger, singles)
     return sums
