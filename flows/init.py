@@ -78,7 +78,7 @@ preference:
 
 # Who pulled which answer down, over all steps: means of 4 pairs, and the answers that fell most.
 ledger: {{pairs: 4, answers: 5, heldout_answers: 3}}
-forces: {{pairs: 4}}  # of the recorded steps, with the map of the strongest push, token by token
+forces: {{pairs: 2}}  # of the recorded steps, with the map of the strongest push, token by token
 
 # Not needed to see which pairs and tokens pull answers down. To add one, delete its line.
 audit: null      # what one step would do, for every pair, before any training

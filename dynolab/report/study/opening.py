@@ -155,8 +155,7 @@ def _by_account(ledger: Ledger) -> Markup:
     }
     accounts = [means[split] for split in SPLITS if split in means]
     watched = [
-        f"{len(own.row.pairs)} {SPLITS[own.row.split]} pairs, whose chosen answers changed by "
-        f"{number(own.end - own.start, sign=True)} nats on average"
+        f"{len(own.row.pairs)} {SPLITS[own.row.split]} pairs ({number(own.end - own.start, sign=True)})"
         for own in accounts
     ]
     down, up = (
@@ -164,8 +163,8 @@ def _by_account(ledger: Ledger) -> Markup:
         for side in ("rejected", "chosen")
     )
     sums = Markup(
-        "The account, here of {}: over the whole training, pushes on rejected answers moved these "
-        "by {} nats, pushes on chosen answers by {}."
+        "The account follows the chosen answers of {}, in nats on average: over the whole training, "
+        "pushes on rejected answers moved these by {}, pushes on chosen answers by {}."
     ).format(join(watched), down, up)
     if singles := fallen_accounts(ledger):
         return sums + _hardest(ledger, singles)
