@@ -48,7 +48,7 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
     assert "the chosen answers of 2 training pairs (−2.25), in nats on average" in through
     assert "pushes on rejected answers moved these by −3.50, pushes on chosen answers" in through
     assert "came through the tokens ·no, ·way" in through
-    assert "was pulled hardest by a (−3.50)" in through
+    assert "was pulled down hardest by a (−3.50)" in through
     assert "try a smaller push on rejected answers" in tried
     assert page.index('class="answer"') < page.index('class="tiles"')
 

@@ -56,7 +56,7 @@ def answer(
         return []
     name = objective_name(inputs.trainings[-1].stage)
     sentences = (
-        _fell(name, changes),
+        _fell(name, changes, "" if inputs.audit and inputs.audit.changes else "watched "),
         _hardly_learned(name, margin),
         _through_what(inputs),
         _unknown(inputs.trainings[-1]),
@@ -114,14 +114,17 @@ def _unknown(training: Training) -> str:
     )
 
 
-def _fell(name: str, changes: Mapping[Split, np.ndarray]) -> str:
-    """On how many pairs of either split the chosen answers fell, and by how much on average."""
+def _fell(name: str, changes: Mapping[Split, np.ndarray], which: str) -> str:
+    """On how many pairs of either split the chosen answers fell, and by how much on average.
+
+    **Arguments:** `which`: "watched " where not all pairs were.
+    """
     parts = []
     for split, own in changes.items():
         mean, low, high = mean_and_ends(mean_interval(own))
         parts.append(
-            f"{(own < 0).sum()} of {len(own)} {SPLITS[split]} pairs (mean over all of them {mean} "
-            f"nats [{low}, {high}])"
+            f"{(own < 0).sum()} of {len(own)} {which}{SPLITS[split]} pairs (mean over all of them "
+            f"{mean} nats [{low}, {high}])"
         )
     return f"Under {name} the chosen answers fell on {join(parts)}."
 
@@ -174,6 +177,7 @@ def _by_account(ledger: Ledger) -> Markup:
 def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     """The tokens through which the fallen answers were pulled hardest, and an example of them."""
     worst = singles[0]
+    extreme = "fell most" if worst.end < worst.start else "rose least"
     culprit, row = ledger.pushers(worst)[0], ledger.rows.get(worst.row.name)
     pulls: defaultdict[Markup, float] = defaultdict(float)
     for account in singles:
@@ -184,13 +188,14 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         token for token in sorted(pulls, key=pulls.__getitem__)[:_TOKENS] if pulls[token] < 0
     )
     tokens = Markup(
-        " On the {} answers that fell most, the hardest pulls came through the tokens {}."
+        " On the {} answers that {}, the hardest pulls came through the tokens {}."
     )
     return Markup(
-        "{} The one that fell most, to “{}” ({} in all), was pulled hardest by {} ({}); others "
+        "{} The one that {}, to “{}” ({} in all), was pulled down hardest by {} ({}); others "
         "lifted or lowered it."
     ).format(
-        tokens.format(len(singles), through) if through else "",
+        tokens.format(len(singles), extreme, through) if through else "",
+        extreme,
         excerpt(row.prompt, 60, end=True) if row else worst.row.name,
         number(worst.end - worst.start, sign=True),
         culprit.example,
