@@ -110,7 +110,7 @@ def report_page_html(inputs: ReportInputs, coming: Sequence[str]) -> str:
 
     What needs the finished study is not on this one: its table of pairs, and the explorer.
     """
-    later = dict.fromkeys(("map_command", "explore_command"), "")
+    later = dict.fromkeys(("map_command", "explore_command", "path_command"), "")
     unfinished = replace(inputs, facts=inputs.facts.model_copy(update=later))
     return page_html(replace(_page(unfinished, _Found.of(inputs)), coming=tuple(coming)))
 
