@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from markupsafe import Markup
 
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.ledger.pushers import fallen_accounts
@@ -11,7 +12,8 @@ from dynolab.report.text import excerpt, number
 
 _SHOWN = 8  # pairs
 _NAMED = 3  # answers that a pair lowered or lifted
-_PROMPT = 60  # characters of a prompt
+_NAME, _PROMPT = 24, 60  # characters of an id and of a prompt
+_TOGETHER = Markup('<span class="num">{}</span>').format
 
 
 def puller_section(ledger: Ledger) -> Section | None:
@@ -29,7 +31,7 @@ def puller_section(ledger: Ledger) -> Section | None:
         row = ledger.rows.get(example)
         rows.append(
             (
-                example,
+                _TOGETHER(excerpt(example, _NAME)),
                 number(float(pushes.sum()), sign=True),
                 _named(names, pushes),
                 _named(names, -pushes, sign=-1),
@@ -41,7 +43,7 @@ def puller_section(ledger: Ledger) -> Section | None:
     lifted = f" and lifted {len(up)} by {number(float(up.sum()))}" if len(up) else ""
     return section(
         "pullers",
-        "Which pairs pulled most of them down",
+        "Which pairs pulled most answers down",
         f"“{excerpt(ledger.examples[order[0]])}” pulled {len(down)} of these {len(names)} answers "
         f"down, by {number(float(-down.sum()))} nats together{lifted}.",
         table(
@@ -53,14 +55,16 @@ def puller_section(ledger: Ledger) -> Section | None:
     )
 
 
-def _named(names: list[str], pushes: np.ndarray, sign: int = 1) -> str:
+def _named(names: list[str], pushes: np.ndarray, sign: int = 1) -> str | Markup:
     """How many answers a pair lowered, the lowest by name; with sign −1, those that it lifted."""
     lowest = [place for place in np.argsort(pushes) if pushes[place] < 0]
     if not lowest:
         return "none"
     shown = [
-        f"{excerpt(names[place], 24)} {number(sign * float(pushes[place]), 2, sign=True)}"
+        _TOGETHER(
+            f"{excerpt(names[place], _NAME)} {number(sign * float(pushes[place]), 2, sign=True)}"
+        )
         for place in lowest[:_NAMED]
     ]
     more = f" and {len(lowest) - _NAMED} more" if len(lowest) > _NAMED else ""
-    return f"{', '.join(shown)}{more}"
+    return Markup(", ").join(shown) + more
