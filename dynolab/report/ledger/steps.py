@@ -11,7 +11,7 @@ from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.ledger.pushers import fallen_accounts
 from dynolab.report.ledger.waterfall import functional_name, menu
 from dynolab.report.style import DOWN, UP
-from dynolab.report.text import number
+from dynolab.report.text import excerpt, number
 
 
 def step_figure(ledger: Ledger) -> Figure | None:
@@ -61,6 +61,6 @@ def _message(ledger: Ledger, account: FunctionalAccount) -> str:
     hardest = int(sides.sum(axis=0).argmin())
     up, down = (number(float(value), sign=True) for value in sides[:, hardest])
     return (
-        f"{functional_name(account)} was pulled down hardest by step {ledger.steps[hardest]}: {up} "
+        f"“{excerpt(account.row.name)}” was pulled down hardest by step {ledger.steps[hardest]}: {up} "
         f"nats from its chosen and {down} from its rejected answers."
     )
