@@ -61,6 +61,6 @@ def _message(ledger: Ledger, account: FunctionalAccount) -> str:
     hardest = int(sides.sum(axis=0).argmin())
     up, down = (number(float(value), sign=True) for value in sides[:, hardest])
     return (
-        f"“{excerpt(account.row.name)}” was pulled down hardest by step {ledger.steps[hardest]}: {up} "
-        f"nats from its chosen and {down} from its rejected answers."
+        f"“{excerpt(account.row.name)}” was pulled down hardest by step {ledger.steps[hardest]}: "
+        f"{up} nats from its chosen and {down} from its rejected answers."
     )
