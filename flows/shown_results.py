@@ -36,7 +36,7 @@ def show_results(
     seconds: float,
     answer: Sequence[str],
 ) -> None:
-    """Prints a run's stages, what became of its rows, its page's `answer` and its place."""
+    """Prints a run's stages, what became of its rows, its page's place and, last, its `answer`."""
     table = Table("stage", "", "seconds", "result", box=None, pad_edge=False)
     for name, result in results.items():
         taken = result["metrics"].get("seconds")
@@ -64,14 +64,14 @@ def show_results(
                 "page says why",
                 highlight=False,
             )
-    for sentence in ("", *answer):
-        console.print(sentence, markup=False, highlight=False)
     console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
     console.print(
         f"later   [bold]{escape(invocation())} up[/bold] shows these runs in Prefect and MLflow",
         soft_wrap=True,
     )
+    for sentence in ("", *answer, "") if answer else ():
+        console.print(sentence, markup=False, highlight=False)
 
 
 def _overlong(results: Results) -> Iterator[str]:

@@ -48,4 +48,4 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     }
 
 
-FORCE_PAGE = Stage("force-page", 1, force_page)
+FORCE_PAGE = Stage("force-page", 2, force_page)

@@ -92,4 +92,4 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     return metrics
 
 
-GROUP_PAGE = Stage("group-page", 3, group_page)
+GROUP_PAGE = Stage("group-page", 4, group_page)

@@ -52,4 +52,4 @@ def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
     return metrics
 
 
-JUDGE_PAGE = Stage("judge-page", 1, judge_page)
+JUDGE_PAGE = Stage("judge-page", 2, judge_page)

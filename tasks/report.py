@@ -63,7 +63,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     from dynolab.report.study.page import write_report
 
     with work.shown():
-        inputs = read_inputs(work.config, work.inputs, work.input_folder)
+        inputs = read_inputs(work.config, work.inputs, work.input_folder, work.short)
         summary = write_report(inputs, work.output)
         if work.config.remedies:
             (work.output / REMEDIES).write_text(work.config.remedies)
@@ -100,11 +100,15 @@ def early_report(
 
 
 def read_inputs(
-    config: ReportConfig, results: Mapping[str, StageResult], folder: Callable[[str], Path]
+    config: ReportConfig,
+    results: Mapping[str, StageResult],
+    folder: Callable[[str], Path],
+    short: str = "",
 ) -> ReportInputs:
     """What the page shows, from the results that are there.
 
-    **Arguments:** `folder`: where the files of a result are.
+    **Arguments:** `folder`: where the files of a result are; `short`: the page's own result as
+    `<stage>/<key>`, if it has one.
     """
     from dynolab.report.inputs.audit import read_audit
     from dynolab.report.inputs.ledger import read_ledger
@@ -135,6 +139,8 @@ def read_inputs(
             map_command=map_command(config.objective, results, config.learning_rate),
             explore_command=f"{invocation()} explore",
             remedies_command=remedies_command(config.name) if config.remedies else "",
+            reports=str(_reports()),
+            path_command=f"{invocation()} path {short}" if short else "",
             stages=facts_of(results, lambda name: name.removeprefix(CONTRAST).replace("_", "-")),
         ),
         trainings=tuple(
@@ -165,10 +171,13 @@ def read_inputs(
 
 def remedies_command(name: str) -> str:
     """The command that compares the remedies of the file beside the home's copy of the page."""
-    file = Settings.from_environment().reports / f"{name}-{REMEDIES}"
-    if file.is_relative_to(Path.cwd()):
-        file = file.relative_to(Path.cwd())
-    return f"{invocation()} mitigation {shlex.quote(str(file))}"
+    return f"{invocation()} mitigation {shlex.quote(str(_reports() / f'{name}-{REMEDIES}'))}"
+
+
+def _reports() -> Path:
+    """The home's folder of pages; relative where it is below the current folder."""
+    folder = Settings.from_environment().reports
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def map_command(
@@ -206,4 +215,4 @@ def map_command(
     return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 15, report)
+REPORT = Stage("report", 16, report)

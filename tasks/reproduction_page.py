@@ -47,4 +47,4 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     return metrics
 
 
-REPRODUCTION_PAGE = Stage("reproduction-page", 3, reproduction_page)
+REPRODUCTION_PAGE = Stage("reproduction-page", 4, reproduction_page)

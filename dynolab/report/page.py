@@ -54,7 +54,7 @@ _STYLE, _SCRIPT = _asset("page.css"), _asset("page.js")
 
 
 ANSWER = "answer.txt"
-"""The page's answer to its question as plain text, a sentence a line."""
+"""The page's answer to its question as plain text, a sentence a line; else its first finding."""
 
 
 @dataclass(frozen=True)
@@ -196,15 +196,15 @@ def page_html(page: Page) -> str:
 
 
 def write_page(page: Page, folder: Path, file: str) -> None:
-    """Writes the page, `answer.txt` with its answer, and its figures in `figures/`.
+    """Writes the page, `answer.txt` with its answer or first finding, and `figures/`.
 
     A figure is `<name>.html` and `<name>.json` (plotly), beside one `plotly.min.js`.
     """
     figures = folder / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     write_text(folder / file, page_html(page))
-    if page.answer:
-        plain = [Markup(sentence).striptags() for sentence in map(escape, page.answer)]
+    if answer := page.answer or _first_finding(page):
+        plain = [Markup(sentence).striptags() for sentence in map(escape, answer)]
         write_text(folder / ANSWER, "\n".join(plain) + "\n")
     write_text(figures / "plotly.min.js", get_plotlyjs())
     for part in _figures_of(page):
@@ -212,6 +212,11 @@ def write_page(page: Page, folder: Path, file: str) -> None:
         body = Markup(_PARTS.section(figure_section(part), terms=False))
         page_of_figure = _html(part.title, body, (_SCRIPT,), plotly_file="plotly.min.js")
         write_text(figures / f"{part.name}.html", page_of_figure)
+
+
+def _first_finding(page: Page) -> list[str]:
+    """The first message on a page without an answer."""
+    return [part.message for part in page.content if part is not None and part.message][:1]
 
 
 def _figures_of(page: Page) -> list[Figure]:

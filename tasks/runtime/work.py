@@ -113,6 +113,11 @@ class Work(Generic[Config]):
         return f"{self._place.stage}/{self._place.key}"
 
     @property
+    def short(self) -> str:
+        """The address with as many digits as `StageResult.short` has."""
+        return f"{self._place.stage}/{self._place.key[:SHOWN_DIGITS]}"
+
+    @property
     def seconds(self) -> float:
         """Duration of the attempt so far."""
         return time.monotonic() - self._began

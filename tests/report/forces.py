@@ -76,9 +76,9 @@ def _checkpoint(number: int, label: str, word: str, rejected: bool) -> Checkpoin
         for role in ("observed", "updating")
         for kind in sides
     )
-    return CheckpointForces(
-        label, _facts(rejected), totals, terms, (token_map(word, rejected), token_map(word, False))
-    )
+    other = token_map(word, False).model_copy(update={"observed_id": "train-1" + word})
+    maps = (token_map(word, rejected), other)
+    return CheckpointForces(label, _facts(rejected), totals, terms, maps)
 
 
 def token_map(word: str, rejected: bool) -> TokenMap:

@@ -45,6 +45,22 @@ def test_the_matrix_holds_the_totals_in_the_order_of_its_names() -> None:
     assert whole[0][0] == pytest.approx(up[0][0] + down[0][0])
 
 
+def test_a_cell_knows_its_map_among_all() -> None:
+    checkpoints = analysis().checkpoints
+    maps = [token_map for checkpoint in checkpoints for token_map in checkpoint.token_maps]
+    figure = pair_matrix_figure(checkpoints)
+    known = [
+        place
+        for cells in figure.plot.data[: len(checkpoints)]
+        for line in cells.customdata
+        for place in line
+        if place is not None
+    ]
+    assert sorted(known) == list(range(len(maps))) and maps
+    for cells, dots in zip(figure.plot.data[:2], figure.plot.data[2:], strict=True):
+        assert all(cells.customdata[y][x] is not None for x, y in zip(dots.x, dots.y, strict=True))
+
+
 def test_without_rejected_answers_there_are_no_sides_to_choose() -> None:
     figure = pair_matrix_figure(analysis(rejected=False).checkpoints)
     assert not figure.plot.layout.updatemenus

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dynolab.report.forces.page import write_force_page
 from dynolab.report.study.page import write_report
 from tests.report.browsing import CHROMIUM, opened
+from tests.report.forces import analysis
 from tests.report.ledgers import write_ledger
 from tests.report.synthetic import study
 
@@ -57,6 +59,23 @@ def test_a_printed_page_has_all_its_figures(page: Path) -> None:
         assert seen.page.evaluate("drawn.size === plots.length && plots.length > 5")
         assert seen.page.evaluate("[...document.querySelectorAll('.fold')].every(f => f.open)")
         assert len(seen.page.pdf(prefer_css_page_size=True)) > 10_000
+        assert seen.errors == []
+
+
+def test_a_click_on_a_pair_shows_its_map(tmp_path: Path) -> None:
+    write_force_page(analysis(), tmp_path)
+    with opened(tmp_path / "forces.html", 1280) as seen:
+        seen.until("drawn.has(document.getElementById('plot-pairs'))")
+        x, y = seen.page.evaluate("""() => {
+            const plot = document.getElementById("plot-pairs"), dots = plot.data[3];
+            const {left, top} = plot.getBoundingClientRect(), layout = plot._fullLayout;
+            const place = (axis, value) => axis._offset + axis.d2p(value);
+            return [left + place(layout.xaxis2, dots.x[1]), top + place(layout.yaxis2, dots.y[1])];
+        }""")
+        seen.page.mouse.click(x, y)
+        shown = "document.getElementById('plot-token-maps').data.map((trace) => trace.visible)"
+        seen.until(f"drawn.has(document.getElementById('plot-token-maps')) && {shown}.at(-1)")
+        assert not seen.page.evaluate(f"{shown}[0]")
         assert seen.errors == []
 
 

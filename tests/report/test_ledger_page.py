@@ -14,11 +14,14 @@ from dynolab.report.ledger.blocks import blocks_figure
 from dynolab.report.ledger.coloured import coloured, on_text, strongest_tokens, token_in_word
 from dynolab.report.ledger.heat_map import ledger_map_figure
 from dynolab.report.ledger.page import write_ledger_page
+from dynolab.report.ledger.pullers import puller_section
 from dynolab.report.ledger.pushers import pusher_section
 from dynolab.report.ledger.sources import sources_figure
+from dynolab.report.ledger.steps import step_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.report.text import excerpt
 from tests.report.ledgers import write_ledger
+from tests.report.parsed import Parsed
 
 
 @pytest.fixture
@@ -75,6 +78,28 @@ def test_the_table_names_who_pulled_an_answer_down(ledger: Ledger) -> None:
     assert "what is b" in shown and "&lt;i&gt;no&lt;/i&gt;" in shown
     assert "<code>·&lt;b&gt;</code> −3.5" in shown, "the strongest line by token"
     assert "<b>&" not in shown and "<i>" not in shown
+
+
+def test_pairs_are_listed_with_whom_they_lowered_and_lifted(ledger: Ledger) -> None:
+    mean, single = ledger.accounts
+    other = replace(mean, row=single.row.model_copy(update={"name": "a", "pairs": ("a",)}))
+    section = puller_section(replace(ledger, accounts=(mean, single, other)))
+    assert section is not None
+    assert section.message == "“a” pulled 2 of these 2 answers down, by 5.5 nats together."
+    words = "".join(Parsed(str(section.markup)).words)
+    assert "a−5.50b −3.5, a −2.0none" in words
+    assert words.index("a−5.50") < words.index("c−1.50") < words.index("b+2.25none")
+    assert puller_section(replace(ledger, accounts=(mean,))) is None
+
+
+def test_an_answers_steps_have_a_bar_for_either_side(ledger: Ledger) -> None:
+    figure = step_figure(ledger)
+    assert figure is not None
+    chosen, rejected = figure.plot.data
+    assert list(chosen.x) == [0, 1]
+    assert (list(chosen.y), list(rejected.y)) == ([0.5, 2.0], [-4.0, -1.0])
+    assert "hardest by step 0: +0.500 nats from its chosen and −4.00" in figure.message
+    assert step_figure(replace(ledger, accounts=ledger.accounts[:1])) is None
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,17 @@ def test_what_to_try_next_is_a_command(page: str) -> None:
     assert commands[0] == REMEDIES and commands[1].startswith("dynolab forces")
 
 
+def test_files_are_named_by_where_they_are(inputs: ReportInputs, tmp_path: Path) -> None:
+    places = {"reports": "my home/reports", "path_command": "dynolab path report/4f0c"}
+    moved = replace(inputs, facts=inputs.facts.model_copy(update=places))
+    write_report(moved, tmp_path)
+    words = words_of(tmp_path / "report.html")
+    assert "The study’s files are in my home/reports" in words
+    assert "“dynolab path report/4f0c” prints the folder of the result" in words
+    assert "beside this page" not in words
+    assert "dynolab path" not in report_page_html(moved, ["report"]), "it has no result yet"
+
+
 def test_a_page_fills_and_its_end_is_as_if_there_were_no_beginning(
     inputs: ReportInputs, page: str, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from dynolab.report.figure import CELLS, Figure, buttons, subplots
 from dynolab.report.inputs.forces import CheckpointForces
-from dynolab.report.style import DIVERGING, MONO
+from dynolab.report.style import DIVERGING, INK, MONO
 from dynolab.report.text import join, number, plotly_text
 from dynolab.results.forces import KernelSizeRow, PairForce
 
@@ -70,8 +70,10 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
         x={"tickangle": -55, "title_text": "updating pair", **TICKS},
         y=TICKS,
     )
+    mapped = [_maps(checkpoints, place) for place in range(len(checkpoints))]
     for col, checkpoint in enumerate(checkpoints, start=1):
         names = [*map(answer_name, answers_of(checkpoint.totals))]
+        maps = mapped[col - 1]
         pairs = [plotly_text(pair, 12) for pair in _pairs(checkpoint.totals)]
         add_answer_cells(
             plot,
@@ -79,9 +81,18 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             names,
             pairs,
             z=grids["whole pair"][col - 1],
-            text=[[f"“{pair}” on {name}" for pair in pairs] for name in names],
+            text=[
+                [
+                    f"“{pair}” on {name}{'' if place is None else ' (click: its map)'}"
+                    for pair, place in zip(pairs, line, strict=True)
+                ]
+                for name, line in zip(names, maps, strict=True)
+            ],
+            customdata=maps,
             hovertemplate="%{text}: %{z:+.3g} nats<extra></extra>",
         )
+    for col, maps in enumerate(mapped, start=1):
+        _mark(plot, col, maps)
     if any(row.from_rejected for checkpoint in checkpoints for row in checkpoint.totals):
         choices = [
             (
@@ -89,6 +100,7 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
                 [
                     {"z": [grid.tolist() for grid in part_grids]},
                     {"coloraxis.cmin": -limits[part], "coloraxis.cmax": limits[part]},
+                    list(range(len(checkpoints))),
                 ],
             )
             for part, part_grids in grids.items()
@@ -102,9 +114,41 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
         "both: green raises log π, brown lowers it. The buttons select the part that goes through "
         "the pair's chosen tokens (the pull up) or through its rejected ones (the push down). "
         "A row adds up to the effect of the whole step. Held-out answers are marked °. Colours end "
-        "at the 98th percentile. “dynolab explore” opens the map of any pair on any answer of a "
-        "study, token by token.",
+        "at the 98th percentile. A click on a cell with a dot shows its map below, token by token; "
+        "“dynolab explore” opens the map of any pair on any answer of a "
+        "study.",
         plot,
+    )
+
+
+def _maps(checkpoints: Sequence[CheckpointForces], own: int) -> list[list[int | None]]:
+    """Of a checkpoint's cells, each one's map as its place among those of all checkpoints."""
+    before = sum(len(checkpoint.token_maps) for checkpoint in checkpoints[:own])
+    rows, maps = checkpoints[own].totals, checkpoints[own].token_maps
+    places = {
+        (token_map.observed_kind, token_map.observed_id, token_map.updating_id): place
+        for place, token_map in enumerate(maps, start=before)
+    }
+    return [
+        [places.get((kind, observed, pair)) for pair in _pairs(rows)]
+        for kind, _, observed in answers_of(rows)
+    ]
+
+
+def _mark(plot: go.Figure, col: int, maps: Sequence[Sequence[int | None]]) -> None:
+    """Adds a dot to every cell with a map."""
+    cells = [
+        (x, y) for y, line in enumerate(maps) for x, place in enumerate(line) if place is not None
+    ]
+    plot.add_scatter(
+        x=[x for x, _ in cells],
+        y=[y for _, y in cells],
+        mode="markers",
+        marker={"color": INK, "size": 5},
+        hoverinfo="skip",
+        showlegend=False,
+        row=1,
+        col=col,
     )
 
 

@@ -76,15 +76,18 @@ def arm_list(inputs: GroupPageInputs) -> Section:
         for what, paper in (_what(objective),)
     ]
     others = [arm for arm in inputs.arms if arm != inputs.baseline]
+    against = (
+        f"{join(others)} against {inputs.baseline}, the baseline."
+        if others
+        else f"{inputs.baseline} against the model that it starts from."
+    )
     return section(
         "compared",
         "What is compared",
-        f"{join(others)} against {inputs.baseline}, the baseline."
-        if others
-        else f"{inputs.baseline} against the model that it starts from.",
+        "",
         table(("arm", "what it is", "source", "settings"), rows),
-        note="An answer counts as right by its reward. Settings: those that differ from the "
-        "default.",
+        note=f"{against} An answer counts as right by its reward. Settings: those that differ "
+        "from the default.",
     )
 
 

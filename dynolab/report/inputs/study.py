@@ -32,7 +32,8 @@ class StudyFacts(Row):
 
     `map_command` maps the forces before and after preference training; the pair's id is to be
     added to it; `explore_command` opens the study in the browser, `remedies_command` compares
-    remedies. `rows`: what became of the data's rows.
+    remedies. `reports`: the folder with copies of the page and of its files; `path_command` prints
+    the folder of the result itself. `rows`: what became of the data's rows.
     """
 
     name: str
@@ -41,6 +42,8 @@ class StudyFacts(Row):
     map_command: str = ""
     explore_command: str = ""
     remedies_command: str = ""
+    reports: str = ""
+    path_command: str = ""
     rows: str = ""
     stages: tuple[StageFacts, ...] = ()
 

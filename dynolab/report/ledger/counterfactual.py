@@ -51,8 +51,8 @@ def write_counterfactual_page(
             )
         ],
         content=[
-            estimates_section(agreements),
             blamed_section(effects, groups, agreements[0], repeats),
+            estimates_section(agreements),
             effects_figure(effects, groups),
         ],
         settings=settings,

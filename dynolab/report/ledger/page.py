@@ -10,21 +10,26 @@ from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.ledger.blocks import blocks_figure
 from dynolab.report.ledger.heat_map import ledger_map_figure
+from dynolab.report.ledger.pullers import puller_section
 from dynolab.report.ledger.pushers import pusher_section
 from dynolab.report.ledger.sources import sources_figure
+from dynolab.report.ledger.steps import step_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.report.page import Page, Section, Tile, write_page
 from dynolab.report.text import number
 
 
 def ledger_parts(ledger: Ledger) -> list[Figure | Section | None]:
-    """Sums by source, who pulled single answers down, who pushed when, and through which weights.
+    """Sums by source, who pulled single answers down and when, who pushed when, and through which
+    weights.
 
     The papers' measures stand below.
     """
     return [
         waterfall_figure(ledger),
         pusher_section(ledger),
+        puller_section(ledger),
+        step_figure(ledger),
         ledger_map_figure(ledger),
         blocks_figure(ledger),
         sources_figure(ledger),

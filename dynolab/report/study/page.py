@@ -23,8 +23,10 @@ from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.study import Compared, ReportInputs, Training
 from dynolab.report.ledger.blocks import blocks_figure
 from dynolab.report.ledger.heat_map import ledger_map_figure
+from dynolab.report.ledger.pullers import puller_section
 from dynolab.report.ledger.pushers import pusher_section
 from dynolab.report.ledger.sources import sources_figure
+from dynolab.report.ledger.steps import step_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.report.mitigation.page import remedy_figure
 from dynolab.report.mitigation.tables import mitigation_table
@@ -110,7 +112,7 @@ def report_page_html(inputs: ReportInputs, coming: Sequence[str]) -> str:
 
     What needs the finished study is not on this one: its table of pairs, and the explorer.
     """
-    later = dict.fromkeys(("map_command", "explore_command"), "")
+    later = dict.fromkeys(("map_command", "explore_command", "path_command"), "")
     unfinished = replace(inputs, facts=inputs.facts.model_copy(update=later))
     return page_html(replace(_page(unfinished, _Found.of(inputs)), coming=tuple(coming)))
 
@@ -183,6 +185,7 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
         tiles=tiles(inputs, found.paths, found.verdicts) if trainings else (),
         content=[
             pusher_section(ledger) if ledger else worst,
+            puller_section(ledger) if ledger else None,
             token_map_figure(maps[-1], _change(found.pairs, maps[-1])) if maps else None,
             try_section(inputs, found.pairs) if trainings else None,
             learning_path_figure(found.paths),
@@ -217,6 +220,7 @@ def _details(inputs: ReportInputs, found: _Found, titles: Mapping[str, str]) -> 
         [
             event_section(found.events) if found.events else None,
             foreseen_figure(inputs.audit) if inputs.audit else None,
+            step_figure(ledger) if ledger else None,
             ledger_map_figure(ledger) if ledger else None,
             blocks_figure(ledger) if ledger else None,
             sources_figure(ledger) if ledger else None,

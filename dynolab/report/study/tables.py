@@ -145,7 +145,7 @@ def pair_section(pairs: Sequence[PairChange], stage: str) -> Section:
         ),
         note="Changes from start to end, nats; margin: chosen minus rejected; gap: y* minus "
         f"chosen, along the chosen answer. The worst {len(rows)} of {len(pairs)}; all are in "
-        "the file of pairs beside this page and in MLflow’s table of this stage.",
+        "the result’s pairs.jsonl and in MLflow’s table of this stage.",
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
 
 from dynolab.data.rows import Split
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.report.inputs.study import ReportInputs
+from dynolab.report.inputs.study import ReportInputs, StudyFacts
 from dynolab.report.ledger.pushers import fallen_accounts
 from dynolab.report.page import Section, section
 from dynolab.report.style import objective_name
@@ -46,8 +47,7 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
             (
                 f"Compare {name} as it was with smaller pushes on rejected answers (of a given "
                 "share, and as forces choose it), and with training without the pairs that lower "
-                "the others’ chosen answers most, over three seeds. The file is ready, beside this "
-                "page:",
+                "the others’ chosen answers most, over three seeds:",
                 facts.remedies_command,
             )
         )
@@ -55,8 +55,8 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
         commands.append(
             (
                 "See which token of a pair pushes which, before and after training (for other "
-                f"pairs replace the ids; {facts.name}-pairs.jsonl beside this page lists the "
-                "watched ones, worst first):",
+                f"pairs replace the ids; {facts.name}-pairs.jsonl lists the watched ones, worst "
+                "first):",
                 with_pairs(facts.map_command, _to_map(inputs, pairs)),
             )
         )
@@ -80,7 +80,23 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
         "Try next",
         "",
         *(_COMMAND.format(about, command) for about, command in commands),
+        note=_files(facts),
     )
+
+
+def _files(facts: StudyFacts) -> str:
+    """Where the named files are; a page that was moved has none beside it."""
+    sentences = []
+    if facts.reports:
+        sentences.append(f"The study’s files are in {facts.reports}, under its name.")
+        if not Path(facts.reports).is_absolute():
+            sentences.append("Paths begin in the folder that the study was started in.")
+    if facts.path_command:
+        sentences.append(
+            f"“{facts.path_command}” prints the folder of the result, which holds them as "
+            "pairs.jsonl and remedies.yaml."
+        )
+    return " ".join(sentences)
 
 
 def _to_map(inputs: ReportInputs, pairs: list[PairChange]) -> list[str]:

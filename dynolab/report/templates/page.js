@@ -23,7 +23,17 @@ function draw(plot, dark, width) {
   const figure = drawn.has(plot) ? plot : read("data-" + plot.id);
   const layout = { ...swap(figure.layout, colors), width: width, autosize: width === undefined };
   Plotly.react(plot, swap(figure.data, colors), layout, config);
+  if (!drawn.has(plot)) plot.on("plotly_click", showMap);
   drawn.add(plot);
+}
+// A cell's number is the place of its map in the menu of maps.
+function showMap(event) {
+  const maps = document.getElementById("plot-token-maps");
+  const place = event.points[0].customdata;
+  if (event.points[0].data.type !== "heatmap" || !maps || !Number.isInteger(place)) return;
+  if (!drawn.has(maps)) draw(maps, darkScreen.matches);
+  Plotly.update(maps, ...maps.layout.updatemenus[0].buttons[place].args);
+  maps.closest("section").scrollIntoView();
 }
 // A figure is drawn when it comes near the screen: most readers open few folds.
 const near = new IntersectionObserver((entries) => {

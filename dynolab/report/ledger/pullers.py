@@ -1,0 +1,70 @@
+"""The reverse view: which pairs pulled the fallen answers down, and which of them each lifted."""
+
+from __future__ import annotations
+
+import numpy as np
+from markupsafe import Markup
+
+from dynolab.report.inputs.ledger import Ledger
+from dynolab.report.ledger.pushers import fallen_accounts
+from dynolab.report.page import Section, section, table
+from dynolab.report.text import excerpt, number
+
+_SHOWN = 8  # pairs
+_NAMED = 3  # answers that a pair lowered or lifted
+_NAME, _PROMPT = 24, 60  # characters of an id and of a prompt
+_TOGETHER = Markup('<span class="num">{}</span>').format
+
+
+def puller_section(ledger: Ledger) -> Section | None:
+    """The pairs that lowered the answers with an account of their own most; None without such."""
+    answers = fallen_accounts(ledger)
+    if not answers:
+        return None
+    names = [account.row.name for account in answers]
+    totals = np.array([ledger.by_example(account) for account in answers])
+    order = np.argsort(np.minimum(totals, 0).sum(axis=0))
+    worst = totals[:, order[0]]
+    rows = []
+    for place in order[:_SHOWN]:
+        pushes, example = totals[:, place], ledger.examples[place]
+        row = ledger.rows.get(example)
+        rows.append(
+            (
+                _TOGETHER(excerpt(example, _NAME)),
+                number(float(pushes.sum()), sign=True),
+                _named(names, pushes),
+                _named(names, -pushes, sign=-1),
+                excerpt(row.prompt, _PROMPT, end=True) if row else "–",
+            )
+        )
+    when = "in the drawn steps" if ledger.sampled else "over the whole training"
+    down, up = worst[worst < 0], worst[worst > 0]
+    lifted = f" and lifted {len(up)} by {number(float(up.sum()))}" if len(up) else ""
+    return section(
+        "pullers",
+        "Which pairs pulled most answers down",
+        f"“{excerpt(ledger.examples[order[0]])}” pulled {len(down)} of these {len(names)} answers "
+        f"down, by {number(float(-down.sum()))} nats together{lifted}.",
+        table(
+            ("pair", "nats in all", "whom it lowered", "whom it lifted", "prompt"), rows, "snsss"
+        ),
+        note=f"What a pair did to these {len(names)} answers {when}, in nats; those that lowered "
+        "them most come first. “dynolab explore” shows it for all watched answers, at the recorded "
+        "steps.",
+    )
+
+
+def _named(names: list[str], pushes: np.ndarray, sign: int = 1) -> str | Markup:
+    """How many answers a pair lowered, the lowest by name; with sign −1, those that it lifted."""
+    lowest = [place for place in np.argsort(pushes) if pushes[place] < 0]
+    if not lowest:
+        return "none"
+    shown = [
+        _TOGETHER(
+            f"{excerpt(names[place], _NAME)} {number(sign * float(pushes[place]), 2, sign=True)}"
+        )
+        for place in lowest[:_NAMED]
+    ]
+    more = f" and {len(lowest) - _NAMED} more" if len(lowest) > _NAMED else ""
+    return Markup(", ").join(shown) + more

@@ -1,0 +1,52 @@
+"""What the terminal says when a run has ended."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from dynolab.report.forces.page import write_force_page
+from dynolab.report.forces.pair_matrix import pair_matrix_figure
+from flows.flow import Results
+from flows.shown_results import page_answer, show_remedies, show_results
+from tasks.runtime.work import StageResult
+from tests.report.forces import analysis
+
+
+def shown(page: Path, answer: list[str]) -> list[str]:
+    result = StageResult(
+        stage="sft",
+        key="0" * 64,
+        address="sft/0",
+        digest="",
+        metrics={"seconds": 3.0},
+        mlflow_run_id=None,
+        cached=False,
+    )
+    results: Results = {"sft": result.model_dump()}
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    show_results(console, "study", results, page, 3.0, answer)
+    show_remedies(console, "mine", page, results)
+    return output.getvalue().splitlines()
+
+
+def test_the_answer_comes_last_but_for_the_next_command(tmp_path: Path) -> None:
+    (tmp_path / "mine-remedies.yaml").write_text("seeds: [0, 1]\narms: [{}, {}]\n")
+    *_, page, later, first, answer, second, following = shown(tmp_path / "mine.html", ["It fell."])
+    assert page.startswith("report ") and later.startswith("later ")
+    assert (first, answer, second) == ("", "It fell.", "")
+    assert "mitigation" in following and following.startswith("next ")
+
+
+def test_a_run_without_an_answer_ends_with_its_page(tmp_path: Path) -> None:
+    assert shown(tmp_path / "mine.html", [])[-1].startswith("later ")
+
+
+def test_a_page_without_an_answer_gives_its_first_finding(tmp_path: Path) -> None:
+
+    assert page_answer(tmp_path) == []
+    write_force_page(analysis(), tmp_path)
+    assert page_answer(tmp_path) == [pair_matrix_figure(analysis().checkpoints).message]
