@@ -63,8 +63,10 @@ def test_an_address_that_cannot_be_names_the_beginning(search: str) -> None:
 def test_another_objective_has_its_defaults_and_the_own_one_its_settings(tmp_path: Path) -> None:
     own = training(tmp_path)
     assert own.asked_for("optimizer").objective is None
-    assert own.asked_for("gradient", "dpo").objective == DPOConfig(beta=0.2)
+    assert own.asked_for("gradient", "dpo").objective is None  # it is what was trained
     assert own.asked_for("gradient", "dpo", 1.0).objective == DPOConfig(beta=1.0)
+    assert own.asked_for("gradient", beta=1.0).objective == DPOConfig(beta=1.0)
+    assert own.asked_for("gradient", beta=0.2).objective is None
     assert own.asked_for("gradient", "ipo", 0.3).objective == IPOConfig(beta=0.3)
 
 

@@ -13,7 +13,8 @@ from dynolab.explorer.page.state import BETAS, OBJECTIVES, State
 from dynolab.explorer.page.take import taken
 from dynolab.explorer.stored import lines_to_means
 from dynolab.explorer.study import Study
-from dynolab.explorer.training import Answer, Training
+from dynolab.explorer.training import Training
+from dynolab.explorer.watched import Answer
 from dynolab.report.figure import base_layout
 from dynolab.report.style import CHOSEN, MUTED, REJECTED, SPLITS, objective_name, style_of
 from dynolab.report.text import plotly_text
@@ -64,15 +65,26 @@ def listed(study: Study, state: State) -> Any:
 def shown(study: Study, state: State, dark: bool, program: str) -> Any:
     """What the change does to all answers, to first order."""
     training = study.training(state.training)
-    lines = training.all_known(state.kind, state.asked)
-    if lines is None:
-        return html.P("No step was recorded; set record_steps and train again.")
-    instead = training.all_known(state.kind, state.under(training)) if state.objective else None
-    answers = training.answers[state.kind]
-    moved = lines.what_if(state.what_if, instead)
-    steps = ", ".join(map(str, training.recorded_steps))
+    _, error = training.computable()
     return [
         html.H2("What if"),
+        *_at_recorded_steps(training, state, dark),
+        *_over_training(training, state),
+        parts.failed(error),
+        *taken(study, training, state, program),
+    ]
+
+
+def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any]:
+    """What the change does at the recorded steps, on every answer."""
+    known = training.known_lines(state.kind, state.asked, state.under(training))
+    if known is None:
+        return []
+    lines, instead = known
+    answers = training.answers[state.kind]
+    moved = lines.what_if(state.what_if, instead)
+    steps = ", ".join(map(str, sorted(set(lines.step.tolist()))))
+    return [
         html.P(
             f"To first order, at the recorded steps {steps} alone: the weights at every step, "
             "and so all other pushes, stay what they were. A training shows the rest.",
@@ -88,8 +100,6 @@ def shown(study: Study, state: State, dark: bool, program: str) -> Any:
             "snnnn",
         ),
         parts.graph(_scatter(answers, lines.measured, moved), dark),
-        *_over_training(training, state),
-        *taken(study, training, state, program),
     ]
 
 
@@ -110,7 +120,7 @@ def _summary(
 def _over_training(training: Training, state: State) -> list[Any]:
     """The same of the whole training, on what has an account of its own."""
     means = lines_to_means(training.ledger)
-    if means is None or state.objective:
+    if means is None or state.under(training) != state.asked:
         return []
     rows, lines = means
     after = lines.what_if(state.what_if)
