@@ -70,6 +70,11 @@ class Training:
     _steps: dict[tuple[object, ...], AskedStep] = field(default_factory=dict, repr=False)
 
     @property
+    def stage(self) -> str:
+        """The stage that trained it, without another study's name."""
+        return self.name.partition(" ")[0]
+
+    @property
     def label(self) -> str:
         """What the page calls it."""
         name = objective_name(self.objective.name)
@@ -249,7 +254,7 @@ class Training:
     def computable(self) -> tuple[tuple[int, ...], ConfigError | None]:
         """The recorded steps that can be computed here, and why not all of them, or none."""
         if not self.recorded_steps:
-            field = f"{self.name.partition(' ')[0]}.record_steps"
+            field = f"{self.stage}.record_steps"
             remedy = (
                 "records no step, so that nothing beyond the ledger can be computed; set "
                 f"{field}: [10, 20], or other steps, and run the study again"
