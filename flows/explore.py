@@ -21,6 +21,7 @@ from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.store import Store
 from dynolab.training.record_cache import RecordCache
 from flows.checkpoints import inputs_of
+from tasks.report import REMEDIES
 from tasks.runtime.existing_results import existing_result
 from tasks.runtime.open_platform import planning_platform
 from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
@@ -139,7 +140,15 @@ def open_study(reference: str) -> Study:
     data = inputs["data"]
     assert data is not None
     name = store.manifest(result.address, result.digest).config["name"]
-    return Study(str(name), result.short, trainings, pairs, data.short)
+    remedies = store.folder(result.address, result.digest) / REMEDIES
+    return Study(
+        str(name),
+        result.short,
+        trainings,
+        pairs,
+        data.short,
+        remedies if remedies.exists() else None,
+    )
 
 
 def _training(

@@ -35,11 +35,6 @@ class WhatIf:
     without: frozenset[str] = frozenset()
     dose: float = 1.0
 
-    @property
-    def changes(self) -> bool:
-        """Whether it differs from what was trained."""
-        return bool(self.without) or self.dose != 1
-
 
 @dataclass(frozen=True)
 class Lines:

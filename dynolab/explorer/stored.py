@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dynolab.data.rows import ProbeRow
 from dynolab.explorer.lines import Lines
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.results.ledger import FunctionalRow
@@ -23,18 +24,21 @@ def lines_to_means(ledger: Ledger | None) -> tuple[list[FunctionalRow], Lines] |
     return [account.row for account in means], lines
 
 
-def lines_to_answer(ledger: Ledger | None, name: str, step: int | None = None) -> Lines | None:
-    """The lines to one pair's chosen answer, over all steps or of one.
+def lines_to_answer(ledger: Ledger | None, row: ProbeRow, step: int | None = None) -> Lines | None:
+    """The lines to one answer, over all steps or of one.
 
-    None without an account of its own, and where steps were only sampled.
+    None without an account of its own, for a step that has none, and where steps were only sampled.
     """
     if ledger is None or ledger.sampled:
         return None
     for account in ledger.accounts:
-        if account.row.single and account.row.name == name:
+        own = account.row
+        if own.single and (own.name, own.split, own.kind) == (row.pair_id, row.split, row.kind):
             whole = _whole(ledger, account)
             if step is None:
                 return whole
+            if step not in ledger.steps:
+                return None
             moved = np.diff(account.path)[ledger.steps.index(step)]
             return whole.at_step(step, np.array([moved]))
     return None

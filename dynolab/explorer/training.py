@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from threading import Lock, RLock
-from typing import Literal
+from threading import RLock
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
-from dynolab.data.rows import Example, ProbeRow, Row, Split, read_rows, read_value
+from dynolab.data.rows import Example, ProbeRow, Row, read_value
 from dynolab.errors import ConfigError
+from dynolab.explorer.background import Background
 from dynolab.explorer.kept import file_of, write_whole
 from dynolab.explorer.lines import Lines
 from dynolab.explorer.room import check_room
 from dynolab.explorer.step import Asked, AskedStep, Metric, as_gradient_step, under, with_pair
+from dynolab.explorer.watched import Answer, read_answers
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.style import objective_name
-from dynolab.results.study import ProbeScore, TokenMap
+from dynolab.results.study import TokenMap
 from dynolab.training.record_cache import RecordCache
 from dynolab.training.recorded_examples import RecordedExample
 from dynolab.training.step_record import StepRecord
@@ -33,23 +33,14 @@ AT_ONCE = 24  # answers; a click waits at most for so many
 
 _OBJECTIVES: TypeAdapter[ObjectiveConfig] = TypeAdapter(ObjectiveConfig)
 
+_LOST = (
+    "its tensors are no longer in this machine's cache; what was computed before is still shown. "
+    "To compute more, run the study again with --fresh"
+)
+
 STEPS = 5  # that are kept in memory
 
 Score = Callable[[Sequence[EncodedExample]], list[RecordedExample]]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A watched answer, and log π of it before and after the training, in nats."""
-
-    row: ProbeRow
-    start: float
-    end: float
-
-    @property
-    def change(self) -> float:
-        """Δ log π: negative where the answer fell."""
-        return self.end - self.start
 
 
 @dataclass
@@ -75,10 +66,13 @@ class Training:
     kept: Path
     study: str = ""
     lock: RLock = field(default_factory=RLock, repr=False)
-    _begun: Lock = field(default_factory=Lock, repr=False)
-    _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), repr=False)
-    _jobs: dict[tuple[str, Asked], Future[None]] = field(default_factory=dict, repr=False)
+    background: Background = field(default_factory=Background, repr=False)
     _steps: dict[tuple[object, ...], AskedStep] = field(default_factory=dict, repr=False)
+
+    @property
+    def stage(self) -> str:
+        """The stage that trained it, without another study's name."""
+        return self.name.partition(" ")[0]
 
     @property
     def label(self) -> str:
@@ -89,15 +83,7 @@ class Training:
     @cached_property
     def answers(self) -> dict[str, list[Answer]]:
         """The watched answers of every kind, the one that fell most first."""
-        ends: dict[tuple[str, str], list[float]] = {}
-        for score in read_rows(self.folder / "probes.jsonl", ProbeScore):
-            path = ends.setdefault((score.pair_id, score.kind), [score.logp, score.logp])
-            path[1] = score.logp
-        kinds: dict[str, list[Answer]] = {}
-        for row in self.watched:
-            if known := ends.get((row.pair_id, row.kind)):
-                kinds.setdefault(row.kind, []).append(Answer(row, *known))
-        return {kind: sorted(own, key=lambda answer: answer.change) for kind, own in kinds.items()}
+        return read_answers(self.folder / "probes.jsonl", self.watched)
 
     @cached_property
     def recorded_steps(self) -> tuple[int, ...]:
@@ -131,23 +117,31 @@ class Training:
         return token_strings(sequence, self._loaded[1].tokenizer)
 
     def asked_for(self, metric: Metric, name: str = "", beta: float | None = None) -> Asked:
-        """The training's steps, or with a name those of another objective.
+        """The training's steps, or those of another objective, or of its own with another β.
 
-        Its own name keeps its settings, except β; another objective has its defaults.
+        Its own objective keeps its other settings; another one has its defaults.
         """
-        if not name:
-            return Asked(metric)
-        own = self.objective.model_dump() if name == self.objective.name else {"name": name}
+        own = self.objective.model_dump() if name in ("", self.objective.name) else {"name": name}
         objective = _OBJECTIVES.validate_python(own)
         if beta is not None and "beta" in type(objective).model_fields:
             objective = _OBJECTIVES.validate_python({**own, "beta": beta})
-        return Asked(metric, objective)
+        return Asked(metric, None if objective == self.objective else objective)
 
-    def all_known(self, kind: str, asked: Asked) -> Lines | None:
-        """The lines of all recorded steps, None until `begin` has computed them."""
-        parts = [self._known(step, kind, asked) for step in self.recorded_steps]
-        known = [part for part in parts if part is not None]
-        return Lines.together(known) if known and len(known) == len(parts) else None
+    def known_lines(self, kind: str, *questions: Asked) -> tuple[Lines, ...] | None:
+        """For each question the lines of the recorded steps that are computed for all of them.
+
+        None before `begin`, now or earlier, has computed one.
+        """
+        steps = [
+            step
+            for step in self.recorded_steps
+            if all(self._file(step, kind, asked).exists() for asked in questions)
+        ]
+        if not steps:
+            return None
+        return tuple(
+            Lines.together([self.lines(step, kind, asked) for step in steps]) for asked in questions
+        )
 
     def lines_to(self, row: ProbeRow, steps: Sequence[int], asked: Asked) -> Lines:
         """What the batches of some recorded steps did to one answer."""
@@ -188,25 +182,20 @@ class Training:
         write_whole(self._file(step, kind, asked), lines.save)
         return lines
 
-    def begin(self, kind: str, asked: Asked) -> int:
-        """Computes `lines` of all recorded steps in the background.
+    def begin(self, kind: str, asked: Asked, steps: Sequence[int]) -> int:
+        """Computes `lines` of recorded steps in the background.
 
-        **Returns:** how many steps are done. **Raises** what ended an earlier attempt.
+        **Returns:** how many of them are due. **Raises** what ended an earlier attempt.
         """
-        steps = self.recorded_steps
         due = [step for step in steps if not self._file(step, kind, asked).exists()]
-        with self._begun:
-            job = self._jobs.get((kind, asked))
-            if job is not None and job.done() and (error := job.exception()) is not None:
-                del self._jobs[kind, asked]
-                raise error
-            if due and (job is None or job.done()):
-                self._jobs[kind, asked] = self._worker.submit(self._all, due, kind, asked)
-        return len(steps) - len(due)
 
-    def _all(self, steps: Sequence[int], kind: str, asked: Asked) -> None:
-        for step in steps:
-            self.lines(step, kind, asked)
+        def compute() -> None:
+            for step in due:
+                self.lines(step, kind, asked)
+
+        if due:
+            self.background.begin((kind, asked), compute)
+        return len(due)
 
     def token_pushes(self, row: ProbeRow, step: int, asked: Asked) -> np.ndarray:
         """Push on every token of an answer, through chosen and through rejected responses."""
@@ -256,12 +245,31 @@ class Training:
         """
         record = self.records.load(self._record_folder(step))
         if record is None:
-            remedy = "its tensors are no longer in this machine's cache; run the study's forces "
-            raise ConfigError("step", step, remedy + "again: dynolab study FILE --fresh")
+            raise ConfigError("step", step, _LOST)
         return record
 
     def _record_folder(self, step: int) -> Path:
         return self.folder / "forces" / f"step-{step:08d}"
+
+    def computable(self) -> tuple[tuple[int, ...], ConfigError | None]:
+        """The recorded steps that can be computed here, and why not all of them, or none."""
+        if not self.recorded_steps:
+            field = f"{self.stage}.record_steps"
+            remedy = (
+                "records no step, so that nothing beyond the ledger can be computed; set "
+                f"{field}: [10, 20], or other steps, and run the study again"
+            )
+            return (), ConfigError(field, [], remedy)
+        here = tuple(
+            step for step in self.recorded_steps if self.records.holds(self._record_folder(step))
+        )
+        if here:
+            try:
+                self.check_room()
+            except ConfigError as error:
+                return (), error
+        lost = [step for step in self.recorded_steps if step not in here]
+        return here, ConfigError("step", lost, _LOST) if lost else None
 
     def check_room(self) -> None:
         """Raises `ConfigError` where a recorded step's lines exceed the memory that is free.
@@ -319,8 +327,3 @@ class Training:
 
     def _kept(self, suffix: str, step: int, asked: Asked, *rows: Row) -> Path:
         return file_of(self.kept, suffix, self.result, step, asked, *rows)
-
-
-def split_of(answers: Sequence[Answer], split: Split | Literal["all"]) -> list[Answer]:
-    """The answers of a split, in their order."""
-    return [answer for answer in answers if split in ("all", answer.row.split)]

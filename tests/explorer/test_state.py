@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,9 +18,10 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.objectives import DPOConfig, IPOConfig
+from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.training.record_cache import RecordCache
 from flows.mitigation import MitigationParameters
-from flows.parameters import validated
+from flows.parameters import load_parameters, validated
 from flows.study import StudyParameters
 
 ODD = 'a "b" & c=1, <i>ü</i>\n'
@@ -63,31 +66,91 @@ def test_an_address_that_cannot_be_names_the_beginning(search: str) -> None:
 def test_another_objective_has_its_defaults_and_the_own_one_its_settings(tmp_path: Path) -> None:
     own = training(tmp_path)
     assert own.asked_for("optimizer").objective is None
-    assert own.asked_for("gradient", "dpo").objective == DPOConfig(beta=0.2)
+    assert own.asked_for("gradient", "dpo").objective is None  # it is what was trained
     assert own.asked_for("gradient", "dpo", 1.0).objective == DPOConfig(beta=1.0)
+    assert own.asked_for("gradient", beta=1.0).objective == DPOConfig(beta=1.0)
+    assert own.asked_for("gradient", beta=0.2).objective is None
     assert own.asked_for("gradient", "ipo", 0.3).objective == IPOConfig(beta=0.3)
 
 
-def test_settings_and_command_are_those_of_a_study_and_a_mitigation(tmp_path: Path) -> None:
-    own, state = training(tmp_path), State(without=("train-1", ODD), dose=0.3)
-    study, arms = take.settings(own, state)
-    read = validated(StudyParameters, yaml.safe_load(study))
-    assert read.preference_filter is not None
-    assert read.preference_filter.pairs == state.without
-    assert read.preference.objective == DPOConfig(beta=0.2, negative_dose=0.3)
-    arm = validated(MitigationParameters, yaml.safe_load(arms)).arms["without"]
-    assert arm.filter is not None and arm.filter.pairs == state.without
-    assert arm.objective == DPOConfig(beta=0.2, negative_dose=0.3)
-    words = shlex.split(take.command(own, state, "dynolab"))
-    assert words[:3] == ["dynolab", "study", "FILE"]
-    assert yaml.safe_load(words[4].partition("=")[2]) == {"pairs": list(state.without)}
-    assert words[6] == "preference.objective.negative_dose=0.3"
-    assert take.settings(own, State()) == ("", "")
+CHANGES = [  # trained; asked; what it then trains under
+    (DPOConfig(), State(without=("train-1", ODD)), DPOConfig()),
+    (DPOConfig(beta=0.2), State(without=("train-1", ODD), dose=0.3), {"negative_dose": 0.3}),
+    (DPOConfig(negative_dose=0.5), State(dose=0.3), {"negative_dose": 0.15}),
+    (DPOConfig(beta=0.2, label_smoothing=0.1), State(beta=1.0), {"beta": 1.0}),
+    (DPOConfig(beta=0.2), State(objective="ipo"), IPOConfig()),
+    (IPOConfig(beta=0.3), State(without=("train-1",), dose=0.3), IPOConfig(beta=0.3)),
+    (IPOConfig(beta=0.3), State(objective="dpo", dose=0.3), DPOConfig(negative_dose=0.3)),
+    (
+        DPOConfig(designed_dose=DesignedDoseConfig()),
+        State(without=("train-1",), dose=0.3),
+        DPOConfig(designed_dose=DesignedDoseConfig()),
+    ),
+]
+
+
+@pytest.mark.parametrize(("objective", "state", "then"), CHANGES)
+def test_settings_arms_and_commands_are_the_study_but_for_the_change(
+    objective: Any, state: State, then: Any, tmp_path: Path
+) -> None:
+    own = replace(training(tmp_path), objective=objective)
+    if isinstance(then, dict):
+        then = objective.model_copy(update=then)
+    filtered = {"pairs": list(state.without)} if state.without else None
+    shown = texts_of(take.taken(study_of(own, tmp_path / "remedies.yaml"), own, state, "dynolab"))
+
+    settings, arms = (yaml.safe_load(text) for text in shown[:2])
+    study = validated(StudyParameters, {"preference": {"objective": given(objective)}} | settings)
+    assert study.preference.objective == then
+    compared = validated(MitigationParameters, arms).arms
+    (first, was), (_, changed) = compared.items()
+    assert first == "as-it-was" and was.objective == objective
+    assert was.filter is None and changed.objective == then
+
+    file = tmp_path / "remedies.yaml"
+    file.write_text("arms: {other: {}}")
+    words = shlex.split(shown[2])
+    assert words[:4] == ["dynolab", "mitigation", str(file), "--set"]
+    assert load_parameters(MitigationParameters, file, words[4:]).arms == compared
+
+    words = shlex.split(shown[3])
+    assert words[:3] == ["dynolab", "study", take.STUDY_FILE]
+    file.write_text(yaml.safe_dump({"preference": {"objective": given(objective)}}))
+    changes = [word for word in words[3:] if word != "--set"]
+    again = load_parameters(StudyParameters, file, changes)
+    assert again.preference.objective == then
+    for found in (study.preference_filter, changed.filter, again.preference_filter):
+        pairs = None if found is None else list(found.pairs)
+        assert pairs == (filtered and filtered["pairs"])
+
+
+def test_nothing_is_taken_without_a_change_and_of_sft_only_the_pairs(tmp_path: Path) -> None:
+    own = training(tmp_path)
+    study = study_of(own)
+    assert take.taken(study, own, State(), "dynolab") == []
+    assert take.taken(study, replace(own, objective=IPOConfig()), State(dose=0.3), "dynolab") == []
+    sft = replace(own, name="sft of report/2", study="report/2")
+    assert texts_of(take.taken(study, sft, State(without=("a",)), "dynolab")) == []
+    assert len(texts_of(take.taken(study, own, State(without=("a",)), "dynolab"))) == 3
+
+
+def given(objective: Any) -> dict[str, Any]:
+    """As a study file sets it."""
+    return {"name": objective.name, **objective.model_dump(mode="json", exclude_defaults=True)}
+
+
+def study_of(training: Training, remedies: Path | None = None) -> Study:
+    return Study("name", "report/0", {"preference": training}, {}, "data/0", remedies)
+
+
+def texts_of(parts: list[Any]) -> list[str]:
+    """What can be copied."""
+    return [part.children[1].children for part in parts if type(part).__name__ == "Div"]
 
 
 def test_the_filtered_file_holds_all_other_pairs(tmp_path: Path) -> None:
     pairs = {name: Example(id=name, prompt="p", chosen="c", rejected="r") for name in "abc"}
-    study = Study("name", "report/0", {"preference": training(tmp_path)}, pairs, "data/0")
+    study = replace(study_of(training(tmp_path)), pairs=pairs)
     name, text = take.filtered(study, State(without=("b",)))
     assert name == "pairs-without-1.jsonl"
     rows = [Example.model_validate_json(line) for line in text.splitlines()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from dynolab.explorer.page.moved import sentence, step_of_map, what_moved
 from dynolab.explorer.page.state import State
 from dynolab.explorer.page.take import copied, map_command, map_python
 from dynolab.explorer.study import Study
-from dynolab.explorer.training import Answer, Training, split_of
+from dynolab.explorer.training import Training
+from dynolab.explorer.watched import Answer, split_of
 from dynolab.report.forces.token_map import READING, token_map_message, token_map_plot
 from dynolab.report.style import SPLITS, in_order, style_of
 from dynolab.report.text import excerpt, visible_token
@@ -86,36 +86,29 @@ def shown(study: Study, state: State, dark: bool, program: str) -> Any:
         return html.P("No answer of this kind was watched.")
     if state.beside in study.trainings and state.beside != training.name:
         return [head, *beside.shown(study, row, state)]
-    recorded, refused = _computable(training)
+    recorded, error = training.computable()
     moved = what_moved(training, row, state, recorded)
     if moved is None:
-        none = html.P("No step was recorded; set record_steps and train again.")
-        return [head, refused or none]
+        return [head, parts.failed(error)]
     near, token_map = -1, None
     if recorded:
         near = step_of_map(recorded, moved.lines, state)
         if pair := study.pairs.get(state.pair):
-            token_map = training.token_map(row, pair, near, state.asked)
+            try:
+                token_map = training.token_map(row, pair, near, state.asked)
+            except ConfigError as refused:  # such as a pair that is longer than the context
+                error = refused
     steps = training.ledger.steps if moved.stored and training.ledger else recorded
     return [
         head,
         parts.steps(steps, state.step),
         *(_tokens(training, row, near, token_map, state) if recorded else ()),
         sentence(moved, state),
-        refused,
+        parts.failed(error),
         *(_map(study, training, row, token_map, state, dark, program) if token_map else ()),
         *(_token_pushers(study, training, row, near, state) if recorded else ()),
         *_pushers(study, moved.lines, state),
     ]
-
-
-def _computable(training: Training) -> tuple[Sequence[int], Any]:
-    """The recorded steps if their lines fit into memory; else none, and why."""
-    try:
-        training.check_room()
-    except ConfigError as error:
-        return (), parts.failed(error)
-    return training.recorded_steps, None
 
 
 def _chosen(training: Training, state: State) -> Answer | None:

@@ -201,16 +201,17 @@ def _navigation(study: Study, state: State) -> Any:
 
 def _waiting(training: Training, state: State) -> Any:
     """How far the lines to all answers are; None if they are all there."""
+    steps, _ = training.computable()
     questions = {state.asked}
-    if state.view == "what-if" and state.objective:
+    if state.view == "what-if":
         questions.add(state.under(training))
-    steps = len(training.recorded_steps)
-    done = [training.begin(state.kind, asked) for asked in questions]
-    if sum(done) == steps * len(done):
+    due = sum(training.begin(state.kind, asked, steps) for asked in questions)
+    if not due:
         return None
+    every = len(steps) * len(questions)
     count = len(training.answers.get(state.kind, ()))
     return html.P(
-        f"Computing what the recorded steps did to all {count} answers: {sum(done)} of "
-        f"{steps * len(done)} steps are done. This is kept, and done once.",
+        f"Computing what the recorded steps did to all {count} answers: {every - due} of "
+        f"{every} steps are done. This is kept, and done once.",
         role="status",
     )

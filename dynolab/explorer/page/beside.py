@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dash import html
@@ -21,18 +22,19 @@ SHOWN = 12
 def shown(study: Study, row: ProbeRow, state: State) -> list[Any]:
     """An answer under the training that is chosen and under the one beside it."""
     trainings = [study.training(state.training), study.trainings[state.beside]]
-    moves = [what_moved(training, row, state, training.recorded_steps) for training in trainings]
-    columns = [
-        html.Div(_column(training, row, moved, state), className="column")
-        for training, moved in zip(trainings, moves, strict=True)
-    ]
+    moves, columns = [], []
+    for training in trainings:
+        recorded, error = training.computable()
+        moved = what_moved(training, row, state, recorded)
+        column = _column(training, row, moved, recorded, state)
+        columns.append(html.Div([*column, parts.failed(error)], className="column"))
+        moves.append(moved)
     return [html.Div(columns, className="beside"), *_pairs(study, trainings, moves, state)]
 
 
-def _column(training: Training, row: ProbeRow, moved: Moved | None, state: State) -> list[Any]:
-    heading = html.H3(training.label)
-    if moved is None:
-        return [heading, html.P("No step was recorded; set record_steps and train again.")]
+def _column(
+    training: Training, row: ProbeRow, moved: Moved | None, recorded: Sequence[int], state: State
+) -> list[Any]:
     watched = [answer for answer in training.answers.get(row.kind, ()) if answer.row == row]
     change = [
         html.P(
@@ -41,14 +43,14 @@ def _column(training: Training, row: ProbeRow, moved: Moved | None, state: State
         )
         for answer in watched
     ]
-    return [heading, *change, sentence(moved, state), *_tokens(training, row, moved, state)]
+    account = [] if moved is None else [sentence(moved, state)]
+    if moved is not None and recorded:
+        account += _tokens(training, row, step_of_map(recorded, moved.lines, state), state)
+    return [html.H3(training.label), *change, *account]
 
 
-def _tokens(training: Training, row: ProbeRow, moved: Moved, state: State) -> list[Any]:
+def _tokens(training: Training, row: ProbeRow, step: int, state: State) -> list[Any]:
     """The answer, coloured by the whole batch of a recorded step."""
-    if not training.recorded_steps:
-        return []
-    step = step_of_map(training.recorded_steps, moved.lines, state)
     texts = training.token_texts(training.encoded(row))
     pushes = training.token_pushes(row, step, state.asked).sum(1).tolist()
     addresses = [

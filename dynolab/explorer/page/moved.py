@@ -29,8 +29,8 @@ def what_moved(
     training: Training, row: ProbeRow, state: State, recorded: Sequence[int]
 ) -> Moved | None:
     """The lines to an answer: the ledger's, else those of recorded steps; None without either."""
-    if row.kind == CHOSEN and row.split == "train" and state.metric == "optimizer":
-        stored = lines_to_answer(training.ledger, row.pair_id, state.step)
+    if state.metric == "optimizer":
+        stored = lines_to_answer(training.ledger, row, state.step)
         if stored is not None:
             return Moved(stored, True, recorded)
     if not recorded:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dash import html
 
-from dynolab.explorer.lines import CHOSEN, PairPush
+from dynolab.data.rows import Example
+from dynolab.explorer.lines import CHOSEN, Lines, PairPush
 from dynolab.explorer.page import parts
+from dynolab.explorer.page.moved import nearest
 from dynolab.explorer.page.state import State
 from dynolab.explorer.stored import lines_to_means
 from dynolab.explorer.study import Study
-from dynolab.explorer.training import Answer, Training
+from dynolab.explorer.training import Training
+from dynolab.explorer.watched import Answer
 from dynolab.report.style import SPLITS, style_of
 from dynolab.report.text import excerpt
 
@@ -22,12 +26,7 @@ HEAD = ("answer", "nats", "its chosen", "its rejected", "", "prompt and answer")
 def listed(study: Study, state: State) -> Any:
     """The training pairs, the one that pulled down most first."""
     training = study.training(state.training)
-    lines = training.all_known(state.kind, state.asked)
-    harm: dict[str, float] = {}
-    if lines is not None:
-        totals = lines.nats.sum(1)
-        for pair in lines.pairs:
-            harm[pair] = float(totals[lines.pair == pair].sum()) / lines.nats.shape[1]
+    harm, where = _mean_pushes(training, state)
     rows = [
         html.Li(
             parts.link(
@@ -41,15 +40,29 @@ def listed(study: Study, state: State) -> Any:
         )
         for pair in sorted(study.pairs, key=lambda pair: (pair not in harm, harm.get(pair, 0)))
     ]
-    label = style_of(state.kind).label
     return [
-        html.P(
-            f"Mean push on all {label} answers at the recorded steps, in nats; – was in none of "
-            "their batches.",
-            className="quiet",
-        ),
+        html.P(f"Mean push on {where}, in nats; – has none.", className="quiet"),
         html.Ul(rows, className="answers", tabIndex=0),
     ]
+
+
+def _mean_pushes(training: Training, state: State) -> tuple[dict[str, float], str]:
+    """Every pair's mean push on the answers of a kind, and on which answers it is."""
+    label = style_of(state.kind).label
+    if (known := training.known_lines(state.kind, state.asked)) is not None:
+        return _means(known[0]), f"all {label} answers at the recorded steps"
+    if (means := lines_to_means(training.ledger)) is not None:
+        rows, lines = means
+        for place, row in enumerate(rows):
+            if (row.kind, row.split) == (state.kind, "train"):
+                where = f"the mean {label} answer of {len(row.pairs)} training pairs"
+                return _means(lines.to(place)), f"{where}, over the whole training"
+    return {}, f"{label} answers"
+
+
+def _means(lines: Lines) -> dict[str, float]:
+    count = lines.nats.shape[1]
+    return {pair: float(lines.nats[lines.pair == pair].sum()) / count for pair in lines.pairs}
 
 
 def shown(study: Study, state: State) -> Any:
@@ -58,21 +71,37 @@ def shown(study: Study, state: State) -> Any:
     pair = study.pairs.get(state.pair)
     if pair is None:
         return html.P("Choose a pair.")
-    steps = training.recorded_steps
-    lines = training.all_known(state.kind, state.asked)
-    if not steps:
-        return html.P("No step was recorded; set record_steps and train again.")
-    assert lines is not None, "waited for"
-    if state.step is not None:
-        step = min(steps, key=lambda other: abs(other - (state.step or 0)))
-        lines = training.lines_of(pair, step, state.kind, state.asked)
-        when = f"at step {step}"
-    elif (lines.pair == pair.id).any():
-        own = sorted(set(lines.step[lines.pair == pair.id].tolist()))
+    steps, error = training.computable()
+    return [
+        html.H2(pair.id),
+        html.P(pair.prompt, className="given"),
+        html.P([html.B("y⁺ ", className="up"), pair.chosen]),
+        html.P([html.B("y⁻ ", className="down"), pair.rejected or "–"]),
+        html.P(parts.link(_tick(pair.id, state), state.toggled(pair.id))),
+        *_over_training(training, pair.id),
+        parts.failed(error),
+        *_at_recorded_steps(training, pair, steps, state),
+    ]
+
+
+def _at_recorded_steps(
+    training: Training, pair: Example, steps: Sequence[int], state: State
+) -> list[Any]:
+    """Whom it harms and helps at recorded steps, or would in place of another pair."""
+    known = training.known_lines(state.kind, state.asked)
+    if known is None:
+        return []
+    lines = known[0]
+    own = sorted(set(lines.step[lines.pair == pair.id].tolist()))
+    if own and (state.step is None or not steps):
         when = f"at recorded step{'s' if len(own) > 1 else ''} {', '.join(map(str, own))}"
+    elif steps:
+        step = steps[-1] if state.step is None else nearest(steps, state.step)
+        lines = training.lines_of(pair, step, state.kind, state.asked)
+        instead = "" if step in own else ", in place of another pair: its batch had not this one"
+        when = f"at step {step}{instead}"
     else:
-        lines = training.lines_of(pair, steps[-1], state.kind, state.asked)
-        when = f"at step {steps[-1]}, in place of another pair: no recorded batch had it"
+        return []
     answers = training.answers[state.kind]
     pushes = lines.pushed_by(pair.id)
     order = sorted(range(len(pushes)), key=lambda place: pushes[place].total)
@@ -80,19 +109,13 @@ def shown(study: Study, state: State) -> Any:
     helped = [place for place in reversed(order) if pushes[place].total > 0]
     mean = sum(push.total for push in pushes) / len(pushes)
     return [
-        html.H2(pair.id),
-        html.P(pair.prompt, className="given"),
-        html.P([html.B("y⁺ ", className="up"), pair.chosen]),
-        html.P([html.B("y⁻ ", className="down"), pair.rejected or "–"]),
-        html.P(parts.link(_tick(pair.id, state), state.toggled(pair.id))),
-        parts.steps(steps, state.step),
+        parts.steps(steps or own, state.step),
         html.P(
             f"{when[0].upper()}{when[1:]}: it pulls {len(harmed)} of {len(pushes)} "
             f"{style_of(state.kind).label} answers down and holds {len(helped)} up; "
             f"{parts.nats(mean)} nats on average.",
             className="message",
         ),
-        *_over_training(training, pair.id),
         html.H3("Whom it harms"),
         _table(answers, pushes, harmed[:SHOWN], state),
         html.H3("Whom it helps"),

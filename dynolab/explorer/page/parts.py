@@ -120,6 +120,6 @@ def graph(figure: go.Figure, dark: bool) -> Part:
     return html.Div(drawn, className="wide", tabIndex=0, role="region")
 
 
-def failed(error: Exception) -> Part:
+def failed(error: Exception | None) -> Part:
     """What could not be shown, and why."""
-    return html.P(str(error), className="failed", role="alert")
+    return None if error is None else html.P(str(error), className="failed", role="alert")

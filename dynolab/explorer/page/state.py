@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dynolab.explorer.lines import WhatIf
 from dynolab.explorer.step import Asked, Metric
 from dynolab.explorer.training import Training
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.registry import ObjectiveConfig
 
 View = Literal["answers", "pairs", "what-if"]
 OBJECTIVES = ("", "dpo", "ipo", "hinge", "slic", "simpo")
@@ -78,10 +80,21 @@ class State(BaseModel):
         """The same steps under the objective that is asked about."""
         return training.asked_for(self.metric, self.objective, self.beta)
 
-    @property
-    def what_if(self) -> WhatIf:
+    def objective_in(self, training: Training) -> ObjectiveConfig:
+        """The objective that is asked about, by default the training's own; without the dose."""
+        return self.under(training).objective or training.objective
+
+    def dose_in(self, training: Training) -> float | None:
+        """The factor on the rejected side; None where the objective has no dose that can be set."""
+        objective = self.objective_in(training)
+        if isinstance(objective, DPOConfig) and objective.designed_dose is None:
+            return self.dose
+        return None
+
+    def what_if(self, training: Training) -> WhatIf:
         """The change that is asked about."""
-        return WhatIf(frozenset(self.without), self.dose)
+        dose = self.dose_in(training)
+        return WhatIf(frozenset(self.without), 1.0 if dose is None else dose)
 
     def toggled(self, pair: str) -> str:
         """The address with a pair ticked that was not, or the other way."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dash import dcc, html
@@ -11,8 +13,11 @@ from dash import dcc, html
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.registry import ObjectiveConfig
 
 DOWNLOAD, FILE = "download", "file"
+STUDY_FILE = "STUDY_FILE"
 
 
 def filtered(study: Study, state: State) -> tuple[str, str]:
@@ -22,33 +27,68 @@ def filtered(study: Study, state: State) -> tuple[str, str]:
     return f"pairs-without-{len(state.without)}.jsonl", text
 
 
-def settings(training: Training, state: State) -> tuple[str, str]:
-    """The change as a study file's settings, and as an arm of a mitigation file; YAML."""
-    study, arm = [], []
+def settings(training: Training, state: State) -> dict[str, Any]:
+    """What the change sets in a study file."""
+    changed: dict[str, Any] = {}
     if state.without:
-        pairs = json.dumps(list(state.without), ensure_ascii=False)
-        study.append(f"preference_filter: {{pairs: {pairs}}}")
-        arm.append(f"    filter: {{pairs: {pairs}}}")
-    if changed := _objective(training, state):
-        own = training.objective.model_dump(mode="json", exclude_defaults=True)
-        whole = {"name": training.objective.name} | ({} if state.objective else own) | changed
-        study.append(f"preference:\n  objective: {json.dumps(whole)}")
-        arm.append(f"    objective: {json.dumps(whole)}")
-    name = "without" if state.without else "changed"
-    arms = "\n".join(["arms:", "  dpo: {}", f"  {name}:", *arm])
-    return "\n".join(study), arms if arm else ""
+        changed["preference_filter"] = {"pairs": list(state.without)}
+    if (objective := _objective(training, state)) != training.objective:
+        changed["preference"] = {"objective": _given(objective)}
+    return changed
 
 
-def command(training: Training, state: State, program: str) -> str:
-    """The change as a command on the study's own file."""
-    changes = []
+def arms(training: Training, state: State) -> dict[str, Any]:
+    """The training as it was and with the change, as arms of a mitigation file."""
+    changed: dict[str, Any] = {"objective": _given(_objective(training, state))}
     if state.without:
-        changes.append(f"preference_filter={json.dumps({'pairs': list(state.without)})}")
-    for name, value in _objective(training, state).items():
-        changes.append(f"preference.objective.{name}={value}")
-    return " ".join(
-        [f"{program} study FILE", *(f"--set {shlex.quote(change)}" for change in changes)]
+        changed["filter"] = {"pairs": list(state.without)}
+    label = "without" if state.without else "changed"
+    return {"as-it-was": {"objective": _given(training.objective)}, label: changed}
+
+
+def study_command(training: Training, state: State, program: str) -> str:
+    """The change as a command on the study's own file, which is not known."""
+    changes = settings(training, state)
+    if "preference" in changes:
+        changes["preference.objective"] = changes.pop("preference")["objective"]
+    return " ".join([program, "study", STUDY_FILE, *_sets(changes)])
+
+
+def mitigation_command(file: Path, training: Training, state: State, program: str) -> str:
+    """The change as a command on the study's file of remedies."""
+    change = _sets({"arms": arms(training, state)})
+    return " ".join([program, "mitigation", shlex.quote(str(file)), *change])
+
+
+def _objective(training: Training, state: State) -> ObjectiveConfig:
+    """The objective that the change trains under; its dose is a factor on the one that it has."""
+    objective, dose = state.objective_in(training), state.dose_in(training)
+    if dose is None or not isinstance(objective, DPOConfig):
+        return objective
+    whole = round(dose * objective.negative_dose, 6)
+    return objective.model_copy(update={"negative_dose": whole})
+
+
+def _given(objective: ObjectiveConfig) -> dict[str, Any]:
+    """An objective's name, and its settings that are not the defaults."""
+    changed = objective.model_dump(mode="json", exclude_defaults=True)
+    return {"name": objective.name} | changed
+
+
+def _sets(changes: Mapping[str, Any]) -> list[str]:
+    return [f"--set {shlex.quote(f'{name}={_json(value)}')}" for name, value in changes.items()]
+
+
+def _yaml(value: Mapping[str, Any]) -> str:
+    """Settings as a study file has them: sections on lines of their own, the rest as JSON."""
+    return "\n".join(
+        f"{name}:\n" + "\n".join(f"  {key}: {_json(own)}" for key, own in section.items())
+        for name, section in value.items()
     )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def map_command(study: Study, training: Training, step: int, pair: str, program: str) -> str:
@@ -95,33 +135,31 @@ def copied(label: str, text: str) -> Any:
 
 
 def taken(study: Study, training: Training, state: State, program: str) -> list[Any]:
-    """What the change is as a file, settings and a command."""
-    own, arms = settings(training, state)
-    if not own:
+    """What the change is as a file, settings and commands."""
+    changes = settings(training, state)
+    if not changes:
         return []
+    kept = len(study.pairs) - len(state.without)
+    download = html.P(
+        [html.Button(f"Download the {kept} pairs", id=FILE), dcc.Download(id=DOWNLOAD)]
+    )
+    offered = [html.H3("Take it with you"), download if state.without else None]
+    if training.stage != "preference":
+        return [*offered, html.P("Settings and commands are offered for preference trainings.")]
+    remedies = None if training.study else study.remedies
     return [
-        html.H3("Take it with you"),
-        html.P(
-            [
-                html.Button(f"Download the {len(study.pairs) - len(state.without)} pairs", id=FILE),
-                dcc.Download(id=DOWNLOAD),
-            ]
+        *offered,
+        copied("in the study file", _yaml(changes)),
+        copied("as an arm, in a mitigation file", _yaml({"arms": arms(training, state)})),
+        copied(
+            "compared with the training as it was, over three seeds",
+            mitigation_command(remedies, training, state, program),
         )
-        if state.without
+        if remedies
         else None,
-        copied("in the study file", own),
-        copied("as an arm, in a mitigation file", arms),
-        copied("as a command", command(training, state, program)),
+        copied(
+            f"as a study of its own; {STUDY_FILE} is the file that {training.study or study.name} "
+            "was run with",
+            study_command(training, state, program),
+        ),
     ]
-
-
-def _objective(training: Training, state: State) -> dict[str, Any]:
-    """The objective's settings that are changed."""
-    asked = state.under(training).objective
-    objective = asked or training.objective
-    changed: dict[str, Any] = {} if asked is None else {"name": asked.name}
-    if state.beta is not None and "beta" in type(objective).model_fields:
-        changed["beta"] = state.beta
-    if state.dose != 1 and "negative_dose" in type(objective).model_fields:
-        changed["negative_dose"] = state.dose
-    return changed

@@ -13,7 +13,8 @@ from dynolab.explorer.page.state import BETAS, OBJECTIVES, State
 from dynolab.explorer.page.take import taken
 from dynolab.explorer.stored import lines_to_means
 from dynolab.explorer.study import Study
-from dynolab.explorer.training import Answer, Training
+from dynolab.explorer.training import Training
+from dynolab.explorer.watched import Answer
 from dynolab.report.figure import base_layout
 from dynolab.report.style import CHOSEN, MUTED, REJECTED, SPLITS, objective_name, style_of
 from dynolab.report.text import plotly_text
@@ -24,6 +25,8 @@ DOSES = (0.0, 0.1, 0.3, 0.5, 1.0, 1.5)
 
 def listed(study: Study, state: State) -> Any:
     """The pairs that are ticked, and what else is changed."""
+    training = study.training(state.training)
+    own = objective_name(training.objective.name)
     ticked = [
         html.Li(parts.link(f"{pair} ×", state.toggled(pair), title="take it back in"))
         for pair in state.without
@@ -33,46 +36,71 @@ def listed(study: Study, state: State) -> Any:
         html.Ul(ticked, className="ticked")
         if ticked
         else html.P("No pair yet: tick some in the other views.", className="quiet"),
-        parts.choices(
-            "dose of the rejected side",
-            [(f"{dose:g}", state.link(dose=dose), dose == state.dose) for dose in DOSES],
-        ),
+        _doses(training, state),
         parts.choices(
             "objective",
             [
                 (
-                    objective_name(name) if name else "as trained",
+                    objective_name(name) if name else f"as trained ({own})",
                     state.link(objective=name, beta=None),
                     name == state.objective,
                 )
                 for name in OBJECTIVES
             ],
         ),
-        *(
-            [
-                parts.choices(
-                    "β",
-                    [(f"{beta:g}", state.link(beta=beta), beta == state.beta) for beta in BETAS],
-                )
-            ]
-            if state.objective
-            else []
-        ),
+        _betas(training, state),
     ]
+
+
+def _doses(training: Training, state: State) -> Any:
+    chosen = state.dose_in(training)
+    if chosen is None:
+        objective = objective_name(state.objective_in(training).name)
+        return html.P(f"{objective} has no dose of the rejected side to set.", className="quiet")
+    return parts.choices(
+        "dose of the rejected side",
+        [(f"{dose:g}", state.link(dose=dose), dose == chosen) for dose in DOSES],
+    )
+
+
+def _betas(training: Training, state: State) -> Any:
+    """Every β that the objective may have; the one that it has without asking is among them."""
+    known = getattr(state.model_copy(update={"beta": None}).objective_in(training), "beta", None)
+    if known is None:
+        return None
+    chosen = state.beta or known
+    return parts.choices(
+        "β",
+        [
+            (f"{beta:g}", state.link(beta=None if beta == known else beta), beta == chosen)
+            for beta in sorted({*BETAS, known, chosen})
+        ],
+    )
 
 
 def shown(study: Study, state: State, dark: bool, program: str) -> Any:
     """What the change does to all answers, to first order."""
     training = study.training(state.training)
-    lines = training.all_known(state.kind, state.asked)
-    if lines is None:
-        return html.P("No step was recorded; set record_steps and train again.")
-    instead = training.all_known(state.kind, state.under(training)) if state.objective else None
-    answers = training.answers[state.kind]
-    moved = lines.what_if(state.what_if, instead)
-    steps = ", ".join(map(str, training.recorded_steps))
+    _, error = training.computable()
     return [
         html.H2("What if"),
+        *_at_recorded_steps(training, state, dark),
+        *_over_training(training, state),
+        parts.failed(error),
+        *taken(study, training, state, program),
+    ]
+
+
+def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any]:
+    """What the change does at the recorded steps, on every answer."""
+    known = training.known_lines(state.kind, state.asked, state.under(training))
+    if known is None:
+        return []
+    lines, instead = known
+    answers = training.answers[state.kind]
+    moved = lines.what_if(state.what_if(training), instead)
+    steps = ", ".join(map(str, sorted(set(lines.step.tolist()))))
+    return [
         html.P(
             f"To first order, at the recorded steps {steps} alone: the weights at every step, "
             "and so all other pushes, stay what they were. A training shows the rest.",
@@ -88,8 +116,6 @@ def shown(study: Study, state: State, dark: bool, program: str) -> Any:
             "snnnn",
         ),
         parts.graph(_scatter(answers, lines.measured, moved), dark),
-        *_over_training(training, state),
-        *taken(study, training, state, program),
     ]
 
 
@@ -110,10 +136,10 @@ def _summary(
 def _over_training(training: Training, state: State) -> list[Any]:
     """The same of the whole training, on what has an account of its own."""
     means = lines_to_means(training.ledger)
-    if means is None or state.objective:
+    if means is None or state.under(training) != state.asked:
         return []
     rows, lines = means
-    after = lines.what_if(state.what_if)
+    after = lines.what_if(state.what_if(training))
     table = [
         [
             f"{style_of(row.kind).label}, {SPLITS[row.split]}",

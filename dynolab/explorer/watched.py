@@ -1,0 +1,43 @@
+"""The answers that a training watched, with what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dynolab.data.rows import ProbeRow, Split, read_rows
+from dynolab.results.study import ProbeScore
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A watched answer, and log π of it before and after the training, in nats."""
+
+    row: ProbeRow
+    start: float
+    end: float
+
+    @property
+    def change(self) -> float:
+        """Δ log π: negative where the answer fell."""
+        return self.end - self.start
+
+
+def read_answers(scores: Path, watched: Sequence[ProbeRow]) -> dict[str, list[Answer]]:
+    """The watched answers of every kind, the one that fell most first."""
+    ends: dict[tuple[str, str], list[float]] = {}
+    for score in read_rows(scores, ProbeScore):
+        path = ends.setdefault((score.pair_id, score.kind), [score.logp, score.logp])
+        path[1] = score.logp
+    kinds: dict[str, list[Answer]] = {}
+    for row in watched:
+        if known := ends.get((row.pair_id, row.kind)):
+            kinds.setdefault(row.kind, []).append(Answer(row, *known))
+    return {kind: sorted(own, key=lambda answer: answer.change) for kind, own in kinds.items()}
+
+
+def split_of(answers: Sequence[Answer], split: Split | Literal["all"]) -> list[Answer]:
+    """The answers of a split, in their order."""
+    return [answer for answer in answers if split in ("all", answer.row.split)]
