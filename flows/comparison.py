@@ -30,7 +30,7 @@ from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
 from tasks.shared.data_and_base import check_model_fits_data, seeded_base, seeded_data
-from tasks.shared.pair_inputs import answers_of, judge_of, start_of, training_of
+from tasks.shared.pair_inputs import answers_of, filter_of, judge_of, start_of, training_of
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
@@ -177,9 +177,10 @@ def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int)
     if arm.pairs == "on_policy":
         reads["prompts"] = f"prompts-{seed}"
     if arm.filter is not None:
-        reads["data"] = f"{name}-filter"
-        audited = {"data": f"data-{seed}", "audit": _audit_name(arm, seed)}
-        steps.append(Step(reads["data"], FILTER, arm.filter, audited))
+        reads["data"] = filter_of(label, seed)
+        ranked = {} if arm.filter.pairs else {"audit": _audit_name(arm, seed)}
+        filtered = {"data": f"data-{seed}", **ranked}
+        steps.append(Step(reads["data"], FILTER, arm.filter, filtered))
     training = arm.training(parameters.training, parameters.on_policy, seed)
     return [*steps, Step(name, ARM, training, reads)]
 
@@ -243,7 +244,7 @@ def _preparation_steps(parameters: PairComparison, arm: ArmConfig, seed: int) ->
     if arm.pairs == "resampled":
         sampling = SampleConfig(seed=seed)
         steps.append(Step(_sampled_name(arm, seed), RESAMPLED, sampling, reads))
-    if arm.filter is not None:
+    if arm.filter is not None and not arm.filter.pairs:
         job = AuditJob(**dict(parameters.audit), objective=arm.objective)
         steps.append(Step(_audit_name(arm, seed), AUDIT, job, reads))
     return steps

@@ -23,7 +23,7 @@ from flows.comparison import (
 )
 from flows.flow import Name, Plan, StagedFlow
 from tasks.arm import ArmConfig
-from tasks.filter import FILTER, FilterConfig
+from tasks.filter import FilterConfig
 from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
@@ -131,7 +131,7 @@ def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
         judge=parameters.judge.name,
         settings=parameters.as_yaml,
     )
-    measured = {step.name: step.name for step in compared if step.stage is not FILTER}
+    measured = {step.name: step.name for step in compared}
     return [*shared, *compared, Step("mitigation-page", MITIGATION_PAGE, page, measured)]
 
 

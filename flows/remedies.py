@@ -30,9 +30,10 @@ learned yet.
 
 _ABOUT = """\
 # Made by the study {name}: its preference training as it was; with a smaller push on rejected
-# answers; with the largest push, step by step, that to first order lowers no other chosen answer;
-# and without the pairs that lower the others' chosen answers most. What comes before it has the
-# study's settings.
+# answers (softer); with the largest push, step by step, that to first order lowers no other chosen
+# answer (designed); without the pairs that an audit says lower the others' chosen answers most
+# (filtered); and, after a study with an account, without those that pulled its fallen answers down
+# (without-named). What comes before the training has the study's settings.
 """
 
 
@@ -66,11 +67,12 @@ def remedies_file(
         "sft": None if sft is None else _given(sft),
         "training": training,
         "audit": _given(audit or AuditConfig()),
-        "arms": {label: _given(arm) for label, arm in _arms(trained).items()},
     }
     if not data.states_facts:
         settings["judge"] = {"name": "log_prob"}
         settings["answers"] = {"prompts": 40, "samples": 1}
+    # The arms come last, so that the study's report can add one.
+    settings["arms"] = {label: _given(arm) for label, arm in _arms(trained).items()}
     try:
         MitigationParameters.model_validate(settings)
     except (ConfigError, ValidationError):

@@ -143,8 +143,13 @@ class StudyParameters(FlowParameters):
                 self.preference_filter.by,
                 f"needs a loss on pairs, which {objective} is not; leave it out",
             )
-        if self.preference_filter is not None and self.audit is None:
-            raise ConfigError("audit", None, "preference_filter reads its ranking; leave one out")
+        if self.preference_filter and not self.preference_filter.pairs and self.audit is None:
+            raise ConfigError(
+                "audit",
+                None,
+                "preference_filter reads its ranking; delete `audit: null`, or name the pairs "
+                "(preference_filter.pairs)",
+            )
         return self
 
     @model_validator(mode="after")
@@ -285,19 +290,23 @@ def _kernel(parameters: StudyParameters, models: Collection[str]) -> list[Step]:
 
 
 def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:
-    """The audit's steps before and after preference training, if it is wanted and that on pairs."""
+    """The steps of audit and filter, before and after a preference training on pairs."""
     objective = parameters.preference.objective
-    if parameters.audit is None or objective.name not in PAIR_OBJECTIVES:
+    if objective.name not in PAIR_OBJECTIVES:
         return [], []
-    job = AuditJob(**dict(parameters.audit), objective=objective)
-    before = [Step("audit", AUDIT, job, {"data": "data", "model": parameters.start})]
+    before, after = [], []
     reads = {"data": "data", "audit": "audit", "model": "preference"}
+    if parameters.audit is not None:
+        job = AuditJob(**dict(parameters.audit), objective=objective)
+        before.append(Step("audit", AUDIT, job, {"data": "data", "model": parameters.start}))
+        after.append(Step("foresight", FORESIGHT, ForesightConfig(), reads))
     if parameters.preference_filter is not None:
+        ranked = {} if parameters.preference_filter.pairs else {"audit": "audit"}
         before.append(
-            Step("filter", FILTER, parameters.preference_filter, {"data": "data", "audit": "audit"})
+            Step("filter", FILTER, parameters.preference_filter, {"data": "data", **ranked})
         )
         reads["filter"] = "filter"
-    return before, [Step("foresight", FORESIGHT, ForesightConfig(), reads)]
+    return before, after
 
 
 def _ledger(parameters: StudyParameters, trained_on: str) -> list[Step]:

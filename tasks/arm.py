@@ -86,6 +86,7 @@ class ArmConfig(StageConfig):
             pairs=self.pairs,
             filtered_by=self.filter and ("id" if self.filter.pairs else self.filter.by),
             dropped=self.filter and self.filter.drop,
+            named=self.filter.pairs if self.filter else (),
             alarm=self.alarm,
             learning_rate=self.learning_rate,
             updates_per_rollout=self.updates_per_rollout,

@@ -38,20 +38,15 @@ class FilterConfig(StageConfig):
 
 
 def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
-    """Reads inputs `data` and `audit`.
+    """Reads inputs `data` and, for a ranking, `audit`.
 
     Results: `train.jsonl` without the worst pairs, the unchanged `probes.jsonl`, and
     `filter.json`, which lists the dropped pairs. A training stage reads this result in place of the
     data stage's. Pairs that were not audited are kept.
     """
-    from dynolab.audit.foresight import worst_first
-
     config, data = work.config, work.input_folder("data")
     with work.shown():
-        audited = read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit)
-        ranked = worst_first([row for row in audited if row.split == "train"], config.by)
-        worst = tuple(row.pair_id for row in ranked[: round(config.drop * len(ranked))])
-        dropped = config.pairs or worst
+        dropped = config.pairs or _worst(work.input_folder("audit"), config)
         dropped_ids = frozenset(dropped)
         rows = read_rows(data / "train.jsonl", Example)
         kept_rows = (row for row in rows if row.id not in dropped_ids)
@@ -62,6 +57,15 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
         (work.output / "filter.json").write_text(facts.model_dump_json(indent=1))
     work.tracker.log_artifact(work.output / "filter.json", "data")
     return {"data/pairs_kept": float(kept), "data/pairs_filtered": float(len(dropped))}
+
+
+def _worst(audit: Path, config: FilterConfig) -> tuple[str, ...]:
+    """Ids of the training pairs that the ranking puts first."""
+    from dynolab.audit.foresight import worst_first
+
+    audited = read_rows(audit / "audit.jsonl", PairAudit)
+    ranked = worst_first([row for row in audited if row.split == "train"], config.by)
+    return tuple(row.pair_id for row in ranked[: round(config.drop * len(ranked))])
 
 
 def _check_there(pairs: Collection[str], file: Path) -> None:

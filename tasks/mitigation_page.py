@@ -23,8 +23,8 @@ class MitigationPageConfig(PageConfig):
 
 
 def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
-    """Reads for every arm and seed its training, its sampled answers and the judge's verdicts
-    against the baseline.
+    """Reads for every arm and seed its training, its filter's result, its sampled answers and the
+    judge's verdicts against the baseline.
 
     Results: `mitigation.html`, `summary.json`, `comparison.json` and `figures/`; all go to MLflow
     as well. Returns each arm's figures as means over seeds.
@@ -69,4 +69,4 @@ def _describe_training(config: MitigationPageConfig) -> str:
     )
 
 
-MITIGATION_PAGE = Stage("mitigation-page", 3, mitigation_page)
+MITIGATION_PAGE = Stage("mitigation-page", 4, mitigation_page)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from pydantic import Field
 
 from dynolab.data.rows import read_rows
@@ -22,6 +24,7 @@ from tasks.runtime.work import StageResult, Work
 from tasks.shared.page_helpers import PageConfig, facts_of, send_page
 
 if TYPE_CHECKING:
+    from dynolab.report.inputs.ledger import Ledger
     from dynolab.report.inputs.study import ReportInputs
 
 TRAININGS = ("sft", "preference")
@@ -66,7 +69,8 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
         inputs = read_inputs(work.config, work.inputs, work.input_folder, work.short)
         summary = write_report(inputs, work.output)
         if work.config.remedies:
-            (work.output / REMEDIES).write_text(work.config.remedies)
+            remedies = with_named_arm(work.config.remedies, inputs.ledger)
+            (work.output / REMEDIES).write_text(remedies)
     if (pairs := work.output / PAIRS).exists():
         work.log_tables(pairs=read_rows(pairs, PairChange))
     send_page(work)
@@ -78,6 +82,21 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
         for name, value in work.inputs[stage].metrics.items()
         if name.startswith(f"{metric}/")
     }
+
+
+def with_named_arm(remedies: str, ledger: Ledger | None) -> str:
+    """The file of remedies with one more arm: training without the pairs that the account names.
+
+    **Arguments:** `remedies`: the file's text, which ends with its arms, the baseline first.
+    """
+    from dynolab.report.ledger.pullers import strongest_pullers
+
+    named = strongest_pullers(ledger) if ledger is not None else []
+    if not named:
+        return remedies
+    baseline = next(iter(yaml.safe_load(remedies)["arms"].values()))
+    arm = {"without-named": baseline | {"filter": {"pairs": named}}}
+    return remedies + textwrap.indent(yaml.safe_dump(arm, sort_keys=False), "  ")
 
 
 def early_report(

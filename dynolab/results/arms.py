@@ -29,8 +29,9 @@ step or every few steps, and ranked by rewards (Guo et al., arXiv 2402.04792).
 class ArmFacts(Row):
     """Settings of one arm of a comparison.
 
-    `dropped` is the share of pairs that the ranking `filtered_by` left out, unless they were named
-    (`id`). `learning_rate` and `updates_per_rollout` are None if the arm does not set its own.
+    `dropped` is the share of pairs that the ranking `filtered_by` left out, unless they were
+    `named` (`id`). `learning_rate` and `updates_per_rollout` are None if the arm does not set its
+    own.
     """
 
     objective: RowObjectiveConfig
@@ -38,6 +39,7 @@ class ArmFacts(Row):
     pairs: Pairs = "given"
     filtered_by: str | None = None
     dropped: float | None = None
+    named: tuple[str, ...] = ()
     alarm: AlarmConfig | None = None
     learning_rate: float | None = None
     updates_per_rollout: int | None = None
@@ -63,9 +65,13 @@ class MarginPoint(Row):
 
 
 class RunFigures(Row):
-    """Figures of one arm with one seed; empty for a diverged run."""
+    """Figures of one arm with one seed; empty for a diverged run.
+
+    `left_out`: ids of the pairs that its filter left out.
+    """
 
     figures: dict[str, float]
+    left_out: tuple[str, ...] = ()
     path: tuple[MarginPoint, ...] = ()
     diverged: Divergence | None = None
     alarm: AlarmRing | None = None

@@ -27,6 +27,11 @@ def training_of(arm: str, seed: int) -> str:
     return f"{arm}-{seed}"
 
 
+def filter_of(arm: str, seed: int) -> str:
+    """Name of the step that leaves an arm's pairs out."""
+    return f"{training_of(arm, seed)}-filter"
+
+
 def answers_of(arm: str, seed: int) -> str:
     """Name of the step that samples answers of an arm's model."""
     return f"{arm}-{seed}-said"
@@ -38,12 +43,15 @@ def judge_of(seed: int) -> str:
 
 
 def read_run(work: Work[Any], arm: str, seed: int) -> PairRun:
-    """Reads the results of an arm with one seed; answers and verdicts only if they are inputs."""
+    """Reads the results of an arm with one seed; all but its training only if they are inputs."""
     from dynolab.report.inputs.arms import read_pair_run
 
     trained = work.input_folder(training_of(arm, seed))
-    answers, judged = (input_folder(work, name) for name in (answers_of(arm, seed), judge_of(seed)))
-    return read_pair_run(arm, trained, answers, judged)
+    answers, judged, filtered = (
+        input_folder(work, name)
+        for name in (answers_of(arm, seed), judge_of(seed), filter_of(arm, seed))
+    )
+    return read_pair_run(arm, trained, answers, judged, filtered)
 
 
 def read_start(work: Work[Any], start: Start, seed: int) -> PairRun:

@@ -11,14 +11,17 @@ import pytest
 import yaml
 
 from dynolab.errors import ConfigError
+from dynolab.report.ledger.pullers import strongest_pullers
 from flows.flow import Plan
 from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.pages import copy_page, write_early_page
 from flows.parameters import load_parameters
 from flows.remedies import remedies_file
 from flows.study import FLOW, StudyParameters, early_page, resolved, study_steps
+from tasks.report import with_named_arm
 from tasks.runtime.pipeline import Step
 from tasks.runtime.system.settings import Settings
+from tests.report.ledgers import write_ledger
 
 BUILTIN = Path("builtin.yaml")
 
@@ -89,6 +92,28 @@ def test_a_dose_that_forces_choose_is_offered_where_it_can_be(dtype: str, arms: 
     settings = yaml.safe_load(file_of(own))
     assert len(settings["arms"]) == arms
     assert ("designed" in settings["arms"]) == (dtype == "fp32")
+
+
+def test_the_studys_account_adds_an_arm_without_the_pairs_that_it_names(tmp_path: Path) -> None:
+    ledger = write_ledger(tmp_path)
+    text = with_named_arm(file_of(study()), ledger)
+    file = tmp_path / "remedies.yaml"
+    file.write_text(text)
+    arms = load_parameters(MitigationParameters, file, []).arms
+    named, baseline = arms["without-named"], arms["as-it-was"]
+    assert named.objective == baseline.objective
+    assert named.filter is not None
+    assert list(named.filter.pairs) == strongest_pullers(ledger) != []
+    assert with_named_arm(file_of(study()), None) == file_of(study())
+
+
+def test_named_pairs_are_left_out_without_an_audit() -> None:
+    own = study("audit=null", 'preference_filter={"pairs": ["a"]}')
+    steps = {step.name: step for step in study_steps(own)}
+    assert "audit" not in steps and steps["filter"].inputs == {"data": "data"}
+    assert steps["preference"].inputs["data"] == "filter"
+    with pytest.raises(ConfigError, match="name the pairs"):
+        study("audit=null", "preference_filter={by: on_all}")
 
 
 def test_a_training_that_cannot_be_compared_has_none() -> None:

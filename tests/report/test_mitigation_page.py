@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from dynolab.report.inputs.files import StageFacts
 from dynolab.report.mitigation.matched import matched_figure
 from dynolab.report.mitigation.opening import answer
 from dynolab.report.mitigation.page import remedy_figure, write_mitigation_page
+from dynolab.report.mitigation.tables import mitigation_list
 from dynolab.results.arms import ComparedArms
 from dynolab.statistics import mean_interval
 from tests.report.pairs import ARMS, mitigation
@@ -62,10 +64,33 @@ def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     compared = mitigation()
     said = answer(compared, arm_table_of(compared))
     assert said[0].startswith("Under dpo the chosen answers of training pairs changed by")
-    assert said[1].startswith("They end ") and "held out" in said[1]
+    assert "of held-out pairs by" in said[0] and "nats, at a margin of" in said[0]
+    assert said[1].startswith("Against that, training pairs end ") and "held out" in said[1]
+    assert said[2].startswith("Held-out pairs end ")
     assert any(sentence.startswith("Where both have learned the same margin") for sentence in said)
     single = mitigation(seeds=(4,))
     assert "decides nothing" in answer(single, arm_table_of(single))[1]
+
+
+def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answers_up_best() -> None:
+    compared = mitigation()
+    figures = arm_table_of(compared)
+    gains = {arm: figures.difference(arm, "dpo", "heldout/chosen") for arm in compared.others}
+    best = max((arm for arm in gains if gains[arm].low > 0), key=lambda arm: gains[arm].mean)
+    objective = json.dumps({"name": compared.arms[best].objective.name})[1:-1]
+    last = answer(compared, figures)[-1]
+    assert last.startswith(f"To train as {best} does") and objective in last
+
+
+def test_the_pairs_that_a_filter_left_out_are_named() -> None:
+    compared = mitigation()
+    left_out = [("a", "b"), ("b", "c"), ("b", "d")]
+    runs = [
+        run.model_copy(update={"left_out": pairs})
+        for run, pairs in zip(compared.runs["dose"], left_out, strict=True)
+    ]
+    compared = compared.model_copy(update={"runs": compared.runs | {"dose": runs}})
+    assert "(2 pairs; with every seed: b)" in str(mitigation_list(compared).markup)
 
 
 def test_an_arm_that_did_not_learn_the_preference_gets_no_praise() -> None:
@@ -76,8 +101,8 @@ def test_an_arm_that_did_not_learn_the_preference_gets_no_praise() -> None:
     ]
     compared = compared.model_copy(update={"runs": compared.runs | {"dose": runs}})
     said = answer(compared, arm_table_of(compared))
-    assert said[-1].startswith("dose") and "did not learn the preference" in said[-1]
-    assert not any("dose" in sentence for sentence in said[:-1])
+    (only,) = (sentence for sentence in said if re.search(r"\bdose\b", sentence))
+    assert only.startswith("dose") and "did not learn the preference" in only
 
 
 def test_a_run_that_diverged_is_told_and_its_arm_stays(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from dynolab.objectives.registry import AnyConfig
 from dynolab.report.inputs.files import PageInputs, rows
 from dynolab.report.inputs.study import Training, read_training
 from dynolab.results.arms import ComparedArms, Divergence, RunFigures
+from dynolab.results.audit import FilteredPairs
 from dynolab.results.groups import (
     CompletionForce,
     LikelihoodChange,
@@ -155,7 +156,7 @@ class PairRun:
 
     `summary` is None if the run diverged; `diverged` then holds the step. `sampled`: by figure,
     means over its model's answers and their contests with the baseline's; `won`: the share of
-    held-out contests that it wins.
+    held-out contests that it wins; `left_out`: ids of the pairs that its filter left out.
     """
 
     probes: tuple[ProbeScore, ...]
@@ -163,6 +164,7 @@ class PairRun:
     diverged: Divergence | None = None
     sampled: Mapping[str, float] | None = None
     won: Interval | None = None
+    left_out: tuple[str, ...] = ()
 
     def row(self) -> RunFigures:
         """The run's figures; a diverged run has none."""
@@ -172,6 +174,7 @@ class PairRun:
         moved |= gap_by_margin(moved)
         return RunFigures(
             figures=moved | dict(self.sampled or {}),
+            left_out=self.left_out,
             path=margin_path(self.probes),
             alarm=self.summary.alarm,
         )
@@ -230,7 +233,13 @@ def read_group_run(
     )
 
 
-def read_pair_run(arm: str, trained: Path, answers: Path | None, judged: Path | None) -> PairRun:
+def read_pair_run(
+    arm: str,
+    trained: Path,
+    answers: Path | None,
+    judged: Path | None,
+    filtered: Path | None = None,
+) -> PairRun:
     """Reads the results of a training, its model's answers, and its seed's judge.
 
     Reads only the divergence of a diverged training: its probes contain NaN.
@@ -254,6 +263,7 @@ def read_pair_run(arm: str, trained: Path, answers: Path | None, judged: Path | 
         summary=read_value(trained / "summary.json", TrainingSummary),
         sampled=sampled,
         won=won.get("heldout/won"),
+        left_out=read_value(filtered / "filter.json", FilteredPairs).dropped if filtered else (),
     )
 
 

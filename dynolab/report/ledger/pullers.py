@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-from markupsafe import Markup
+from collections.abc import Sequence
 
-from dynolab.report.inputs.ledger import Ledger
-from dynolab.report.ledger.pushers import fallen_accounts
+import numpy as np
+from jaxtyping import Float, Int
+from markupsafe import Markup
+from numpy import ndarray
+
+from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
+from dynolab.report.ledger.pushers import EACH_WAY, fallen_accounts
 from dynolab.report.page import Section, section, table
 from dynolab.report.text import excerpt, number
 
@@ -22,8 +26,7 @@ def puller_section(ledger: Ledger) -> Section | None:
     if not answers:
         return None
     names = [account.row.name for account in answers]
-    totals = np.array([ledger.by_example(account) for account in answers])
-    order = np.argsort(np.minimum(totals, 0).sum(axis=0))
+    totals, order = _totals(ledger, answers), _order(ledger, answers)
     worst = totals[:, order[0]]
     rows = []
     for place in order[:_SHOWN]:
@@ -53,6 +56,30 @@ def puller_section(ledger: Ledger) -> Section | None:
         "them most come first. “dynolab explore” shows it for all watched answers, at the recorded "
         "steps.",
     )
+
+
+def strongest_pullers(ledger: Ledger) -> list[str]:
+    """The pairs that lowered the answers with an account of their own most, the strongest first.
+
+    At most `EACH_WAY`, and a fifth of the pairs; empty without such answers.
+    """
+    answers = fallen_accounts(ledger)
+    if not answers:
+        return []
+    count = min(EACH_WAY, max(1, len(ledger.examples) // 5))
+    return [ledger.examples[place] for place in _order(ledger, answers)[:count]]
+
+
+def _totals(
+    ledger: Ledger, answers: Sequence[FunctionalAccount]
+) -> Float[ndarray, "answers examples"]:
+    """What every pair did to every answer, in nats."""
+    return np.array([ledger.by_example(account) for account in answers])
+
+
+def _order(ledger: Ledger, answers: Sequence[FunctionalAccount]) -> Int[ndarray, " examples"]:
+    """Places of the pairs in `ledger.examples`, the one that lowered the answers most first."""
+    return np.argsort(np.minimum(_totals(ledger, answers), 0).sum(axis=0))
 
 
 def _named(names: list[str], pushes: np.ndarray, sign: int = 1) -> str | Markup:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any
 
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN
 from dynolab.report.mitigation.matched import matched_table_of
 from dynolab.report.text import join, mean_and_ends, number, with_interval
-from dynolab.results.arms import ComparedArms
+from dynolab.results.arms import ArmFacts, ComparedArms
 from dynolab.statistics import Interval, clear
 
 
@@ -18,29 +20,43 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     own = figures.mean(baseline, "train/chosen")
     if not own.n or not compared.others:
         return []
+    heldout = figures.mean(baseline, "heldout/chosen")
+    also = f" and of held-out pairs by {with_interval(heldout)}" if heldout.n else ""
     sentences = [
-        f"Under {baseline} the chosen answers of training pairs changed by {with_interval(own)} "
-        f"nats{_margin(baseline, figures)}."
+        f"Under {baseline} the chosen answers of training pairs changed by {with_interval(own)}"
+        f"{also} nats{_margin(baseline, figures)}."
     ]
     useless = unlearned(compared, figures)
     learned = [arm for arm in compared.others if arm not in useless]
-    ends = {arm: figures.difference(arm, baseline, "train/chosen") for arm in learned}
-    ends = {arm: change for arm, change in ends.items() if change.n}
+    ends, unseen = (
+        {
+            arm: change
+            for arm in learned
+            if (change := figures.difference(arm, baseline, f"{split}/chosen")).n
+        }
+        for split in ("train", "heldout")
+    )
     if len(compared.seeds) == 1:
         shown = [
-            f"{arm} {mean_and_ends(change)[0]}{_margin(arm, figures)}"
+            f"{arm} {mean_and_ends(change)[0]}"
+            + (f" and {mean_and_ends(unseen[arm])[0]} held out" if arm in unseen else "")
+            + _margin(arm, figures)
             for arm, change in ends.items()
         ]
         sentences.append(
             f"Against that, over one seed, which decides nothing: {'; '.join(shown) or 'no arm'}."
         )
     elif ends:
-        sentences.append(f"They end {_compared(ends, figures)}.")
+        sentences.append(f"Against that, training pairs end {_compared(ends, figures)}.")
+        if unseen:
+            sentences.append(f"Held-out pairs end {_compared(unseen)}.")
     table = matched_table_of(compared)
     same = {arm: table.mean(arm, "matched/chosen") for arm in ends}
     matched = {arm: change for arm, change in same.items() if change.n > 1}
     if matched:
-        sentences.append(f"Where both have learned the same margin, they are {_compared(matched)}.")
+        sentences.append(
+            f"Where both have learned the same margin, training pairs are {_compared(matched)}."
+        )
     elif ends and not _only_others_learned(compared, figures):
         sentences.append(
             f"None of them shares a margin of {number(LEAST_MARGIN)} nats or more with {baseline}: "
@@ -51,7 +67,36 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             f"{join(others)} did not learn the preference: rejected answers rose as much as chosen "
             "ones or more. A dose nearer to 1 pushes them down harder."
         )
+    best = _best(ends, unseen)
+    if best is not None and len(compared.seeds) > 1:
+        sentences.append(
+            f"To train as {best} does, write in a study’s file: {_settings(compared.arms[best])}."
+        )
     return sentences
+
+
+def _best(ends: Mapping[str, Interval], unseen: Mapping[str, Interval]) -> str | None:
+    """The arm whose chosen answers end highest, clearly: held-out ones, where they are watched."""
+    decisive = unseen or ends
+    higher = {
+        arm: change.mean
+        for arm, change in decisive.items()
+        if clear(change) and change.mean > 0 and not (clear(ends[arm]) and ends[arm].mean < 0)
+    }
+    return max(higher, key=higher.__getitem__) if higher else None
+
+
+def _settings(arm: ArmFacts) -> str:
+    """What a study sets to train as an arm does, as YAML on one line."""
+    objective = {"name": arm.objective.name} | arm.objective.model_dump(
+        mode="json", exclude_defaults=True
+    )
+    settings: dict[str, Any] = {"preference.objective": objective}
+    if arm.filtered_by == "id":
+        settings["preference_filter"] = {"pairs": list(arm.named)}
+    elif arm.filtered_by is not None:
+        settings["preference_filter"] = {"by": arm.filtered_by, "drop": arm.dropped}
+    return "; ".join(f"{name}: {json.dumps(value)}" for name, value in settings.items())
 
 
 def _only_others_learned(compared: ComparedArms, figures: ArmTable) -> bool:
@@ -78,10 +123,12 @@ def _compared(changes: Mapping[str, Interval], figures: ArmTable | None = None) 
             if clear(change) and sign * change.mean > 0
         ]
         if arms:
-            parts.append(f"clearly {how} with {join(arms)}")
-    unclear = [arm for arm, change in changes.items() if not clear(change)]
+            parts.append(f"clearly {how} under {join(arms)}")
+    unclear = [
+        f"{arm} ({with_interval(change)})" for arm, change in changes.items() if not clear(change)
+    ]
     if unclear:
-        parts.append(f"not clearly different with {join(unclear)}")
+        parts.append(f"not clearly different under {join(unclear)}")
     return "; ".join(parts)
 
 

@@ -75,6 +75,7 @@ COLUMNS = (
     ),
     Column("train/gap", "Δ gap y* − y⁺", change=True),
     Column("train/chosen", "Δ chosen y⁺", change=True),
+    Column("heldout/chosen", "Δ chosen, held out", change=True),
     Column("train/rejected", "Δ rejected y⁻", change=True),
     Column("train/margin", "Δ margin y⁺ − y⁻", change=True),
     Column("heldout/margin", "Δ margin, held out", change=True),
@@ -105,6 +106,7 @@ COLUMNS = (
         note="Distinct-2 and longest repeat, in tokens, are of single answers to training prompts.",
     ),
 )
+_SHOWN_PAIRS = 20
 TO_THE_END = "to the end"
 
 
@@ -181,9 +183,12 @@ def _mean_and_ends(value: Interval, column: Column, *, sign: bool) -> tuple[str,
 def mitigation_list(compared: ComparedArms) -> Section:
     """What every arm is, its source, and its non-default settings."""
     bold = Markup("<b>{}</b>")
-    rows = [
-        (bold.format(label), *_what(arm), _settings(arm)) for label, arm in compared.arms.items()
-    ]
+    rows = []
+    for label, arm in compared.arms.items():
+        what, source = _what(arm)
+        rows.append(
+            (bold.format(label), what + _left_out(compared.runs[label]), source, _settings(arm))
+        )
     return section(
         "compared",
         "What is compared",
@@ -193,6 +198,18 @@ def mitigation_list(compared: ComparedArms) -> Section:
         table(("arm", "what it is", "source", "settings"), rows),
         note=f"{compared.training} Settings: those that differ from the default.",
     )
+
+
+def _left_out(runs: Sequence[RunFigures]) -> str:
+    """How many pairs an arm's filter left out, and those that it left out with every seed."""
+    counts = sorted({len(run.left_out) for run in runs if run.left_out})
+    if not counts:
+        return ""
+    always = [pair for pair in runs[0].left_out if all(pair in run.left_out for run in runs[1:])]
+    more = len(always) - _SHOWN_PAIRS
+    shown = join([*always[:_SHOWN_PAIRS], *([f"{more} more"] if more > 0 else [])])
+    seeds = "" if len(runs) == 1 else "with every seed: "
+    return f" ({'–'.join(map(str, counts))} pairs; {seeds}{shown or 'none'})"
 
 
 def _what(arm: ArmFacts) -> tuple[str, str]:
@@ -208,7 +225,7 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
         # SPPO itself is on-policy.
         source = source if arm.objective.name == "sppo" else proposed_by
     if arm.filtered_by == "id":
-        parts.append("without the pairs that its settings name")
+        parts.append("without the pairs that are named")
     elif arm.filtered_by is not None:
         by = _RANKINGS.get(arm.filtered_by)
         ranking = f"by {by}" if by else f"by the audit ({arm.filtered_by})"

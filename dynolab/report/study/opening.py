@@ -158,7 +158,8 @@ def _by_account(ledger: Ledger) -> Markup:
     }
     accounts = [means[split] for split in SPLITS if split in means]
     watched = [
-        f"{len(own.row.pairs)} {SPLITS[own.row.split]} pairs ({number(own.end - own.start, sign=True)})"
+        f"{len(own.row.pairs)} {SPLITS[own.row.split]} pairs "
+        f"({number(own.end - own.start, sign=True)})"
         for own in accounts
     ]
     down, up = (
@@ -166,8 +167,8 @@ def _by_account(ledger: Ledger) -> Markup:
         for side in ("rejected", "chosen")
     )
     sums = Markup(
-        "The account follows the chosen answers of {}, in nats on average: over the whole training, "
-        "pushes on rejected answers moved these by {}, pushes on chosen answers by {}."
+        "The account follows the chosen answers of {}, in nats on average: over the whole "
+        "training, pushes on rejected answers moved these by {}, pushes on chosen answers by {}."
     ).format(join(watched), down, up)
     if singles := fallen_accounts(ledger):
         return sums + _hardest(ledger, singles)
@@ -187,9 +188,7 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     through = Markup(", ").join(
         token for token in sorted(pulls, key=pulls.__getitem__)[:_TOKENS] if pulls[token] < 0
     )
-    tokens = Markup(
-        " On the {} answers that {}, the hardest pulls came through the tokens {}."
-    )
+    tokens = Markup(" On the {} answers that {}, the hardest pulls came through the tokens {}.")
     return Markup(
         "{} The one that {}, to “{}” ({} in all), was pulled down hardest by {} ({}); others "
         "lifted or lowered it."
