@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from dynolab import __version__
 from dynolab.errors import ConfigError, DynolabError
+from flows.completion import studies
 from flows.registry import FLOWS, load_flow
 from tasks.runtime.system.computing import COMPUTING
 
@@ -64,6 +65,7 @@ File = Annotated[
     Path | None,
     typer.Argument(
         metavar="FILE",
+        autocompletion=studies,
         help="Settings (YAML), or the name of a built-in study; default: the built-in one.",
     ),
 ]
@@ -236,7 +238,7 @@ def explore(
 
 
 @app.command(rich_help_panel=START)
-def doctor() -> None:
+def doctor(as_json: Json = False) -> None:
     """Check this machine: libraries, GPUs, home, store, servers."""
     from flows.doctor import examine
 
@@ -246,6 +248,8 @@ def doctor() -> None:
         findings.append(finding)
         line = f"[{colors[finding.state]}]{finding.state:6}[/] {finding.name:10}"
         Console().print(f"{line} {escape(finding.text)}", highlight=False, soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps({"findings": [vars(finding) for finding in findings]}))
     if any(finding.state == "wrong" for finding in findings):
         raise typer.Exit(1)
 
@@ -279,11 +283,12 @@ def lineage(
             help="A result: store.address, <stage>/<key>, MLflow run id or models:/name/version."
         ),
     ],
+    as_json: Json = False,
 ) -> None:
     """Show what a result was made from: inputs, data revisions, settings, code."""
-    from flows.command_bodies import show_lineage
+    from flows.shown_lineage import show_lineage
 
-    show_lineage(address)
+    show_lineage(address, as_json=as_json)
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -292,20 +297,27 @@ def path(
         str,
         typer.Argument(help="<stage>/<key> with the key's first digits, or store.address."),
     ],
+    as_json: Json = False,
 ) -> None:
     """Print the folder that holds a result's files, such as `dynolab path preference/f8f6`."""
-    from flows.command_bodies import result_folder
+    from flows.command_bodies import print_json, result_folder
 
-    typer.echo(result_folder(address))
+    folder = result_folder(address)
+    typer.echo(folder)
+    if as_json:
+        print_json(path=str(folder))
 
 
 @app.command(rich_help_panel=RESULTS)
-def reconcile() -> None:
+def reconcile(as_json: Json = False) -> None:
     """Send unsent MLflow operations, close abandoned MLflow runs, kill this host's orphans."""
-    from flows.command_bodies import RECONCILED, start_reconcile
+    from flows.command_bodies import RECONCILED, print_json, start_reconcile
 
-    for name, count in start_reconcile().items():
+    counts = start_reconcile()
+    for name, count in counts.items():
         typer.echo(f"{count:5d}  {RECONCILED[name]}")
+    if as_json:
+        print_json(**counts)
 
 
 @app.command(rich_help_panel=RESULTS)

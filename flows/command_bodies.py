@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
-from rich.tree import Tree
 
 from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay
@@ -24,21 +22,18 @@ from flows.shown_results import page_answer, show_remedies, show_results
 from flows.sweep.parameters import SweepParameters, trial_of
 from tasks.report import REMEDIES
 from tasks.runtime.existing_results import existing_result
-from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, plan
-from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, client_variables
-from tasks.runtime.servers.standing_servers import running_services, use_services
+from tasks.runtime.servers.server_processes import MLFLOW, PREFECT
+from tasks.runtime.servers.standing_servers import use_services
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.client import use_login
 from tasks.runtime.work import StageResult
 from tasks.shared.result_table import result_table, write_table
 
 console = Console()
 
 FLUSH_SECONDS = 5.0
-WIDTH = 400  # columns of a lineage: an address that a terminal wraps can be copied, a cut one not
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ def start(
     if REMEDIES in flow.beside:
         show_remedies(console, parameters.name, page, results)
     if wanted.json:
-        _print_json(
+        print_json(
             flow=flow.name,
             name=parameters.name,
             page=str(page),
@@ -129,7 +124,7 @@ def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:
     page = settings.reports / f"{parameters.name}.html"
     _show_trials(parameters, trials, page)
     if wanted.json:
-        _print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
+        print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
 
 
 def result_folder(address: str) -> Path:
@@ -163,14 +158,15 @@ def flush_prefect() -> None:
     EventsWorker.drain_all(timeout=FLUSH_SECONDS)
 
 
-def _print_json(**content: Any) -> None:
+def print_json(**content: Any) -> None:
+    """Print the line of JSON that ends a command's output."""
     print(json.dumps(content, ensure_ascii=False), flush=True)
 
 
 def _show_settings(parameters: FlowParameters, wanted: Wanted) -> None:
     """Print all settings, with the sources pinned to their current content."""
     if wanted.json:
-        _print_json(settings=parameters.model_dump(mode="json"))
+        print_json(settings=parameters.model_dump(mode="json"))
     else:
         print(parameters.as_yaml, end="")
 
@@ -190,7 +186,7 @@ def _show_plan(
         steps = list(plan(planned.steps, platform, planned.existing))
     stages = show_plan(console, planned, steps, wanted.machine)
     if wanted.json:
-        _print_json(stages=stages)
+        print_json(stages=stages)
 
 
 def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
@@ -212,7 +208,7 @@ def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
         trials.append({"number": number, "settings": point, "to_run": due})
     console.print(table)
     if wanted.json:
-        _print_json(trials=trials)
+        print_json(trials=trials)
 
 
 def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path) -> None:
@@ -227,40 +223,6 @@ def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path
         )
     console.print(table)
     console.print(f"page    {page}", highlight=False, soft_wrap=True)
-
-
-def show_lineage(address: str, output: Console | None = None) -> None:
-    """Print a result's lineage as a tree; raises `ConfigError` if there is no such result."""
-    settings = Settings.from_environment()
-    store, uri = open_store(settings), settings.mlflow_tracking_uri
-    if uri is None and MLFLOW in (running := running_services(settings.home)):
-        uri = running[MLFLOW].url
-        use_login(client_variables(settings.home, running))
-    branches: list[Tree] = []
-    for ancestor in lineage(store, addressed(store, address, uri)):
-        text, depth = _description(ancestor), ancestor.depth
-        branch = Tree(text) if depth == 0 else branches[depth - 1].add(text)
-        branches[depth:] = [branch]
-    (output or Console(width=WIDTH)).print(branches[0])
-
-
-def _description(ancestor: Ancestor) -> str:
-    """A result in a few lines: stage, address, code, libraries, data sources, MLflow run."""
-    role = escape(f"{ancestor.role}: ") if ancestor.role else ""
-    if ancestor.result is None or ancestor.manifest is None:
-        return role + escape(f"content {ancestor.digest[:16]}, which this store does not hold")
-    manifest = ancestor.manifest
-    lines = [
-        ancestor.result.address,
-        f"code {manifest.git_revision or 'unknown'}, stage version {manifest.version}, "
-        f"torch {manifest.libraries.get('torch', 'unknown')}, {manifest.created:%Y-%m-%d %H:%M}",
-    ]
-    if ancestor.sources:
-        lines.append(", ".join(f"{name} {value}" for name, value in ancestor.sources.items()))
-    if manifest.mlflow_run_id:
-        lines.append(f"MLflow run {manifest.mlflow_run_id}")
-    head = f"{role}[bold]{escape(ancestor.result.stage)}[/bold] {ancestor.result.key[:16]}"
-    return "\n".join([head, *(escape(line) for line in lines)])
 
 
 RECONCILED = {

@@ -25,10 +25,14 @@ EXTRAS = {
     "datasets": "data sets of the Hub and Parquet files",
     "peft": "LoRA",
     "plotly": "pages and figures",
+    "jinja2": "pages",
+    "dash": "the page of dynolab explore",
+    "PIL": "pictures (pip install pillow)",
+    "sklearn": "the bundled digits (pip install scikit-learn)",
     "trl": "TRL's trainers with ProbeCallback and ForceCallback",
     "openai": "judges and writers behind an endpoint",
 }
-"""Package → what it is for."""
+"""Module → what it is for."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,9 @@ def examine() -> Iterator[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()}")
     yield from _torch()
     yield from _home()
-    for package, use in EXTRAS.items():
-        if importlib.util.find_spec(package) is None:
-            yield Finding(package, "note", f"is not installed; it is for {use}")
+    for module, use in EXTRAS.items():
+        if importlib.util.find_spec(module) is None:
+            yield Finding(module, "note", f"is not installed; it is for {use}")
 
 
 def _torch() -> Iterator[Finding]:

@@ -260,9 +260,10 @@ def _sft(parameters: StudyParameters) -> list[Step]:
 
 
 def _forces(parameters: StudyParameters, trained_on: str) -> list[Step]:
-    """The forces of every training's recorded steps, if they are wanted."""
+    """The forces of every training that records steps, if they are wanted."""
     if parameters.forces is None:
         return []
+    recorded = {"sft": parameters.sft, "preference": parameters.preference}
     return [
         Step(
             f"{name}-forces",
@@ -276,6 +277,7 @@ def _forces(parameters: StudyParameters, trained_on: str) -> list[Step]:
             },
         )
         for name, model in _trainings(parameters).items()
+        if (training := recorded[name]) is not None and training.record_steps
     ]
 
 

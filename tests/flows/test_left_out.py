@@ -25,6 +25,8 @@ forces: null
 squeezing: null
 """
 
+RECORDED = "sft: {record_steps: [0]}\npreference: {record_steps: [0]}\n"
+
 
 def study(text: str = "", *changes: str) -> StudyParameters:
     return parse_parameters(StudyParameters, text, "text", changes)
@@ -32,14 +34,21 @@ def study(text: str = "", *changes: str) -> StudyParameters:
 
 @pytest.mark.parametrize("part", ANALYSES)
 def test_an_analysis_that_is_null_is_left_out(part: str) -> None:
-    steps = {step.name: step for step in study_steps(study("", f"{part}=null"))}
+    steps = {step.name: step for step in study_steps(study(RECORDED, f"{part}=null"))}
     stages = {step.stage.name for step in steps.values()}
     assert part not in stages and stages >= set(ANALYSES) - {part}
     assert all(set(step.inputs.values()) <= steps.keys() for step in steps.values())
 
 
+def test_a_training_without_recorded_steps_has_no_forces() -> None:
+    steps = {step.name: step for step in study_steps(study(RECORDED, "sft.record_steps=[]"))}
+    assert "sft-forces" not in steps and "preference-forces" in steps
+    assert {"sft", "preference_forces"} <= steps["report"].inputs.keys()
+    assert "sft_forces" not in steps["report"].inputs
+
+
 def test_without_sft_everything_starts_from_the_base_model() -> None:
-    found = study("contrasts: [resampled, flat_world]\nledger: {}", "sft=null")
+    found = study(f"{RECORDED}contrasts: [resampled, flat_world]\nledger: {{}}", "sft=null")
     steps = {step.name: step for step in study_steps(found)}
     assert not {name for name in steps if "sft" in name}
     assert all(set(step.inputs.values()) <= steps.keys() for step in steps.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from io import StringIO
 from typing import Any
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.tree import Tree
 
 from dynolab.errors import ConfigError
-from flows.command_bodies import _description, show_lineage
+from flows.shown_lineage import _description, show_lineage
 from tasks.runtime.lineage import addressed, lineage
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import short
@@ -38,7 +39,9 @@ def printed(reference: str) -> str:
     return output.getvalue()
 
 
-def test_it_is_printed_as_a_tree(analysed: Analysed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_printed_as_a_tree(
+    analysed: Analysed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     home = analysed.platform.settings.home
     monkeypatch.setenv("DYNOLAB_HOME", str(home))
     for name in ("DYNOLAB_STORE", "MLFLOW_TRACKING_URI"):
@@ -47,6 +50,12 @@ def test_it_is_printed_as_a_tree(analysed: Analysed, monkeypatch: pytest.MonkeyP
     addresses = (analysed.sft.address, analysed.base.address, analysed.data.address)
     for part in (*addresses, "model: base", "torch 2"):
         assert part in tree
+    show_lineage(short(analysed.sft), Console(file=StringIO()), as_json=True)
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert [(each["input"], each["address"]) for each in results[:2]] == [
+        (None, analysed.sft.address),
+        ("data", analysed.data.address),
+    ]
     for reference in ("0" * 32, "models:/dynolab-builtin/1"):
         with pytest.raises(ConfigError, match="start the servers"):
             show_lineage(reference)

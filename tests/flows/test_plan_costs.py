@@ -54,7 +54,8 @@ def test_what_does_not_fit_is_told_a_setting_that_fits() -> None:
     assert set(steps) == {"sft", "preference"}
     changed = [text.removeprefix("set ") for text in steps.values()]
     assert remedies(LLAMA, "h100x8", *fp32, *changed) == {}
-    assert remedies(LLAMA, "h100x8", "forces={pairs: 20}") == {
+    recorded = [f"{stage}.record_steps=[0]" for stage in ("sft", "preference")]
+    assert remedies(LLAMA, "h100x8", *fp32, *changed, "forces={pairs: 20}", *recorded) == {
         "sft-forces": "set forces=null",
         "preference-forces": "set forces=null",
     }

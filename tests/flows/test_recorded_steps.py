@@ -241,7 +241,8 @@ def test_a_replay_without_what_the_training_read_is_refused(
 
 
 def test_a_study_s_stages_read_what_their_trainings_read() -> None:
-    changes = ["preference_filter={by: force}"]
+    changes = ["preference_filter={by: force}", "sft.record_steps=[0]"]
+    changes.append("preference.record_steps=[0]")
     steps = study_steps(load_parameters(StudyParameters, None, changes))
     read = {step.name: set(step.inputs.values()) for step in steps}
     for name in ("sft", "preference"):

@@ -31,8 +31,11 @@ class Seen:
 
 
 @contextmanager
-def opened(file: Path, width: int, *, dark: bool = False) -> Iterator[Seen]:
-    """Opens a file's page offline, in a new browser."""
+def opened(file: Path, width: int, *, dark: bool = False, before: str = "") -> Iterator[Seen]:
+    """Opens a file's page offline, in a new browser.
+
+    **Arguments:** `before`: a script that runs before the page's own.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as browsers:
@@ -43,6 +46,7 @@ def opened(file: Path, width: int, *, dark: bool = False) -> Iterator[Seen]:
             viewport={"width": width, "height": 850}, color_scheme="dark" if dark else "light"
         )
         page.context.set_offline(True)
+        page.add_init_script(before)
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)

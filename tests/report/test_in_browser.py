@@ -53,6 +53,18 @@ def test_a_reader_finds_the_way(page: Path, width: int, dark: bool) -> None:
         assert seen.errors == []
 
 
+@pytest.mark.parametrize("idle", [True, False])
+def test_figures_outside_closed_folds_are_drawn_without_scrolling(page: Path, idle: bool) -> None:
+    before = "" if idle else "delete window.requestIdleCallback;"
+    with opened(page, 1280, before=before) as seen:
+        open_ones = "plots.filter((plot) => !plot.closest('.fold'))"
+        assert seen.page.evaluate(f"{open_ones}.length > 2 && {open_ones}.length < plots.length")
+        seen.until(f"{open_ones}.every((plot) => drawn.has(plot))")
+        seen.page.wait_for_timeout(300)
+        assert seen.page.evaluate(f"drawn.size === {open_ones}.length"), "closed folds wait"
+        assert seen.page.evaluate("scrollY") == 0 and seen.errors == []
+
+
 def test_a_printed_page_has_all_its_figures(page: Path) -> None:
     with opened(page, 1280) as seen:
         seen.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")

@@ -35,13 +35,22 @@ function showMap(event) {
   Plotly.update(maps, ...maps.layout.updatemenus[0].buttons[place].args);
   maps.closest("section").scrollIntoView();
 }
-// A figure is drawn when it comes near the screen: most readers open few folds.
+// A figure is drawn when it comes near the screen, and those outside closed folds when the browser
+// has nothing else to do, so that the page keeps its heights and a picture of it has no gaps.
 const near = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target, darkScreen.matches);
   }
 }, { rootMargin: "600px" });
 plots.forEach((plot) => near.observe(plot));
+const whenIdle = window.requestIdleCallback || ((work) => setTimeout(work, 200));
+function drawNext() {
+  const plot = plots.find((each) => !drawn.has(each) && !each.closest("details:not([open])"));
+  if (!plot) return;
+  draw(plot, darkScreen.matches);
+  whenIdle(drawNext);
+}
+window.addEventListener("load", () => whenIdle(drawNext));
 const repaint = () => drawn.forEach((plot) => draw(plot, darkScreen.matches));
 darkScreen.addEventListener("change", repaint);
 window.addEventListener("beforeprint", () => {
