@@ -87,6 +87,17 @@ class Lines:
         own = self.step == step
         return Lines(self.step[own], self.pair[own], self.side[own], self.nats[own], measured)
 
+    def of_pair(self, pair: str) -> Lines:
+        """The lines of one pair's answers, with the whole change that is measured."""
+        own = self.pair == pair
+        return replace(
+            self,
+            step=self.step[own],
+            pair=self.pair[own],
+            side=self.side[own],
+            nats=self.nats[own],
+        )
+
     def to(self, answer: int) -> Lines:
         """The lines to one answer."""
         here = slice(answer, answer + 1)

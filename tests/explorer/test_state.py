@@ -13,13 +13,15 @@ import yaml
 pytest.importorskip("dash")
 
 from dynolab.data.rows import Example, ProbeRow
-from dynolab.explorer.page import take
+from dynolab.explorer.page import copies, take
 from dynolab.explorer.page.state import State
+from dynolab.explorer.step import Asked, Metric
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.objectives import DPOConfig, IPOConfig
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.training.record_cache import RecordCache
+from flows.forces import ForcesParameters
 from flows.mitigation import MitigationParameters
 from flows.parameters import load_parameters, validated
 from flows.study import StudyParameters
@@ -157,10 +159,36 @@ def test_the_filtered_file_holds_all_other_pairs(tmp_path: Path) -> None:
     assert rows == [pairs["a"], pairs["c"]]
 
 
-def test_python_to_copy_quotes_every_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("metric", ["optimizer", "gradient"])
+def test_what_is_copied_quotes_every_text(metric: Metric, tmp_path: Path) -> None:
     row = ProbeRow(
         pair_id=ODD, split="train", kind="chosen", prompt=ODD, response="'", made_by="the data"
     )
-    text = take.map_python(training(tmp_path), row, 3, ODD)
+    own = training(tmp_path)
+    text = copies.map_python(own, row, 3, ODD, Asked(metric))
     compile(text, "copied", "exec")
-    assert text.count(repr(ODD)) >= 3
+    assert text.count(repr(ODD)) == 3
+    assert ("as_gradient_step" in text) == (metric == "gradient")
+    words = shlex.split(copies.map_command(study_of(own), own, row, 3, 8, "dynolab"))
+    read = load_parameters(ForcesParameters, None, [word for word in words[2:] if word != "--set"])
+    assert read.analysis.pair_ids == (ODD,) and read.analysis.kinds == ("chosen",)
+    assert read.checkpoints["trained"].step == 3 and read.data_result == "data/0"
+
+
+def test_what_cannot_be_the_same_is_not_offered(tmp_path: Path) -> None:
+    (tmp_path / "probes.jsonl").write_text("")
+    row = ProbeRow(
+        pair_id="a", split="heldout", kind="chosen", prompt="p", response="r", made_by="the data"
+    )
+    own = training(tmp_path)
+
+    def offered(batch: list[str], metric: Metric = "optimizer") -> str:
+        asked = Asked(metric)
+        return str(copies.copies(study_of(own), own, row, "p", 3, asked, batch, "dynolab"))
+
+    assert "Neither" in offered(["q"]) and "Clipboard" not in offered(["q"])
+    assert "No command: it observes answers of training pairs" in offered(["p"])
+    assert "in Python" in offered(["p"]) and offered(["p"]).count("Clipboard") == 1
+    assert "No command: it takes the optimizer's own" in offered(["p"], "gradient")
+    (tmp_path / "adapter").mkdir()
+    assert "No Python" in offered(["p"])

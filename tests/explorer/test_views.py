@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("dash")
 
+from dynolab.explorer.page import over_steps, parts, search
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from tests.explorer.small_study import STEPS, small_study, view
@@ -26,7 +28,7 @@ def test_a_typed_answer_has_its_pushers_and_maps(study: Study) -> None:
     chosen = {"pair": pair, "place": 1, "step": STEPS[0]}
     text = view(study, state.model_copy(update=chosen))
     assert f"{pair} on typed, token by token, at step {STEPS[0]}" in text
-    assert "Who pulled down “" in text
+    assert "Who pulled “" in text or "Who held “" in text
 
 
 def test_a_typed_answer_moves_by_what_its_pairs_did(study: Study) -> None:
@@ -46,3 +48,47 @@ def test_two_trainings_are_side_by_side(study: Study) -> None:
     assert text.count("log π went from") == 3  # above, and under each training
     assert text.count("at recorded steps 0, 3") == 2
     assert "in one or the other" not in view(study, State(beside="preference"))
+
+
+def test_an_account_is_shown_step_by_step(study: Study) -> None:
+    training = study.training("preference")
+    lines = training.lines_to(training.answers["chosen"][0].row, STEPS, State().asked)
+    pair = lines.pairs[0]
+    figure = over_steps._plot(lines)
+    chosen, rejected, both = figure.data
+    for place, step in enumerate(STEPS):
+        own = lines.step == step
+        assert both.y[place] == pytest.approx(lines.nats[own].sum())
+        assert chosen.y[place] == pytest.approx(lines.nats[own & (lines.side == "chosen")].sum())
+    assert np.add(chosen.y, rejected.y) == pytest.approx(both.y)
+    assert "Step by step, by all pairs" in view(study, State())
+    assert lines.of_pair(pair).pairs == [pair]
+
+
+def test_a_long_answer_is_drawn_to_a_bound_and_says_what_is_left() -> None:
+    texts = ["שלום", "🦊", "<b>"] * 7_000
+    drawn = parts.tokens(texts, [0.0] * len(texts), ["?"] * len(texts), None)
+    assert len(drawn.children) == parts.TOKENS + 1
+    assert "20,000 more tokens are not shown" in drawn.children[-1].children
+    assert drawn.dir == "auto"
+    short = parts.tokens(texts[:3], [1.0, -1.0, 0.0], ["?"] * 3, 1)
+    assert [link.children.children for link in short.children] == texts[:3]
+
+
+def test_any_pair_is_found_by_its_name_or_text() -> None:
+    texts = [(f"pair-{number}", f"prompt 👩‍🔬 {number % 7}") for number in range(500)]
+    assert len(search.found(texts, "", "")) == search.FOUND
+    assert [entry["value"] for entry in search.found(texts, "PAIR-49", "pair-3")] == [
+        "pair-49",
+        *(f"pair-{number}" for number in range(490, 500)),
+        "pair-3",
+    ]
+    assert len(search.found(texts, "👩‍🔬 6", "")) == search.FOUND
+    assert search.found(texts, "nowhere", "") == []
+
+
+def test_a_chosen_pair_stays_while_answers_are_chosen(study: Study) -> None:
+    pair = next(iter(study.pairs))
+    state = State(answer="r1", pair=pair, step=3)
+    assert State.of(state.list_link()).pair == pair
+    assert State.of(State(view="pairs", pair=pair).list_link()).pair == ""

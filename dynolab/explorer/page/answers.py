@@ -9,23 +9,17 @@ from dash import html
 
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
-from dynolab.explorer.lines import Lines, PairPush
-from dynolab.explorer.page import beside, parts, typed
+from dynolab.explorer.page import beside, over_steps, parts, pushers, search, typed
+from dynolab.explorer.page.copies import copies
 from dynolab.explorer.page.moved import sentence, step_of_map, what_moved
 from dynolab.explorer.page.state import State
-from dynolab.explorer.page.take import copied, map_command, map_python
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer, split_of
 from dynolab.report.forces.token_map import READING, token_map_message, token_map_plot
 from dynolab.report.style import SPLITS, in_order, style_of
-from dynolab.report.text import excerpt, visible_token
+from dynolab.report.text import excerpt, number, visible_token
 from dynolab.results.study import TokenMap
-
-SHOWN, PER_TOKEN = 10, 5
-"""Pairs of each direction in a table."""
-
-HEAD = ("pair", "nats", "its chosen", "its rejected", "at steps", "its answers", "")
 
 SPLIT_CHOICES: dict[str, str] = {"all": "all", **{str(name): text for name, text in SPLITS.items()}}
 
@@ -40,8 +34,8 @@ def listed(study: Study, state: State) -> Any:
             parts.link(
                 [
                     html.Span(parts.nats(answer.change), className="n"),
-                    html.Span(excerpt(answer.row.prompt, 60), className="prompt"),
-                    html.Span(excerpt(answer.row.response, 80), className="quiet"),
+                    parts.said(excerpt(answer.row.prompt, 60), "prompt"),
+                    parts.said(excerpt(answer.row.response, 80), "quiet"),
                 ],
                 state.link(answer=answer.row.pair_id),
             )
@@ -102,12 +96,14 @@ def shown(study: Study, state: State, dark: bool, program: str) -> Any:
     return [
         head,
         parts.steps(steps, state.step),
-        *(_tokens(training, row, near, token_map, state) if recorded else ()),
+        *(_tokens(training, row, near, token_map, state) if recorded else _plain(row)),
         sentence(moved, state),
         parts.failed(error),
+        search.any_pair(study, state, "its map of any pair") if recorded else None,
         *(_map(study, training, row, token_map, state, dark, program) if token_map else ()),
         *(_token_pushers(study, training, row, near, state) if recorded else ()),
-        *_pushers(study, moved.lines, state),
+        *over_steps.shown(moved.lines, state.pair, dark),
+        *pushers.tables(study, moved.lines, state),
     ]
 
 
@@ -124,9 +120,9 @@ def _head(answer: Answer) -> Any:
             html.H2(f"{row.pair_id}: {parts.nats(answer.change)} nats"),
             html.P(
                 f"Its {style_of(row.kind).label} answer, {SPLITS[row.split]}: log π went from "
-                f"{answer.start:.1f} to {answer.end:.1f}."
+                f"{number(answer.start, 4)} to {number(answer.end, 4)}."
             ),
-            html.P(row.prompt, className="given"),
+            parts.given(row.prompt),
         ]
     )
 
@@ -153,6 +149,11 @@ def _tokens(
     ]
 
 
+def _plain(row: ProbeRow) -> list[Any]:
+    """The answer without colours, where no step can be computed."""
+    return [html.P(row.response, className="answer", dir="auto")]
+
+
 def _token_pushers(
     study: Study, training: Training, row: ProbeRow, step: int, state: State
 ) -> list[Any]:
@@ -163,43 +164,9 @@ def _token_pushers(
     if state.place >= len(texts):
         return []
     lines = training.token_lines(row, state.place, step, state.asked)
-    shown = f"“{visible_token(texts[state.place])}”"
-    hardest = [push for push in lines.pushers(0) if push.total][:PER_TOKEN]
-    return [
-        html.H3(f"Who pulled down {shown} at step {step}"),
-        parts.table(HEAD, [_pusher(study, push, state) for push in hardest], "snnnsss"),
-    ]
-
-
-def _pushers(study: Study, lines: Lines, state: State) -> list[Any]:
-    pushers = lines.pushers(0)
-    down = [push for push in pushers if push.total < 0][:SHOWN]
-    up = [push for push in reversed(pushers) if push.total > 0][:SHOWN]
-    return [
-        part
-        for title, pushes in (("Who pulled it down", down), ("Who held it up", up))
-        if pushes
-        for part in (
-            html.H3(title),
-            parts.table(HEAD, [_pusher(study, push, state) for push in pushes], "snnnsss"),
-        )
-    ]
-
-
-def _pusher(study: Study, push: PairPush, state: State) -> list[Any]:
-    row = study.pairs.get(push.pair)
-    texts = [] if row is None else [("y⁺", row.chosen), ("y⁻", row.rejected or "")]
-    return [
-        parts.link(push.pair, state.link(pair=push.pair), title="its map on this answer"),
-        parts.nats(push.total),
-        parts.nats(push.from_chosen),
-        parts.nats(push.from_rejected),
-        parts.listed(push.steps),
-        [html.Div(f"{side} {excerpt(text, 60)}") for side, text in texts if text],
-        parts.link(
-            "left out" if push.pair in state.without else "leave out", state.toggled(push.pair)
-        ),
-    ]
+    token = f"“{visible_token(texts[state.place])}”"
+    when = f" at step {step}"
+    return pushers.tables(study, lines, state, token, when, most=pushers.PER_TOKEN)
 
 
 def _map(
@@ -214,23 +181,12 @@ def _map(
     """The map of the pair that is chosen, token by token."""
     pair, step = token_map.updating_id, token_map.step
     assert step is not None
-    in_batch = any(example.id == pair for example in training.record(step).examples)
+    batch = [example.id for example in training.record(step).examples]
+    other = "" if pair in batch else " This pair takes another one’s place in the step’s batch."
     return [
         html.H3(f"{pair} on {row.pair_id}, token by token, at step {step}", id="map"),
         html.P(token_map_message(token_map), className="message"),
-        html.P(
-            READING
-            if in_batch
-            else f"{READING} This pair was not in the step's batch: it is put in place of another.",
-            className="note",
-        ),
+        html.P(f"{READING}{other}", className="note"),
         parts.graph(token_map_plot(token_map), dark),
-        html.Details(
-            [
-                html.Summary("the same as a command, in Python, as a link"),
-                copied("as a command", map_command(study, training, step, pair, program)),
-                copied("in Python", map_python(training, row, step, pair)),
-                copied("as a link to this page", state.link()),
-            ]
-        ),
+        copies(study, training, row, pair, step, state.asked, batch, program),
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from dash import Dash, Input, Output, State as Given, dcc, html, no_update
 
 from dynolab.errors import DynolabError
-from dynolab.explorer.page import answers, pairs, parts, take, typed, what_if
+from dynolab.explorer.page import answers, pairs, parts, search, take, typed, what_if
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
@@ -27,6 +27,7 @@ MARK = """(search, _) => {
 }"""
 """Marks the chosen entry of the list, which is not drawn anew for it."""
 
+HERE = "() => window.location.href"
 DARK = "() => window.matchMedia('(prefers-color-scheme: dark)').matches"
 FRAME = """<!DOCTYPE html>
 <html lang="en"><head>{%metas%}<title>{%title%}</title>
@@ -58,6 +59,7 @@ def application(study: Study, *, program: str) -> Any:
     app.clientside_callback(
         MARK, Output("marked", "data"), Input("address", "search"), Input("list", "children")
     )
+    app.clientside_callback(HERE, Output("link", "content"), Input("address", "href"))
     app.index_string = FRAME.replace("HASHES", " ".join(app.csp_hashes()))
     return app.server
 
@@ -74,6 +76,10 @@ def _frame(study: Study) -> Any:
                 [
                     html.H1("Explorer"),
                     html.P(f"{study.name} · {study.result}", className="quiet"),
+                    html.Div(
+                        ["link to this view", dcc.Clipboard(id="link", title="copy the link")],
+                        className="copy quiet",
+                    ),
                     html.Nav(id="navigation"),
                 ]
             ),
@@ -163,6 +169,7 @@ def _fill(app: Dash, study: Study, program: str) -> None:
         return no_update if step == state.step else state.link(step=step, place=None)
 
     typed.fill(app)
+    search.fill(app, study)
 
 
 def _navigation(study: Study, state: State) -> Any:

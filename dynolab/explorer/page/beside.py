@@ -11,10 +11,11 @@ from dynolab.data.rows import ProbeRow
 from dynolab.explorer.lines import PairPush
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.moved import Moved, sentence, step_of_map, what_moved
+from dynolab.explorer.page.pushers import answers_of
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
-from dynolab.report.text import excerpt
+from dynolab.report.text import number
 
 SHOWN = 12
 
@@ -38,7 +39,7 @@ def _column(
     watched = [answer for answer in training.answers.get(row.kind, ()) if answer.row == row]
     change = [
         html.P(
-            f"log π went from {answer.start:.1f} to {answer.end:.1f}: "
+            f"log π went from {number(answer.start, 4)} to {number(answer.end, 4)}: "
             f"{parts.nats(answer.change)} nats."
         )
         for answer in watched
@@ -76,9 +77,7 @@ def _pairs(
     rows = []
     for pair in hardest:
         nats = [parts.nats(by_pair[pair].total) if pair in by_pair else "–" for by_pair in pushes]
-        row = study.pairs.get(pair)
-        texts = [] if row is None else [("y⁺", row.chosen), ("y⁻", row.rejected or "")]
-        answers = [html.Div(f"{side} {excerpt(text, 60)}") for side, text in texts if text]
+        answers = answers_of(study, pair)
         address = state.link(beside="", pair=pair)
         rows.append([parts.link(pair, address, title="its map on this answer"), *nats, answers])
     labels = [training.label for training in trainings]

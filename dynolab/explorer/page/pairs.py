@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import html
 
 from dynolab.data.rows import Example
 from dynolab.explorer.lines import CHOSEN, Lines, PairPush
-from dynolab.explorer.page import parts
+from dynolab.explorer.page import parts, search
 from dynolab.explorer.page.moved import nearest
 from dynolab.explorer.page.state import State
 from dynolab.explorer.stored import lines_to_means
@@ -19,7 +19,7 @@ from dynolab.explorer.watched import Answer
 from dynolab.report.style import SPLITS, style_of
 from dynolab.report.text import excerpt
 
-SHOWN = 12
+SHOWN, LISTED = 12, 300
 HEAD = ("answer", "nats", "its chosen", "its rejected", "", "prompt and answer")
 
 
@@ -32,18 +32,24 @@ def listed(study: Study, state: State) -> Any:
             parts.link(
                 [
                     html.Span(parts.nats(harm[pair], 2) if pair in harm else "–", className="n"),
-                    html.Span(excerpt(study.pairs[pair].prompt, 60), className="prompt"),
-                    html.Span(excerpt(study.pairs[pair].chosen, 60), className="quiet"),
+                    parts.said(excerpt(study.pairs[pair].prompt, 60), "prompt"),
+                    parts.said(excerpt(study.pairs[pair].chosen, 60), "quiet"),
                 ],
                 state.link(pair=pair),
             )
         )
-        for pair in sorted(study.pairs, key=lambda pair: (pair not in harm, harm.get(pair, 0)))
+        for pair in _hardest_first(study, harm)[:LISTED]
     ]
+    left = len(study.pairs) - len(rows)
     return [
         html.P(f"Mean push on {where}, in nats; – has none.", className="quiet"),
         html.Ul(rows, className="answers", tabIndex=0),
+        html.P(f"{left:,} more pairs: search them", className="quiet") if left > 0 else None,
     ]
+
+
+def _hardest_first(study: Study, harm: Mapping[str, float]) -> list[str]:
+    return sorted(study.pairs, key=lambda pair: (pair not in harm, harm.get(pair, 0)))
 
 
 def _mean_pushes(training: Training, state: State) -> tuple[dict[str, float], str]:
@@ -68,26 +74,27 @@ def _means(lines: Lines) -> dict[str, float]:
 def shown(study: Study, state: State) -> Any:
     """The pair that is chosen."""
     training = study.training(state.training)
-    pair = study.pairs.get(state.pair)
-    if pair is None:
-        return html.P("Choose a pair.")
+    hardest = _hardest_first(study, _mean_pushes(training, state)[0])
+    pair = study.pairs[state.pair if state.pair in study.pairs else hardest[0]]
     steps, error = training.computable()
     return [
+        search.any_pair(study, state, "any pair"),
         html.H2(pair.id),
-        html.P(pair.prompt, className="given"),
-        html.P([html.B("y⁺ ", className="up"), pair.chosen]),
-        html.P([html.B("y⁻ ", className="down"), pair.rejected or "–"]),
+        parts.given(pair.prompt),
+        html.P([html.B("y⁺ ", className="up"), parts.said(pair.chosen)]),
+        html.P([html.B("y⁻ ", className="down"), parts.said(pair.rejected or "–")]),
         html.P(parts.link(_tick(pair.id, state), state.toggled(pair.id))),
         *_over_training(training, pair.id),
         parts.failed(error),
-        *_at_recorded_steps(training, pair, steps, state),
+        *_at_recorded_steps(study, pair, steps, state),
     ]
 
 
 def _at_recorded_steps(
-    training: Training, pair: Example, steps: Sequence[int], state: State
+    study: Study, pair: Example, steps: Sequence[int], state: State
 ) -> list[Any]:
     """Whom it harms and helps at recorded steps, or would in place of another pair."""
+    training = study.training(state.training)
     known = training.known_lines(state.kind, state.asked)
     if known is None:
         return []
@@ -110,6 +117,7 @@ def _at_recorded_steps(
     mean = sum(push.total for push in pushes) / len(pushes)
     return [
         parts.steps(steps or own, state.step),
+        search.any_answer(study, state, "its map on any answer") if steps and state.pair else None,
         html.P(
             f"{when[0].upper()}{when[1:]}: it pulls {len(harmed)} of {len(pushes)} "
             f"{style_of(state.kind).label} answers down and holds {len(helped)} up; "
@@ -154,7 +162,10 @@ def _table(answers: list[Answer], pushes: list[PairPush], places: list[int], sta
                 parts.nats(push.from_chosen),
                 parts.nats(push.from_rejected),
                 SPLITS[row.split],
-                [html.Div(excerpt(row.prompt, 60)), html.Div(excerpt(row.response, 70))],
+                [
+                    html.Div(excerpt(row.prompt, 60), dir="auto"),
+                    html.Div(excerpt(row.response, 70), dir="auto"),
+                ],
             ]
         )
     return parts.table(HEAD, rows, "snnnss")

@@ -16,6 +16,7 @@ BEFORE = -5
 """Place of all steps on the slider, left of the first."""
 
 MARKS = 8
+TOKENS = 1000  # of an answer that are drawn
 
 Part = Any
 """A component of Dash, or a text."""
@@ -88,12 +89,23 @@ def listed(every: Sequence[int]) -> str:
     return some if len(every) <= 4 else f"{some} … ({len(every)})"
 
 
+def said(text: str, className: str = "") -> Part:
+    """A text of the data, in the direction that it is read in."""
+    return html.Span(text, className=className, dir="auto")
+
+
+def given(text: str) -> Part:
+    """A prompt as it was given."""
+    return html.P(text, className="given", dir="auto")
+
+
 def tokens(
     texts: Sequence[str], pushes: Sequence[float], addresses: Sequence[str], chosen: int | None
 ) -> Part:
-    """An answer's tokens, coloured by what pushed them; each is a link."""
+    """The first tokens of an answer, coloured by what pushed them; each is a link."""
     largest = max(map(abs, pushes), default=0.0) or 1.0
-    spans = [
+    shown = zip(texts[:TOKENS], pushes[:TOKENS], addresses[:TOKENS], strict=True)
+    spans: list[Part] = [
         link(
             html.Span(visible_token(text)),
             address,
@@ -101,9 +113,12 @@ def tokens(
             title=f"{nats(push)} nats",
             style={"background": _color(push / largest)},
         )
-        for place, (text, push, address) in enumerate(zip(texts, pushes, addresses, strict=True))
+        for place, (text, push, address) in enumerate(shown)
     ]
-    return html.P(spans, className="answer")
+    left = len(texts) - len(spans)
+    if left > 0:
+        spans.append(html.Span(f" … {left:,} more tokens are not shown", className="note"))
+    return html.P(spans, className="answer", dir="auto")
 
 
 def _color(share: float) -> str:
@@ -111,15 +126,28 @@ def _color(share: float) -> str:
     return f"color-mix(in srgb, var({side}) {45 * abs(share):.0f}%, transparent)"
 
 
-def graph(figure: go.Figure, dark: bool) -> Part:
+def graph(figure: go.Figure, dark: bool, name: str = "") -> Part:
     """A figure in the colours of the screen."""
     text = figure.to_json()
     for light, other in DARK.items() if dark else ():
         text = text.replace(f'"{light}"', f'"{other}"')
     drawn = dcc.Graph(figure=json.loads(text), config=GRAPH, className="plot")
-    return html.Div(drawn, className="wide", tabIndex=0, role="region")
+    return html.Div(drawn, className=f"wide {name}".strip(), tabIndex=0, role="region")
 
 
 def failed(error: Exception | None) -> Part:
     """What could not be shown, and why."""
     return None if error is None else html.P(str(error), className="failed", role="alert")
+
+
+def copied(label: str, text: str) -> Part:
+    """A text to copy."""
+    return html.Div(
+        [
+            html.Div(
+                [html.Span(label, className="label"), dcc.Clipboard(content=text, title="copy")],
+                className="copy",
+            ),
+            html.Pre(text, tabIndex=0),
+        ]
+    )

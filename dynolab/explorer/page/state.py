@@ -71,10 +71,14 @@ class State(BaseModel):
         return Asked(metric=self.metric)
 
     def list_link(self) -> str:
-        """The address without what is chosen from the list; in `what-if` nothing is."""
+        """The address without what is chosen from the list; in `what-if` nothing is.
+
+        A pair stays while answers are chosen, so that its map on each is seen.
+        """
         if self.view == "what-if":
             return self.link()
-        return self.link(answer="", pair="", step=None, place=None)
+        pair = self.pair if self.view == "answers" else ""
+        return self.link(answer="", pair=pair, step=None, place=None)
 
     def under(self, training: Training) -> Asked:
         """The same steps under the objective that is asked about."""

@@ -1,4 +1,4 @@
-"""What is taken from the page: a filtered file, settings, commands, Python."""
+"""What is taken from the page: a filtered file, settings, commands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from dash import dcc, html
 
+from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
@@ -91,49 +92,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def map_command(study: Study, training: Training, step: int, pair: str, program: str) -> str:
-    """The command that keeps a recorded step's map of a pair as a page."""
-    changes = {
-        "study": None,
-        "data_result": study.data,
-        "checkpoints": {"trained": {"result": training.result, "step": step}},
-        "analysis.updating": "recorded",
-        "analysis.pair_ids": [pair],
-    }
-    parts_of = (shlex.quote(f"{name}={json.dumps(value)}") for name, value in changes.items())
-    return " ".join([f"{program} forces", *(f"--set {change}" for change in parts_of)])
-
-
-def map_python(training: Training, answer: Any, step: int, pair: str) -> str:
-    """The same map in Python."""
-    return f"""\
-from dynolab import Encoder, PolicyFunction, Result
-from dynolab.forces import build_token_map
-
-training = Result.open({training.result!r})
-tokenizer, record = training.tokenizer(), training.record({step})
-answer = Encoder(tokenizer, 2**31, "error").response(
-    {answer.pair_id!r}, {answer.prompt!r}, {answer.response!r}
-)
-token_map = build_token_map(
-    record, PolicyFunction(training.model()), tokenizer, stage={training.objective.name!r},
-    updating_id={pair!r}, observed_id={answer.pair_id!r}, observed=answer,
-)"""
-
-
-def copied(label: str, text: str) -> Any:
-    """A text to copy."""
-    return html.Div(
-        [
-            html.Div(
-                [html.Span(label, className="label"), dcc.Clipboard(content=text, title="copy")],
-                className="copy",
-            ),
-            html.Pre(text, tabIndex=0),
-        ]
-    )
-
-
 def taken(study: Study, training: Training, state: State, program: str) -> list[Any]:
     """What the change is as a file, settings and commands."""
     changes = settings(training, state)
@@ -149,15 +107,15 @@ def taken(study: Study, training: Training, state: State, program: str) -> list[
     remedies = None if training.study else study.remedies
     return [
         *offered,
-        copied("in the study file", _yaml(changes)),
-        copied("as an arm, in a mitigation file", _yaml({"arms": arms(training, state)})),
-        copied(
+        parts.copied("in the study file", _yaml(changes)),
+        parts.copied("as an arm, in a mitigation file", _yaml({"arms": arms(training, state)})),
+        parts.copied(
             "compared with the training as it was, over three seeds",
             mitigation_command(remedies, training, state, program),
         )
         if remedies
         else None,
-        copied(
+        parts.copied(
             f"as a study of its own; {STUDY_FILE} is the file that {training.study or study.name} "
             "was run with",
             study_command(training, state, program),

@@ -7,6 +7,7 @@ from typing import Any
 from dash import Dash, Input, Output, State as Given, dcc, html, no_update
 
 from dynolab.data.rows import ProbeRow
+from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import State
 
 TYPED = "typed"
@@ -36,7 +37,7 @@ def form() -> Any:
     prompt = "Prompt, as training writes it"
     response = "Answer; begin with a space where training's answers do"
     fields = [
-        dcc.Textarea(id=name, placeholder=words, maxLength=LONGEST, rows=3, title=words)
+        dcc.Textarea(id=name, placeholder=words, maxLength=LONGEST, rows=3, title=words, dir="auto")
         for name, words in ((PROMPT, prompt), (RESPONSE, response))
     ]
     button = html.Button("Who pushes it?", id=LOOK)
@@ -67,6 +68,6 @@ def head(row: ProbeRow) -> Any:
         [
             html.H2("An answer of your own"),
             html.P("Training did not watch it; what recorded steps did to it is computed now."),
-            html.P(row.prompt, className="given"),
+            parts.given(row.prompt),
         ]
     )

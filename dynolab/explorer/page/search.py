@@ -1,0 +1,95 @@
+"""Any pair, and any watched answer, found by typing a part of its name or text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from dash import Dash, Input, Output, State as Given, dcc, html, no_update
+
+from dynolab.explorer.page.state import State
+from dynolab.explorer.study import Study
+from dynolab.report.text import excerpt
+
+PAIR, ANSWER = "any-pair", "any-answer"
+FOUND = 50
+"""Entries that are offered at once; typing more finds the others."""
+
+
+def any_pair(study: Study, state: State, label: str) -> Any:
+    """Every training pair, in a batch of a recorded step or not."""
+    return _drawn(PAIR, label, study, state, state.pair)
+
+
+def any_answer(study: Study, state: State, label: str) -> Any:
+    """Every watched answer of the kind."""
+    return _drawn(ANSWER, label, study, state, "")
+
+
+def fill(app: Dash, study: Study) -> None:
+    """Finds what is typed, and leads to what is chosen."""
+    for name in (PAIR, ANSWER):
+        app.callback(
+            Output(name, "options"),
+            Input(name, "search_value"),
+            Given(name, "value"),
+            Given("address", "search"),
+            prevent_initial_call=True,
+        )(lambda typed, value, search, name=name: _found(name, study, search, typed, value))
+
+    @app.callback(
+        Output("address", "search", allow_duplicate=True),
+        Input(PAIR, "value"),
+        Given("address", "search"),
+        prevent_initial_call=True,
+    )
+    def choose_pair(pair: str | None, search: str | None) -> Any:
+        state = State.of(search)
+        return no_update if (pair or "") == state.pair else state.link(pair=pair or "")
+
+    @app.callback(
+        Output("address", "search", allow_duplicate=True),
+        Input(ANSWER, "value"),
+        Given("address", "search"),
+        prevent_initial_call=True,
+    )
+    def choose_answer(answer: str | None, search: str | None) -> Any:
+        return State.of(search).link(view="answers", answer=answer) if answer else no_update
+
+
+def found(texts: Iterable[tuple[str, str]], typed: str, chosen: str) -> list[dict[str, str]]:
+    """The first entries whose name or text holds what is typed, and the one that is chosen."""
+    wanted = typed.casefold()
+    texts = list(texts)
+    matching = (own for own in texts if wanted in own[0].casefold() or wanted in own[1].casefold())
+    some = dict(islice(matching, FOUND)) | {name: text for name, text in texts if name == chosen}
+    return [
+        {"value": name, "label": f"{name}: {excerpt(text, 70)}", "search": f"{name} {text}"}
+        for name, text in some.items()
+    ]
+
+
+def _found(
+    name: str, study: Study, search: str | None, typed: str | None, chosen: str | None
+) -> Any:
+    state = State.of(search)
+    if name == PAIR:
+        texts = [(pair, row.prompt) for pair, row in study.pairs.items()]
+    else:
+        watched = study.training(state.training).answers.get(state.kind, ())
+        texts = [(answer.row.pair_id, answer.row.prompt) for answer in watched]
+    return found(texts, typed or "", chosen or "")
+
+
+def _drawn(name: str, label: str, study: Study, state: State, chosen: str) -> Any:
+    choice = dcc.Dropdown(
+        id=name,
+        options=_found(name, study, state.link(), "", chosen),
+        value=chosen or None,
+        placeholder="search by its id or prompt",
+        optionHeight=48,
+    )
+    return html.Div(
+        [html.Label(label, htmlFor=name, className="label"), choice], className="search"
+    )
