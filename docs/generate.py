@@ -191,6 +191,6 @@ def reports(folder: Path) -> str:
     for page in pages:
         shutil.copy(page, folder)
     if not pages:
-        return "This checkout has none yet; `make study && make docs` puts that of the built-in study here.\n"
+        return "None yet: `make study && make docs` puts that of the built-in study here.\n"
     links = [f'- <a href="reports/{page.name}">{page.stem}</a>' for page in pages]
     return "\n".join(links) + "\n"
