@@ -185,12 +185,12 @@ def notebooks(folder: Path) -> str:
 
 
 def reports(folder: Path) -> str:
-    """Pages of this checkout's home, copied, as links; where there are none yet, nothing."""
+    """Pages of this checkout's home, copied, as links; without any, how to make one."""
     home = Path(os.environ.get("DYNOLAB_HOME") or ROOT / ".dynolab")
     pages = sorted((home / "reports").glob("*.html"))
     for page in pages:
         shutil.copy(page, folder)
     if not pages:
-        return "No study has been run yet in the checkout that this manual was built from.\n"
+        return "None yet: `make study && make docs` puts that of the built-in study here.\n"
     links = [f'- <a href="reports/{page.name}">{page.stem}</a>' for page in pages]
     return "\n".join(links) + "\n"

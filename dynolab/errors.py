@@ -134,10 +134,15 @@ def _how_it_ended(exit_code: int | None) -> str:
     return f"ended with exit code {exit_code}"
 
 
+def to_install(extra: str) -> str:
+    """How an extra is installed: Dynolab comes from its folder, not from a package index."""
+    return f"in Dynolab's folder: pip install '.[{extra}]'"
+
+
 def check_installed(field: str, library: str, extra: str) -> None:
     """Raises `ConfigError` without a library, and names the extra that brings it."""
     if find_spec(library) is None:
-        raise ConfigError(field, library, f"is not installed; pip install 'dynolab[{extra}]'")
+        raise ConfigError(field, library, f"is not installed; {to_install(extra)}")
 
 
 DIVERGED = "diverged.jsonl"

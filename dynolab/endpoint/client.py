@@ -18,7 +18,7 @@ from dynolab.endpoint.answers import AnswerCache
 from dynolab.endpoint.config import Answered, EndpointConfig, Failure, Request
 from dynolab.endpoint.pace import Clock, Pace
 from dynolab.endpoint.trouble import LONGEST_WAIT, Trouble, status_trouble
-from dynolab.errors import ConfigError, EndpointFailed
+from dynolab.errors import ConfigError, EndpointFailed, to_install
 
 FAILURES_IN_A_ROW = 10
 """Answers given up in a row after which the endpoint counts as unreachable."""
@@ -89,7 +89,7 @@ class Endpoint:
             from openai import OpenAI
         except ImportError as error:
             raise ConfigError(
-                "writer", config.model, "requires openai; pip install dynolab[judge]"
+                "writer", config.model, f"requires openai; {to_install('judge')}"
             ) from error
         self.config, self.counts, self.answered = config, Counter[str](), set[str]()
         self._cache, self._key, self._usable = cache, key, usable

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import fsspec
 
-from dynolab.errors import ConfigError, CorruptData, DynolabError, StoreError
+from dynolab.errors import ConfigError, CorruptData, DynolabError, StoreError, to_install
 from dynolab.store.manifest import FileEntry, hash_file
 
 # Every part's signature covers its sha256, so the server verifies what it stores. The newer CRC
@@ -60,7 +60,7 @@ class Files:
         try:
             self._fs = fsspec.filesystem(scheme, **options)
         except ImportError as error:
-            remedy = f"install its file system: pip install 'dynolab[platform]' ({error})"
+            remedy = f"install its file system, {to_install('platform')} ({error})"
             raise ConfigError("DYNOLAB_STORE", url, remedy) from error
         if not self.is_local:
             self._fs.retries = S3_ROUNDS

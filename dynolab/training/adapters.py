@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
-from dynolab.errors import ConfigError, reading
+from dynolab.errors import ConfigError, reading, to_install
 from dynolab.likelihood.packed import Reading
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
 from dynolab.training.config import LoraConfig
@@ -121,7 +121,7 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ConfigError("lora", "peft", "not installed; pip install dynolab[train]") from error
+        raise ConfigError("lora", "peft", f"is not installed; {to_install('train')}") from error
     return peft
 
 

@@ -34,6 +34,7 @@ import psutil
 from playwright.sync_api import BrowserContext, Error, Page, sync_playwright
 
 from flows.up import PROFILES
+from tests.browsing import CHROMIUM
 from tests.flows.lab import Lab, until
 from tests.platform import doors
 from tests.platform.conftest import Platform, platform_of
@@ -41,7 +42,6 @@ from tests.platform.doors import EVIL, Found, Owner
 from tests.platform.explorer_page import explorer_of
 from tests.platform.outsider import CALL, CALLED, Target
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 REBOUND = "rebound.example"
 PAGE = Path(__file__).with_name("doors_page.js")
 REBOUND_PAGE = Path(__file__).with_name("doors_rebound.js")

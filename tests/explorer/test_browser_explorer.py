@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,19 +14,18 @@ import yaml
 from dynolab.errors import ConfigError
 from flows.explore import open_study
 from flows.study import FLOW
+from tests.browsing import CHROMIUM, READERS, browser_page, faint
+from tests.explorer.serving import explorer
 from tests.flows.in_process import InProcess
-from tests.flows.lab import ROOT, SMALL
+from tests.flows.lab import SMALL
 
-playwright = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("playwright.sync_api")
 pytest.importorskip("dash")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.services
 
 PLAIN = {"kind": "plain", "ranks": 1}
 LEFT_OUT = {"audit": None, "kernel": None, "squeezing": None, "ledger": {"pairs": 2, "answers": 2}}
 PATIENCE_MS = 90_000
-ENOUGH_CONTRAST = 4.5  # WCAG 2.2, 1.4.3
-CONTRAST = Path(__file__).with_name("contrast.js")
 
 
 @pytest.fixture(scope="module")
@@ -47,45 +43,25 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def link(home: Path) -> Iterator[str]:
     """What `dynolab explore` prints to be opened."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "explore", "--port", "0"],
-        cwd=ROOT,
-        env=os.environ | {"DYNOLAB_HOME": str(home)},
-        text=True,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().split()[1]
-    finally:
-        process.terminate()
-        assert process.wait(30) == 0
+    with explorer(home) as address:
+        yield address
 
 
-@pytest.fixture(params=[(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")], ids=str)
+@pytest.fixture(params=READERS, ids=str)
 def page(link: str, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A logged-in page that must not complain, and asks nobody else."""
-    width, scheme = request.param
     if CHROMIUM is None:
         pytest.skip("needs Debian's chromium")
-    wrong: list[str] = []
-    with playwright.sync_playwright() as browsers:
-        browser = browsers.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page = context.new_page()
+    width, dark = request.param
+    own = link.partition("/?")[0]
+    with browser_page(width, dark=dark) as (page, wrong):
         page.set_default_timeout(PATIENCE_MS)
-        page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        own = link.partition("/?")[0]
         page.on(
             "request",
             lambda asked: asked.url.startswith((own, "data:", "blob:")) or wrong.append(asked.url),
         )
         page.goto(link)
         yield page
-        browser.close()
     assert wrong == []
 
 
@@ -94,8 +70,7 @@ def seen(page: Any, text: str) -> None:
     page.get_by_text(text).first.wait_for()
     page.wait_for_function("document.querySelector('#status').innerText === ''")
     assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
-    faint = page.evaluate(CONTRAST.read_text(), ENOUGH_CONTRAST)
-    assert faint == []
+    assert faint(page) == []
 
 
 def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any, link: str) -> None:

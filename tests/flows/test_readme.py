@@ -1,6 +1,6 @@
 """What README and manual say can be done can be: commands are taken, settings and files exist.
 
-Their Python runs in `tests/library`.
+README's commands and files run in `test_readme_runs.py`, all Python in `tests/library`.
 """
 
 from __future__ import annotations

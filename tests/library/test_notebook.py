@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 
 from dynolab import DPOConfig, Example, ProbeRow, Result, force_map, load_data
 from dynolab.data.encode import Encoder
+from dynolab.data.rows import write_rows
 from dynolab.errors import ConfigError
 from dynolab.notebook.forces import TextForces
 from tests.flows.analysed import Analysed
+from tests.library.test_wheel import NOTEBOOKS
 from tests.training.small import make_policy, make_rows, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -148,8 +151,14 @@ def test_pairs_of_a_file_are_loaded_by_its_path(tmp_path: Path) -> None:
     assert load_data(str(file)) == data
 
 
-def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = forces()
+def test_a_notebook_without_plotly_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for content in (policy(), TOKENIZER):
+        content.save_pretrained(tmp_path / "model")
+    write_rows(tmp_path / "pairs.jsonl", make_rows(20))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(ConfigError, match=r"plotly': is not installed; pip install 'dynolab\[rep"):
-        made.plot()
+    message = "plot = 'plotly': is not installed; in Dynolab's folder: pip install '.[report]'"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        exec(NOTEBOOKS["one_pair_on_another"], {})

@@ -6,18 +6,17 @@ What the person sees is kept as pictures in `.dynolab/screenshots/browser-…`.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flows.form import SECTIONS
+from tests.browsing import CHROMIUM
 from tests.flows.lab import SMALL, until
 from tests.platform.conftest import Platform, result_folder
 
 playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = [
     pytest.mark.services,

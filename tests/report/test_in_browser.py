@@ -10,7 +10,7 @@ import pytest
 
 from dynolab.report.forces.page import write_force_page
 from dynolab.report.study.page import write_report
-from tests.report.browsing import CHROMIUM, opened
+from tests.browsing import CHROMIUM, READERS, faint, opened
 from tests.report.forces import analysis
 from tests.report.ledgers import write_ledger
 from tests.report.synthetic import study
@@ -33,8 +33,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return moved / "report.html"
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_a_reader_finds_the_way(page: Path, width: int, dark: bool) -> None:
+@pytest.mark.parametrize(("width", "dark"), READERS)
+def test_a_reader_finds_the_way_and_can_read_all(page: Path, width: int, dark: bool) -> None:
     with opened(page, width, dark=dark) as seen:
         window = seen.page
         assert window.evaluate("document.documentElement.scrollWidth") <= width
@@ -50,6 +50,8 @@ def test_a_reader_finds_the_way(page: Path, width: int, dark: bool) -> None:
         assert window.locator(".contents").bounding_box()["y"] == 0, "contents stay"
         window.evaluate("location.hash = 'prediction'")
         seen.until("drawn.has(document.getElementById('plot-prediction'))")
+        window.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert faint(window) == []
         assert seen.errors == []
 
 

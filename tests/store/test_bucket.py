@@ -162,8 +162,8 @@ def test_without_its_library_an_address_says_what_to_install(
 
     monkeypatch.setattr(fsspec, "filesystem", missing)
     expected = (
-        f"DYNOLAB_STORE = {URL!r}: install its file system: pip install 'dynolab[platform]' "
-        "(Install s3fs to access S3)"
+        f"DYNOLAB_STORE = {URL!r}: install its file system, in Dynolab's folder: pip install "
+        "'.[platform]' (Install s3fs to access S3)"
     )
     with pytest.raises(ConfigError, match=exactly(expected)):
         Files(URL)

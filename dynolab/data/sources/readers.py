@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from dynolab.data.chat import Message, Write, messages_of
 from dynolab.data.probes.build import Watched
 from dynolab.data.rows import Example, ProbeRow, PromptRow, answer
-from dynolab.errors import ConfigError, reading
+from dynolab.errors import ConfigError, reading, to_install
 
 Record = Mapping[str, Any]
 
@@ -93,7 +93,7 @@ def _table(file: Path, field: str) -> Iterator[dict[str, Any]]:
         from pyarrow import parquet
     except ImportError as error:
         raise ConfigError(
-            field, file.name, "Parquet needs pyarrow; pip install dynolab[train]"
+            field, file.name, f"Parquet needs pyarrow; {to_install('train')}"
         ) from error
     size = 0
     with (

@@ -10,7 +10,7 @@
     .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
     .reduce((sum, c, place) => sum + c * [0.2126, 0.7152, 0.0722][place], 0);
   const faint = [];
-  for (const element of document.querySelectorAll("header *, main *")) {
+  for (const element of document.querySelectorAll("body *")) {
     if (element.closest("svg, .plot, .dash-slider-container") || !element.checkVisibility()) continue;
     const own = Array.from(element.childNodes).some((n) => n.nodeType === 3 && n.data.trim());
     if (!own) continue;

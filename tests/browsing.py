@@ -12,6 +12,34 @@ from typing import Any
 
 PATIENCE = 30.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+READERS = [(1280, False), (1280, True), (390, False), (390, True)]
+"""Width of the screen, and whether it is dark."""
+ENOUGH_CONTRAST = 4.5  # WCAG 2.2, 1.4.3
+CONTRAST = Path(__file__).with_name("contrast.js")
+
+
+def faint(page: Any) -> list[str]:
+    """Texts that stand out too little from what is behind them."""
+    return list(page.evaluate(CONTRAST.read_text(), ENOUGH_CONTRAST))
+
+
+@contextmanager
+def browser_page(width: int, *, dark: bool = False) -> Iterator[tuple[Any, list[str]]]:
+    """An empty page of a new browser, and the list of its errors, which grows."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as browsers:
+        browser = browsers.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page(
+            viewport={"width": width, "height": 850}, color_scheme="dark" if dark else "light"
+        )
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+        yield page, errors
+        browser.close()
 
 
 @dataclass
@@ -36,22 +64,10 @@ def opened(file: Path, width: int, *, dark: bool = False, before: str = "") -> I
 
     **Arguments:** `before`: a script that runs before the page's own.
     """
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as browsers:
-        browser = browsers.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        page = browser.new_page(
-            viewport={"width": width, "height": 850}, color_scheme="dark" if dark else "light"
-        )
+    with browser_page(width, dark=dark) as (page, errors):
         page.context.set_offline(True)
         page.add_init_script(before)
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
         began = time.perf_counter()
         page.goto(file.resolve().as_uri())
         page.evaluate("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
         yield Seen(page, time.perf_counter() - began, errors)
-        browser.close()

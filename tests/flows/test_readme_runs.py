@@ -1,0 +1,65 @@
+"""README's commands and files of settings, run as they stand on a tiny model and 40 pairs.
+
+Its Python runs in `tests/library`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dynolab.data.rows import write_rows
+from dynolab.data.sources.load import DataConfig, load_data
+from tests.flows.analysed import Analysed
+from tests.flows.lab import ROOT, Lab, ended_well
+
+README = (ROOT / "README.md").read_text()
+COMMANDS = re.findall(r"^    (dynolab .+)$", README, re.MULTILINE)
+SETTINGS = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+PAGES = {f"{yaml.safe_load(text)['name']}.html" for text in SETTINGS} | {
+    "my_study.html",
+    "pairs-audit.html",
+}
+
+
+def of_file(text: str, folder: Path) -> str:
+    """Writes settings into a file: the command that takes it. One seed of remedies is enough."""
+    settings = yaml.safe_load(text)
+    file = folder / f"{settings['name']}.yaml"
+    file.write_text(text)
+    return (
+        f"dynolab mitigation {file} --set seeds=[0]"
+        if "arms" in settings
+        else f"dynolab study {file}"
+    )
+
+
+@pytest.mark.services
+def test_the_readme_runs(tmp_path: Path, servers: dict[str, str], analysed: Analysed) -> None:
+    folder = tmp_path / "current"
+    folder.mkdir()
+    (folder / "model").symlink_to(analysed.folder(analysed.sft) / "model")
+    write_rows(folder / "pairs.jsonl", load_data(DataConfig()).pairs[:40])
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = Lab(tmp_path / "lab", **servers).environment | own
+    del environment["DYNOLAB_HOME"]  # README's reader finds results in the current folder
+    for command in [*COMMANDS, *(of_file(text, folder) for text in SETTINGS)]:
+        _, *words = shlex.split(command, comments=True)
+        ended_well(
+            subprocess.Popen(
+                [sys.executable, "-m", "flows.cli", *words],
+                cwd=folder,
+                env=environment,
+                text=True,
+                start_new_session=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
+    assert {page.name for page in (folder / ".dynolab" / "reports").iterdir()} >= PAGES
