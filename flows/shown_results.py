@@ -128,6 +128,6 @@ def _remedies_time(file: Path, results: Results) -> str:
     }
     seconds = seeds * (once["sft"] + arms * once["preference"])
     return (
-        f"at least {duration(seconds)}: {arms} trainings with each of {seeds} seeds; "
+        f"at least {duration(seconds)}: {arms} trainings and an audit with each of {seeds} seeds; "
         "--set 'seeds=[0]' for a first look"
     )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import requests
 import yaml
 
 from dynolab.errors import ConfigError
+from dynolab.explorer.page.copies import map_python
+from dynolab.explorer.step import Asked, Metric
 from flows.explore import open_study
 from flows.study import FLOW
 from tests.browsing import CHROMIUM, READERS, browser_page, faint
@@ -55,6 +59,7 @@ def page(link: str, request: pytest.FixtureRequest) -> Iterator[Any]:
     width, dark = request.param
     own = link.partition("/?")[0]
     with browser_page(width, dark=dark) as (page, wrong):
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.set_default_timeout(PATIENCE_MS)
         page.on(
             "request",
@@ -65,10 +70,10 @@ def page(link: str, request: pytest.FixtureRequest) -> Iterator[Any]:
     assert wrong == []
 
 
-def seen(page: Any, text: str) -> None:
+def seen(page: Any, text: str | re.Pattern[str]) -> None:
     """Waits for a text; nothing is wider than the screen, and all of it can be read."""
     page.get_by_text(text).first.wait_for()
-    page.wait_for_function("document.querySelector('#status').innerText === ''")
+    page.wait_for_function("() => document.querySelector('#status').innerText === ''")
     assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
     assert faint(page) == []
 
@@ -82,7 +87,7 @@ def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any, link: str) -> Non
     seen(page, f"{name} on ")
     page.locator(".plot .hm, .plot .heatmaplayer").first.wait_for(state="attached")
     page.locator("a.token").first.press("Enter")
-    seen(page, "Who pulled down “")
+    seen(page, re.compile("Who (pulled|held) “"))
     page.get_by_text("leave out", exact=True).first.press("Enter")
     page.get_by_text("left out", exact=True).first.wait_for()
     page.get_by_text("what if", exact=True).press("Enter")
@@ -138,6 +143,50 @@ def test_the_keyboard_reaches_lists_tokens_slider_and_pushers(page: Any) -> None
         if {"token", "slider", "list", "navigation", "pusher"} <= reached:
             return
     raise AssertionError(f"only {reached}")
+
+
+@pytest.mark.parametrize("page", [(1280, "light"), (390, "dark")], ids=str, indirect=True)
+def test_slider_metric_objective_and_copies(page: Any, home: Path) -> None:
+    seen(page, "over the whole training")
+    seen(page, "Step by step, by all pairs")
+    page.locator("[role=slider]").press("ArrowRight")
+    page.wait_for_url("**step=*")
+    seen(page, re.compile(r"nats at step \d+: "))
+    page.get_by_text("a gradient step").press("Enter")
+    seen(page, re.compile(r"nats at recorded step \d+: "))
+    assert "metric=gradient" in page.url
+    page.locator("#any-pair").click()
+    page.keyboard.type("train-")
+    page.get_by_role("option").nth(1).click()
+    seen(page, "token by token")
+    page.locator("#link").click()
+    page.wait_for_function(
+        "async url => await navigator.clipboard.readText() === url", arg=page.url
+    )
+    page.get_by_text("what if", exact=True).press("Enter")
+    seen(page, "would fall")
+    page.get_by_text("IPO", exact=True).press("Enter")
+    seen(page, "IPO has no dose")
+    page.locator(".choices", has_text="β").get_by_text("0.3", exact=True).press("Enter")
+    page.wait_for_url("**beta=0.3*")
+    seen(page, '"beta": 0.3')
+
+
+@pytest.mark.parametrize("metric", ["optimizer", "gradient"])
+def test_the_python_that_is_copied_gives_the_pages_number(
+    metric: Metric, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DYNOLAB_HOME", str(home))
+    study = open_study("report")
+    training = study.training("preference")
+    row = next(answer.row for answer in training.answers["chosen"] if answer.row.split == "heldout")
+    step, asked = training.recorded_steps[-1], Asked(metric)
+    pair = training.record(step).examples[0].id
+    token_map = training.token_map(row, study.pairs[pair], step, asked)
+    names: dict[str, Any] = {}
+    exec(map_python(training, row, step, pair, asked), names)
+    assert names["force"].tolist() == pytest.approx(np.array(token_map.force), rel=1e-3, abs=1e-8)
+    assert capsys.readouterr().out == f"{np.sum(token_map.force):+.3g} nats\n"
 
 
 def test_only_the_owner_gets_in_and_by_the_servers_own_names(link: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -92,3 +94,12 @@ def test_a_chosen_pair_stays_while_answers_are_chosen(study: Study) -> None:
     state = State(answer="r1", pair=pair, step=3)
     assert State.of(state.list_link()).pair == pair
     assert State.of(State(view="pairs", pair=pair).list_link()).pair == ""
+
+
+@pytest.mark.parametrize("every", [range(22), range(1), (11, 21), (11,), (0, 1, 2, 900)])
+def test_the_slider_stands_on_steps_or_left_of_all(every: Sequence[int]) -> None:
+    slider = parts.steps(every, None).children[1]
+    at = range(slider.min, slider.max + 1) if slider.step else sorted(slider.marks)
+    assert [place for place in at if place >= 0] == list(every)
+    assert [place for place in at if place < 0] == [slider.value]
+    assert slider.marks[slider.value] == "all"

@@ -27,7 +27,7 @@ MARK = """(search, _) => {
 }"""
 """Marks the chosen entry of the list, which is not drawn anew for it."""
 
-HERE = "() => window.location.href"
+HERE = "(search) => location.origin + location.pathname + (search || '')"
 DARK = "() => window.matchMedia('(prefers-color-scheme: dark)').matches"
 FRAME = """<!DOCTYPE html>
 <html lang="en"><head>{%metas%}<title>{%title%}</title>
@@ -59,7 +59,7 @@ def application(study: Study, *, program: str) -> Any:
     app.clientside_callback(
         MARK, Output("marked", "data"), Input("address", "search"), Input("list", "children")
     )
-    app.clientside_callback(HERE, Output("link", "content"), Input("address", "href"))
+    app.clientside_callback(HERE, Output("link", "content"), Input("address", "search"))
     app.index_string = FRAME.replace("HASHES", " ".join(app.csp_hashes()))
     return app.server
 
@@ -165,7 +165,7 @@ def _fill(app: Dash, study: Study, program: str) -> None:
     )
     def choose_step(value: int | None, search: str | None) -> Any:
         state = State.of(search)
-        step = None if value is None or value == parts.BEFORE else value
+        step = None if value is None or value < 0 else value  # left of 0 are all steps
         return no_update if step == state.step else state.link(step=step, place=None)
 
     typed.fill(app)

@@ -12,9 +12,6 @@ from dash import dcc, html
 from dynolab.report.style import DARK
 from dynolab.report.text import number, visible_token
 
-BEFORE = -5
-"""Place of all steps on the slider, left of the first."""
-
 MARKS = 8
 TOKENS = 1000  # of an answer that are drawn
 
@@ -63,20 +60,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Part]], numeric: str) -> 
 
 
 def steps(every: Sequence[int], chosen: int | None) -> Part:
-    """The slider: all steps, or one of them."""
-    span = max(every[-1] - every[0], 1) / MARKS
-    marks, last = {BEFORE: "all"}, every[0] - span
+    """The slider: all steps, left of 0, or one of them. Nothing between them can be chosen."""
+    span = max(every[-1] / MARKS, 1.0)
+    contiguous = list(every) == list(range(len(every)))
+    before = -1 if contiguous else -round(span)
+    marks, last = {before: "all"}, float(before)
     for step in every:
-        if step - last >= span or len(every) <= MARKS:
-            marks[step], last = str(step), step
-    whole = len(every) == every[-1] - every[0] + 1
+        labelled = step - last >= span
+        if labelled or not contiguous:
+            marks[step] = str(step) if labelled else ""
+        last = step if labelled else last
     slider = dcc.Slider(
         id="step",
-        min=BEFORE,
+        min=before,
         max=every[-1],
-        step=1 if whole else None,
+        step=1 if contiguous else None,
         marks=marks,
-        value=BEFORE if chosen is None else chosen,
+        value=before if chosen is None else chosen,
         included=False,
         allow_direct_input=False,
     )

@@ -203,8 +203,8 @@ def _message(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:
     )
     return (
         f"Of all that pulled these {len(singles)} answers down, the {EACH_WAY} strongest examples "
-        f"did {top:.0f} % on average; all alike, they would have done {even:.0f} %.{spread} Which "
-        f"one pulled hardest: {join(named)} of them." + _one_step(singles, ledger)
+        f"did {top:.0f} % on average; if all had pulled alike, {even:.0f} %.{spread} The hardest "
+        f"pull came from {join(named)} of the answers." + _one_step(singles, ledger)
     )
 
 
@@ -227,5 +227,5 @@ def _one_step(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:
     return (
         f" Of the {len(culprits)} named below, {count} pulled at step {steps[0]} alone: another "
         "order of the batches names others"
-        + ("; more warmup_steps make it smaller." if steps[0] == 0 else ".")
+        + ("; more preference.warmup_steps make the first step smaller." if steps[0] == 0 else ".")
     )

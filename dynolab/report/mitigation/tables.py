@@ -248,7 +248,7 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
     if dose is not None:
         parts.append(
             f"each step the largest push on rejected tokens, by {dose.per}, that to first order "
-            f"lowers no {dose.sample} other chosen answers"
+            f"does not lower {dose.sample} other chosen answers"
         )
         source = "–"
     return ", ".join([name, *parts]), source

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 from markupsafe import Markup
@@ -15,7 +16,7 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import change
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.inputs.study import ReportInputs, Training
-from dynolab.report.ledger.coloured import token_in_word
+from dynolab.report.ledger.coloured import strongest_tokens
 from dynolab.report.ledger.pushers import fallen_accounts
 from dynolab.report.page import Tile
 from dynolab.report.study.learning_paths import Paths
@@ -27,7 +28,6 @@ from dynolab.statistics import mean_interval
 
 _HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
 
-_TOKENS = 3  # named in the answer
 _LITTLE = 0.5  # nats of margin
 _MANY = 0.2  # of the answers
 
@@ -150,11 +150,11 @@ def _through_what(inputs: ReportInputs) -> str | Markup:
 
 
 def _by_account(ledger: Ledger) -> Markup:
-    """The sums by side, and the tokens and the example that pulled hardest."""
+    """What either side did: to the answers that fell most, else to the means of watched answers."""
+    if singles := fallen_accounts(ledger):
+        return _hardest(ledger, singles)
     means = {
-        account.row.split: account
-        for account in ledger.accounts
-        if account.row.kind == "chosen" and not account.row.single
+        account.row.split: account for account in ledger.accounts if account.row.kind == "chosen"
     }
     accounts = [means[split] for split in SPLITS if split in means]
     watched = [
@@ -166,39 +166,45 @@ def _by_account(ledger: Ledger) -> Markup:
         join([number(ledger.side_total(own, side).mean, sign=True) for own in accounts])
         for side in ("rejected", "chosen")
     )
-    sums = Markup(
+    return Markup(
         "The account follows the chosen answers of {}, in nats on average: over the whole "
         "training, pushes on rejected answers moved these by {}, pushes on chosen answers by {}."
     ).format(join(watched), down, up)
-    if singles := fallen_accounts(ledger):
-        return sums + _hardest(ledger, singles)
-    return sums
 
 
 def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
-    """The tokens through which the fallen answers were pulled hardest, and an example of them."""
+    """What either side did to the answers that fell most, and who to the first of them."""
     worst = singles[0]
     extreme = "fell most" if worst.end < worst.start else "rose least"
     culprit, row = ledger.pushers(worst)[0], ledger.rows.get(worst.row.name)
-    pulls: defaultdict[Markup, float] = defaultdict(float)
-    for account in singles:
-        for moment in ledger.moments.get(account.row.name, ()):
-            for place, (_, nats) in enumerate(moment.tokens):
-                pulls[token_in_word(moment.tokens, place)] += nats
-    through = Markup(", ").join(
-        token for token in sorted(pulls, key=pulls.__getitem__)[:_TOKENS] if pulls[token] < 0
+    splits = Counter(account.row.split for account in singles)
+    counts = join([f"{splits[split]} {SPLITS[split]}" for split in SPLITS if splits[split]])
+    change = fmean(account.end - account.start for account in singles)
+    rejected, chosen = (
+        fmean(ledger.side_total(account, side).mean for account in singles)
+        for side in ("rejected", "chosen")
     )
-    tokens = Markup(" On the {} answers that {}, the hardest pulls came through the tokens {}.")
+    moments = ledger.moments.get(worst.row.name, ())
+    tokens = [
+        nats for moment in moments if moment.example == culprit.example for nats in moment.tokens
+    ]
+    through = strongest_tokens(tokens, down=True)
     return Markup(
-        "{} The one that {}, to “{}” ({} in all), was pulled down hardest by {} ({}); others "
-        "lifted or lowered it."
+        "The {} watched answers that {} ({}) changed by {} nats on average, of which pushes on "
+        "rejected answers did {} and pushes on chosen answers {}. The first of them, to “{}” ({} in all), was "
+        "pulled down hardest by {} ({}{}); others lifted or lowered it."
     ).format(
-        tokens.format(len(singles), extreme, through) if through else "",
+        len(singles),
         extreme,
+        counts,
+        number(change, sign=True),
+        number(rejected, sign=True),
+        number(chosen, sign=True),
         excerpt(row.prompt, 60, end=True) if row else worst.row.name,
         number(worst.end - worst.start, sign=True),
         culprit.example,
         number(culprit.total, sign=True),
+        Markup(", most through {}").format(through) if through else "",
     )
 
 

@@ -274,7 +274,7 @@ def _change(pairs: Sequence[PairChange], token_map: TokenMap) -> str:
     for place, pair in enumerate(pairs, start=1):
         if pair.pair_id == token_map.observed_id and pair.chosen < 0:
             fall = number(-pair.chosen)
-            return f", whose fall of {fall} nats is number {place} of all watched"
+            return f", whose fall of {fall} nats is number {place} of the training pairs'"
     return ""
 
 

@@ -55,8 +55,8 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
         commands.append(
             (
                 "See which token of a pair pushes which, before and after training (for other "
-                f"pairs replace the ids; {facts.name}-pairs.jsonl lists the watched ones, worst "
-                "first):",
+                f"pairs replace the ids; {facts.name}-pairs.jsonl lists the watched training "
+                "pairs, worst first):",
                 with_pairs(facts.map_command, _to_map(inputs, pairs)),
             )
         )
