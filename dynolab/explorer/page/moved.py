@@ -78,8 +78,13 @@ def sentence(moved: Moved, state: State) -> Any:
             *apart,
         ]
     )
+    rest = "is left over"
+    if state.metric == "gradient":  # the change is measured over the optimizer's step
+        rest = "is what the optimizer’s step did beyond a gradient step"
+    elif moved.stored and state.step is not None:
+        rest = "is left over, or what momentum carried here from other steps and on to them"
     return html.P(
         f"{parts.nats(float(lines.measured[0]))} nats {when}: {sums}; "
-        f"{parts.nats(float(lines.residual[0]))} is left over.",
+        f"{parts.nats(float(lines.residual[0]))} {rest}.",
         className="message",
     )

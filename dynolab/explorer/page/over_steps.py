@@ -41,7 +41,9 @@ def _plot(lines: Lines) -> go.Figure:
         nats = [float(lines.nats[own & (lines.step == step)].sum()) for step in steps]
         sums = [total + more for total, more in zip(sums, nats, strict=True)]
         hover = f"step %{{x}}: %{{y:+.3g}} nats {name}<extra></extra>"
-        figure.add_bar(x=steps, y=nats, name=name, marker_color=color, hovertemplate=hover)
+        figure.add_bar(
+            x=steps, y=nats, name=name, marker_color=color, width=0.8, hovertemplate=hover
+        )
     figure.add_scatter(
         x=steps,
         y=sums,
