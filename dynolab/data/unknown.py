@@ -79,8 +79,18 @@ class UnknownTokens:
             f"{self.tokens} of {self.total} tokens ({self.tokens / self.total:.1%}) in "
             f"{self.answers} of {self.texts} answers are unknown to the tokenizer; training and "
             f"forces see the unknown token there, not the text. {self._which} replace them in the "
-            "data, or take a tokenizer that knows them"
+            f"data{self.replacements}, or take a tokenizer that knows them"
         )
+
+    @property
+    def replacements(self) -> str:
+        """What can be written for the unknown characters, where there is something common."""
+        pairs = [
+            f"{character} by {PLAIN[character]}"
+            for character, _ in self.written.most_common(NAMED)
+            if character in PLAIN and PLAIN[character] not in self.written
+        ]
+        return f" ({', '.join(pairs)})" if pairs else ""
 
     @property
     def _which(self) -> str:
@@ -90,6 +100,9 @@ class UnknownTokens:
         named = ", ".join(f"{character} ({count}×)" for character, count in most)
         return f"{'Most are' if len(most) == NAMED else 'They are'} {named}:"
 
+
+PLAIN = {"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."}
+"""Typographic character → what is commonly written in its place."""
 
 COUNTS = "tokens", "total", "answers", "texts"
 """Fields of `UnknownTokens` that are metrics."""

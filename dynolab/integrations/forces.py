@@ -52,6 +52,8 @@ class ForceCallback(TrainerCallback):
     - `trainer`: a `transformers.Trainer`, or one of TRL's, of a causal language model, in one
       process and float32.
     - `rows`: what is watched (`build_probes`, `read_rows(path, ProbeRow)`), split `train`.
+    - `examples`: pairs that are trained on: their sequences are named by the pairs' ids, all others
+      by a checksum of their text.
     - `every`: optimizer steps between accounts.
     - `kinds`: of the watched answers; each has an account.
     - `pairs`: watched pairs, the first ones, whose answers are averaged.
@@ -66,6 +68,7 @@ class ForceCallback(TrainerCallback):
         trainer: Trainer,
         rows: Sequence[ProbeRow],
         *,
+        examples: Sequence[Example] = (),
         every: int = 10,
         kinds: Sequence[str] = ("chosen", "rejected"),
         pairs: int = 8,
@@ -80,6 +83,7 @@ class ForceCallback(TrainerCallback):
         self.folder = folder or Path(str(trainer.args.output_dir)) / "ledger"
         self._rows = list(rows)
         self._kinds, self._pairs = tuple(kinds), pairs
+        self._examples = {example.id: example for example in examples}
         self._texts: dict[str, str] = {}
         self._pending: _Pending | None = None
 
@@ -93,6 +97,7 @@ class ForceCallback(TrainerCallback):
         encoder = Encoder(self.trainer.processing_class, int(context), "drop")  # type: ignore[arg-type]
         self._watched = training_means(self._kinds, self._rows, encoder, self._pairs, "kinds")
         temperature = float(getattr(self.trainer, "temperature", 1.0))
+        self._ids = self._ids_by_content()
         self._live = LiveGradients(self._policy, temperature)
         answers = [term.sequence for _, functional in self._watched for term in functional.terms]
         self._gradients = GroupedGradients.build(self._policy, self._weights(), answers[:2])
@@ -170,8 +175,8 @@ class ForceCallback(TrainerCallback):
         self._tables.write(self.folder)
         write_rows(self.folder / "functionals.jsonl", [row for row, _ in self._watched])
         (self.folder / "ledger.json").write_text(self._tables.summary().model_dump_json(indent=1))
-        examples = [Example(id=name, prompt=text, chosen="") for name, text in self._texts.items()]
-        write_rows(self.folder / "train.jsonl", examples)
+        unnamed = (Example(id=name, prompt=text, chosen="") for name, text in self._texts.items())
+        write_rows(self.folder / "train.jsonl", [*self._examples.values(), *unnamed])
         ledger = read_ledger(self.folder, self.folder)
         write_ledger_page(ledger, "ledger", "", (), self.folder)
 
@@ -190,11 +195,29 @@ class ForceCallback(TrainerCallback):
         for ids, push in zip(forward.ids.tolist(), forward.push.tolist(), strict=True):
             read = [token for token in ids if token != tokenizer.pad_token_id]
             text = tokenizer.decode(read)  # the unknown token, too
-            name = f"{zlib.crc32(text.encode()):08x}"
-            self._texts[name] = text[-EXCERPT:]
+            name = self._ids.get(self._content(read))
+            if name is None:
+                name = f"{zlib.crc32(text.encode()):08x}"
+                self._texts[name] = text[-EXCERPT:]
             side: Literal["chosen", "rejected"] = "rejected" if push < 0 else "chosen"
             labels.append(Updating(name, side, tuple(ids)))
         return labels
+
+    def _ids_by_content(self) -> dict[tuple[int, ...], str]:
+        """Tokens of a sequence → the id of the pair that it is an answer of."""
+        tokenizer: Any = self.trainer.processing_class
+        return {
+            self._content(tokenizer(example.prompt + response)["input_ids"]): example.id
+            for example in self._examples.values()
+            for response in (example.chosen, example.rejected)
+            if response
+        }
+
+    def _content(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Tokens without those that trainers add at the ends."""
+        tokenizer: Any = self.trainer.processing_class
+        added = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        return tuple(token for token in ids if token not in added)
 
     def _map(self, clipped: Tensor, clip: float) -> OptimizerMap:
         """The optimizer's step as one map of flat vectors."""

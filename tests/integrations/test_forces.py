@@ -131,6 +131,16 @@ def test_an_account_adds_up_and_training_goes_on_as_without(
     assert "Who moved it" in page
 
 
+def test_sequences_of_given_pairs_have_their_names(tmp_path: Path) -> None:
+    trainer, rows = dpo(tmp_path), make_rows(8)
+    trainer.add_callback(ForceCallback(trainer, probes(), examples=rows[:6], every=1))
+    trainer.train()
+    ledger = read_ledger(tmp_path / "ledger", tmp_path / "ledger")
+    named = {row.id for row in rows[:6]} & set(ledger.examples)
+    assert named and all(ledger.rows[name].rejected for name in named)
+    assert not {row.id for row in rows[6:]} & set(ledger.examples)
+
+
 def test_sides_are_told_by_the_loss(tmp_path: Path) -> None:
     trainer = dpo(tmp_path)
     trainer.add_callback(ForceCallback(trainer, probes(), every=STEPS))

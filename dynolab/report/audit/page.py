@@ -55,9 +55,11 @@ def _answer(audit: Audit) -> list[str]:
         )
     token = sum(row.chosen_logp for row in rows) / sum(row.chosen_tokens for row in rows)
     if token < _FOREIGN:
-        sentences.append(
+        sentences.insert(
+            0,
             f"The model finds these answers foreign ({number(token)} nats a token): if it is to be "
-            "finetuned on them first, audit the finetuned model, for which all of this differs."
+            "finetuned on them first, begin with a study, or audit the finetuned model; all of the "
+            "following is of this model, and will differ.",
         )
     return sentences
 

@@ -96,6 +96,13 @@ class Ledger:
         """Whether steps were drawn, so that sums are estimates."""
         return self.summary.every > 1
 
+    @property
+    def span(self) -> str:
+        """The steps that the lines are of."""
+        if self.sampled:
+            return "the drawn steps alone"
+        return "the whole training" if self.summary.whole else "the steps that were taken apart"
+
     @cached_property
     def _number(self) -> Int[ndarray, " responses"]:
         """Each response's example as its place in `examples`."""

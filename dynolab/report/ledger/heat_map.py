@@ -74,12 +74,11 @@ def _cells(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
 
 def _message(ledger: Ledger, account: FunctionalAccount) -> str:
     totals = ledger.by_example(account)
-    when = "in the drawn steps" if ledger.sampled else "over the whole training"
     up, down = ledger.examples[int(totals.argmax())], ledger.examples[int(totals.argmin())]
     return (
         f"On {functional_name(account)}, {_named(ledger, up)} pushed up hardest, "
-        f"{number(float(totals.max()), sign=True)} nats {when}, and {_named(ledger, down)} "
-        f"pushed down hardest, {number(float(totals.min()), sign=True)}."
+        f"{number(float(totals.max()), sign=True)} nats over {ledger.span}, and "
+        f"{_named(ledger, down)} pushed down hardest, {number(float(totals.min()), sign=True)}."
     )
 
 

@@ -41,7 +41,6 @@ def puller_section(ledger: Ledger) -> Section | None:
                 excerpt(row.prompt, _PROMPT, end=True) if row else "–",
             )
         )
-    when = "in the drawn steps" if ledger.sampled else "over the whole training"
     down, up = worst[worst < 0], worst[worst > 0]
     lifted = f" and lifted {len(up)} by {number(float(up.sum()))}" if len(up) else ""
     return section(
@@ -52,8 +51,8 @@ def puller_section(ledger: Ledger) -> Section | None:
         table(
             ("pair", "nats in all", "whom it lowered", "whom it lifted", "prompt"), rows, "snsss"
         ),
-        note=f"What a pair did to these {len(names)} answers {when}, in nats; those that lowered "
-        "them most come first. “dynolab explore” shows it for all watched answers, at the recorded "
+        note=f"What a pair did to these {len(names)} answers over {ledger.span}, in nats; those that "
+        "lowered them most come first. “dynolab explore” shows it for all watched answers, at the recorded "
         "steps.",
     )
 

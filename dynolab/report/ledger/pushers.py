@@ -57,15 +57,14 @@ def pusher_section(ledger: Ledger) -> Section | None:
     if not singles:
         return None
     opened = {account.row.split: account.row.name for account in reversed(singles)}.values()
-    steps = "the drawn steps alone" if ledger.sampled else "the whole training"
     return section(
         "pushers",
         "Who pulled these answers down",
         _message(singles, ledger),
         *(_answer(account, ledger, opened=account.row.name in opened) for account in singles),
         note="The chosen answers that fell most over the training, held-out ones too. Numbers are "
-        f"nats, sums of the example's lines over {steps}. Coloured: what its tokens did in the "
-        "pulls that are among the six hardest on this answer, brown down and green up; point at "
+        f"nats, sums of the example's lines over {ledger.span}. Coloured: what its tokens did in "
+        "the pulls that are among the six hardest on this answer, brown down and green up; point at "
         "one for its number. All of it is of one run: how hard a pair pulls depends on when it is "
         "drawn, and another seed draws in another order.",
     )

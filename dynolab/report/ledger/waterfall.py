@@ -45,7 +45,7 @@ def waterfall_figure(ledger: Ledger) -> Figure:
     plot.update_yaxes(title_text="log π, nats")
     return Figure(
         "ledger",
-        "Who moved it: the account of the whole training",
+        f"Who moved it: the account of {'the whole training' if ledger.sampled else ledger.span}",
         _message(ledger),
         "Every response of every batch has a line in the ledger: what it did to the answers from "
         "its step to the end, momentum, learning rate and clipping included. The bars are sums of "

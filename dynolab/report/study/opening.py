@@ -110,7 +110,7 @@ def _unknown(training: Training) -> str:
     return (
         f"The tokenizer does not know {which}, which {unknown.answers} of {unknown.texts} answers "
         "hold: the model reads the unknown token in their place, and tokens before and after it "
-        "push each other. Replace them in the data first."
+        f"push each other. Replace them in the data first{unknown.replacements}."
     )
 
 
@@ -191,8 +191,8 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     through = strongest_tokens(tokens, down=True)
     return Markup(
         "The {} watched answers that {} ({}) changed by {} nats on average, of which pushes on "
-        "rejected answers did {} and pushes on chosen answers {}. The first of them, to “{}” ({} in all), was "
-        "pulled down hardest by {} ({}{}); others lifted or lowered it."
+        "rejected answers did {} and pushes on chosen answers {}. The first of them, to “{}” ({} "
+        "in all), was pulled down hardest by {} ({}{}); others lifted or lowered it."
     ).format(
         len(singles),
         extreme,
