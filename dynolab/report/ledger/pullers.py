@@ -51,9 +51,9 @@ def puller_section(ledger: Ledger) -> Section | None:
         table(
             ("pair", "nats in all", "whom it lowered", "whom it lifted", "prompt"), rows, "snsss"
         ),
-        note=f"What a pair did to these {len(names)} answers over {ledger.span}, in nats; those that "
-        "lowered them most come first. “dynolab explore” shows it for all watched answers, at the recorded "
-        "steps.",
+        note=f"What a pair did to these {len(names)} answers over {ledger.span}, in nats; those "
+        "that lowered them most come first. “dynolab explore” shows it for all watched answers, at "
+        "the recorded steps.",
     )
 
 
