@@ -3,12 +3,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
 from dynolab.report.forces.page import write_force_page
 from dynolab.report.forces.pair_matrix import pair_matrix_figure
 from dynolab.report.forces.parts import block_figure, last_layer_figure, terms_figure
+from dynolab.report.forces.token_map import token_map_plot
 from dynolab.report.forces.token_map_choice import token_map_choice_figure
 from tests.report.forces import analysis, token_map
 from tests.report.parsed import CANARY, check_figure, obeys_no_text, words_of
@@ -77,6 +79,20 @@ def test_a_choice_shows_one_map_with_its_own_axes() -> None:
     assert [len(button.args[1]["xaxis.tickvals"]) for button in (first, second)] == [4, 2]
     assert second.args[1]["shapes"] == []
     assert token_map_choice_figure([]) is None
+
+
+def test_of_many_columns_the_largest_sums_are_named_with_room_between_them() -> None:
+    count = 200
+    wide = {
+        "observed_tokens": ["a"],
+        "chosen_tokens": ["b"] * count,
+        "rejected_tokens": [],
+        "force": [np.linspace(-1, 1, count).tolist()],
+    }
+    axis = token_map_plot(token_map("", False).model_copy(update=wide)).layout.xaxis
+    assert len(axis.tickvals) == len(axis.ticktext) <= 40
+    assert {0, count - 1} <= set(axis.tickvals)
+    assert np.diff(axis.tickvals).min() >= count / 40
 
 
 def test_a_single_checkpoint_has_no_stability() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
+from numpy import ndarray
 from plotly.subplots import make_subplots
 
 from dynolab.report.figure import CELLS, Figure, base_layout, panel_title
@@ -18,8 +20,11 @@ _LABEL = 10  # characters of a token on an axis
 _BARS = {"showticklabels": False, "showgrid": False, "ticks": ""}
 READING = (
     "A cell: first-order push on the row's token from the column's token. Green raises, brown "
-    "lowers; bars sum the chosen and the rejected side separately, diamonds both."
+    "lowers; bars sum the chosen and the rejected side separately, diamonds both. Of many columns "
+    "those with the largest sums are named."
 )
+
+_NAMED_COLUMNS = 40  # that fit side by side
 
 
 def token_map_figure(token_map: TokenMap, about: str = "") -> Figure | None:
@@ -61,10 +66,11 @@ def token_map_plot(token_map: TokenMap) -> go.Figure:
     _add_column_sums(plot, token_map, force, columns)
     _add_row_sums(plot, token_map, force)
     ticks = {"tickfont": {"family": MONO, "size": 12}, **CELLS}
-    names = [token_text(t, _LABEL) for t in token_map.chosen_tokens + token_map.rejected_tokens]
+    tokens = token_map.chosen_tokens + token_map.rejected_tokens
+    named = _named_columns(force.sum(axis=0))
     plot.update_xaxes(
-        tickvals=columns,
-        ticktext=names,
+        tickvals=columns[named],
+        ticktext=[token_text(tokens[place], _LABEL) for place in named],
         tickangle=-55,
         range=[-0.6, float(columns[-1]) + 0.6],
         row=1,
@@ -97,6 +103,16 @@ def token_map_plot(token_map: TokenMap) -> go.Figure:
         )
     )
     return plot
+
+
+def _named_columns(sums: Float[ndarray, " columns"]) -> list[int]:
+    """Places of the columns that are named: the largest sums, with room between them."""
+    apart = -(-len(sums) // _NAMED_COLUMNS)
+    named: list[int] = []
+    for place in np.argsort(-np.abs(sums)).tolist():
+        if all(abs(place - other) >= apart for other in named):
+            named.append(place)
+    return sorted(named)
 
 
 def _step(token_map: TokenMap) -> str:

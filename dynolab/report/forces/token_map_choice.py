@@ -77,13 +77,13 @@ def _message(maps: Sequence[tuple[str, TokenMap]]) -> str:
     """The first map's sum at every checkpoint that has this map."""
     first = maps[0][1]
     sums = [
-        f"{number(sum(map(sum, token_map.force)), 2, sign=True)} at {label}"
+        f"{number(sum(map(sum, token_map.force)), 2, sign=True)} nats ({label})"
         for label, token_map in maps
         if _pair_and_answer(token_map) == _pair_and_answer(first)
     ]
     return (
         f"All tokens of the pair “{first.updating_id}” push the {first.observed_kind} answer of "
-        f"“{first.observed_id}” by {join(sums)} nats; {len(maps)} maps show which token pushes "
+        f"“{first.observed_id}” by {join(sums)}; {len(maps)} maps show which token pushes "
         "which."
     )
 

@@ -65,8 +65,8 @@ def pusher_section(ledger: Ledger) -> Section | None:
         note="The chosen answers that fell most over the training, held-out ones too. Numbers are "
         f"nats, sums of the example's lines over {ledger.span}. Coloured: what its tokens did in "
         "the pulls that are among the six hardest on this answer, brown down and green up; point "
-        "at one for its number. All of it is of one run: how hard a pair pulls depends on when it is "
-        "drawn, and another seed draws in another order.",
+        "at one for its number. All of it is of one run: how hard a pair pulls depends on when it "
+        "is drawn, and another seed draws in another order.",
     )
 
 

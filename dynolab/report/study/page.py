@@ -274,7 +274,10 @@ def _change(pairs: Sequence[PairChange], token_map: TokenMap) -> str:
     for place, pair in enumerate(pairs, start=1):
         if pair.pair_id == token_map.observed_id and pair.chosen < 0:
             fall = number(-pair.chosen)
-            return f", whose fall of {fall} nats is number {place} of the training pairs'"
+            return (
+                f", which fell by {fall} nats in all (number {place} of the training pairs); it is "
+                "the recorded steps’ strongest push on an answer that fell most"
+            )
     return ""
 
 
