@@ -16,7 +16,7 @@ from dynolab.costs.stage import UNTIMED_SECONDS, duration
 from dynolab.data.encode import Encoder
 from dynolab.data.sources.config import rows_line
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data
-from dynolab.data.unknown import unknown_tokens
+from dynolab.data.unknown import UnknownTokens
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
 from flows.parameters import parse_parameters
@@ -89,7 +89,10 @@ kernel: null     # how strongly answers are coupled; of these it takes longest
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model and its rows, in tokens; a row is a prompt with one answer."""
+    """Of a model and its rows, in tokens; a row is a prompt with one answer.
+
+    `unknown`: of the training pairs' answers.
+    """
 
     weights: int
     context: int
@@ -98,6 +101,7 @@ class Sizes:
     pairs: int
     overlong_pairs: int
     overlong_answers: int
+    unknown: UnknownTokens
 
     def __str__(self) -> str:
         text = (
@@ -146,9 +150,8 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> str:
     time = _time(parameters)
     file.write_text(TEMPLATE.format(**settings, time=_comment(time)), encoding="utf-8")
     lines = [settings["rows"], str(sizes)]
-    answers = {text for pair in loaded.pairs for text in (pair.chosen, pair.rejected) if text}
-    if (unknown := unknown_tokens(tokenizer, answers)).tokens:
-        lines.append(f"{unknown}.")
+    if sizes.unknown.tokens:
+        lines.append(f"{sizes.unknown}.")
     if config.chat == "plain":
         lines.append(
             "The model has no chat template: messages are written as turns of Human and Assistant."
@@ -222,8 +225,8 @@ def _measured(model: str, tokenizer: PreTrainedTokenizerBase, loaded: LoadedData
 
     language_model = load_language_model(model, tokenizer=tokenizer, device=torch.device("cpu"))
     context = context_length(language_model)
-    encoder = Encoder(tokenizer, 2**31, "error")
-    encoded = encoder.examples([*loaded.pairs, *loaded.heldout])
+    trained_on, encoder = (Encoder(tokenizer, 2**31, "error") for _ in range(2))
+    encoded = [*trained_on.examples(loaded.pairs), *encoder.examples(loaded.heldout)]
     pairs = [
         [len(side.ids) for side in (pair.chosen, pair.rejected) if side is not None]
         for pair in encoded
@@ -243,6 +246,7 @@ def _measured(model: str, tokenizer: PreTrainedTokenizerBase, loaded: LoadedData
         pairs=len(pairs),
         overlong_pairs=overlong,
         overlong_answers=sum(length > context for length in watched),
+        unknown=trained_on.counts.unknown,
     )
 
 

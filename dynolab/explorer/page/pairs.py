@@ -33,7 +33,7 @@ def listed(study: Study, state: State) -> Any:
                 [
                     html.Span(parts.nats(harm[pair], 2) if pair in harm else "–", className="n"),
                     parts.said(excerpt(study.pairs[pair].prompt, 60), "prompt"),
-                    parts.said(excerpt(study.pairs[pair].chosen, 60), "quiet"),
+                    parts.said(f"{pair} · {excerpt(study.pairs[pair].chosen, 60)}", "quiet"),
                 ],
                 state.link(pair=pair),
             )
