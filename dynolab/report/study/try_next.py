@@ -46,8 +46,8 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
         commands.append(
             (
                 f"Compare {name} as it was with smaller pushes on rejected answers (of a given "
-                "share, and as forces choose it), and with training without the pairs that lower "
-                "the others’ chosen answers most, over three seeds:",
+                "share, and as forces choose it), and with training without the pairs that the "
+                "audit ranks worst, or that the account names, over three seeds:",
                 facts.remedies_command,
             )
         )
