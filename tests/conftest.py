@@ -38,6 +38,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONGEST = (
+    "explorer/test_browser_explorer.py",
+    "flows/test_readme_runs.py",
     "gpu/test_walks.py",
     "flows/test_cache.py",
     "flows/test_ledger_flow.py",

@@ -28,7 +28,13 @@ pytest.importorskip("dash")
 pytestmark = pytest.mark.services
 
 PLAIN = {"kind": "plain", "ranks": 1}
-LEFT_OUT = {"audit": None, "kernel": None, "squeezing": None, "ledger": {"pairs": 2, "answers": 2}}
+LEFT_OUT = {
+    "audit": None,
+    "forces": None,
+    "kernel": None,
+    "squeezing": None,
+    "ledger": {"pairs": 2, "answers": 2},
+}
 PATIENCE_MS = 90_000
 
 
