@@ -23,7 +23,7 @@ from dynolab.statistics import Interval, mean_interval
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
-GAP, CHOSEN, REJECTED, MARGIN = "gap", "chosen", "rejected", "margin"
+GAP, CHOSEN, REJECTED, MARGIN, FELL = "gap", "chosen", "rejected", "margin", "fell"
 RIGHT, STATES_WRONGLY, REFUSED, WON = "right", "wrong", "refused", "won"
 
 
@@ -31,7 +31,7 @@ def path_figures(scores: Sequence[ProbeScore]) -> dict[str, Interval]:
     """Changes from the first to the last probe, in nats.
 
     `chosen`, `rejected`, `argmax` (y*): Δ log π; `gap`: Δ(log π(y*) − log π(y⁺)); `margin`:
-    Δ(log π(y⁺) − log π(y⁻)).
+    Δ(log π(y⁺) − log π(y⁻)). `fell`: the share of chosen answers that fell.
     """
     figures: dict[str, Interval] = {}
     for split in SPLITS:
@@ -63,6 +63,8 @@ def _path_changes(paths: LearningPaths) -> dict[str, Interval]:
         moved[GAP] = moved[ARGMAX] - moved[CHOSEN]
     if CHOSEN in moved and REJECTED in moved:
         moved[MARGIN] = moved[CHOSEN] - moved[REJECTED]
+    if CHOSEN in moved:
+        moved[FELL] = (moved[CHOSEN] < 0).astype(float)
     return {name: mean_interval(values) for name, values in moved.items()}
 
 

@@ -10,14 +10,16 @@ from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.results.ledger import FunctionalRow
 
 
-def lines_to_means(ledger: Ledger | None) -> tuple[list[FunctionalRow], Lines] | None:
-    """The lines to the mean of every kind, over all steps.
+def lines_to_means(
+    ledger: Ledger | None, *, singles: bool = False
+) -> tuple[list[FunctionalRow], Lines] | None:
+    """The lines to the mean of every kind, over all steps; with `singles` to single answers, too.
 
     None without a ledger, and where steps were only sampled.
     """
     if ledger is None or ledger.sampled:
         return None
-    means = [account for account in ledger.accounts if not account.row.single]
+    means = [account for account in ledger.accounts if singles or not account.row.single]
     if not means:
         return None
     lines = Lines.beside([_whole(ledger, account) for account in means])

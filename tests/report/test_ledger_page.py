@@ -38,7 +38,7 @@ def test_the_bars_lead_from_start_to_end(ledger: Ledger) -> None:
     assert "chosen y⁺ −2.25 = +1.25 from chosen and −3.50 from rejected" in figure.message
     (menu,) = figure.plot.layout.updatemenus
     assert [button.label for button in menu.buttons] == [
-        "chosen y⁺, training",
+        "chosen y⁺, training, mean of 2",
         "b, chosen y⁺",
     ]
     assert list(menu.buttons[1].args[0]["y"][0]) == [-5.0, 2.5, -5.0, 0.0, 0.0, 0.0, -7.5]
@@ -87,8 +87,8 @@ def test_pairs_are_listed_with_whom_they_lowered_and_lifted(ledger: Ledger) -> N
     assert section is not None
     assert section.message == "“a” pulled 2 of these 2 answers down, by 5.5 nats together."
     words = "".join(Parsed(str(section.markup)).words)
-    assert "a−5.50b −3.5, a −2.0none" in words
-    assert words.index("a−5.50") < words.index("c−1.50") < words.index("b+2.25none")
+    assert "a−5.50−5.50b −3.5, a −2.0none" in words
+    assert words.index("a−5.50") < words.index("c−1.50") < words.index("b+0.00+2.25none")
     assert puller_section(replace(ledger, accounts=(mean,))) is None
 
 

@@ -182,11 +182,17 @@ def _map(
     pair, step = token_map.updating_id, token_map.step
     assert step is not None
     batch = [example.id for example in training.record(step).examples]
-    other = "" if pair in batch else " This pair takes another one’s place in the step’s batch."
     return [
         html.H3(f"{pair} on {row.pair_id}, token by token, at step {step}", id="map"),
+        html.P(
+            f"{pair} was not in the batch of step {step}, whose weights are recorded: it takes "
+            "another pair’s place here. What it did at its own steps is in the table of pairs.",
+            className="message",
+        )
+        if pair not in batch
+        else None,
         html.P(token_map_message(token_map), className="message"),
-        html.P(f"{READING}{other}", className="note"),
+        html.P(READING, className="note"),
         parts.graph(token_map_plot(token_map), dark),
         copies(study, training, row, pair, step, state.asked, batch, program),
     ]

@@ -17,7 +17,8 @@ from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer
 from dynolab.report.figure import base_layout
 from dynolab.report.style import CHOSEN, MUTED, REJECTED, SPLITS, objective_name, style_of
-from dynolab.report.text import plotly_text
+from dynolab.report.text import join, plotly_text
+from dynolab.results.ledger import FunctionalRow
 
 COLORS = {"train": CHOSEN, "heldout": REJECTED}
 DOSES = (0.0, 0.1, 0.3, 0.5, 1.0, 1.5)
@@ -84,8 +85,8 @@ def shown(study: Study, state: State, dark: bool, program: str) -> Any:
     _, error = training.computable()
     return [
         html.H2("What if"),
-        *_at_recorded_steps(training, state, dark),
         *_over_training(training, state),
+        *_at_recorded_steps(training, state, dark),
         parts.failed(error),
         *taken(study, training, state, program),
     ]
@@ -100,7 +101,16 @@ def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any
     answers = training.answers[state.kind]
     moved = lines.what_if(state.what_if(training), instead)
     steps = ", ".join(map(str, sorted(set(lines.step.tolist()))))
+    absent = [pair for pair in state.without if pair not in lines.pairs]
     return [
+        html.H3("At the recorded steps"),
+        html.P(
+            f"{join(absent)} {'is' if len(absent) == 1 else 'are'} in no batch of these steps: "
+            "leaving it out changes nothing here.",
+            className="message",
+        )
+        if absent
+        else None,
         html.P(
             f"To first order, at the recorded steps {steps} alone: the weights at every step, "
             "and so all other pushes, stay what they were. A training shows the rest.",
@@ -135,14 +145,14 @@ def _summary(
 
 def _over_training(training: Training, state: State) -> list[Any]:
     """The same of the whole training, on what has an account of its own."""
-    means = lines_to_means(training.ledger)
-    if means is None or state.under(training) != state.asked:
+    accounts = lines_to_means(training.ledger, singles=True)
+    if accounts is None or state.under(training) != state.asked:
         return []
-    rows, lines = means
+    rows, lines = accounts
     after = lines.what_if(state.what_if(training))
     table = [
         [
-            f"{style_of(row.kind).label}, {SPLITS[row.split]}",
+            _name(row),
             parts.nats(float(measured)),
             parts.nats(float(would)),
             parts.nats(float(would - measured)),
@@ -151,9 +161,20 @@ def _over_training(training: Training, state: State) -> list[Any]:
     ]
     return [
         html.H3("Over the whole training"),
-        html.P("Mean answers of a kind, from the ledger’s lines.", className="note"),
-        parts.table(("mean of", "change", "would be", "difference"), table, "snnn"),
+        html.P(
+            "From the ledger’s lines: means of a kind’s answers, and the answers that fell most.",
+            className="note",
+        ),
+        parts.table(("answers", "change", "would be", "difference"), table, "snnn"),
     ]
+
+
+def _name(row: FunctionalRow) -> str:
+    """What an account is of."""
+    kind = style_of(row.kind).label
+    if row.single:
+        return f"{row.name}, {kind}"
+    return f"{kind}, {SPLITS[row.split]}, mean of {len(row.pairs)}"
 
 
 def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go.Figure:

@@ -30,16 +30,16 @@ _NAMED_COLUMNS = 40  # that fit side by side
 def token_map_figure(token_map: TokenMap, about: str = "") -> Figure | None:
     """Rows: observed answer; columns: updating y⁺ then y⁻; margins: sums of each side.
 
-    **Arguments:** `about`: a clause on the observed answer.
+    **Arguments:** `about`: a sentence on the observed answer.
     """
     if not token_map.observed_tokens:
         return None
     return Figure(
         "token-map",
         "Which token pushed which",
-        token_map_message(token_map),
+        f"{token_map_message(token_map)} {about}".strip(),
         f"{_step(token_map)}: the update by “{token_map.updating_id}” on {_whose(token_map)} "
-        f"{token_map.observed_kind} answer{about}. {READING}",
+        f"{token_map.observed_kind} answer. {READING}",
         token_map_plot(token_map),
     )
 

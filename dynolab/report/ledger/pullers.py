@@ -35,6 +35,7 @@ def puller_section(ledger: Ledger) -> Section | None:
         rows.append(
             (
                 _TOGETHER(excerpt(example, _NAME)),
+                number(float(np.minimum(pushes, 0).sum()), sign=True),
                 number(float(pushes.sum()), sign=True),
                 _named(names, pushes),
                 _named(names, -pushes, sign=-1),
@@ -49,7 +50,9 @@ def puller_section(ledger: Ledger) -> Section | None:
         f"“{excerpt(ledger.examples[order[0]])}” pulled {len(down)} of these {len(names)} answers "
         f"down, by {number(float(-down.sum()))} nats together{lifted}.",
         table(
-            ("pair", "nats in all", "whom it lowered", "whom it lifted", "prompt"), rows, "snsss"
+            ("pair", "lowered by", "net", "whom it lowered", "whom it lifted", "prompt"),
+            rows,
+            "snnsss",
         ),
         note=f"What a pair did to these {len(names)} answers over {ledger.span}, in nats; those "
         "that lowered them most come first. “dynolab explore” shows it for all watched answers, at "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from dynolab.report.figure import Figure, base_layout
@@ -37,12 +38,13 @@ def waterfall_figure(ledger: Ledger) -> Figure:
         hovertemplate="%{x}: %{delta:+.4g} nats<extra></extra>",
         **_bars(ledger, account),
     )
-    choices = [
-        (functional_name(own), [{name: [values] for name, values in _bars(ledger, own).items()}])
-        for own in ledger.accounts
-    ]
+    choices = []
+    for own in ledger.accounts:
+        bars = _bars(ledger, own)
+        shown = {name: [values] for name, values in bars.items()}
+        choices.append((functional_name(own), [shown, {"yaxis.range": _range(bars["y"])}]))
     plot.update_layout(updatemenus=[menu(choices)])
-    plot.update_yaxes(title_text="log π, nats")
+    plot.update_yaxes(title_text="log π, nats", range=_range(_bars(ledger, account)["y"]))
     return Figure(
         "ledger",
         f"Who moved it: the account of {'the whole training' if ledger.sampled else ledger.span}",
@@ -62,7 +64,7 @@ def functional_name(account: FunctionalAccount) -> str:
     row = account.row
     if row.single:
         return f"{plotly_text(row.name, 14)}, {style_of(row.kind).label}"
-    return f"{style_of(row.kind).label}, {SPLITS[row.split]}"
+    return f"{style_of(row.kind).label}, {SPLITS[row.split]}, mean of {len(row.pairs)}"
 
 
 def menu(choices: list[tuple[str, list[Any]]]) -> dict[str, Any]:
@@ -95,6 +97,14 @@ def _bars(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
             number(account.end),
         ],
     }
+
+
+def _range(values: list[float]) -> list[float]:
+    """Ends of the axis: the bars' own, since log π begins far from zero."""
+    start, *changes, end = values
+    levels = [end, *np.cumsum([start, *changes]).tolist()]
+    pad = 0.15 * (max(levels) - min(levels)) or 1.0
+    return [round(min(levels) - pad, 3), round(max(levels) + pad, 3)]
 
 
 def _with_margin(total: Interval) -> str:

@@ -52,8 +52,14 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             sentences.append(f"Held-out pairs end {_compared(unseen)}.")
     table = matched_table_of(compared)
     same = {arm: table.mean(arm, "matched/chosen") for arm in ends}
-    matched = {arm: change for arm, change in same.items() if change.n > 1}
-    if matched:
+    matched = {arm: change for arm, change in same.items() if change.n}
+    if matched and len(compared.seeds) == 1:
+        shown = [f"{arm} {number(change.mean, sign=True)}" for arm, change in matched.items()]
+        sentences.append(
+            f"Where both have learned the same margin: {'; '.join(shown)}. Run it with more seeds; "
+            "this one’s trainings are kept."
+        )
+    elif matched:
         sentences.append(
             f"Where both have learned the same margin, training pairs are {_compared(matched)}."
         )

@@ -24,10 +24,11 @@ from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.text import excerpt, join, mean_and_ends, number
 from dynolab.report.verdicts import PLURAL, claims_tile
 from dynolab.results.study import ARGMAX
-from dynolab.statistics import mean_interval
+from dynolab.statistics import Interval, clear, mean_interval
 
 _HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
 
+_WHERE: dict[Split, str] = {"train": "in training", "heldout": "held out"}
 _LITTLE = 0.5  # nats of margin
 _MANY = 0.2  # of the answers
 
@@ -126,7 +127,15 @@ def _fell(name: str, changes: Mapping[Split, np.ndarray], which: str) -> str:
             f"{(own < 0).sum()} of {len(own)} {which}{SPLITS[split]} pairs (mean over all of them "
             f"{mean} nats [{low}, {high}])"
         )
-    return f"Under {name} the chosen answers fell on {join(parts)}."
+    ways = [f"{_way(mean_interval(own))} {_WHERE[split]}" for split, own in changes.items()]
+    return f"Under {name} the chosen answers fell on {join(parts)}: on average they {join(ways)}."
+
+
+def _way(mean: Interval) -> str:
+    """In a word what a mean change is, where its interval says so."""
+    if not clear(mean):
+        return "stayed"
+    return "rose" if mean.mean > 0 else "fell"
 
 
 def _through_what(inputs: ReportInputs) -> str | Markup:

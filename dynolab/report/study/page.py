@@ -275,8 +275,9 @@ def _change(pairs: Sequence[PairChange], token_map: TokenMap) -> str:
         if pair.pair_id == token_map.observed_id and pair.chosen < 0:
             fall = number(-pair.chosen)
             return (
-                f", which fell by {fall} nats in all (number {place} of the training pairs); it is "
-                "the recorded steps’ strongest push on an answer that fell most"
+                "Of the recorded steps’ pushes on answers that fell most this is the strongest "
+                f"(the answer fell by {fall} nats in all, number {place} of the training pairs); "
+                "pulls at other steps are named above, and have no map."
             )
     return ""
 
