@@ -65,7 +65,8 @@ def token_map_plot(token_map: TokenMap) -> go.Figure:
     _add_cells(plot, token_map, force, columns)
     _add_column_sums(plot, token_map, force, columns)
     _add_row_sums(plot, token_map, force)
-    ticks = {"tickfont": {"family": MONO, "size": 12}, **CELLS}
+    # plotly lays labels out for seconds where they must not leave the figure.
+    ticks = {"tickfont": {"family": MONO, "size": 12}, "ticklabeloverflow": "allow", **CELLS}
     tokens = token_map.chosen_tokens + token_map.rejected_tokens
     named = _named_columns(force.sum(axis=0))
     plot.update_xaxes(
