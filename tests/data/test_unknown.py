@@ -101,6 +101,7 @@ def test_what_became_of_the_rows_is_one_line() -> None:
     assert rows_line(counts) == "198 rows → 180 training, 18 held-out"
     counts["data/heldout_rows_in_training"] = 2.0
     assert rows_line(counts) == (
-        "200 rows → 180 training, 18 held-out, 2 left out (held-out rows that training has, too)"
+        "200 rows → 180 training, 18 held-out, 2 left out (held-out rows with a prompt or answer "
+        "that training has, too)"
     )
     assert rows_line({}) == ""

@@ -118,7 +118,7 @@ class DataConfig(BaseModel):
 
 LEFT_OUT = {
     "data/rows_without_common_prompt": "without a common prompt",
-    "data/heldout_rows_in_training": "held-out rows that training has, too",
+    "data/heldout_rows_in_training": "held-out rows with a prompt or answer that training has, too",
 }
 """Counts of rows that are neither trained on nor held out."""
 

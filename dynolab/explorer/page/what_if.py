@@ -21,7 +21,7 @@ from dynolab.report.text import join, plotly_text
 from dynolab.results.ledger import FunctionalRow
 
 COLORS = {"train": CHOSEN, "heldout": REJECTED}
-DOSES = (0.0, 0.1, 0.3, 0.5, 1.0, 1.5)
+DOSES = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5)
 
 
 def listed(study: Study, state: State) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
 
 from dynolab.data.rows import Example
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
-from dynolab.report.ledger.coloured import coloured, strongest_tokens, summed
+from dynolab.report.ledger.coloured import Tokens, coloured, strongest_tokens, summed
 from dynolab.report.page import Section, section, table
 from dynolab.report.style import SPLITS
 from dynolab.report.text import excerpt, join, number
@@ -103,10 +104,9 @@ def _own_pair(totals: Sequence[float]) -> str:
 
 def _culprit(pusher: Pusher, rows: Mapping[str, Example], moments: Sequence[Moment]) -> Markup:
     """An example that pulled an answer down: how much, when, and through which tokens."""
-    side = "rejected" if pusher.from_rejected <= pusher.from_chosen else "chosen"
+    side, tokens = hardest_side(pusher, moments)
     row = rows.get(pusher.example)
     text = (getattr(row, side) or "") if row else ""
-    tokens = summed([m for m in moments if (m.example, m.side) == (pusher.example, side)])
     through = (
         Markup('<span class="quiet">most through {}</span>').format(
             strongest_tokens(tokens, down=True)
@@ -125,6 +125,20 @@ def _culprit(pusher: Pusher, rows: Mapping[str, Example], moments: Sequence[Mome
         coloured(tokens, text) if tokens else excerpt(text, _TEXT),
         through,
     )
+
+
+def hardest_side(
+    pusher: Pusher, moments: Sequence[Moment]
+) -> tuple[Literal["chosen", "rejected"], Tokens]:
+    """The side of an example that pulled an answer down hardest, and what its tokens did.
+
+    **Arguments:** `moments`: the hardest pulls on the answer; without one of the side's there are
+    no tokens.
+    """
+    side: Literal["chosen", "rejected"] = (
+        "rejected" if pusher.from_rejected <= pusher.from_chosen else "chosen"
+    )
+    return side, summed([m for m in moments if (m.example, m.side) == (pusher.example, side)])
 
 
 def _when(steps: Sequence[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,7 +77,7 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     best = _best(ends, unseen)
     if best is not None and len(compared.seeds) > 1:
         sentences.append(
-            f"To train as {best} does, write in a study’s file: {_settings(compared.arms[best])}."
+            f"To train as {best} does, add to the study’s command: {_settings(compared.arms[best])}"
         )
     return sentences
 
@@ -93,7 +94,7 @@ def _best(ends: Mapping[str, Interval], unseen: Mapping[str, Interval]) -> str |
 
 
 def _settings(arm: ArmFacts) -> str:
-    """What a study sets to train as an arm does, as YAML on one line."""
+    """What a study sets to train as an arm does, as options of its command."""
     objective = {"name": arm.objective.name} | arm.objective.model_dump(
         mode="json", exclude_defaults=True
     )
@@ -102,7 +103,8 @@ def _settings(arm: ArmFacts) -> str:
         settings["preference_filter"] = {"pairs": list(arm.named)}
     elif arm.filtered_by is not None:
         settings["preference_filter"] = {"by": arm.filtered_by, "drop": arm.dropped}
-    return "; ".join(f"{name}: {json.dumps(value)}" for name, value in settings.items())
+    options = (shlex.quote(f"{name}={json.dumps(value)}") for name, value in settings.items())
+    return " ".join(f"--set {option}" for option in options)
 
 
 def _only_others_learned(compared: ComparedArms, figures: ArmTable) -> bool:

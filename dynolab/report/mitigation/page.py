@@ -126,7 +126,7 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
     if not own.n:
         return "The gap was not measured under the baseline."
     message = _right_message(compared, figures)
-    message += f"Under {compared.baseline} the gap grows by {with_interval(own)} nats."
+    message += f"Under {compared.baseline} the gap changes by {with_interval(own)} nats."
     for name, start in (("gap", "It grows"), ("gap_by_margin", "Per nat of margin it grows")):
         changes = {
             arm: figures.difference(arm, compared.baseline, f"train/{name}")

@@ -17,7 +17,7 @@ from dynolab.probes.paths import change
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.inputs.study import ReportInputs, Training
 from dynolab.report.ledger.coloured import strongest_tokens
-from dynolab.report.ledger.pushers import fallen_accounts
+from dynolab.report.ledger.pushers import fallen_accounts, hardest_side
 from dynolab.report.page import Tile
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import SPLITS, objective_name
@@ -193,15 +193,12 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         fmean(ledger.side_total(account, side).mean for account in singles)
         for side in ("rejected", "chosen")
     )
-    moments = ledger.moments.get(worst.row.name, ())
-    tokens = [
-        nats for moment in moments if moment.example == culprit.example for nats in moment.tokens
-    ]
+    side, tokens = hardest_side(culprit, ledger.moments.get(worst.row.name, ()))
     through = strongest_tokens(tokens, down=True)
     return Markup(
         "The {} watched answers that {} ({}) changed by {} nats on average, of which pushes on "
         "rejected answers did {} and pushes on chosen answers {}. The first of them, to “{}” ({} "
-        "in all), was pulled down hardest by {} ({}{}); others lifted or lowered it."
+        "in all), was pulled down hardest by {} ({}{})."
     ).format(
         len(singles),
         extreme,
@@ -213,7 +210,7 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         number(worst.end - worst.start, sign=True),
         culprit.example,
         number(culprit.total, sign=True),
-        Markup(", most through {}").format(through) if through else "",
+        Markup(", most through {} of its {} answer").format(through, side) if through else "",
     )
 
 

@@ -31,7 +31,7 @@ def remedy(inputs: ReportInputs, changes: Mapping[Split, np.ndarray]) -> str | M
     if not inputs.facts.remedies_command or not changes:
         return ""
     fell = any(own.mean() < 0 for own in changes.values())
-    text = "To hold them up, try" if fell else "To raise them further, try"
+    text = f"To {'hold chosen answers up' if fell else 'raise chosen answers further'}, try"
     return Markup(
         "{} a smaller push on rejected answers, or training without the pairs that lower the "
         'others: <a href="#try-next">one command compares them</a>.'
