@@ -14,7 +14,7 @@ from pydantic import Field
 
 from dynolab.data.rows import read_rows
 from dynolab.data.sources.config import rows_line
-from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig, changed_settings
 from dynolab.results.study import PairChange
 from dynolab.store import Store
 from tasks.runtime.stage import Stage
@@ -216,14 +216,13 @@ def map_command(
         return ""
     start = "sft" if "sft" in inputs else "base"
     data, before, after = (inputs[name].short for name in ("data", start, "preference"))
-    chosen = {"name": objective.name} | objective.model_dump(mode="json", exclude_defaults=True)
     settings: dict[str, Any] = {
         "study": None,
         "name": "pair",
         "data_result": data,
         "checkpoints": {"before": {"result": before}, "after": {"result": after}},
         "reference": "before",
-        "analysis.objective": chosen,
+        "analysis.objective": changed_settings(objective),
         # The page compares kernels too, which nobody needs here: use as few answers as possible.
         "kernel.observed_pairs": 1,
         "kernel.updating_pairs": 2,

@@ -67,3 +67,8 @@ PAIR_OBJECTIVES = frozenset(
 def build_objective(config: AnyConfig) -> Objective:
     """Builds the objective of a config."""
     return _CLASSES[config.name](config)
+
+
+def changed_settings(objective: AnyConfig) -> dict[str, Any]:
+    """An objective's name, and its settings that are not the defaults, as a study file has them."""
+    return {"name": objective.name} | objective.model_dump(mode="json", exclude_defaults=True)

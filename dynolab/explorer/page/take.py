@@ -15,7 +15,7 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.objectives.dpo import DPOConfig
-from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.objectives.registry import ObjectiveConfig, changed_settings
 
 DOWNLOAD, FILE = "download", "file"
 STUDY_FILE = "STUDY_FILE"
@@ -34,17 +34,17 @@ def settings(training: Training, state: State) -> dict[str, Any]:
     if state.without:
         changed["preference_filter"] = {"pairs": list(state.without)}
     if (objective := _objective(training, state)) != training.objective:
-        changed["preference"] = {"objective": _given(objective)}
+        changed["preference"] = {"objective": changed_settings(objective)}
     return changed
 
 
 def arms(training: Training, state: State) -> dict[str, Any]:
     """The training as it was and with the change, as arms of a mitigation file."""
-    changed: dict[str, Any] = {"objective": _given(_objective(training, state))}
+    changed: dict[str, Any] = {"objective": changed_settings(_objective(training, state))}
     if state.without:
         changed["filter"] = {"pairs": list(state.without)}
     label = "without" if state.without else "changed"
-    return {"as-it-was": {"objective": _given(training.objective)}, label: changed}
+    return {"as-it-was": {"objective": changed_settings(training.objective)}, label: changed}
 
 
 def study_command(training: Training, state: State, program: str) -> str:
@@ -68,12 +68,6 @@ def _objective(training: Training, state: State) -> ObjectiveConfig:
         return objective
     whole = round(dose * objective.negative_dose, 6)
     return objective.model_copy(update={"negative_dose": whole})
-
-
-def _given(objective: ObjectiveConfig) -> dict[str, Any]:
-    """An objective's name, and its settings that are not the defaults."""
-    changed = objective.model_dump(mode="json", exclude_defaults=True)
-    return {"name": objective.name} | changed
 
 
 def _sets(changes: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN
+from dynolab.objectives.registry import changed_settings
 from dynolab.report.mitigation.matched import matched_table_of
 from dynolab.report.text import join, mean_and_ends, number, with_interval
 from dynolab.results.arms import ArmFacts, ComparedArms
@@ -95,10 +96,7 @@ def _best(ends: Mapping[str, Interval], unseen: Mapping[str, Interval]) -> str |
 
 def _settings(arm: ArmFacts) -> str:
     """What a study sets to train as an arm does, as options of its command."""
-    objective = {"name": arm.objective.name} | arm.objective.model_dump(
-        mode="json", exclude_defaults=True
-    )
-    settings: dict[str, Any] = {"preference.objective": objective}
+    settings: dict[str, Any] = {"preference.objective": changed_settings(arm.objective)}
     if arm.filtered_by == "id":
         settings["preference_filter"] = {"pairs": list(arm.named)}
     elif arm.filtered_by is not None:
