@@ -7,7 +7,14 @@ from pathlib import Path
 from httpx import HTTPError
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import TERMINAL_STATES
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 
 from dynolab.errors import ConfigError
 from tasks.runtime.cleanup import (
@@ -21,13 +28,28 @@ from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import connect
 
 SENDING_SECONDS = 60.0
+FLOW = "reconcile"
+RUNS_AT_ONCE = 200  # that one request names
 
 
-@flow(name="reconcile")
+@flow(name=FLOW)
 def reconcile() -> dict[str, int]:
     """Send unsent MLflow operations, close abandoned MLflow runs, kill orphaned processes."""
     with get_client(sync_client=True) as client:
-        return clean_up(Settings.from_environment(), client)
+        counts = clean_up(Settings.from_environment(), client)
+        delete_completed_runs(client)
+        return counts
+
+
+def delete_completed_runs(client: SyncPrefectClient) -> None:
+    """Delete this flow's completed runs, which would fill the list that users find theirs in."""
+    completed = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.COMPLETED]))
+    for run in client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])),
+        flow_run_filter=FlowRunFilter(state=completed),
+        limit=RUNS_AT_ONCE,
+    ):
+        client.delete_flow_run(run.id)
 
 
 def clean_up(settings: Settings, client: SyncPrefectClient) -> dict[str, int]:

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running, State
 
 from dynolab.errors import ConfigError
-from flows.reconcile import clean_up
+from flows.reconcile import FLOW, clean_up, delete_completed_runs
 from flows.register import AUTOMATION, register_automations
 from tasks.runtime.cleanup import FLOW_RUN_VARIABLE, end_overdue, flow_runs_over
 from tasks.runtime.system.processes import free_port
@@ -64,6 +64,18 @@ def test_only_processes_of_flow_runs_that_ended_are_killed(client: SyncPrefectCl
         assert end_overdue(client, timedelta(0)) & set(started) == set(ended)
         assert {started[run].wait(10) for run in ended} == {-signal.SIGKILL}
         assert {started[run].poll() for run in [*others, *unknown]} == {None}
+
+
+def test_only_its_own_completed_runs_leave_the_list(client: SyncPrefectClient) -> None:
+    of_others = run_in(client, Completed())
+    own = {
+        str(client.create_flow_run(flow(name=FLOW)(some_flow.fn), state=state).id): state.type
+        for state in (Completed(), Failed())
+    }
+    delete_completed_runs(client)
+    left = {str(run.id) for run in client.read_flow_runs()}
+    assert of_others in left
+    assert {own[run] for run in own.keys() & left} == {StateType.FAILED}
 
 
 def test_a_server_that_is_away_is_named(client: SyncPrefectClient, tmp_path: Path) -> None:
