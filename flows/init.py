@@ -21,7 +21,8 @@ from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
 from flows.parameters import parse_parameters
 from flows.stage_costs import PlannedCosts
-from flows.study import StudyParameters, resolved, study_steps
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from tasks.data import file_for_model
 
 if TYPE_CHECKING:

@@ -9,13 +9,9 @@ from pydantic import Field, model_validator
 from dynolab.errors import ConfigError
 from flows.flow import Form, Plan, StagedFlow
 from flows.form import SOURCE_FIELDS
-from flows.study import (
-    PREFERENCE_FIELDS,
-    PREFERENCE_OBJECTIVES,
-    StudyParameters,
-    resolved,
-    study_steps,
-)
+from flows.study import PREFERENCE_FIELDS, PREFERENCE_OBJECTIVES
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 

@@ -55,7 +55,8 @@ from dynolab.training.config import (
     TrainConfig,
 )
 from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved, study_steps
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from tasks.group_training import GROUP, PROMPTS
 from tasks.ledger import LEDGER, LedgerJob
 from tasks.runtime.stage import run_stage

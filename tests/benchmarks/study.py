@@ -33,7 +33,8 @@ import yaml
 
 from dynolab.store import Store, hash_file
 from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved, study_steps
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.pipeline import plan
 from tasks.runtime.servers.server_processes import start_services

@@ -25,7 +25,7 @@ from flows.grpo import GrpoParameters
 from flows.parameters import load_parameters
 from flows.register import FILE, prefect_yaml
 from flows.registry import FLOWS
-from flows.study import StudyParameters
+from flows.study.parameters import StudyParameters
 from flows.sweep.trials import DEPLOYMENT as TRIAL
 
 SNAPSHOT = Path(__file__).with_name("forms.json")

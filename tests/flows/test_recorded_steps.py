@@ -24,7 +24,8 @@ from dynolab.training.config import (
 from dynolab.training.record_cache import TENSORS
 from flows.forces import FLOW
 from flows.parameters import load_parameters
-from flows.study import StudyParameters, study_steps
+from flows.study.parameters import StudyParameters
+from flows.study.steps import study_steps
 from tasks import training
 from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.group_training import GROUP, PROMPTS

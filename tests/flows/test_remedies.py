@@ -17,7 +17,9 @@ from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.pages import copy_page, write_early_page
 from flows.parameters import load_parameters
 from flows.remedies import remedies_file
-from flows.study import FLOW, StudyParameters, early_page, resolved, study_steps
+from flows.study import FLOW, early_page
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from tasks.report import with_named_arm
 from tasks.runtime.pipeline import Step
 from tasks.runtime.system.settings import Settings

@@ -12,7 +12,7 @@ from flows.form import STUDIES, FilledForm
 from flows.judge import JudgeParameters
 from flows.mitigation import ARMS, MitigationParameters
 from flows.parameters import load_parameters, parse_parameters
-from flows.study import StudyParameters
+from flows.study.parameters import StudyParameters
 from flows.sweep import SweepParameters
 
 
