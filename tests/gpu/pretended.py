@@ -8,13 +8,12 @@ made on that device. The library of `guard.cpp` must be loaded before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.gpu.log import LOG
 from tests.gpu.operations import adds_in_any_order, mixes, name_of, waits
@@ -97,7 +96,7 @@ def run(operation: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     if name in PINNING:
         return PINNING[name](args[0])
     pins = bool(named.get("pin_memory"))
-    tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+    tensors = [*tensors_in(args), *tensors_in(named.values())]
     target = None if named.get("device") is None else torch.device(named["device"])
     to_gpu = target is not None and target.type == "cuda"
     if not to_gpu and not any(map(on_gpu, tensors)):
@@ -108,15 +107,13 @@ def run(operation: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     if name == "_efficientzerotensor":
         # It has no memory, and only torch's own tensors say so.
         operation = torch.ops.aten.zeros.default
-    output = operation(*tree_map(_values, args), **_on_cpu(named))
+    output = operation(*changed(_values, args), **_on_cpu(named))
     if (target is not None and not to_gpu) or not isinstance(output, Tensor | tuple | list):
         return output
     written = args[0] if operation._schema.is_mutable and args else None
     if isinstance(written, Tensor) and not on_gpu(written):
         return written
-    made = tree_map(
-        lambda leaf: PretendedTensor(leaf) if isinstance(leaf, Tensor) else leaf, output
-    )
+    made = changed(lambda leaf: PretendedTensor(leaf) if isinstance(leaf, Tensor) else leaf, output)
     return return_and_correct_aliasing(operation, args, named, made)
 
 
@@ -187,8 +184,29 @@ def _values(leaf: Any) -> Any:
 
 def _on_cpu(named: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments as the CPU takes them."""
-    changed = tree_map(_values, dict(named))
-    if changed.get("device") is not None and torch.device(changed["device"]).type == "cuda":
-        changed["device"] = torch.device("cpu")
-    changed.pop("pin_memory", None)
-    return changed
+    on_cpu = {name: changed(_values, value) for name, value in named.items()}
+    if on_cpu.get("device") is not None and torch.device(on_cpu["device"]).type == "cuda":
+        on_cpu["device"] = torch.device("cpu")
+    on_cpu.pop("pin_memory", None)
+    return on_cpu
+
+
+# An operation's arguments nest in lists and tuples alone, and torch's functions for all kinds of
+# trees would take half of a walk.
+
+
+def changed(change: Callable[[Any], Any], nested: Any) -> Any:
+    """Lists and tuples with every value in them changed."""
+    kind = type(nested)
+    if kind is tuple or kind is list:
+        return kind(changed(change, part) for part in nested)
+    return change(nested)
+
+
+def tensors_in(nested: Iterable[Any]) -> Iterator[Tensor]:
+    """All tensors in lists and tuples."""
+    for part in nested:
+        if isinstance(part, Tensor):
+            yield part
+        elif isinstance(part, list | tuple):
+            yield from tensors_in(part)
