@@ -17,7 +17,11 @@ unexport PYTHONDONTWRITEBYTECODE
 import  = $(VENV)/bin/python -c 'import importlib; \
           [importlib.import_module(name) for name in "$(1)".split()]' >/dev/null 2>&1
 
-.PHONY: setup study test test-services check check-gpu docs lint test-study test-faults test-images test-mutations up clean
+# With one thread each. tests/conftest.py says which files share a worker, and which go first.
+two_workers = OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
+slow        = study or faults or images
+
+.PHONY: setup study test test-services test-all check check-gpu docs lint test-study test-faults test-images test-mutations up clean
 
 setup: $(VENV)/.ready
 
@@ -38,14 +42,15 @@ study: setup
 up: setup
 	$(VENV)/bin/dynolab up --profile $(PROFILE)
 
-# Two workers, with one thread each; a file's tests share its fixtures.
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	    -m "not study and not faults and not images and (real_path or not services and not ranks)"
+	$(two_workers) -m "not ($(slow)) and (real_path or not services and not ranks)"
 
 test-services: setup
-	$(RUN) pytest -n 2 --dist loadfile \
-	    -m "not study and not faults and not images and not real_path and (services or ranks)"
+	$(two_workers) -m "not ($(slow)) and not real_path and (services or ranks)"
+
+# Both of the above: no worker waits in between, and what they share is made once.
+test-all: setup
+	$(two_workers) -m "not ($(slow))"
 
 lint: setup
 	$(RUN) ruff format --check .

@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import fsspec
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from dynolab.store import Store
 from tasks.runtime.servers.server_processes import Services, client_variables, start_services
@@ -38,11 +40,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONGEST = (
-    "explorer/test_browser_explorer.py",
-    "flows/test_readme_runs.py",
+    "flows/test_readme_runs.py",  # and with it all of ON_SERVERS
+    "real/test_hh_tinystories.py",
     "gpu/test_walks.py",
-    "flows/test_cache.py",
+    "gpu/test_check_gpu.py",
+    "explorer/test_browser_explorer.py",
     "flows/test_ledger_flow.py",
+    "training/test_ranks.py",
     "training/test_every_objective.py",
     "forces/test_acceptance.py",
     "flows/test_counterfactual_flow.py",
@@ -50,12 +54,28 @@ LONGEST = (
     "library/test_wheel.py",
     "forces/test_kernel_size.py",
     "flows/test_kinds_of_training.py",
+    "runtime/test_tracking.py",
     "flows/test_mitigation_flow.py",
     "report/test_report.py",
     "data/test_chat.py",
     "forces/test_lora.py",
 )
 """Files that take longest; they go first, as a file is one worker's from begin to end."""
+
+
+ON_SERVERS = {
+    "flows/test_bad_data.py",
+    "flows/test_cache.py",
+    "flows/test_faults.py",
+    "flows/test_grpo_flow.py",
+    "flows/test_lineage.py",
+    "flows/test_probes_flow.py",
+    "flows/test_readme_runs.py",
+    "flows/test_registered.py",
+    "flows/test_sweep.py",
+    "platform/test_doors.py",
+}
+"""Files that use `started_servers`: these, and the study on them, are made by one worker alone."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,6 +96,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if STARTS_SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.services)
+
+
+class OneWorkerForServers(LoadFileScheduling):
+    """Gives a file to one worker, and all files that use the session's servers to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "servers" if file.removeprefix("tests/") in ON_SERVERS else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneWorkerForServers:
+    """For runs on several workers."""
+    return OneWorkerForServers(config, log)
 
 
 def start_s3(log: Path, **environment: str) -> tuple[subprocess.Popen[bytes], str]:
