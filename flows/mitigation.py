@@ -27,6 +27,7 @@ from tasks.filter import FilterConfig
 from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
+from tasks.shared.pair_inputs import data_of
 
 ARMS: dict[Label, ArmConfig] = {
     "dpo": ArmConfig(),
@@ -63,6 +64,12 @@ class MitigationParameters(PairComparison):
     )
     baseline: str | None = Field(
         None, description="Arm that the others are compared with; default: the first."
+    )
+
+    follow: tuple[str, ...] = Field(
+        (),
+        description="Ids of watched pairs whose chosen answers the page follows from arm to arm; "
+        "default: those that fell most under the baseline with the first seed.",
     )
 
     @field_validator("arms")
@@ -129,9 +136,11 @@ def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
         training=parameters.training,
         on_policy=parameters.on_policy,
         judge=parameters.judge.name,
+        follow=parameters.follow,
         settings=parameters.as_yaml,
     )
-    measured = {step.name: step.name for step in compared}
+    watched = map(data_of, parameters.seeds)
+    measured = {name: name for name in (*watched, *(step.name for step in compared))}
     return [*shared, *compared, Step("mitigation-page", MITIGATION_PAGE, page, measured)]
 
 

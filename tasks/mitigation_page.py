@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dynolab.comparisons.followed import chosen_changes, followed_answers
 from dynolab.results.arms import ComparedArms
 from dynolab.training.config import TrainConfig
 from tasks.arm import ArmConfig, OnPolicyConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
-from tasks.shared.pair_inputs import read_run
+from tasks.shared.pair_inputs import data_of, read_run
 
 
 class MitigationPageConfig(PageConfig):
@@ -20,30 +21,37 @@ class MitigationPageConfig(PageConfig):
     training: TrainConfig
     on_policy: OnPolicyConfig = OnPolicyConfig()
     judge: str
+    follow: tuple[str, ...] = ()
 
 
 def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     """Reads for every arm and seed its training, its filter's result, its sampled answers and the
-    judge's verdicts against the baseline.
+    judge's verdicts against the baseline; and for every seed the watched rows.
 
     Results: `mitigation.html`, `summary.json`, `comparison.json` and `figures/`; all go to MLflow
     as well. Returns each arm's figures as means over seeds.
     """
+    from dynolab.report.inputs.study import read_watched
     from dynolab.report.mitigation.page import write_mitigation_page
 
     config = work.config
     with work.shown():
+        runs = {arm: [read_run(work, arm, seed) for seed in config.seeds] for arm in config.arms}
         compared = ComparedArms(
             name=config.name,
             arms={label: arm.facts for label, arm in config.arms.items()},
             baseline=config.baseline,
             seeds=config.seeds,
-            runs={
-                arm: tuple(read_run(work, arm, seed).row() for seed in config.seeds)
-                for arm in config.arms
-            },
+            runs={arm: tuple(run.row() for run in own) for arm, own in runs.items()},
             training=_describe_training(config),
             judge=config.judge,
+            follow=config.follow,
+            followed=followed_answers(
+                {arm: [chosen_changes(run.probes) for run in own] for arm, own in runs.items()},
+                [read_watched(work.input_folder(data_of(seed))) for seed in config.seeds],
+                config.baseline,
+                config.follow,
+            ),
         )
         metrics = write_mitigation_page(
             compared, work.output, settings=config.settings, stages=stage_facts(work)
@@ -69,4 +77,4 @@ def _describe_training(config: MitigationPageConfig) -> str:
     )
 
 
-MITIGATION_PAGE = Stage("mitigation-page", 4, mitigation_page)
+MITIGATION_PAGE = Stage("mitigation-page", 5, mitigation_page)

@@ -85,18 +85,26 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
 
 
 def with_named_arm(remedies: str, ledger: Ledger | None) -> str:
-    """The file of remedies with one more arm: training without the pairs that the account names.
+    """The file of remedies with what the account names: the fallen answers, which the comparison
+    is to follow, and one more arm, training without the pairs that pulled them down.
 
     **Arguments:** `remedies`: the file's text, which ends with its arms, the baseline first.
     """
+    from dynolab.comparisons.followed import EACH
     from dynolab.report.ledger.pullers import strongest_pullers
+    from dynolab.report.ledger.pushers import fallen_accounts
 
     named = strongest_pullers(ledger) if ledger is not None else []
-    if not named:
+    if ledger is None or not named:
         return remedies
     baseline = next(iter(yaml.safe_load(remedies)["arms"].values()))
     arm = {"without-named": baseline | {"filter": {"pairs": named}}}
-    return remedies + textwrap.indent(yaml.safe_dump(arm, sort_keys=False), "  ")
+    fallen: dict[str, list[str]] = {}
+    for account in fallen_accounts(ledger):
+        fallen.setdefault(account.row.split, []).append(account.row.name)
+    follow = {"follow": [name for names in fallen.values() for name in names[:EACH]]}
+    added = textwrap.indent(yaml.safe_dump(arm, sort_keys=False), "  ")
+    return remedies + added + yaml.safe_dump(follow)
 
 
 def early_report(
@@ -233,4 +241,4 @@ def map_command(
     return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 16, report)
+REPORT = Stage("report", 17, report)

@@ -1,16 +1,20 @@
 """Claims about remedies against squeezing, and their verdicts.
 
 Figures are means over seeds with t-intervals, paired by seed with the baseline. One seed gives no
-interval, so every outcome is unclear.
+interval, so every outcome is unclear; so is that of a few pairs or prompts (`LEAST_COUNT`), because
+the interval over seeds does not say what others would do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import nan
 
 from dynolab.claims.verdict import Verdict, above, below
 from dynolab.comparisons.arm_table import ArmTable
+from dynolab.statistics import Interval
 
+WON = "heldout/won"
 EVEN = 0.5
 """Share of contests won at which an arm is as good as the baseline."""
 
@@ -38,7 +42,7 @@ def _arm_verdicts(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]
     against = f"{arm} − {baseline}"
     for split, name, prompts in _RIGHT:
         if f"{split}/right" in table.names:
-            more = table.difference(arm, baseline, f"{split}/right")
+            more = _difference(arm, baseline, f"{split}/right", table)
             yield Verdict.of(
                 f"{arm}/{name}",
                 arm,
@@ -51,9 +55,9 @@ def _arm_verdicts(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]
         arm,
         f"The gap y* − y⁺ grows less than under {baseline}",
         "< 0",
-        below(f"Δ gap: {against}", table.difference(arm, baseline, "train/gap")),
+        below(f"Δ gap: {against}", _difference(arm, baseline, "train/gap", table)),
     )
-    gap_by_margin = table.difference(arm, baseline, "train/gap_by_margin")
+    gap_by_margin = _difference(arm, baseline, "train/gap_by_margin", table)
     yield Verdict.of(
         f"{arm}/gap_by_margin",
         arm,
@@ -66,12 +70,21 @@ def _arm_verdicts(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]
         arm,
         f"The chosen answer ends higher than under {baseline}",
         "> 0",
-        above(f"Δ chosen: {against}", table.difference(arm, baseline, "train/chosen")),
+        above(f"Δ chosen: {against}", _difference(arm, baseline, "train/chosen", table)),
     )
     yield Verdict.of(
         f"{arm}/won",
         arm,
         f"Its answers to held-out prompts are preferred to {baseline}'s",
         f"> {EVEN:g}",
-        above("share of contests", table.mean(arm, "heldout/won"), EVEN, unit=""),
+        above("share of contests", _known(table.mean(arm, WON), WON, table), EVEN, unit=""),
     )
+
+
+def _difference(arm: str, baseline: str, name: str, table: ArmTable) -> Interval:
+    return _known(table.difference(arm, baseline, name), name, table)
+
+
+def _known(interval: Interval, name: str, table: ArmTable) -> Interval:
+    """The interval, without its ends if the figure is of a few pairs or prompts alone."""
+    return Interval(interval.mean, nan, nan, interval.n) if table.few(name) else interval

@@ -17,7 +17,7 @@ from dynolab.results.groups import (
     TokenChoice,
 )
 from dynolab.rollouts.passes import pass_at_k, pass_levels
-from dynolab.statistics import Interval, mean_interval, ratio_interval
+from dynolab.statistics import Interval, clear, mean_interval, ratio_interval
 
 LAZY_SHARE, LAZY_CHANGE = "displaced/share", "displaced/change"
 SQUEEZE_INDEX = "squeeze/index"
@@ -26,6 +26,10 @@ PRECISION, RECALL, HARMFUL, HARM_FOUND = (
     f"tokens/{name}" for name in ("precision", "recall", "harmful", "harm_found")
 )
 
+
+LEAST_COUNT = 10
+"""Pairs or prompts below which no difference is called clear: intervals over seeds know nothing of
+other prompts."""
 
 START = "before"
 """Name, beside the arms, of the models that they start from."""
@@ -39,14 +43,16 @@ class ArmTable:
     - `values`: for every arm, one map of figures per seed, seeds in the same order.
     - `within`: with one seed, every arm's figures with intervals over prompts, in place of
       intervals over seeds. Differences then have none: one training is not a sample.
+    - `counts`: the fewest pairs or prompts that a figure is the mean over, where known.
     """
 
     def __init__(
         self,
         values: Mapping[str, Sequence[Mapping[str, float]]],
         within: Mapping[str, Mapping[str, Interval]] | None = None,
+        counts: Mapping[str, int] | None = None,
     ) -> None:
-        self._values, self._within = values, within or {}
+        self._values, self._within, self._counts = values, within or {}, counts or {}
 
     @property
     def names(self) -> list[str]:
@@ -70,6 +76,15 @@ class ArmTable:
     def difference(self, arm: str, other: str, name: str) -> Interval:
         """Mean over seeds of the difference between two arms' figures, with its t-interval."""
         return self.against(other).mean(arm, name)
+
+    def few(self, name: str) -> int:
+        """How many pairs or prompts a figure is of, if fewer than `LEAST_COUNT`; else 0."""
+        count = self._counts.get(name, 0)
+        return count if count < LEAST_COUNT else 0
+
+    def decides(self, change: Interval, name: str) -> bool:
+        """Whether a figure's difference is clear, and not of a few pairs or prompts alone."""
+        return clear(change) and not self.few(name)
 
     def against(self, other: str) -> ArmTable:
         """The table of differences from an arm, seed by seed."""

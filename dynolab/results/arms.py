@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dynolab.data.rows import Row
+from pydantic import Field
+
+from dynolab.data.rows import Row, Split
 from dynolab.objectives.registry import RowObjectiveConfig
 from dynolab.results.study import AlarmRing
 from dynolab.training.alarm import AlarmConfig
@@ -71,10 +73,26 @@ class RunFigures(Row):
     """
 
     figures: dict[str, float]
+    counts: dict[str, int] = Field(
+        {}, description="The pairs or prompts that a figure is the mean over."
+    )
     left_out: tuple[str, ...] = ()
     path: tuple[MarginPoint, ...] = ()
     diverged: Divergence | None = None
     alarm: AlarmRing | None = None
+
+
+class FollowedAnswer(Row):
+    """A watched chosen answer that is followed from arm to arm.
+
+    `changes`: by arm and in the order of the seeds, its Δ log π over the training in nats; None
+    where the run diverged, or the seed does not watch this answer.
+    """
+
+    pair_id: str
+    split: Split
+    prompt: str
+    changes: dict[str, tuple[float | None, ...]]
 
 
 class ComparedArms(Row):
@@ -82,6 +100,7 @@ class ComparedArms(Row):
 
     `arms` are keyed by label; `baseline` is one of the labels; `runs` are keyed by label, in the
     order of `seeds`. `training` describes what all arms share; `judge` names the judge of answers.
+    `follow`: ids of the pairs whose answers were to be `followed`; empty: those that fell most.
     """
 
     name: str
@@ -91,6 +110,8 @@ class ComparedArms(Row):
     runs: dict[str, tuple[RunFigures, ...]]
     training: str = ""
     judge: str = "exact"
+    follow: tuple[str, ...] = ()
+    followed: tuple[FollowedAnswer, ...] = ()
 
     @property
     def others(self) -> list[str]:

@@ -22,6 +22,11 @@ def start_of(start: Start, seed: int) -> str:
     }[start]
 
 
+def data_of(seed: int) -> str:
+    """Name of the step whose rows a seed's arms train on and watch."""
+    return f"data-{seed}"
+
+
 def training_of(arm: str, seed: int) -> str:
     """Name of the step that trains an arm."""
     return f"{arm}-{seed}"

@@ -12,6 +12,7 @@ import yaml
 
 from dynolab.errors import ConfigError
 from dynolab.report.ledger.pullers import strongest_pullers
+from dynolab.report.ledger.pushers import fallen_accounts
 from flows.flow import Plan
 from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.pages import copy_page, write_early_page
@@ -101,11 +102,14 @@ def test_the_studys_account_adds_an_arm_without_the_pairs_that_it_names(tmp_path
     text = with_named_arm(file_of(study()), ledger)
     file = tmp_path / "remedies.yaml"
     file.write_text(text)
-    arms = load_parameters(MitigationParameters, file, []).arms
+    comparison = load_parameters(MitigationParameters, file, [])
+    arms = comparison.arms
     named, baseline = arms["without-named"], arms["as-it-was"]
     assert named.objective == baseline.objective
     assert named.filter is not None
     assert list(named.filter.pairs) == strongest_pullers(ledger) != []
+    fallen = [account.row.name for account in fallen_accounts(ledger)]
+    assert comparison.follow and set(comparison.follow) <= set(fallen)
     assert with_named_arm(file_of(study()), None) == file_of(study())
 
 

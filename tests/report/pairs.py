@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dynolab.comparisons.followed import chosen_changes, followed_answers
+from dynolab.data.rows import ProbeRow
 from dynolab.objectives import DPOConfig, SimPOConfig
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.report.inputs.arms import PairRun
@@ -53,10 +55,40 @@ def run(arm: str, seed: int, *, diverged: bool = False) -> RunFigures:
     return PairRun(probes(SHAPES[arm], 100, seed=seed), summary, sampled=sampled).row()
 
 
+def watched(word: str, seed: int | None = None) -> list[ProbeRow]:
+    """The chosen answers that every run watches; with `seed`, such as no other seed watches."""
+    return [
+        ProbeRow(
+            pair_id=row.pair_id,
+            split=row.split,
+            kind="chosen",
+            prompt=f"Why{'' if seed is None else f' {seed}'}?{word}",
+            response=f" Because of {row.pair_id}.",
+            made_by="data",
+        )
+        for row in probes({"chosen": DPO["chosen"]}, 1)
+    ]
+
+
 def mitigation(
-    word: str = "", seeds: tuple[int, ...] = (0, 1, 2), lost: str | None = None
+    word: str = "",
+    seeds: tuple[int, ...] = (0, 1, 2),
+    lost: str | None = None,
+    own_rows: bool = False,
+    follow: tuple[str, ...] = (),
 ) -> ComparedArms:
-    """Every hope appears but SimPO's; of the arm `lost` the first seed diverged."""
+    """Every hope appears but SimPO's; of the arm `lost` the first seed diverged.
+
+    `own_rows`: every seed watches answers of its own.
+    """
+    changes = {
+        arm: [
+            {} if arm == lost and seed == seeds[0] else chosen_changes(probes(shapes, 100, seed))
+            for seed in seeds
+        ]
+        for arm, shapes in SHAPES.items()
+    }
+    rows = [watched(word, seed if own_rows else None) for seed in seeds]
     return ComparedArms(
         name="remedies" + word,
         arms=ARMS,
@@ -67,4 +99,6 @@ def mitigation(
             for arm in ARMS
         },
         training="All arms make 100 steps." + word,
+        follow=follow,
+        followed=followed_answers(changes, rows, "dpo", follow),
     )

@@ -13,11 +13,12 @@ from dynolab.comparisons.matched import matched_figures
 from dynolab.data.rows import read_value
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
+from dynolab.report.mitigation.followed import followed_section
 from dynolab.report.mitigation.matched import matched_figure
 from dynolab.report.mitigation.opening import answer
 from dynolab.report.mitigation.page import remedy_figure, write_mitigation_page
 from dynolab.report.mitigation.tables import mitigation_list
-from dynolab.results.arms import ComparedArms
+from dynolab.results.arms import ComparedArms, RunFigures
 from dynolab.statistics import mean_interval
 from tests.report.pairs import ARMS, mitigation
 from tests.report.parsed import CANARY, check_figure, obeys_no_text, words_of
@@ -80,6 +81,68 @@ def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answer
     objective = json.dumps({"name": compared.arms[best].objective.name})[1:-1]
     last = answer(compared, figures)[-1]
     assert last.startswith(f"To train as {best} does") and objective in last
+
+
+def test_the_answers_that_fell_most_are_followed_over_the_seeds_that_did_not_choose_them(
+    tmp_path: Path,
+) -> None:
+    compared = mitigation()
+    (sentence,) = (
+        said for said in answer(compared, arm_table_of(compared)) if said.startswith("Of the 8")
+    )
+    assert "that fell most under dpo with seed 0, 8 end higher under designed" in sentence
+    first = max(
+        compared.followed,
+        key=lambda own: sum(own.changes["designed"][1:]) - sum(own.changes["dpo"][1:]),
+    )
+    assert f"with seeds 1 and 2 ({first.pair_id} by +" in sentence
+    write_mitigation_page(compared, tmp_path)
+    words = words_of(tmp_path / "mitigation.html", " ")
+    section = words.split("What became of the answers that fell most")[-1]
+    assert all(own.pair_id in section for own in compared.followed)
+    assert "So seed 0, by which they were chosen, has only the first column" in section
+
+
+def test_answers_that_no_other_seed_watches_are_followed_with_their_own_alone() -> None:
+    compared = mitigation(own_rows=True)
+    followed = followed_section(compared)
+    assert followed is not None and "with seed 0." in followed.message
+    assert "No other seed watches these answers" in followed.note
+    assert followed_section(compared.model_copy(update={"followed": ()})) is None
+
+
+def test_named_answers_are_followed_and_those_that_are_not_watched_told() -> None:
+    compared = mitigation(follow=("q003", "q004", "gone"))
+    said = answer(compared, arm_table_of(compared))
+    assert any(own.startswith("Of the 2 answers that this file names (follow)") for own in said)
+    followed = followed_section(compared)
+    assert followed is not None and "Not watched: gone." in followed.note
+
+
+def test_few_pairs_decide_nothing(tmp_path: Path) -> None:
+    compared = of_few_heldout_pairs(mitigation(), 6)
+    said = answer(compared, arm_table_of(compared))
+    assert said[2].startswith("Held-out pairs end higher on average under")
+    assert "clearly" not in said[2] and said[3].startswith("Over 6 held-out pairs this is not")
+    assert "clearly higher under" in said[1]
+    write_mitigation_page(compared, tmp_path)
+    assert outcomes_in(tmp_path)["dose/right_heldout"] == "unclear"
+    assert outcomes_in(tmp_path)["dose/right"] == "appears"
+
+
+def of_few_heldout_pairs(compared: ComparedArms, pairs: int) -> ComparedArms:
+    def few(run: RunFigures) -> RunFigures:
+        heldout = {name: pairs for name in run.figures if name.startswith("heldout/")}
+        return run.model_copy(update={"counts": run.counts | heldout})
+
+    runs = {arm: tuple(map(few, own)) for arm, own in compared.runs.items()}
+    return compared.model_copy(update={"runs": runs})
+
+
+def test_one_seed_names_the_option_that_runs_more() -> None:
+    single = mitigation(seeds=(4,))
+    said = answer(single, arm_table_of(single))
+    assert "Run it again with --set 'seeds=[4, 5, 6]'; this one’s trainings are kept." in said
 
 
 def test_the_pairs_that_a_filter_left_out_are_named() -> None:

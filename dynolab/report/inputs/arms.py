@@ -155,14 +155,16 @@ class PairRun:
     """One training with one seed.
 
     `summary` is None if the run diverged; `diverged` then holds the step. `sampled`: by figure,
-    means over its model's answers and their contests with the baseline's; `won`: the share of
-    held-out contests that it wins; `left_out`: ids of the pairs that its filter left out.
+    means over its model's answers and their contests with the baseline's, over `prompts` prompts;
+    `won`: the share of held-out contests that it wins; `left_out`: ids of the pairs that its filter
+    left out.
     """
 
     probes: tuple[ProbeScore, ...]
     summary: TrainingSummary | None = None
     diverged: Divergence | None = None
     sampled: Mapping[str, float] | None = None
+    prompts: Mapping[str, int] | None = None
     won: Interval | None = None
     left_out: tuple[str, ...] = ()
 
@@ -170,10 +172,14 @@ class PairRun:
         """The run's figures; a diverged run has none."""
         if self.summary is None:
             return RunFigures(figures={}, diverged=self.diverged)
-        moved = _means(path_figures(self.probes))
-        moved |= gap_by_margin(moved)
+        watched = path_figures(self.probes)
+        moved = _means(watched)
+        ratios = gap_by_margin(moved)
+        counts = _counts(watched)
+        counts |= {name: counts[f"{name.partition('/')[0]}/margin"] for name in ratios}
         return RunFigures(
-            figures=moved | dict(self.sampled or {}),
+            figures=moved | ratios | dict(self.sampled or {}),
+            counts=counts | dict(self.prompts or {}),
             left_out=self.left_out,
             path=margin_path(self.probes),
             alarm=self.summary.alarm,
@@ -199,7 +205,12 @@ class ReproductionInputs(PageInputs):
 
 def arm_table_of(compared: ComparedArms) -> ArmTable:
     """Every arm's figures, seed by seed."""
-    return ArmTable({arm: [run.figures for run in runs] for arm, runs in compared.runs.items()})
+    counts: dict[str, int] = {}
+    for runs in compared.runs.values():
+        for name, count in (item for run in runs for item in run.counts.items()):
+            counts[name] = min(count, counts.get(name, count))
+    values = {arm: [run.figures for run in runs] for arm, runs in compared.runs.items()}
+    return ArmTable(values, counts=counts)
 
 
 def read_evaluated(folder: Path) -> Evaluated:
@@ -247,6 +258,7 @@ def read_pair_run(
     if (divergence := trained / "divergence.json").exists():
         return PairRun((), diverged=read_value(divergence, Divergence))
     sampled: dict[str, float] = {}
+    prompts: dict[str, int] = {}
     won: dict[str, Interval] = {}
     if answers is not None:
         policy_answers = rows(answers, "answers.jsonl", PolicyAnswer, optional=True)
@@ -258,10 +270,13 @@ def read_pair_run(
             {answer.id: answer.split for answer in policy_answers},
         )
         sampled |= _means(won)
+        prompts = {name: figure["n"] for name, figure in figures.items() if figure["n"]}
+        prompts |= _counts(won)
     return PairRun(
         probes=rows(trained, "probes.jsonl", ProbeScore, optional=True),
         summary=read_value(trained / "summary.json", TrainingSummary),
         sampled=sampled,
+        prompts=prompts,
         won=won.get("heldout/won"),
         left_out=read_value(filtered / "filter.json", FilteredPairs).dropped if filtered else (),
     )
@@ -269,3 +284,7 @@ def read_pair_run(
 
 def _means(figures: Mapping[str, Interval]) -> dict[str, float]:
     return {name: interval.mean for name, interval in figures.items() if interval.n}
+
+
+def _counts(figures: Mapping[str, Interval]) -> dict[str, int]:
+    return {name: interval.n for name, interval in figures.items() if interval.n}

@@ -15,14 +15,21 @@ from dynolab.report.lines import Line, LinePanel, line_plot
 from dynolab.report.page import Section, section, table
 from dynolab.report.text import join, mean_and_ends
 from dynolab.results.arms import ComparedArms, RunFigures
-from dynolab.statistics import Interval, clear, mean_interval
+from dynolab.statistics import mean_interval
 
+GAP, CHOSEN = "matched/gap", "matched/chosen"
 _LEVELS = 12
 """Margins at which an arm's line is drawn."""
 
 
 def matched_table_of(compared: ComparedArms) -> ArmTable:
     """Every other arm's differences from the baseline at the same margin, seed by seed."""
+    pairs = [
+        run.counts["train/margin"]
+        for runs in compared.runs.values()
+        for run in runs
+        if "train/margin" in run.counts
+    ]
     return ArmTable(
         {
             arm: [
@@ -32,7 +39,8 @@ def matched_table_of(compared: ComparedArms) -> ArmTable:
                 )
             ]
             for arm in compared.others
-        }
+        },
+        counts=dict.fromkeys((GAP, CHOSEN), min(pairs, default=0)),
     )
 
 
@@ -87,11 +95,11 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
         arms = [
             f"{arm} ({mean_and_ends(gap)[0]})"
             for arm in compared.others
-            if clear(gap := figures.mean(arm, "matched/gap")) and sign * gap.mean > 0
+            if figures.decides(gap := figures.mean(arm, GAP), GAP) and sign * gap.mean > 0
         ]
         if arms:
             said.append(f"{how} under {join(arms)}")
-    if not any(figures.mean(arm, "matched/gap").n for arm in compared.others):
+    if not any(figures.mean(arm, GAP).n for arm in compared.others):
         return f"No arm and {compared.baseline} reach a margin that could be compared."
     if not said:
         return f"At the same margin no arm's gap differs clearly from {compared.baseline}'s."
@@ -108,12 +116,12 @@ def matched_section(compared: ComparedArms) -> Section | None:
         return None
     captions = {
         "matched/margin": "at margin",
-        "matched/gap": "Δ gap y* − y⁺",
-        "matched/chosen": "Δ chosen y⁺",
+        GAP: "Δ gap y* − y⁺",
+        CHOSEN: "Δ chosen y⁺",
         "matched/steps": "times the steps",
     }
     rows = [
-        (Markup("<b>{}</b>").format(arm), *(_cell(figures.over_seeds(arm, n), n) for n in captions))
+        (Markup("<b>{}</b>").format(arm), *(_cell(figures, arm, name) for name in captions))
         for arm in arms
     ]
     return section(
@@ -127,9 +135,10 @@ def matched_section(compared: ComparedArms) -> Section | None:
     )
 
 
-def _cell(value: Interval, name: str) -> Markup:
-    mean, low, high = mean_and_ends(value, name in ("matched/gap", "matched/chosen"))
-    bold = name in ("matched/gap", "matched/chosen") and clear(value)
+def _cell(figures: ArmTable, arm: str, name: str) -> Markup:
+    value, is_change = figures.over_seeds(arm, name), name in (GAP, CHOSEN)
+    mean, low, high = mean_and_ends(value, is_change)
+    bold = is_change and figures.decides(value, name)
     return Markup("<b>{}</b>" if bold else "{}").format(mean) + Markup(
         "<br><small>[{}, {}]</small>"
     ).format(low, high)

@@ -10,7 +10,9 @@ from typing import Any
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN
 from dynolab.objectives.registry import changed_settings
+from dynolab.report.mitigation.followed import Followed
 from dynolab.report.mitigation.matched import matched_table_of
+from dynolab.report.style import SPLITS
 from dynolab.report.text import join, mean_and_ends, number, with_interval
 from dynolab.results.arms import ArmFacts, ComparedArms
 from dynolab.statistics import Interval, clear
@@ -49,21 +51,29 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             f"Against that, over one seed, which decides nothing: {'; '.join(shown) or 'no arm'}."
         )
     elif ends:
-        sentences.append(f"Against that, training pairs end {_compared(ends, figures)}.")
+        few = {split: figures.few(f"{split}/chosen") for split in SPLITS}
+        sentences.append(
+            f"Against that, training pairs end {_compared(ends, few['train'], figures)}."
+        )
         if unseen:
-            sentences.append(f"Held-out pairs end {_compared(unseen)}.")
+            sentences.append(f"Held-out pairs end {_compared(unseen, few['heldout'])}.")
+        sentences += [
+            f"Over {count} {SPLITS[split]} pair{'s' if count > 1 else ''} this is not decided: "
+            "the intervals are over seeds, and other prompts may differ."
+            for split, count in few.items()
+            if count
+        ]
     table = matched_table_of(compared)
     same = {arm: table.mean(arm, "matched/chosen") for arm in ends}
     matched = {arm: change for arm, change in same.items() if change.n}
     if matched and len(compared.seeds) == 1:
         shown = [f"{arm} {number(change.mean, sign=True)}" for arm, change in matched.items()]
-        sentences.append(
-            f"Where both have learned the same margin: {'; '.join(shown)}. Run it with more seeds; "
-            "this one’s trainings are kept."
-        )
+        sentences.append(f"Where both have learned the same margin: {'; '.join(shown)}.")
     elif matched:
+        few_matched = table.few("matched/chosen")
         sentences.append(
-            f"Where both have learned the same margin, training pairs are {_compared(matched)}."
+            "Where both have learned the same margin, training pairs are "
+            f"{_compared(matched, few_matched)}."
         )
     elif ends and not _only_others_learned(compared, figures):
         sentences.append(
@@ -75,7 +85,17 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             f"{join(others)} did not learn the preference: rejected answers rose as much as chosen "
             "ones or more. A dose nearer to 1 pushes them down harder."
         )
-    best = _best(ends, unseen)
+    best = _best(ends, unseen, figures)
+    followed = Followed(compared)
+    if followed.answers and (arm := best or followed.best(learned)):
+        sentences.append(followed.sentence(arm))
+    if len(compared.seeds) == 1:
+        (seed,) = compared.seeds
+        more = json.dumps([seed, seed + 1, seed + 2])
+        sentences.append(
+            f"Run it again with --set {shlex.quote(f'seeds={more}')}; this one’s trainings are "
+            "kept."
+        )
     if best is not None and len(compared.seeds) > 1:
         sentences.append(
             f"To train as {best} does, add to the study’s command: {_settings(compared.arms[best])}"
@@ -83,9 +103,13 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     return sentences
 
 
-def _best(ends: Mapping[str, Interval], unseen: Mapping[str, Interval]) -> str | None:
-    """The arm whose chosen answers end highest, clearly: held-out ones, where they are watched."""
-    decisive = unseen or ends
+def _best(
+    ends: Mapping[str, Interval], unseen: Mapping[str, Interval], figures: ArmTable
+) -> str | None:
+    """The arm whose chosen answers end clearly highest: held-out ones, if enough are watched."""
+    decisive = {} if figures.few("train/chosen") else ends
+    if unseen and not figures.few("heldout/chosen"):
+        decisive = unseen
     higher = {
         arm: change.mean
         for arm, change in decisive.items()
@@ -119,19 +143,27 @@ def unlearned(compared: ComparedArms, figures: ArmTable) -> list[str]:
     return [arm for arm, margin in margins.items() if margin.n and margin.mean <= 0]
 
 
-def _compared(changes: Mapping[str, Interval], figures: ArmTable | None = None) -> str:
-    """Which arms' chosen answers are clearly higher or lower than the baseline's, and which not."""
+def _compared(
+    changes: Mapping[str, Interval], few: int = 0, figures: ArmTable | None = None
+) -> str:
+    """Which arms' chosen answers are clearly higher or lower than the baseline's, and which not.
+
+    Of a `few` pairs: which are on average.
+    """
     parts = []
     for sign, how in ((1, "higher"), (-1, "lower")):
         arms = [
             f"{arm} ({with_interval(change)} nats{_margin(arm, figures) if figures else ''})"
             for arm, change in changes.items()
-            if clear(change) and sign * change.mean > 0
+            if (few or clear(change)) and sign * change.mean > 0
         ]
         if arms:
-            parts.append(f"clearly {how} under {join(arms)}")
+            shown = f"{how} on average" if few else f"clearly {how}"
+            parts.append(f"{shown} under {join(arms)}")
     unclear = [
-        f"{arm} ({with_interval(change)})" for arm, change in changes.items() if not clear(change)
+        f"{arm} ({with_interval(change)})"
+        for arm, change in changes.items()
+        if not (change.mean if few else clear(change))
     ]
     if unclear:
         parts.append(f"not clearly different under {join(unclear)}")

@@ -10,11 +10,12 @@ from markupsafe import Markup
 
 from dynolab.claims.mitigation import assess_remedies
 from dynolab.claims.verdict import Verdict
-from dynolab.comparisons.arm_table import ArmTable
+from dynolab.comparisons.arm_table import LEAST_COUNT, ArmTable
 from dynolab.report.dots import DotPanel, forest_plot
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
+from dynolab.report.mitigation.followed import followed_section
 from dynolab.report.mitigation.matched import matched_figure, matched_section, matched_table_of
 from dynolab.report.mitigation.opening import answer, unlearned
 from dynolab.report.mitigation.tables import ending, mitigation_list, mitigation_table
@@ -37,7 +38,7 @@ from dynolab.report.verdicts import (
     outcome_mark,
 )
 from dynolab.results.arms import ComparedArms
-from dynolab.statistics import Interval, clear
+from dynolab.statistics import Interval
 
 _PANELS = (
     ("Right answers", "share", "right", ".3~p", False),
@@ -51,7 +52,8 @@ _PANELS = (
 )
 _CLAIMS = (
     "Means over seeds with 95% t-intervals, differences paired by seed. Appears: the interval lies "
-    "on the hoped-for side; does not: it lies on the other; unclear: neither, as with one seed. "
+    "on the hoped-for side; does not: it lies on the other; unclear: neither, as with one seed, "
+    f"or fewer than {LEAST_COUNT} pairs or prompts. "
     "Intervals are not corrected for their number: about one in twenty excludes a true zero by "
     "chance."
 )
@@ -79,6 +81,7 @@ def write_mitigation_page(
         lead=_lead(compared),
         tiles=_tiles(compared, figures, verdicts),
         content=[
+            followed_section(compared),
             remedy_figure(compared, figures),
             matched_figure(compared),
             matched_section(compared),
@@ -136,7 +139,7 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
             arms = [
                 f"{arm} ({mean_and_ends(change)[0]})"
                 for arm, change in changes.items()
-                if clear(change) and sign * change.mean > 0
+                if figures.decides(change, f"train/{name}") and sign * change.mean > 0
             ]
             if arms:
                 message += f" {start} {how} under {join(arms)}."
@@ -155,7 +158,7 @@ def _right_message(compared: ComparedArms, figures: ArmTable) -> str:
         arms = [
             f"{arm} ({mean_and_ends(change.times(100))[0]})"
             for arm, change in changes.items()
-            if clear(change) and sign * change.mean > 0
+            if figures.decides(change, right) and sign * change.mean > 0
         ]
         if arms:
             message += f"; {how} under {join(arms)}"

@@ -13,7 +13,7 @@ from dynolab.report.page import Section, section, table
 from dynolab.report.style import objective_name
 from dynolab.report.text import join, mean_and_ends, number
 from dynolab.results.arms import ArmFacts, ComparedArms, RunFigures
-from dynolab.statistics import Interval, clear
+from dynolab.statistics import Interval
 
 _PAPER = "Ren & Sutherland, arXiv 2407.10490"
 _SOURCES = {
@@ -169,7 +169,9 @@ def _cell(compared: ComparedArms, figures: ArmTable, arm: str, column: Column) -
     if arm == compared.baseline or not difference.n:
         return cell
     change, ends = _mean_and_ends(difference, column, sign=True)
-    mark = Markup("<b>{}</b>" if clear(difference) else "<span>{}</span>").format(change)
+    mark = Markup(
+        "<b>{}</b>" if figures.decides(difference, column.figure) else "<span>{}</span>"
+    ).format(change)
     quiet = Markup('<br><small class="quiet">{}</small>').format
     return cell + quiet(mark) + quiet(ends)
 

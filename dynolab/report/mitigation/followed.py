@@ -1,0 +1,202 @@
+"""What became, under each arm, of the watched answers that fell most under the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from dynolab.report.page import Section, section, table
+from dynolab.report.style import SPLITS
+from dynolab.report.text import excerpt, join, number
+from dynolab.results.arms import ComparedArms, FollowedAnswer
+from dynolab.statistics import mean_interval
+
+_NAMED = 2  # answers, in the sentence
+_PROMPT = 70  # characters
+_NAME = Markup(
+    '<b class="num">{}</b> <span class="quiet">{}</span><br><small class="quiet">{}</small>'
+)
+
+
+class Followed:
+    """The followed answers of a comparison, over the seeds that did not choose them.
+
+    Answers that were chosen because they fell far in one training fall less in the next, whatever
+    the arm. So the seed that chose them, the first, is left out where others watch them, too.
+    """
+
+    def __init__(self, compared: ComparedArms) -> None:
+        self.baseline, self.named = compared.baseline, bool(compared.follow)
+        self.answers = compared.followed
+        self._seeds = compared.seeds
+        there = [
+            number
+            for number in range(len(compared.seeds))
+            if any(answer.changes[self.baseline][number] is not None for answer in self.answers)
+        ]
+        self._first, self._others = there[:1], there[1:]
+
+    @property
+    def free(self) -> bool:
+        """Whether the means are over other seeds than the one that chose the answers."""
+        return bool(self._others)
+
+    @property
+    def chosen_with(self) -> str:
+        """The seed that chose the answers."""
+        return _seeds([self._seeds[number] for number in self._first])
+
+    @property
+    def compared_over(self) -> str:
+        """The seeds that the means are over."""
+        return _seeds([self._seeds[number] for number in self._others or self._first])
+
+    def at_first(self, answer: FollowedAnswer) -> float:
+        """The answer's change under the baseline with the seed that chose it, in nats."""
+        return _mean(answer, self.baseline, self._first)
+
+    def change(self, answer: FollowedAnswer, arm: str) -> float:
+        """Mean over seeds of the answer's change under an arm, in nats; NaN if not measured."""
+        return _mean(answer, arm, self._others or self._first)
+
+    def mean(self, arm: str) -> float:
+        """Mean change over the answers under an arm, in nats."""
+        return mean_interval(np.array([self.change(a, arm) for a in self.answers])).mean
+
+    def differences(self, answer: FollowedAnswer, arm: str) -> list[float]:
+        """The change under an arm minus that under the baseline, seed by seed."""
+        both = (
+            (answer.changes[arm][seed], answer.changes[self.baseline][seed])
+            for seed in self._others or self._first
+        )
+        return [own - base for own, base in both if own is not None and base is not None]
+
+    def mean_difference(self, answer: FollowedAnswer, arm: str) -> float:
+        """The mean of `differences`; NaN without any."""
+        return mean_interval(np.array(self.differences(answer, arm))).mean
+
+    def best(self, arms: Collection[str]) -> str | None:
+        """The arm under which the answers end highest on average; None if none was measured."""
+        means = {
+            arm: mean_interval(np.array([self.mean_difference(a, arm) for a in self.answers]))
+            for arm in arms
+        }
+        measured = [arm for arm in means if means[arm].n]
+        return max(measured, key=lambda arm: means[arm].mean, default=None)
+
+    def sentence(self, arm: str) -> str:
+        """How many of the answers end higher under an arm, and the first of them by name."""
+        gains = [(self.mean_difference(answer, arm), answer) for answer in self.answers]
+        higher = [
+            (gain, answer) for gain, answer in sorted(gains, key=lambda pair: -pair[0]) if gain > 0
+        ]
+        named = [
+            f"{answer.pair_id} by {number(self.change(answer, arm), sign=True)} in place of "
+            f"{number(self.change(answer, self.baseline), sign=True)}"
+            for _, answer in higher[:_NAMED]
+        ]
+        count = len(self.answers)
+        which = (
+            f"{count} answer{'s' if count > 1 else ''} that this file names (follow)"
+            if self.named
+            else f"{count} watched answer{'s' if count > 1 else ''} that fell most under "
+            f"{self.baseline} with {self.chosen_with}"
+        )
+        changed = f" ({join(named)} nats)" if named else ""
+        return (
+            f"Of the {which}, {len(higher)} end{'s' if len(higher) == 1 else ''} higher under "
+            f"{arm} than under {self.baseline}, with {self.compared_over}{changed}."
+        )
+
+
+def followed_section(compared: ComparedArms) -> Section | None:
+    """The followed answers, by arm; None if nothing is followed, or there is nothing to compare."""
+    followed = Followed(compared)
+    if not followed.answers or not compared.others:
+        return None
+    baseline = compared.baseline
+    first = [f"{baseline}, {followed.chosen_with}"] if followed.free else []
+    rows: list[Sequence[object]] = [
+        (
+            _name(answer),
+            *([number(followed.at_first(answer), sign=True)] if first else []),
+            number(followed.change(answer, baseline), sign=True),
+            *(_cell(followed, answer, other) for other in compared.others),
+        )
+        for answer in followed.answers
+    ]
+    head = ("answer", *first, baseline, *compared.others)
+    return section(
+        "followed",
+        f"What became of the answers that {'are followed' if followed.named else 'fell most'}",
+        _message(compared, followed),
+        table(head, rows, "s" + "n" * (len(head) - 1)),
+        note=_note(compared, followed),
+    )
+
+
+def _message(compared: ComparedArms, followed: Followed) -> str:
+    means = [
+        f"{number(mean, sign=True)} under {arm}"
+        for arm in compared.arms
+        if np.isfinite(mean := followed.mean(arm))
+    ]
+    count = len(followed.answers)
+    return (
+        f"On average the chosen answer{'s' if count > 1 else ''} of "
+        f"{f'these {count} pairs' if count > 1 else 'this pair'} changed by {join(means)} nats, "
+        f"with {followed.compared_over}."
+    )
+
+
+def _name(answer: FollowedAnswer) -> Markup:
+    prompt = excerpt(answer.prompt, _PROMPT, end=True)
+    return _NAME.format(answer.pair_id, SPLITS[answer.split], prompt)
+
+
+def _cell(followed: Followed, answer: FollowedAnswer, arm: str) -> Markup:
+    change = number(followed.change(answer, arm), sign=True)
+    differences = followed.differences(answer, arm)
+    if not differences:
+        return Markup("{}").format(change)
+    sure = len(differences) > 1 and (min(differences) > 0 or max(differences) < 0)
+    return Markup(
+        '{}<br><small class="quiet"><b>{}</b></small>'
+        if sure
+        else '{}<br><small class="quiet">{}</small>'
+    ).format(change, number(followed.mean_difference(answer, arm), sign=True))
+
+
+def _note(compared: ComparedArms, followed: Followed) -> str:
+    told = [
+        "Δ log π of the chosen answer over the training, in nats, mean over "
+        f"{followed.compared_over}; below: the difference from {compared.baseline}"
+        + (", bold where all of these seeds agree on its sign." if followed.free else "."),
+        "An answer that fell far in one training falls less far in the next, with a remedy or "
+        "without, because part of its fall was chance.",
+    ]
+    if followed.free:
+        told.append(
+            f"So {followed.chosen_with}, by which they were chosen, has only the first column."
+        )
+    elif len(compared.seeds) > 1:
+        told.append(
+            "No other seed watches these answers, so part of what looks like a remedy here is that."
+        )
+    else:
+        told.append("With one seed, part of what looks like a remedy here is that.")
+    known = {answer.pair_id for answer in compared.followed}
+    if missing := [pair for pair in compared.follow if pair not in known]:
+        told.append(f"Not watched: {join(missing)}.")
+    return " ".join(told)
+
+
+def _mean(answer: FollowedAnswer, arm: str, seeds: Collection[int]) -> float:
+    changes = [answer.changes[arm][seed] for seed in seeds]
+    return mean_interval(np.array(changes, dtype=float)).mean
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {join([str(seed) for seed in seeds])}"
