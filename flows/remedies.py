@@ -21,8 +21,9 @@ from tasks.audit import AuditConfig
 from tasks.base import BaseConfig
 from tasks.filter import FilterConfig
 
-DOSE, DROP = 0.8, 0.3
-"""Of the push on rejected answers what is left, and of the pairs what is left out.
+DOSE, DROP, WARMUP = 0.8, 0.3, 5
+"""Of the push on rejected answers what is left, of the pairs what is left out, and one in how many
+steps warms up.
 
 A much smaller push lets rejected answers rise as fast as chosen ones where the preference is not
 learned yet.
@@ -31,9 +32,10 @@ learned yet.
 _ABOUT = """\
 # Made by the study {name}: its preference training as it was; with a smaller push on rejected
 # answers (softer); with the largest push, step by step, that to first order lowers no other chosen
-# answer (designed); without the pairs that an audit says lower the others' chosen answers most
-# (filtered); and, after a study with an account, without those that pulled its fallen answers down
-# (without-named). What comes before the training has the study's settings.
+# answer (designed); with smaller first steps, where the study has no warm-up (warmed-up); without
+# the pairs that an audit says lower the others' chosen answers most (filtered); and, after a study
+# with an account, without those that pulled its fallen answers down (without-named). What comes
+# before the training has the study's settings. The page follows the fallen answers (follow).
 """
 
 
@@ -101,8 +103,21 @@ def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:
     return {
         "as-it-was": ArmConfig(objective=objective),
         **{label: ArmConfig(objective=own) for label, own in gentler.items()},
+        **_warmed_up(trained),
         "filtered": ArmConfig(objective=objective, filter=FilterConfig(by="on_all", drop=DROP)),
     }
+
+
+def _warmed_up(trained: TrainConfig) -> dict[str, ArmConfig]:
+    """An arm with a warm-up, unless the training has one.
+
+    Without it Adam's first steps are as long as any, from one batch each, and pull hardest.
+    """
+    steps = trained.steps // WARMUP
+    if trained.warmup_steps or not steps:
+        return {}
+    objective: Any = trained.objective
+    return {"warmed-up": ArmConfig(objective=objective, warmup_steps=steps)}
 
 
 def _is_possible(trained: TrainConfig, objective: PairConfig) -> bool:

@@ -70,6 +70,12 @@ class ArmConfig(StageConfig):
         gt=0,
         description="In place of the shared one, for a loss with gradients of another size.",
     )
+    warmup_steps: int | None = Field(
+        None,
+        ge=0,
+        exclude_if=lambda steps: steps is None,
+        description="In place of the shared ones: steps of linear learning-rate warm-up.",
+    )
     updates_per_rollout: int | None = Field(
         None,
         ge=1,
@@ -89,6 +95,7 @@ class ArmConfig(StageConfig):
             named=self.filter.pairs if self.filter else (),
             alarm=self.alarm,
             learning_rate=self.learning_rate,
+            warmup_steps=self.warmup_steps,
             updates_per_rollout=self.updates_per_rollout,
         )
 
@@ -121,6 +128,8 @@ class ArmConfig(StageConfig):
                 "leave it out",
             )
         changes: dict[str, Any] = {"objective": self.objective.model_dump(), "seed": seed}
+        if self.warmup_steps is not None:
+            changes["warmup_steps"] = self.warmup_steps
         if self.alarm is not None:
             changes["alarm"] = self.alarm.model_dump()
         kind: type[TrainConfig | GroupTrainConfig] = TrainConfig

@@ -32,8 +32,8 @@ class ArmFacts(Row):
     """Settings of one arm of a comparison.
 
     `dropped` is the share of pairs that the ranking `filtered_by` left out, unless they were
-    `named` (`id`). `learning_rate` and `updates_per_rollout` are None if the arm does not set its
-    own.
+    `named` (`id`). `learning_rate`, `warmup_steps` and `updates_per_rollout` are None if the arm
+    does not set its own.
     """
 
     objective: RowObjectiveConfig
@@ -44,6 +44,7 @@ class ArmFacts(Row):
     named: tuple[str, ...] = ()
     alarm: AlarmConfig | None = None
     learning_rate: float | None = None
+    warmup_steps: int | None = None
     updates_per_rollout: int | None = None
 
 

@@ -68,9 +68,10 @@ def test_the_baseline_is_the_studys_own_training(changes: tuple[str, ...], tmp_p
     told = {"record_steps", "checkpoint_every", "ledger", "alarm", "best", "probe_every"}
     assert trained.model_dump(exclude=told) == own.preference.model_dump(exclude=told)
     assert arm.start == own.start
-    objectives = [other.objective for other in comparison.arms.values()]
-    assert objectives[-1] == objectives[0] and comparison.arms["filtered"].filter is not None
-    assert objectives[0] not in objectives[1:-1]
+    arms = comparison.arms
+    own_objective = [label for label in arms if arms[label].objective == arm.objective]
+    assert own_objective == ["as-it-was", "filtered"]
+    assert arms["filtered"].filter is not None
 
 
 @pytest.mark.parametrize("changes", [(), ("probe_set={kinds: [chosen, rejected]}",)])
@@ -95,6 +96,21 @@ def test_a_dose_that_forces_choose_is_offered_where_it_can_be(dtype: str, arms: 
     settings = yaml.safe_load(file_of(own))
     assert len(settings["arms"]) == arms
     assert ("designed" in settings["arms"]) == (dtype == "fp32")
+
+
+@pytest.mark.parametrize(("warmup", "arms"), [(0, ["warmed-up"]), (3, [])])
+def test_a_study_without_a_warm_up_is_offered_one(
+    warmup: int, arms: list[str], tmp_path: Path
+) -> None:
+    own = study(f"preference.warmup_steps={warmup}", "preference.steps=100")
+    comparison = offered(own, tmp_path)
+    warmed = {label: arm for label, arm in comparison.arms.items() if arm.warmup_steps is not None}
+    assert list(warmed) == arms
+    for arm in warmed.values():
+        assert arm.training(comparison.training, comparison.on_policy, 0).warmup_steps == 20
+    baseline = comparison.arms["as-it-was"]
+    trained = baseline.training(comparison.training, comparison.on_policy, 0)
+    assert trained.warmup_steps == warmup
 
 
 def test_the_studys_account_adds_an_arm_without_the_pairs_that_it_names(tmp_path: Path) -> None:

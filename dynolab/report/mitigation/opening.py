@@ -121,6 +121,8 @@ def _best(
 def _settings(arm: ArmFacts) -> str:
     """What a study sets to train as an arm does, as options of its command."""
     settings: dict[str, Any] = {"preference.objective": changed_settings(arm.objective)}
+    if arm.warmup_steps is not None:
+        settings["preference.warmup_steps"] = arm.warmup_steps
     if arm.filtered_by == "id":
         settings["preference_filter"] = {"pairs": list(arm.named)}
     elif arm.filtered_by is not None:

@@ -255,6 +255,9 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
             f"does not lower {dose.sample} other chosen answers"
         )
         source = "–"
+    if arm.warmup_steps:
+        parts.append("smaller first steps: a learning rate that warms up")
+        source = "–"
     return ", ".join([name, *parts]), source
 
 
@@ -265,6 +268,8 @@ def _settings(arm: ArmFacts) -> str:
     )
     if arm.learning_rate is not None:
         changed["learning rate"] = f"{arm.learning_rate:g}"
+    if arm.warmup_steps is not None:
+        changed["warm-up steps"] = arm.warmup_steps
     if arm.updates_per_rollout is not None:
         changed["steps between samplings"] = arm.updates_per_rollout
     return ", ".join(f"{name} = {value}" for name, value in changed.items()) or "–"
