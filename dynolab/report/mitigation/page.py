@@ -16,9 +16,10 @@ from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.mitigation.followed import followed_section
+from dynolab.report.mitigation.listed import mitigation_list
 from dynolab.report.mitigation.matched import matched_figure, matched_section, matched_table_of
 from dynolab.report.mitigation.opening import answer, unlearned
-from dynolab.report.mitigation.tables import ending, mitigation_list, mitigation_table
+from dynolab.report.mitigation.tables import ending, mitigation_table
 from dynolab.report.page import (
     Page,
     Section,
