@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from dynolab.report.forces.page import write_force_page
+from dynolab.report.mitigation.page import write_mitigation_page
 from dynolab.report.study.page import write_report
 from tests.browsing import CHROMIUM, READERS, faint, opened
 from tests.report.forces import analysis
 from tests.report.ledgers import write_ledger
+from tests.report.pairs import mitigation
 from tests.report.synthetic import study
 
 pytest.importorskip("playwright.sync_api")
@@ -99,3 +101,15 @@ def test_a_command_is_copied_by_a_click(page: Path) -> None:
         seen.page.locator(".command .copy").first.click()
         seen.page.get_by_text("copied").wait_for()
         assert seen.page.evaluate("navigator.clipboard.readText()") == "dynolab mitigation x"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_figure_of_every_arm_is_seen_without_scrolling_aside(
+    width: int, tmp_path: Path
+) -> None:
+    write_mitigation_page(mitigation(), tmp_path)
+    with opened(tmp_path / "mitigation.html", width) as seen:
+        tables = seen.page.locator("#arms .table")
+        assert tables.count() > 10
+        cut = "tables => tables.filter(table => table.scrollWidth > table.clientWidth).length"
+        assert tables.evaluate_all(cut) == 0
