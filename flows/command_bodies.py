@@ -18,7 +18,7 @@ from dynolab.hub import names_may_stay
 from flows.flow import Flow, FlowParameters, Parameters, Results, StagedFlow
 from flows.pages import page_of
 from flows.parameters import load_parameters
-from flows.shown_results import page_answer, show_remedies, show_results
+from flows.shown_results import page_answer, show_more_seeds, show_remedies, show_results
 from flows.sweep.parameters import SweepParameters, trial_of
 from tasks.report import REMEDIES
 from tasks.runtime.existing_results import existing_result
@@ -91,6 +91,7 @@ def start(
     show_results(console, flow.name, results, page, seconds, answer)
     if REMEDIES in flow.beside:
         show_remedies(console, parameters.name, page, results)
+    show_more_seeds(console, flow, file, changes)
     if wanted.json:
         print_json(
             flow=flow.name,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -13,7 +15,8 @@ from rich.table import Table
 from dynolab.costs.stage import duration
 from dynolab.data.sources.config import rows_line
 from dynolab.data.unknown import SAMPLES, UnknownTokens
-from flows.flow import Results
+from flows.flow import Parameters, Results, StagedFlow
+from flows.parameters import load_parameters
 from tasks.base import OTHERWISE
 from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.system.invocation import invocation
@@ -116,6 +119,28 @@ def show_remedies(console: Console, name: str, page: Path, results: Results) -> 
             markup=False,
             highlight=False,
         )
+
+
+def show_more_seeds(
+    console: Console, flow: StagedFlow[Parameters], file: Path | None, changes: Sequence[str]
+) -> None:
+    """Prints the command that runs more seeds, after a comparison of a single one."""
+    asked = load_parameters(flow.parameters, file, changes)
+    seeds: tuple[int, ...] = getattr(asked, "seeds", ())
+    if len(seeds) != 1:
+        return
+    kept = [change for change in changes if change.partition("=")[0].strip() != "seeds"]
+    own: Any = load_parameters(flow.parameters, file, kept)
+    if len(own.seeds) == 1:
+        kept.append(f"seeds={[seeds[0] + further for further in range(3)]}")
+    options = (word for change in kept for word in ("--set", change))
+    words = [flow.name, *([str(file)] if file else []), *options]
+    console.print(
+        f"next    {invocation()} {shlex.join(words)}  # more seeds; this one’s trainings are kept",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
 
 
 def _remedies_time(file: Path, results: Results) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from dynolab.report.forces.page import write_force_page
 from dynolab.report.forces.pair_matrix import pair_matrix_figure
+from flows import mitigation, study
 from flows.flow import Results
-from flows.shown_results import page_answer, show_remedies, show_results
+from flows.shown_results import page_answer, show_more_seeds, show_remedies, show_results
 from tasks.runtime.work import StageResult
 from tests.report.forces import analysis
 
@@ -50,3 +52,27 @@ def test_a_page_without_an_answer_gives_its_first_finding(tmp_path: Path) -> Non
     assert page_answer(tmp_path) == []
     write_force_page(analysis(), tmp_path)
     assert page_answer(tmp_path) == [pair_matrix_figure(analysis().checkpoints).message]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "changes", "expected"),
+    [
+        ("[0, 1, 2]", ["name=first", "seeds=[0]"], "mitigation {file} --set name=first  #"),
+        ("[4]", [], "mitigation {file} --set 'seeds=[4, 5, 6]'  #"),
+        ("[0, 1]", [], ""),
+    ],
+)
+def test_after_one_seed_comes_the_command_of_more(
+    seeds: str, changes: list[str], expected: str, tmp_path: Path
+) -> None:
+    file, output = tmp_path / "mine.yaml", io.StringIO()
+    file.write_text(f"name: mine\nseeds: {seeds}\n")
+    show_more_seeds(Console(file=output), mitigation.FLOW, file, changes)
+    assert expected.format(file=file) in output.getvalue()
+    assert output.getvalue().startswith("next ") == bool(expected)
+
+
+def test_what_has_no_seeds_has_no_such_command() -> None:
+    output = io.StringIO()
+    show_more_seeds(Console(file=output), study.FLOW, Path("builtin.yaml"), [])
+    assert not output.getvalue()
