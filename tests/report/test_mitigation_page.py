@@ -95,10 +95,10 @@ def test_the_answers_that_fell_most_are_followed_over_the_seeds_that_did_not_cho
         compared.followed,
         key=lambda own: sum(own.changes["designed"][1:]) - sum(own.changes["dpo"][1:]),
     )
-    assert f"with seeds 1 and 2 ({first.pair_id} by +" in sentence
+    assert f"with seeds 1 and 2 ({first.pair_id} +" in sentence
     write_mitigation_page(compared, tmp_path)
     words = words_of(tmp_path / "mitigation.html", " ")
-    section = words.split("What became of the answers that fell most")[-1]
+    section = words.split("What became of single answers")[-1]
     assert all(own.pair_id in section for own in compared.followed)
     assert "So seed 0, by which they were chosen, has only the first column" in section
 
@@ -114,7 +114,9 @@ def test_answers_that_no_other_seed_watches_are_followed_with_their_own_alone() 
 def test_named_answers_are_followed_and_those_that_are_not_watched_told() -> None:
     compared = mitigation(follow=("q003", "q004", "gone"))
     said = answer(compared, arm_table_of(compared))
-    assert any(own.startswith("Of the 2 answers that this file names (follow)") for own in said)
+    assert any(
+        own.startswith("Of the 2 answers that the comparison’s file names (follow)") for own in said
+    )
     followed = followed_section(compared)
     assert followed is not None and "Not watched: gone." in followed.note
 
@@ -154,6 +156,41 @@ def test_the_pairs_that_a_filter_left_out_are_named() -> None:
     ]
     compared = compared.model_copy(update={"runs": compared.runs | {"dose": runs}})
     assert "(2 pairs; with every seed: b)" in str(mitigation_list(compared).markup)
+
+
+def test_pairs_that_an_audit_and_an_account_leave_out_are_told_apart() -> None:
+    compared = mitigation()
+    base = compared.arms["dpo"]
+    arms = compared.arms | {
+        "own": base.model_copy(update={"filtered_by": "on_all", "dropped": 0.3}),
+        "dose": base.model_copy(update={"filtered_by": "id", "named": ("a",)}),
+    }
+    both = compared.model_copy(update={"arms": arms})
+    assert "own and dose leave out different pairs" in mitigation_list(both).note
+    assert "different pairs" not in mitigation_list(compared).note
+
+
+def test_a_warm_up_is_said_with_its_steps_and_can_be_taken_over() -> None:
+    compared = mitigation()
+    arms = compared.arms | {"dose": compared.arms["dpo"].model_copy(update={"warmup_steps": 20})}
+    warmed = compared.model_copy(update={"arms": arms})
+    listed = str(mitigation_list(warmed).markup)
+    assert "smaller first steps" in listed and "warm-up steps = 20" in listed
+    best = warmed.model_copy(
+        update={"runs": warmed.runs | {"dose": warmed.runs["designed"]}},
+    )
+    for arm in ("designed", "own", "alarm", "extended", "simpo"):
+        best = best.model_copy(update={"arms": {k: v for k, v in best.arms.items() if k != arm}})
+    assert "--set preference.warmup_steps=20" in answer(best, arm_table_of(best))[-1]
+
+
+def test_an_arm_without_a_followed_pair_is_told() -> None:
+    compared = mitigation()
+    name = compared.followed[0].pair_id
+    runs = tuple(run.model_copy(update={"left_out": (name,)}) for run in compared.runs["dose"])
+    compared = compared.model_copy(update={"runs": compared.runs | {"dose": runs}})
+    followed = followed_section(compared)
+    assert followed is not None and f"dose does not train on {name}." in followed.note
 
 
 def test_an_arm_that_did_not_learn_the_preference_gets_no_praise() -> None:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from dynolab.report.page import Section, section, table
 from dynolab.report.style import SPLITS
-from dynolab.report.text import excerpt, join, number
+from dynolab.report.text import excerpt, join, true_minus
 from dynolab.results.arms import ComparedArms, FollowedAnswer
 from dynolab.statistics import mean_interval
 
@@ -86,6 +86,14 @@ class Followed:
         measured = [arm for arm in means if means[arm].n]
         return max(measured, key=lambda arm: means[arm].mean, default=None)
 
+    @property
+    def which(self) -> str:
+        """Which answers are followed."""
+        answers = f"{len(self.answers)} answer{'s' if len(self.answers) > 1 else ''}"
+        if self.named:
+            return f"{answers} that the comparison’s file names (follow)"
+        return f"{answers} that fell most under {self.baseline} with {self.chosen_with}"
+
     def sentence(self, arm: str) -> str:
         """How many of the answers end higher under an arm, and the first of them by name."""
         gains = [(self.mean_difference(answer, arm), answer) for answer in self.answers]
@@ -93,21 +101,15 @@ class Followed:
             (gain, answer) for gain, answer in sorted(gains, key=lambda pair: -pair[0]) if gain > 0
         ]
         named = [
-            f"{answer.pair_id} by {number(self.change(answer, arm), sign=True)} in place of "
-            f"{number(self.change(answer, self.baseline), sign=True)}"
+            f"{answer.pair_id} {_nats(self.change(answer, arm))} in place of "
+            f"{_nats(self.change(answer, self.baseline))}"
             for _, answer in higher[:_NAMED]
         ]
-        count = len(self.answers)
-        which = (
-            f"{count} answer{'s' if count > 1 else ''} that this file names (follow)"
-            if self.named
-            else f"{count} watched answer{'s' if count > 1 else ''} that fell most under "
-            f"{self.baseline} with {self.chosen_with}"
-        )
         changed = f" ({join(named)} nats)" if named else ""
+        chance = "" if self.free else ", by which they were chosen, so that part of it is chance"
         return (
-            f"Of the {which}, {len(higher)} end{'s' if len(higher) == 1 else ''} higher under "
-            f"{arm} than under {self.baseline}, with {self.compared_over}{changed}."
+            f"Of the {self.which}, {len(higher)} end{'s' if len(higher) == 1 else ''} higher under "
+            f"{arm} than under {self.baseline}, with {self.compared_over}{chance}{changed}."
         )
 
 
@@ -121,8 +123,8 @@ def followed_section(compared: ComparedArms) -> Section | None:
     rows: list[Sequence[object]] = [
         (
             _name(answer),
-            *([number(followed.at_first(answer), sign=True)] if first else []),
-            number(followed.change(answer, baseline), sign=True),
+            *([_nats(followed.at_first(answer))] if first else []),
+            _nats(followed.change(answer, baseline)),
             *(_cell(followed, answer, other) for other in compared.others),
         )
         for answer in followed.answers
@@ -130,7 +132,7 @@ def followed_section(compared: ComparedArms) -> Section | None:
     head = ("answer", *first, baseline, *compared.others)
     return section(
         "followed",
-        f"What became of the answers that {'are followed' if followed.named else 'fell most'}",
+        "What became of single answers",
         _message(compared, followed),
         table(head, rows, "s" + "n" * (len(head) - 1)),
         note=_note(compared, followed),
@@ -139,15 +141,13 @@ def followed_section(compared: ComparedArms) -> Section | None:
 
 def _message(compared: ComparedArms, followed: Followed) -> str:
     means = [
-        f"{number(mean, sign=True)} under {arm}"
+        f"{_nats(mean)} under {arm}"
         for arm in compared.arms
         if np.isfinite(mean := followed.mean(arm))
     ]
-    count = len(followed.answers)
     return (
-        f"On average the chosen answer{'s' if count > 1 else ''} of "
-        f"{f'these {count} pairs' if count > 1 else 'this pair'} changed by {join(means)} nats, "
-        f"with {followed.compared_over}."
+        f"The {followed.which} changed by {join(means)} nats, on average and with "
+        f"{followed.compared_over}."
     )
 
 
@@ -157,23 +157,15 @@ def _name(answer: FollowedAnswer) -> Markup:
 
 
 def _cell(followed: Followed, answer: FollowedAnswer, arm: str) -> Markup:
-    change = number(followed.change(answer, arm), sign=True)
-    differences = followed.differences(answer, arm)
-    if not differences:
-        return Markup("{}").format(change)
-    sure = len(differences) > 1 and (min(differences) > 0 or max(differences) < 0)
-    return Markup(
-        '{}<br><small class="quiet"><b>{}</b></small>'
-        if sure
-        else '{}<br><small class="quiet">{}</small>'
-    ).format(change, number(followed.mean_difference(answer, arm), sign=True))
+    change = _nats(followed.change(answer, arm))
+    difference = _nats(followed.mean_difference(answer, arm))
+    return Markup('{}<br><small class="quiet">{}</small>').format(change, difference)
 
 
 def _note(compared: ComparedArms, followed: Followed) -> str:
     told = [
         "Δ log π of the chosen answer over the training, in nats, mean over "
-        f"{followed.compared_over}; below: the difference from {compared.baseline}"
-        + (", bold where all of these seeds agree on its sign." if followed.free else "."),
+        f"{followed.compared_over}; below: the difference from {compared.baseline}.",
         "An answer that fell far in one training falls less far in the next, with a remedy or "
         "without, because part of its fall was chance.",
     ]
@@ -187,6 +179,11 @@ def _note(compared: ComparedArms, followed: Followed) -> str:
         )
     else:
         told.append("With one seed, part of what looks like a remedy here is that.")
+    for arm in compared.others:
+        left_out = set.intersection(*(set(run.left_out) for run in compared.runs[arm]))
+        own = [answer.pair_id for answer in followed.answers if answer.pair_id in left_out]
+        if own:
+            told.append(f"{arm} does not train on {join(own)}.")
     known = {answer.pair_id for answer in compared.followed}
     if missing := [pair for pair in compared.follow if pair not in known]:
         told.append(f"Not watched: {join(missing)}.")
@@ -200,3 +197,7 @@ def _mean(answer: FollowedAnswer, arm: str, seeds: Collection[int]) -> float:
 
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {join([str(seed) for seed in seeds])}"
+
+
+def _nats(value: float) -> str:
+    return true_minus(f"{value:+.2f}") if np.isfinite(value) else "–"

@@ -59,7 +59,24 @@ def mitigation_list(compared: ComparedArms) -> Section:
         if compared.others
         else f"{compared.baseline} alone.",
         table(("arm", "what it is", "source", "settings"), rows),
-        note=f"{compared.training} Settings: those that differ from the default.",
+        note=f"{compared.training} Settings: those that differ from the default."
+        + _why_they_differ(compared),
+    )
+
+
+def _why_they_differ(compared: ComparedArms) -> str:
+    """Why an audit and an account leave out different pairs, where there are arms of both."""
+    audited, named = (
+        [label for label, arm in compared.arms.items() if arm.filtered_by == by]
+        for by in ("on_all", "id")
+    )
+    if not audited or not named:
+        return ""
+    return (
+        f" {join(audited)} and {join(named)} leave out different pairs: on_all ranks a pair by "
+        "what one gradient step on it, before the training, does to the chosen answers of all "
+        "training pairs on average; a study with an account names the pairs that lowered its "
+        "fallen answers, training and held-out, most over the steps of its training."
     )
 
 
