@@ -49,6 +49,13 @@ class Followed:
         return _seeds([self._seeds[number] for number in self._first])
 
     @property
+    def chooser(self) -> str:
+        """What the first seed has to do with the choice."""
+        if self.named:
+            return "the study’s own in a file that a study wrote"
+        return "by which they were chosen"
+
+    @property
     def compared_over(self) -> str:
         """The seeds that the means are over."""
         return _seeds([self._seeds[number] for number in self._others or self._first])
@@ -106,7 +113,7 @@ class Followed:
             for _, answer in higher[:_NAMED]
         ]
         changed = f" ({join(named)} nats)" if named else ""
-        chance = "" if self.free else ", by which they were chosen, so that part of it is chance"
+        chance = "" if self.free else f", {self.chooser}, so that part of it is chance"
         return (
             f"Of the {self.which}, {len(higher)} end{'s' if len(higher) == 1 else ''} higher under "
             f"{arm} than under {self.baseline}, with {self.compared_over}{chance}{changed}."
@@ -170,9 +177,7 @@ def _note(compared: ComparedArms, followed: Followed) -> str:
         "without, because part of its fall was chance.",
     ]
     if followed.free:
-        told.append(
-            f"So {followed.chosen_with}, by which they were chosen, has only the first column."
-        )
+        told.append(f"So {followed.chosen_with}, {followed.chooser}, has only the first column.")
     elif len(compared.seeds) > 1:
         told.append(
             "No other seed watches these answers, so part of what looks like a remedy here is that."
