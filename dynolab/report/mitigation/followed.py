@@ -23,8 +23,9 @@ _NAME = Markup(
 class Followed:
     """The followed answers of a comparison, over the seeds that did not choose them.
 
-    Answers that were chosen because they fell far in one training fall less in the next, whatever
-    the arm. So the seed that chose them, the first, is left out where others watch them, too.
+    Answers chosen for a large fall in one training tend to fall less in another, whatever the arm:
+    regression to the mean. So the first seed, which chose them, is left out where others watch
+    them, too.
     """
 
     def __init__(self, compared: ComparedArms) -> None:
@@ -113,7 +114,7 @@ class Followed:
             for _, answer in higher[:_NAMED]
         ]
         changed = f" ({join(named)} nats)" if named else ""
-        chance = "" if self.free else f", {self.chooser}, so that part of it is chance"
+        chance = "" if self.free else f", {self.chooser}, so that part of it may be chance"
         return (
             f"Of the {self.which}, {len(higher)} end{'s' if len(higher) == 1 else ''} higher under "
             f"{arm} than under {self.baseline}, with {self.compared_over}{chance}{changed}."
@@ -173,17 +174,17 @@ def _note(compared: ComparedArms, followed: Followed) -> str:
     told = [
         "Δ log π of the chosen answer over the training, in nats, mean over "
         f"{followed.compared_over}; below: the difference from {compared.baseline}.",
-        "An answer that fell far in one training falls less far in the next, with a remedy or "
-        "without, because part of its fall was chance.",
+        "Answers chosen for a large fall in one training tend to fall less in another, with a "
+        "remedy or without, because part of the fall was chance.",
     ]
     if followed.free:
         told.append(f"So {followed.chosen_with}, {followed.chooser}, has only the first column.")
     elif len(compared.seeds) > 1:
         told.append(
-            "No other seed watches these answers, so part of what looks like a remedy here is that."
+            "No other seed watches these answers: part of what looks like a remedy may be that."
         )
     else:
-        told.append("With one seed, part of what looks like a remedy here is that.")
+        told.append("With one seed, part of what looks like a remedy may be that.")
     for arm in compared.others:
         left_out = set.intersection(*(set(run.left_out) for run in compared.runs[arm]))
         own = [answer.pair_id for answer in followed.answers if answer.pair_id in left_out]
