@@ -13,11 +13,12 @@ from dynolab.comparisons.matched import matched_figures
 from dynolab.data.rows import read_value
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
+from dynolab.report.mitigation.figure import remedy_figure
 from dynolab.report.mitigation.followed import followed_section
 from dynolab.report.mitigation.listed import mitigation_list
 from dynolab.report.mitigation.matched import matched_figure
 from dynolab.report.mitigation.opening import answer
-from dynolab.report.mitigation.page import remedy_figure, write_mitigation_page
+from dynolab.report.mitigation.page import write_mitigation_page
 from dynolab.results.arms import ComparedArms, RunFigures
 from dynolab.statistics import mean_interval
 from tests.report.pairs import ARMS, mitigation

@@ -28,7 +28,7 @@ from dynolab.report.ledger.pushers import pusher_section
 from dynolab.report.ledger.sources import sources_figure
 from dynolab.report.ledger.steps import step_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
-from dynolab.report.mitigation.page import remedy_figure
+from dynolab.report.mitigation.figure import remedy_figure
 from dynolab.report.mitigation.tables import mitigation_table
 from dynolab.report.page import (
     Fold,
