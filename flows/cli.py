@@ -101,14 +101,18 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path(
         "study.yaml"
     ),
+    as_json: Json = False,
 ) -> None:
     """Write a study file for a model and pairs, with comments and what it will cost."""
     from flows.init import write_study
     from tasks.runtime.system.invocation import invocation
 
     program = invocation()
-    typer.echo(write_study(file, model=model, data=data, program=program))
+    written = write_study(file, model=model, data=data, program=program)
+    typer.echo("\n".join(written.notes))
     typer.echo(f"{file} is written; run it with: {program} study {shlex.quote(str(file))}")
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), **written.as_json()}, ensure_ascii=False))
 
 
 @app.command(rich_help_panel=START)

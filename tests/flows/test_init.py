@@ -34,10 +34,12 @@ def test_the_file_names_its_sources_from_its_folder_and_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = folder / "mine.yaml"
-    told = write_study(
+    written = write_study(
         file, model=str(folder / "my model"), data=folder / "pairs.jsonl", program="dynolab"
     )
-    assert told.startswith("24 rows → ") and "It takes about" in told
+    assert written.notes[0].startswith("24 rows → ") and "It takes about" in written.notes[-1]
+    facts = json.loads(json.dumps(written.as_json()))
+    assert facts["sizes"]["pairs"] == 24 and facts["seconds"] > 0
     text = file.read_text()
     assert str(folder) not in text.replace(str(file), "")
     assert max(map(len, text.replace(str(file), "").splitlines())) <= 100
@@ -93,8 +95,9 @@ def test_messages_for_a_model_without_a_template_become_turns(folder: Path) -> N
     ]
     data, model = folder / "chat.jsonl", str(folder / "my model")
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told = write_study(folder / "chat.yaml", model=model, data=data, program="dynolab")
-    assert "no chat template" in told and "chat: plain" in (folder / "chat.yaml").read_text()
+    written = write_study(folder / "chat.yaml", model=model, data=data, program="dynolab")
+    assert "no chat template" in " ".join(written.notes)
+    assert "chat: plain" in (folder / "chat.yaml").read_text()
     study = resolved(load_parameters(StudyParameters, folder / "chat.yaml"))
     changes = named_on_command_line(model, data, None)
     audit = load_parameters(AuditParameters, None, changes)

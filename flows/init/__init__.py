@@ -1,0 +1,95 @@
+"""Writes a study file for a model and pairs, with comments and what it will take."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dynolab.costs.machines import this_machine
+from dynolab.costs.stage import UNTIMED_SECONDS, duration
+from dynolab.data.sources.load import load_data
+from dynolab.errors import ConfigError
+from dynolab.hub import resolve_commit
+from flows.init.sizes import Sizes, measured_sizes
+from flows.init.template import TEMPLATE, beside, comment, format_lines, quoted, settings_for
+from flows.parameters import parse_parameters
+from flows.stage_costs import PlannedCosts
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
+from tasks.data import file_for_model
+
+
+@dataclass(frozen=True)
+class WrittenStudy:
+    """A study file that was written: what to know before it runs, and how long it takes."""
+
+    notes: list[str]
+    sizes: Sizes
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; `row` and `longest` are in tokens."""
+        return {"notes": self.notes, "sizes": asdict(self.sizes), "seconds": round(self.seconds)}
+
+
+def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenStudy:
+    """Writes a study file for a model, which is a folder or a Hub name, and pairs.
+
+    **Raises** `ConfigError` for a file that exists, and for rows or a model that cannot be read.
+    """
+    from models.language import load_tokenizer
+
+    if file.exists():
+        raise ConfigError("file", str(file), "exists; name another, or delete it")
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        resolve_commit("model", model, field="model")
+    source = beside(file, folder) if folder.is_dir() else model
+    weights = str(folder) if folder.is_dir() else model
+    config = file_for_model(data, weights)
+    tokenizer = load_tokenizer(weights)
+    loaded = load_data(config, tokenizer if config.chat_model else None)
+    sizes = measured_sizes(weights, tokenizer, loaded)
+    settings = settings_for(loaded, sizes) | {
+        "sizes": comment(str(sizes)),
+        "model": quoted(source),
+        "data": quoted(beside(file, data)),
+        "format": format_lines(config, source),
+        "name": file.stem,
+        "file": file,
+        "program": program,
+    }
+    untimed = TEMPLATE.format(**settings, time="#")
+    parameters = parse_parameters(StudyParameters, untimed, str(file), folder=file.resolve().parent)
+    seconds = _seconds(parameters)
+    time = _time(seconds)
+    file.write_text(TEMPLATE.format(**settings, time=comment(time)), encoding="utf-8")
+    notes = [settings["rows"], str(sizes)]
+    if sizes.unknown.tokens:
+        notes.append(f"{sizes.unknown}.")
+    if config.chat == "plain":
+        notes.append(
+            "The model has no chat template: messages are written as turns of Human and Assistant."
+        )
+    notes.append(
+        f"The file finetunes on the chosen answers first (SFT, learning rate "
+        f"{settings['sft_rate']}); a model that is finetuned already needs `sft: null` there."
+    )
+    return WrittenStudy([*notes, time], sizes, sum(seconds.values()) + UNTIMED_SECONDS)
+
+
+def _seconds(parameters: StudyParameters) -> dict[str, float]:
+    """Stage → how long it will take here, as `--plan` estimates it."""
+    machine, steps = this_machine(), study_steps(resolved(parameters))
+    costs = PlannedCosts(steps, machine)
+    return {step.name: cost.hours * 3600 for step in steps if (cost := costs.of(step)) is not None}
+
+
+def _time(seconds: dict[str, float]) -> str:
+    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
+    parts = ", ".join(f"{name} {duration(seconds[name])}" for name in longest)
+    return (
+        f"It takes about {duration(sum(seconds.values()) + UNTIMED_SECONDS)} on this machine alone "
+        f"({parts}; --plan estimates every stage)."
+    )
