@@ -67,12 +67,15 @@ def true_minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def mean_and_ends(interval: Interval, sign: bool = True) -> tuple[str, str, str]:
-    """Formats mean, low and high end, rounded to the place that the interval's width warrants."""
+def mean_and_ends(interval: Interval, sign: bool = True) -> tuple[str, str]:
+    """Formats `mean` and `[low, high]`, rounded to the place that the interval's width warrants.
+
+    One value has no interval: its ends are empty.
+    """
     ends = interval.mean, interval.low, interval.high
     if 0 < max(map(abs, ends)) < 1e-3:
         mean, low, high = (number(end, 2, sign) for end in ends)
-        return mean, low, high
+        return mean, f"[{low}, {high}]"
     width = interval.high - interval.low
     rounding = 1e-9 * abs(interval.mean)
     scale = width if math.isfinite(width) and width > rounding else abs(interval.mean) or 1.0
@@ -81,13 +84,12 @@ def mean_and_ends(interval: Interval, sign: bool = True) -> tuple[str, str, str]
         true_minus(f"{end:{'+' if sign else ''}.{places}f}") if math.isfinite(end) else "–"
         for end in ends
     )
-    return mean, low, high
+    return mean, f"[{low}, {high}]" if (low, high) != ("–", "–") else ""
 
 
 def with_interval(interval: Interval, sign: bool = True) -> str:
-    """`mean [low, high]`."""
-    mean, low, high = mean_and_ends(interval, sign)
-    return f"{mean} [{low}, {high}]" if interval.n else "–"
+    """`mean [low, high]`; one value has no interval."""
+    return " ".join(filter(None, mean_and_ends(interval, sign))) if interval.n else "–"
 
 
 def points(share: Interval, sign: bool = True) -> str:

@@ -23,8 +23,9 @@ from dynolab.report.inputs.study import (
 from dynolab.report.study.page import write_report
 from dynolab.report.study.paths_svg import paths_svg
 from dynolab.report.style import DARK
-from dynolab.report.text import excerpt, number, plotly_text, token_text
+from dynolab.report.text import excerpt, number, plotly_text, token_text, with_interval
 from dynolab.results.study import PairChange, TrainingSummary
+from dynolab.statistics import Interval
 from tests.report.parsed import check_figures, words_of
 from tests.report.synthetic import study, token_map, training, world_answers
 
@@ -335,6 +336,11 @@ def test_tokens_show_their_spaces() -> None:
     assert token_text("\x00") == "�"
     assert plotly_text("a<b>&") == "a&lt;b&gt;&amp;"
     assert len(token_text("x" * 50)) == 12
+
+
+def test_one_value_has_no_interval() -> None:
+    assert with_interval(Interval(0.98, float("nan"), float("nan"), 1)) == "+0.98"
+    assert with_interval(Interval(0.98, 0.9, 1.06, 4)) == "+0.98 [+0.90, +1.06]"
 
 
 def test_long_texts_are_shortened_in_tables_at_the_end_that_says_less() -> None:

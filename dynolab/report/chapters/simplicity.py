@@ -106,9 +106,9 @@ def _lead(spaces: Sequence[Sequence[LearnedMapping]]) -> str:
 
 
 def _tile(mappings: Sequence[LearnedMapping]) -> Tile:
-    mean, low, high = mean_and_ends(difference(mappings, "area"))
+    mean, ends = mean_and_ends(difference(mappings, "area"))
     return Tile(
         f"Δ area at {mappings[0].space.label}",
         mean,
-        f"nats [{low}, {high}]: compositional minus holistic",
+        f"nats {ends}: compositional minus holistic",
     )

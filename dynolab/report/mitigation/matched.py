@@ -137,8 +137,8 @@ def matched_section(compared: ComparedArms) -> Section | None:
 
 def _cell(figures: ArmTable, arm: str, name: str) -> Markup:
     value, is_change = figures.over_seeds(arm, name), name in (GAP, CHOSEN)
-    mean, low, high = mean_and_ends(value, is_change)
+    mean, ends = mean_and_ends(value, is_change)
     bold = is_change and figures.decides(value, name)
     return Markup("<b>{}</b>" if bold else "{}").format(mean) + Markup(
-        "<br><small>[{}, {}]</small>"
-    ).format(low, high)
+        "<br><small>{}</small>"
+    ).format(ends)

@@ -118,8 +118,8 @@ def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict
 
 
 def _tile(label: str, change: Interval) -> Tile:
-    mean, low, high = mean_and_ends(change)
-    return Tile(label, mean, f"nats [{low}, {high}], {_seeds(change.n)}")
+    mean, ends = mean_and_ends(change)
+    return Tile(label, mean, f"{f'nats {ends}'.rstrip()}, {_seeds(change.n)}")
 
 
 def _seeds(count: int) -> str:

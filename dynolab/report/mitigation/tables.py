@@ -176,5 +176,4 @@ def _mean_and_ends(value: Interval, shown: Shown, *, sign: bool) -> tuple[str, s
     """Mean and interval of a figure; a share in percent."""
     if not value.n:
         return "–", ""
-    mean, low, high = mean_and_ends(value.times(100) if shown.share else value, sign)
-    return mean, f"[{low}, {high}]"
+    return mean_and_ends(value.times(100) if shown.share else value, sign)

@@ -21,7 +21,7 @@ from dynolab.report.ledger.pushers import fallen_accounts, hardest_side
 from dynolab.report.page import Tile
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import SPLITS, objective_name
-from dynolab.report.text import excerpt, join, mean_and_ends, number
+from dynolab.report.text import excerpt, join, mean_and_ends, number, with_interval
 from dynolab.report.verdicts import PLURAL, claims_tile
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval, clear, mean_interval
@@ -122,10 +122,10 @@ def _fell(name: str, changes: Mapping[Split, np.ndarray], which: str) -> str:
     """
     parts = []
     for split, own in changes.items():
-        mean, low, high = mean_and_ends(mean_interval(own))
+        mean, ends = mean_and_ends(mean_interval(own))
         parts.append(
             f"{(own < 0).sum()} of {len(own)} {which}{SPLITS[split]} pairs (mean over all of them "
-            f"{mean} nats [{low}, {high}])"
+            f"{f'{mean} nats {ends}'.rstrip()})"
         )
     ways = [f"{_way(mean_interval(own))} {_WHERE[split]}" for split, own in changes.items()]
     return f"Under {name} the chosen answers fell on {join(parts)}: on average they {join(ways)}."
@@ -232,8 +232,7 @@ def _change_tile(stage: str, kind: str, paths: Paths) -> Tile:
         own = paths.get((stage, split))
         values = None if own is None else own.gap if kind == "gap" else own.logp.get(kind)
         if values is not None:
-            mean, low, high = mean_and_ends(mean_interval(change(values)))
-            texts[split] = f"{mean} [{low}, {high}]"
+            texts[split] = with_interval(mean_interval(change(values)))
     if not texts:
         return Tile(label, "–", "not measured")
     value, _, ends = next(iter(texts.values())).partition(" ")
