@@ -103,7 +103,7 @@ class TextForces:
         **Raises:** `ConfigError` without plotly.
         """
         check_installed("plot", "plotly", "report")
-        from dynolab.report.forces.token_map import token_map_plot
+        from dynolab.report.forces.token_map_plot import token_map_plot
 
         row, column = _place("answer", answer, self.answers), _place("pair", pair, self.pairs)
         example = self._updating[column]

@@ -10,8 +10,8 @@ from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
 from dynolab.report.forces.page import write_force_page
 from dynolab.report.forces.pair_matrix import pair_matrix_figure
 from dynolab.report.forces.parts import block_figure, last_layer_figure, terms_figure
-from dynolab.report.forces.token_map import token_map_plot
 from dynolab.report.forces.token_map_choice import token_map_choice_figure
+from dynolab.report.forces.token_map_plot import token_map_plot
 from tests.report.forces import analysis, token_map
 from tests.report.parsed import CANARY, check_figure, obeys_no_text, words_of
 

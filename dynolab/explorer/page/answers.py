@@ -16,7 +16,8 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer, split_of
-from dynolab.report.forces.token_map import READING, token_map_message, token_map_plot
+from dynolab.report.forces.token_map import READING, token_map_message
+from dynolab.report.forces.token_map_plot import token_map_plot
 from dynolab.report.style import SPLITS, in_order, style_of
 from dynolab.report.text import excerpt, number, visible_token
 from dynolab.results.study import TokenMap

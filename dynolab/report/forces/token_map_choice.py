@@ -9,7 +9,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from dynolab.report.figure import Figure
-from dynolab.report.forces.token_map import READING, token_map_message, token_map_plot
+from dynolab.report.forces.token_map import READING, token_map_message
+from dynolab.report.forces.token_map_plot import token_map_plot
 from dynolab.report.style import INK, MUTED, PAPER, ZERO
 from dynolab.report.text import join, number, plotly_text
 from dynolab.results.study import TokenMap
