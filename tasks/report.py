@@ -91,8 +91,8 @@ def with_named_arm(remedies: str, ledger: Ledger | None) -> str:
     **Arguments:** `remedies`: the file's text, which ends with its arms, the baseline first.
     """
     from dynolab.comparisons.followed import EACH
+    from dynolab.report.ledger.fallen import fallen_accounts
     from dynolab.report.ledger.pullers import strongest_pullers
-    from dynolab.report.ledger.pushers import fallen_accounts
 
     named = strongest_pullers(ledger) if ledger is not None else []
     if ledger is None or not named:

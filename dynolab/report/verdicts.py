@@ -65,12 +65,20 @@ def verdict_section(verdicts: Sequence[Verdict], note: str) -> Section:
     return section(
         "verdicts",
         "Which known phenomena appear",
-        f"Of {len(verdicts)} claims, {counts_of(verdicts, PLURAL)}."
+        _claims_message(verdicts)
         if verdicts
         else "There are no known claims about these trainings.",
         verdict_table("stage", verdicts, named=objective_name),
         note=note,
     )
+
+
+def _claims_message(verdicts: Sequence[Verdict]) -> str:
+    """Counts as the tile does: of those that were measured."""
+    measured = [verdict for verdict in verdicts if verdict.outcome != "not measured"]
+    left = len(verdicts) - len(measured)
+    others = f"; {left} {'was' if left == 1 else 'were'} not measured" if left else ""
+    return f"Of {len(measured)} claims, {counts_of(measured, PLURAL) or 'none appears'}{others}."
 
 
 def claims_tile(label: str, verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> Tile:

@@ -11,8 +11,9 @@ import pytest
 
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.ledger.blocks import blocks_figure
-from dynolab.report.ledger.coloured import coloured, on_text, strongest_tokens, token_in_word
+from dynolab.report.ledger.coloured import coloured, on_text
 from dynolab.report.ledger.heat_map import ledger_map_figure
+from dynolab.report.ledger.named_tokens import strongest_tokens, token_in_text
 from dynolab.report.ledger.page import write_ledger_page
 from dynolab.report.ledger.pullers import puller_section
 from dynolab.report.ledger.pushers import pusher_section
@@ -73,10 +74,10 @@ def test_the_table_names_who_pulled_an_answer_down(ledger: Ledger) -> None:
     section = pusher_section(ledger)
     assert section is not None
     shown = str(section.markup)
-    assert "pulled down by a (−3.5), c (−1.0)</span>" in shown
+    assert "pulled down by a (−3.5), c (−1.0)</span>" in re.sub("(?s)</?abbr.*?>", "", shown)
     assert "Its own pair did +2.00" in shown
     assert "what is b" in shown and "&lt;i&gt;no&lt;/i&gt;" in shown
-    assert "<code>·&lt;b&gt;</code> −3.5" in shown, "the strongest line by token"
+    assert "“&lt;b&gt;” −3.5" in shown, "the strongest line by token"
     assert "<b>&" not in shown and "<i>" not in shown
 
 
@@ -168,17 +169,33 @@ def test_the_page_is_whole(ledger: Ledger, tmp_path: Path) -> None:
 def test_a_token_is_named_with_its_word() -> None:
     """Parts of a word are named with it, also where punctuation stands between words."""
     tokens = [(" the", 1.0), (" r", -2.0), ("ig", 0.5), ("ht", -3.0), (".", -1.0), (" I", 0.0)]
-    named = [re.sub("<.*?>", "", token_in_word(tokens, place)) for place in range(6)]
+    named = [token_in_text(tokens, place) for place in range(6)]
     assert named == [
-        "·the",
-        "·r of “right”",
-        "ig of “right”",
-        "ht of “right”",
-        ". of “right.”",
-        "·I",
+        "“the”",
+        "“r” of “right”",
+        "“ig” of “right”",
+        "“ht” of “right”",
+        "“.” after “right”",
+        "“I”",
     ]
-    strongest = re.sub("<.*?>", "", strongest_tokens(tokens, 2, down=True))
-    assert strongest == "ht of “right” −3.0, ·r of “right” −2.0"
+    strongest = strongest_tokens(tokens, 2, down=True)
+    assert strongest == "“ht” of “right” −3.0, “r” of “right” −2.0"
+
+
+def test_tokens_that_look_alike_are_told_apart() -> None:
+    texts = [" ", "no", ", ", "n", "o", " ", "and", " no", "\n"]
+    tokens = [(text, 0.0) for text in texts]
+    assert [token_in_text(tokens, place) for place in range(len(texts))] == [
+        "a space",
+        "the 1st “no”",
+        "“,” after “no”",
+        "“n” of “no”",
+        "“o” of “no”",
+        "a space after “no”",
+        "“and”",
+        "the 2nd “no”",
+        "a line break after “no”",
+    ]
 
 
 def test_excerpts_are_of_whole_words() -> None:

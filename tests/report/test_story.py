@@ -40,18 +40,18 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
     inputs: ReportInputs, page: str
 ) -> None:
     assert inputs.audit is not None
-    sentences = re.findall(r'<p class="answer">(.*?)</p>', page)
-    fell, through, tried = (re.sub("<.*?>", "", sentence) for sentence in sentences)
+    sentences = re.findall(r'<p class="answer">(.*?)</p>', page, re.DOTALL)
+    fell, through, tried = (re.sub("(?s)<.*?>", "", sentence) for sentence in sentences)
     for split, name in (("train", "training"), ("heldout", "held-out")):
         changes = [row.change for row in inputs.audit.changes if row.split == split]
         assert f"{sum(c < 0 for c in changes)} of {len(changes)} {name} pairs" in fell
     assert "answers that fell most (1 training) changed by −2.50 nats on average" in through
     assert "pushes on rejected answers did −5.00 and pushes on chosen answers +2.50" in through
     assert (
-        "was pulled down hardest by a (−3.50, most through ·no −3.5, ·way −0.50 of its rejected "
+        "was pulled down hardest by a (−3.50, most through “no” −3.5, “way” −0.50 of its rejected "
         in through
     )
-    assert "try a smaller push on rejected answers" in tried
+    assert "try first a smaller push on rejected answers, which pulled these down" in tried
     assert page.index('class="answer"') < page.index('class="tiles"')
 
 

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from dynolab.report.inputs.ledger import Moment
-from dynolab.report.text import number, token_text
+from dynolab.report.text import number
 
 Tokens = Sequence[tuple[str, float]]
 """Tokens in their order, each with what it did in nats."""
 
 _SHOWN = 120
 """Tokens of a text around the one that pushed hardest."""
-
-_WORD = 24
-"""Characters of a word that is named."""
 
 _TOKEN = Markup('<span class="token {}" style="--push:{:.2f}" title="{} nats">{}</span>').format
 
@@ -28,36 +25,6 @@ def summed(moments: Sequence[Moment]) -> list[tuple[str, float]]:
         return list(moments[0].tokens) if moments else []
     each = zip(*(moment.tokens for moment in moments), strict=True)
     return [(pushes[0][0], sum(nats for _, nats in pushes)) for pushes in each]
-
-
-def strongest_tokens(tokens: Tokens, count: int = 3, *, down: bool = False) -> Markup:
-    """The tokens that pushed hardest, with their numbers; with `down`, those that pulled down."""
-    places = [place for place, (_, nats) in enumerate(tokens) if nats < 0 or not down]
-    most = sorted(places, key=lambda place: -abs(tokens[place][1]))[:count]
-    return Markup(", ").join(
-        Markup("{} {}").format(token_in_word(tokens, place), number(tokens[place][1], 2, sign=True))
-        for place in most
-    )
-
-
-def token_in_word(tokens: Tokens, place: int) -> Markup:
-    """A token, with the word that it is a part of."""
-    texts = [token for token, _ in tokens]
-    begin = end = place
-    while begin and not texts[begin][:1].isspace() and _ends_in_word(texts[begin - 1]):
-        begin -= 1
-    while end + 1 < len(texts) and _ends_in_word(texts[end]) and texts[end + 1][:1].isalnum():
-        end += 1
-    token = Markup("<code>{}</code>").format(Markup(token_text(texts[place])))
-    word = "".join(texts[begin : end + 1]).strip()
-    if begin == end or len(word) > _WORD:
-        return token
-    return Markup("{} of “{}”").format(token, word)
-
-
-def _ends_in_word(token: str) -> bool:
-    """Whether a token without a space before it goes on with this one's word."""
-    return token[-1:].isalnum()
 
 
 def coloured(tokens: Tokens, text: str) -> Markup:

@@ -10,14 +10,16 @@ from markupsafe import Markup
 from numpy import ndarray
 
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
-from dynolab.report.ledger.pushers import EACH_WAY, fallen_accounts
+from dynolab.report.ledger.fallen import fallen_accounts
+from dynolab.report.ledger.named_pairs import named_pair
+from dynolab.report.ledger.pushers import EACH_WAY
 from dynolab.report.page import Section, section, table
 from dynolab.report.text import excerpt, number
 
 _SHOWN = 8  # pairs
 _NAMED = 3  # answers that a pair lowered or lifted
-_NAME, _PROMPT = 24, 60  # characters of an id and of a prompt
-_TOGETHER = Markup('<span class="num">{}</span>').format
+_PROMPT = 60  # characters
+_TOGETHER = Markup('<span class="num">{} {}</span>').format
 
 
 def puller_section(ledger: Ledger) -> Section | None:
@@ -34,11 +36,11 @@ def puller_section(ledger: Ledger) -> Section | None:
         row = ledger.rows.get(example)
         rows.append(
             (
-                _TOGETHER(excerpt(example, _NAME)),
+                named_pair(example, ledger.rows),
                 number(float(np.minimum(pushes, 0).sum()), sign=True),
                 number(float(pushes.sum()), sign=True),
-                _named(names, pushes),
-                _named(names, -pushes, sign=-1),
+                _answers(ledger, names, pushes),
+                _answers(ledger, names, -pushes, sign=-1),
                 excerpt(row.prompt, _PROMPT, end=True) if row else "–",
             )
         )
@@ -84,14 +86,15 @@ def _order(ledger: Ledger, answers: Sequence[FunctionalAccount]) -> Int[ndarray,
     return np.argsort(np.minimum(_totals(ledger, answers), 0).sum(axis=0))
 
 
-def _named(names: list[str], pushes: np.ndarray, sign: int = 1) -> str | Markup:
+def _answers(ledger: Ledger, names: list[str], pushes: np.ndarray, sign: int = 1) -> str | Markup:
     """How many answers a pair lowered, the lowest by name; with sign −1, those that it lifted."""
     lowest = [place for place in np.argsort(pushes) if pushes[place] < 0]
     if not lowest:
         return "none"
     shown = [
         _TOGETHER(
-            f"{excerpt(names[place], _NAME)} {number(sign * float(pushes[place]), 2, sign=True)}"
+            named_pair(names[place], ledger.rows),
+            number(sign * float(pushes[place]), 2, sign=True),
         )
         for place in lowest[:_NAMED]
     ]

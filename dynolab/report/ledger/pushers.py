@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
 
 from dynolab.data.rows import Example
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
-from dynolab.report.ledger.coloured import Tokens, coloured, strongest_tokens, summed
+from dynolab.report.ledger.coloured import coloured
+from dynolab.report.ledger.fallen import fallen_accounts, hardest_side
+from dynolab.report.ledger.named_pairs import named_pair
+from dynolab.report.ledger.named_tokens import strongest_tokens
 from dynolab.report.page import Section, section, table
 from dynolab.report.style import SPLITS
 from dynolab.report.text import excerpt, join, number
@@ -46,12 +48,6 @@ _CULPRIT = Markup(
 )
 
 
-def fallen_accounts(ledger: Ledger) -> list[FunctionalAccount]:
-    """The answers with an account of their own, the one that fell most first."""
-    singles = [account for account in ledger.accounts if account.row.single]
-    return sorted(singles, key=lambda account: account.end - account.start)
-
-
 def pusher_section(ledger: Ledger) -> Section | None:
     """The answers with an account of their own, each with its strongest pushers and their texts."""
     singles = fallen_accounts(ledger)
@@ -82,7 +78,7 @@ def _answer(account: FunctionalAccount, ledger: Ledger, *, opened: bool) -> Mark
             number(account.end - account.start, sign=True),
             SPLITS[account.row.split],
             excerpt(own.prompt, 60, end=True) if own else name,
-            _strongest(culprits[:3]),
+            _strongest(culprits[:3], ledger.rows),
         ),
         _ANSWER.format(
             name,
@@ -127,20 +123,6 @@ def _culprit(pusher: Pusher, rows: Mapping[str, Example], moments: Sequence[Mome
     )
 
 
-def hardest_side(
-    pusher: Pusher, moments: Sequence[Moment]
-) -> tuple[Literal["chosen", "rejected"], Tokens]:
-    """The side of an example that pulled an answer down hardest, and what its tokens did.
-
-    **Arguments:** `moments`: the hardest pulls on the answer; without one of the side's there are
-    no tokens.
-    """
-    side: Literal["chosen", "rejected"] = (
-        "rejected" if pusher.from_rejected <= pusher.from_chosen else "chosen"
-    )
-    return side, summed([m for m in moments if (m.example, m.side) == (pusher.example, side)])
-
-
 def _when(steps: Sequence[int]) -> str:
     """At which steps, where they can be told at a glance."""
     if len(steps) == 1:
@@ -150,8 +132,11 @@ def _when(steps: Sequence[int]) -> str:
     return f"in {len(steps)} steps from {min(steps)} to {max(steps)}"
 
 
-def _strongest(pushers: Sequence[Pusher]) -> str:
-    return ", ".join(f"{p.example} ({number(p.total, 2, sign=True)})" for p in pushers)
+def _strongest(pushers: Sequence[Pusher], rows: Mapping[str, Example]) -> Markup:
+    return Markup(", ").join(
+        Markup("{} ({})").format(named_pair(p.example, rows), number(p.total, 2, sign=True))
+        for p in pushers
+    )
 
 
 def _more(
@@ -161,7 +146,7 @@ def _more(
     summary = f"The strongest {EACH_WAY} examples each way, and the hardest steps"
     parts = [_pusher_table(pushers, rows)]
     if moments:
-        parts.append(_moment_table(moments[:MOMENTS]))
+        parts.append(_moment_table(moments[:MOMENTS], rows))
     return Markup('<details class="more"><summary>{}</summary>{}</details>').format(
         summary, Markup().join(parts)
     )
@@ -186,12 +171,12 @@ def _pusher_table(pushers: Sequence[Pusher], rows: Mapping[str, Example]) -> Mar
     return table(HEAD, lines, "snnnssss")
 
 
-def _moment_table(moments: Sequence[Moment]) -> Markup:
+def _moment_table(moments: Sequence[Moment], rows: Mapping[str, Example]) -> Markup:
     """Single lines of the ledger, token by token."""
     lines = [
         (
             moment.step,
-            moment.example,
+            named_pair(moment.example, rows),
             moment.side,
             number(moment.nats, sign=True),
             strongest_tokens(moment.tokens, 12),

@@ -8,7 +8,7 @@ from numpy import ndarray
 
 from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
-from dynolab.report.ledger.pushers import fallen_accounts
+from dynolab.report.ledger.fallen import fallen_accounts
 from dynolab.report.ledger.waterfall import functional_name, menu
 from dynolab.report.style import DOWN, UP
 from dynolab.report.text import excerpt, number

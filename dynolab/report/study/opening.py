@@ -16,8 +16,9 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import change
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.inputs.study import ReportInputs, Training
-from dynolab.report.ledger.coloured import strongest_tokens
-from dynolab.report.ledger.pushers import fallen_accounts, hardest_side
+from dynolab.report.ledger.fallen import fallen_accounts, hardest_side, mean_sides
+from dynolab.report.ledger.named_pairs import named_pair
+from dynolab.report.ledger.named_tokens import strongest_tokens
 from dynolab.report.page import Tile
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import SPLITS, objective_name
@@ -189,10 +190,7 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     splits = Counter(account.row.split for account in singles)
     counts = join([f"{splits[split]} {SPLITS[split]}" for split in SPLITS if splits[split]])
     change = fmean(account.end - account.start for account in singles)
-    rejected, chosen = (
-        fmean(ledger.side_total(account, side).mean for account in singles)
-        for side in ("rejected", "chosen")
-    )
+    sides = mean_sides(ledger, singles)
     side, tokens = hardest_side(culprit, ledger.moments.get(worst.row.name, ()))
     through = strongest_tokens(tokens, down=True)
     return Markup(
@@ -204,11 +202,11 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         extreme,
         counts,
         number(change, sign=True),
-        number(rejected, sign=True),
-        number(chosen, sign=True),
+        number(sides["rejected"], sign=True),
+        number(sides["chosen"], sign=True),
         excerpt(row.prompt, 60, end=True) if row else worst.row.name,
         number(worst.end - worst.start, sign=True),
-        culprit.example,
+        named_pair(culprit.example, ledger.rows),
         number(culprit.total, sign=True),
         Markup(", most through {} of its {} answer").format(through, side) if through else "",
     )

@@ -13,12 +13,21 @@ from markupsafe import Markup
 from dynolab.data.rows import Split
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.report.inputs.study import ReportInputs, StudyFacts
-from dynolab.report.ledger.pushers import fallen_accounts
+from dynolab.report.ledger.fallen import Side, fallen_accounts, mean_sides
 from dynolab.report.page import Section, section
 from dynolab.report.style import objective_name
 from dynolab.results.study import PairChange
 
 _COMMAND = Markup('<p>{}</p><pre class="command">{}</pre>')
+_TRIED: dict[Side | None, str] = {
+    "rejected": "first a smaller push on rejected answers, which pulled these down, then training "
+    "without the pairs that lower the others",
+    "chosen": "first training without the pairs that lower the others, as it was chosen answers "
+    "that pulled these down, then a smaller push on rejected answers",
+    None: "a smaller push on rejected answers, or training without the pairs that lower the others",
+}
+"""By the side that pulled the answers that fell most down."""
+
 _COMPARISONS = {
     "mitigation": "See the remedies against squeezing side by side on this page, over several "
     "seeds: run this, then the study again.",
@@ -27,15 +36,25 @@ _COMPARISONS = {
 
 
 def remedy(inputs: ReportInputs, changes: Mapping[Split, np.ndarray]) -> str | Markup:
-    """What to try, in a sentence."""
+    """What to try, in a sentence: first what acts on the side that pulled answers down."""
     if not inputs.facts.remedies_command or not changes:
         return ""
     fell = any(own.mean() < 0 for own in changes.values())
-    text = f"To {'hold chosen answers up' if fell else 'raise chosen answers further'}, try"
-    return Markup(
-        "{} a smaller push on rejected answers, or training without the pairs that lower the "
-        'others: <a href="#try-next">one command compares them</a>.'
-    ).format(text)
+    aim = f"To {'hold chosen answers up' if fell else 'raise chosen answers further'}"
+    return Markup('{}, try {}: <a href="#try-next">one command compares them</a>.').format(
+        aim, _TRIED[_side_that_pulled(inputs)]
+    )
+
+
+def _side_that_pulled(inputs: ReportInputs) -> Side | None:
+    """The side that pulled the answers that fell most down, if the other did not half as much."""
+    singles = [] if inputs.ledger is None else fallen_accounts(inputs.ledger)
+    if inputs.ledger is None or not singles:
+        return None
+    sides = mean_sides(inputs.ledger, singles)
+    least = min(sides, key=sides.__getitem__)
+    others = sum(min(nats, 0.0) for side, nats in sides.items() if side != least)
+    return least if sides[least] < min(2 * others, 0.0) else None
 
 
 def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None:

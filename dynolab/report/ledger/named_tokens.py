@@ -1,0 +1,59 @@
+"""Names tokens so that a reader finds them in their text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynolab.report.ledger.coloured import Tokens
+from dynolab.report.text import number
+
+_WORD = 24
+"""Characters of a word that is named."""
+
+_ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
+
+
+def strongest_tokens(tokens: Tokens, count: int = 3, *, down: bool = False) -> str:
+    """The tokens that pushed hardest, with their numbers; with `down`, those that pulled down."""
+    places = [place for place, (_, nats) in enumerate(tokens) if nats < 0 or not down]
+    most = sorted(places, key=lambda place: -abs(tokens[place][1]))[:count]
+    return ", ".join(
+        f"{token_in_text(tokens, place)} {number(tokens[place][1], 2, sign=True)}" for place in most
+    )
+
+
+def token_in_text(tokens: Tokens, place: int) -> str:
+    """A token with its word, or the word before it, and which of several that is."""
+    texts = [token for token, _ in tokens]
+    part, word = _part_and_word(texts, place)
+    same = [other for other in range(len(texts)) if _part_and_word(texts, other) == (part, word)]
+    if len(same) > 1:
+        number_of = same.index(place) + 1
+        word = f"the {_ORDINALS.get(number_of, f'{number_of}th')} {word}"
+    return "".join(c if c.isprintable() else "�" for c in f"{part}{word}")
+
+
+def _part_and_word(texts: Sequence[str], place: int) -> tuple[str, str]:
+    """Which part of a word a token is, empty for all of it, and the word in quotes."""
+    own = texts[place].strip()
+    if not any(map(str.isalnum, own)):
+        written = f"“{own}”" if own else "a line break" if "\n" in texts[place] else "a space"
+        before = next((p for p in range(place - 1, -1, -1) if _holds_letters(texts[p])), None)
+        return (written, "") if before is None else (f"{written} after ", _word(texts, before))
+    word = _word(texts, place)
+    return ("", word) if word == f"“{own}”" else (f"“{own}” of ", word)
+
+
+def _word(texts: Sequence[str], place: int) -> str:
+    """The word that a token is a part of, in quotes; of a long one this token alone."""
+    begin = end = place
+    while begin and not texts[begin][:1].isspace() and texts[begin - 1][-1:].isalnum():
+        begin -= 1
+    while end + 1 < len(texts) and texts[end][-1:].isalnum() and texts[end + 1][:1].isalnum():
+        end += 1
+    word = "".join(texts[begin : end + 1]).strip()
+    return f"“{word if len(word) <= _WORD else texts[place].strip()}”"
+
+
+def _holds_letters(text: str) -> bool:
+    return any(map(str.isalnum, text))
