@@ -25,7 +25,7 @@ NAMES = list(STEPS)
 
 
 def write_ledger(
-    folder: Path, tokens: Sequence[str] = ("Ġ<b>", "end"), rejected: str = " <i>no</i>"
+    folder: Path, tokens: Sequence[str] = (" <b>", "end"), rejected: str = " <i>no</i>"
 ) -> Ledger:
     """Writes the tables, and reads them.
 
