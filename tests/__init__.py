@@ -1,0 +1,5 @@
+"""Tests of Dynolab. None needs the network: a look-up at the Hub fails at once, not after retries."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -26,7 +26,7 @@ resolve_commit({kind!r}, "owner/name", field="data.hub_name")
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"},
+        env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"},
     )
     message = ended.stderr.strip().splitlines()[-1]
     assert "ConfigError: data.hub_name = 'owner/name@main': the Hub did not resolve it" in message
