@@ -1,4 +1,4 @@
-"""Tests of Dynolab. None needs the network: a look-up at the Hub fails at once, not after retries."""
+"""Tests of Dynolab. None needs the network: a look-up at the Hub fails at once."""
 
 import os
 

@@ -25,6 +25,7 @@ def goes_on_as_if_undisturbed(lab: Lab, undisturbed: Lab, project: str) -> bool:
     return all(lab.hashes(name) == undisturbed.hashes(name) for name in ("preference", "probe"))
 
 
+@pytest.mark.faults
 def test_a_killed_rank_is_named_and_training_resumes(
     lab: Lab, undisturbed: Lab, record_property: Record
 ) -> None:

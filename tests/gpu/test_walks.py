@@ -26,6 +26,22 @@ PATHS = {
 }
 """Number of paths by group."""
 
+SOME = [
+    f"train {name}"
+    for name in (
+        "sft",
+        "dpo",
+        "dpo designed by pair",
+        "ipo designed by token",
+        "simpo",
+        "grpo",
+        "grpo nthr",
+        "simko",
+        "online sppo",
+    )
+]
+"""Trainings of the fast tier: one for each way in which a loss is put together."""
+
 
 @pytest.fixture(scope="module")
 def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,10 +58,10 @@ ENVIRONMENT = {
 }
 
 
-def walked(guard: Path, group: str) -> dict[str, dict[str, Any]]:
-    """What was noted on each path of a group."""
+def walked(guard: Path, group: str, *names: str) -> dict[str, dict[str, Any]]:
+    """What was noted on each path of a group, or on the named ones."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.walk", str(guard), group],
+        [sys.executable, "-m", "tests.gpu.walk", str(guard), group, *names],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -55,10 +71,17 @@ def walked(guard: Path, group: str) -> dict[str, dict[str, Any]]:
     return {line.pop("path"): line for line in lines}
 
 
-@pytest.mark.parametrize("group", PATHS)
-def test_no_path_mixes_devices(guard: Path, group: str) -> None:
-    paths = walked(guard, group)
-    assert len(paths) == PATHS[group]
+@pytest.mark.parametrize(
+    ("group", "names"),
+    [
+        pytest.param("training", SOME, id="some trainings"),
+        pytest.param("training", [], id="training", marks=pytest.mark.study),
+        *(pytest.param(group, [], id=group) for group in PATHS if group != "training"),
+    ],
+)
+def test_no_path_mixes_devices(guard: Path, group: str, names: list[str]) -> None:
+    paths = walked(guard, group, *names)
+    assert len(paths) == (len(names) or PATHS[group])
     assert {name: path["error"] for name, path in paths.items() if path["error"]} == {}
     assert {name: path["mixed"] for name, path in paths.items() if path["mixed"]} == {}
     assert all(path["operations"] > 500 for path in paths.values())
