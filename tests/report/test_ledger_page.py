@@ -91,6 +91,8 @@ def test_pairs_are_listed_with_whom_they_lowered_and_lifted(ledger: Ledger) -> N
     assert "a−5.50−5.50b −3.5, a −2.0none" in words
     assert words.index("a−5.50") < words.index("c−1.50") < words.index("b+0.00+2.25none")
     assert puller_section(replace(ledger, accounts=(mean,))) is None
+    alone = puller_section(replace(ledger, accounts=(mean, single)))
+    assert alone is not None and alone.message.startswith("“a” pulled this answer down, by 3.5")
 
 
 def test_an_answers_steps_have_a_bar_for_either_side(ledger: Ledger) -> None:

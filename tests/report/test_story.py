@@ -45,7 +45,7 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
     for split, name in (("train", "training"), ("heldout", "held-out")):
         changes = [row.change for row in inputs.audit.changes if row.split == split]
         assert f"{sum(c < 0 for c in changes)} of {len(changes)} {name} pairs" in fell
-    assert "answers that fell most (1 training) changed by −2.50 nats on average" in through
+    assert "watched answer that fell most (1 training) changed by −2.50 nats, of which" in through
     assert "pushes on rejected answers did −5.00 and pushes on chosen answers +2.50" in through
     assert (
         "was pulled down hardest by a (−3.50, most through “no” −3.5, “way” −0.50 of its rejected "

@@ -34,3 +34,8 @@ def hardest_side(pusher: Pusher, moments: Sequence[Moment]) -> tuple[Side, Token
     """
     side: Side = "rejected" if pusher.from_rejected <= pusher.from_chosen else "chosen"
     return side, summed([m for m in moments if (m.example, m.side) == (pusher.example, side)])
+
+
+def these_answers(count: int) -> str:
+    """The counted answers in a sentence."""
+    return "this answer" if count == 1 else f"these {count} answers"

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from numpy import ndarray
 
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
-from dynolab.report.ledger.fallen import fallen_accounts
+from dynolab.report.ledger.fallen import fallen_accounts, these_answers
 from dynolab.report.ledger.named_pairs import named_pair
 from dynolab.report.ledger.pushers import EACH_WAY
 from dynolab.report.page import Section, section, table
@@ -45,20 +45,21 @@ def puller_section(ledger: Ledger) -> Section | None:
             )
         )
     down, up = worst[worst < 0], worst[worst > 0]
+    which = f"{len(down)} of {these_answers(len(names))}" if len(names) > 1 else these_answers(1)
     lifted = f" and lifted {len(up)} by {number(float(up.sum()))}" if len(up) else ""
     return section(
         "pullers",
         "Which pairs pulled most answers down",
-        f"“{excerpt(ledger.examples[order[0]])}” pulled {len(down)} of these {len(names)} answers "
-        f"down, by {number(float(-down.sum()))} nats together{lifted}.",
+        f"“{excerpt(ledger.examples[order[0]])}” pulled {which} down, "
+        f"by {number(float(-down.sum()))} nats together{lifted}.",
         table(
             ("pair", "lowered by", "net", "whom it lowered", "whom it lifted", "prompt"),
             rows,
             "snnsss",
         ),
-        note=f"What a pair did to these {len(names)} answers over {ledger.span}, in nats; those "
-        "that lowered them most come first. “dynolab explore” shows it for all watched answers, at "
-        "the recorded steps.",
+        note=f"What a pair did to {these_answers(len(names))} over {ledger.span}, in nats; pairs "
+        "that lowered most come first. “dynolab explore” shows it for all watched answers too: the "
+        "mean over the whole training, single ones at the recorded steps.",
     )
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from dynolab.data.rows import Example
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.ledger.coloured import coloured
-from dynolab.report.ledger.fallen import fallen_accounts, hardest_side
+from dynolab.report.ledger.fallen import fallen_accounts, hardest_side, these_answers
 from dynolab.report.ledger.named_pairs import named_pair
 from dynolab.report.ledger.named_tokens import strongest_tokens
 from dynolab.report.page import Section, section, table
@@ -200,7 +200,7 @@ def _message(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:
         else ""
     )
     return (
-        f"Of all that pulled these {len(singles)} answers down, the {EACH_WAY} strongest examples "
+        f"Of all that pulled {these_answers(len(singles))} down, the {EACH_WAY} strongest examples "
         f"did {top:.0f} % on average; if all had pulled alike, {even:.0f} %.{spread} The hardest "
         f"pull came from {join(named)} of the answers." + _one_step(singles, ledger)
     )

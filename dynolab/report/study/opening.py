@@ -184,7 +184,7 @@ def _by_account(ledger: Ledger) -> Markup:
 
 def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     """What either side did to the answers that fell most, and who to the first of them."""
-    worst = singles[0]
+    worst, several = singles[0], len(singles) > 1
     extreme = "fell most" if worst.end < worst.start else "rose least"
     culprit, row = ledger.pushers(worst)[0], ledger.rows.get(worst.row.name)
     splits = Counter(account.row.split for account in singles)
@@ -194,16 +194,18 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     side, tokens = hardest_side(culprit, ledger.moments.get(worst.row.name, ()))
     through = strongest_tokens(tokens, down=True)
     return Markup(
-        "The {} watched answers that {} ({}) changed by {} nats on average, of which pushes on "
-        "rejected answers did {} and pushes on chosen answers {}. The first of them, to “{}” ({} "
-        "in all), was pulled down hardest by {} ({}{})."
+        "The {} that {} ({}) changed by {} nats{}, of which pushes on rejected answers did {} and "
+        "pushes on chosen answers {}. {}, to “{}” ({} in all), was pulled down hardest by {} "
+        "({}{})."
     ).format(
-        len(singles),
+        f"{len(singles)} watched answers" if several else "watched answer",
         extreme,
         counts,
         number(change, sign=True),
+        " on average" if several else "",
         number(sides["rejected"], sign=True),
         number(sides["chosen"], sign=True),
+        "The first of them" if several else "That answer",
         excerpt(row.prompt, 60, end=True) if row else worst.row.name,
         number(worst.end - worst.start, sign=True),
         named_pair(culprit.example, ledger.rows),
