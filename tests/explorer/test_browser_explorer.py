@@ -86,6 +86,10 @@ def seen(page: Any, text: str | re.Pattern[str]) -> None:
 
 def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any, link: str) -> None:
     seen(page, "Who pulled it down")
+    inside = (
+        "e => { const b = e.getBoundingClientRect(); return b.left >= 0 && b.right <= innerWidth }"
+    )
+    assert all(cell.evaluate(inside) for cell in page.locator("#view td").all())
     pusher = page.locator("#view td a").first
     name = pusher.inner_text()
     pusher.focus()

@@ -46,17 +46,22 @@ def choices(label: str, options: Iterable[tuple[str, str, bool]]) -> Part:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Part]], numeric: str) -> Part:
-    """A table; `numeric` holds an `n` for each column of numbers."""
+    """A table; `numeric` holds an `n` for each column of numbers.
+
+    On a narrow screen each row is a card, with the columns' names beside its cells.
+    """
     kinds = ["n" if place == "n" else "" for place in numeric]
     heads = [
         html.Th(text, className=kind, scope="col") for text, kind in zip(head, kinds, strict=True)
     ]
-    body = [
-        html.Tr([html.Td(cell, className=kind) for cell, kind in zip(row, kinds, strict=True)])
-        for row in rows
-    ]
+    body = [html.Tr([_cell(*cell) for cell in zip(row, kinds, head, strict=True)]) for row in rows]
     content = html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)])
     return html.Div(content, className="table", tabIndex=0, role="region")
+
+
+def _cell(content: Part, kind: str, column: str) -> Part:
+    named: dict[str, Any] = {"data-column": column}
+    return html.Td(content, className=kind, **named)
 
 
 def steps(every: Sequence[int], chosen: int | None) -> Part:
