@@ -82,6 +82,7 @@ def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answer
     objective = json.dumps({"name": compared.arms[best].objective.name})[1:-1]
     last = answer(compared, figures)[-1]
     assert last.startswith(f"To train as {best} does") and objective in last
+    assert f"--set name=trained-as-{best} --set" in last
 
 
 def test_the_answers_that_fell_most_are_followed_over_the_seeds_that_did_not_choose_them(

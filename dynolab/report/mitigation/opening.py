@@ -98,7 +98,8 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
         )
     if best is not None and len(compared.seeds) > 1:
         sentences.append(
-            f"To train as {best} does, add to the study’s command: {_settings(compared.arms[best])}"
+            f"To train as {best} does, add to the study’s command, with a name that keeps the page "
+            f"of the study as it was: --set name=trained-as-{best} {_settings(compared.arms[best])}"
         )
     return sentences
 

@@ -135,7 +135,7 @@ def _fell(name: str, changes: Mapping[Split, np.ndarray], which: str) -> str:
 def _way(mean: Interval) -> str:
     """In a word what a mean change is, where its interval says so."""
     if not clear(mean):
-        return "stayed"
+        return "did not clearly change"
     return "rose" if mean.mean > 0 else "fell"
 
 
