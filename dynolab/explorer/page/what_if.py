@@ -155,7 +155,7 @@ def _over_training(training: Training, state: State) -> list[Any]:
             _name(row),
             parts.nats(float(measured)),
             parts.nats(float(would)),
-            parts.nats(float(would - measured)),
+            parts.nats(round(float(would - measured), 9) + 0.0),  # no rounding of sums, no −0
         ]
         for row, measured, would in zip(rows, lines.measured, after, strict=True)
     ]
