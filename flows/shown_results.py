@@ -74,7 +74,8 @@ def show_results(
         soft_wrap=True,
     )
     for sentence in ("", *answer, "") if answer else ():
-        console.print(sentence, markup=False, highlight=False)
+        # A line end within a command would end it where it is pasted.
+        console.print(sentence, markup=False, highlight=False, soft_wrap=" --set " in sentence)
 
 
 def _overlong(results: Results) -> Iterator[str]:
@@ -100,7 +101,8 @@ def _about_rows(results: Results) -> Iterator[str]:
     yield from filter(None, dict.fromkeys(map(rows_line, metrics)))
     unknown = max(map(UnknownTokens.of_metrics, metrics), key=lambda found: found.total)
     if unknown.tokens:
-        yield f"[yellow]{unknown}[/yellow]"
+        option = unknown.option and f": add {unknown.option}"
+        yield f"[yellow]{escape(f'{unknown}{option}')}[/yellow]"
     if texts := max(found.get(OTHERWISE, 0) for found in metrics):
         yield (
             f"[yellow]AutoTokenizer, which TRL uses, splits {texts:.0f} of {len(SAMPLES)} sample "

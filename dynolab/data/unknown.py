@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,22 +76,36 @@ class UnknownTokens:
         return cls(tokens, total, answers, texts, Counter(written))
 
     def __str__(self) -> str:
+        how = f" ({in_words(self.replacements)})" if self.replacements else ""
         return (
-            f"{self.tokens} of {self.total} tokens ({self.tokens / self.total:.1%}) in "
-            f"{self.answers} of {self.texts} answers are unknown to the tokenizer; training and "
-            f"forces see the unknown token there, not the text. {self._which} replace them in the "
-            f"data{self.replacements}, or take a tokenizer that knows them"
+            f"{self.counted}; training and forces see the unknown token there, not the text. "
+            f"{self._which} replace them in the data{how}, or take a tokenizer that knows them"
         )
 
     @property
-    def replacements(self) -> str:
+    def counted(self) -> str:
+        """How many tokens are unknown."""
+        return (
+            f"{self.tokens} of {self.total} tokens ({self.tokens / self.total:.1%}) in "
+            f"{self.answers} of {self.texts} answers are unknown to the tokenizer"
+        )
+
+    @property
+    def replacements(self) -> dict[str, str]:
         """What can be written for the unknown characters, where there is something common."""
-        pairs = [
-            f"{character} by {PLAIN[character]}"
-            for character, _ in self.written.most_common(NAMED)
+        return {
+            character: PLAIN[character]
+            for character, _ in self.written.most_common()
             if character in PLAIN and PLAIN[character] not in self.written
-        ]
-        return f" ({', '.join(pairs)})" if pairs else ""
+        }
+
+    @property
+    def option(self) -> str:
+        """The command line's option that replaces them; empty if nothing common is known."""
+        if not self.replacements:
+            return ""
+        texts = json.dumps(self.replacements, ensure_ascii=False).replace("'", "\\u0027")
+        return f"--set 'data.replace={texts}'"
 
     @property
     def _which(self) -> str:
@@ -104,6 +119,7 @@ class UnknownTokens:
 PLAIN = {"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."}
 """Typographic character → what is commonly written in its place."""
 
+
 COUNTS = "tokens", "total", "answers", "texts"
 """Fields of `UnknownTokens` that are metrics."""
 
@@ -112,6 +128,11 @@ CHARACTER = "data/unknown_char_"
 
 NAMED = 6
 """Unknown characters that metrics and messages name."""
+
+
+def in_words(replacements: Mapping[str, str]) -> str:
+    """“é by e, – by -”."""
+    return ", ".join(f"{character} by {plain}" for character, plain in replacements.items())
 
 
 def unknown_tokens(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> UnknownTokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,19 @@ from typing import Any
 from dynolab.costs.machines import this_machine
 from dynolab.costs.stage import UNTIMED_SECONDS, duration
 from dynolab.data.sources.load import load_data
+from dynolab.data.unknown import UnknownTokens, in_words, unknown_tokens
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
 from flows.init.sizes import Sizes, measured_sizes
-from flows.init.template import TEMPLATE, beside, comment, format_lines, quoted, settings_for
+from flows.init.template import (
+    TEMPLATE,
+    beside,
+    comment,
+    format_lines,
+    quoted,
+    replace_lines,
+    settings_for,
+)
 from flows.parameters import parse_parameters
 from flows.stage_costs import PlannedCosts
 from flows.study.parameters import StudyParameters, resolved
@@ -49,13 +59,25 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     weights = str(folder) if folder.is_dir() else model
     config = file_for_model(data, weights)
     tokenizer = load_tokenizer(weights)
-    loaded = load_data(config, tokenizer if config.chat_model else None)
+    writer = tokenizer if config.chat_model else None
+    loaded = load_data(config, writer)
+    answers = [text for pair in loaded.pairs for text in (pair.chosen, pair.rejected) if text]
+    unknown = unknown_tokens(tokenizer, answers)
+    replace = {
+        character: plain
+        for character, plain in unknown.replacements.items()
+        if not unknown_tokens(tokenizer, [plain]).tokens
+    }
+    if replace:
+        config = config.model_copy(update={"replace": replace})
+        loaded = load_data(config, writer)
     sizes = measured_sizes(weights, tokenizer, loaded)
     settings = settings_for(loaded, sizes) | {
         "sizes": comment(str(sizes)),
         "model": quoted(source),
         "data": quoted(beside(file, data)),
         "format": format_lines(config, source),
+        "replace": replace_lines(config),
         "name": file.stem,
         "file": file,
         "program": program,
@@ -66,8 +88,8 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     time = _time(seconds)
     file.write_text(TEMPLATE.format(**settings, time=comment(time)), encoding="utf-8")
     notes = [settings["rows"], str(sizes)]
-    if sizes.unknown.tokens:
-        notes.append(f"{sizes.unknown}.")
+    if unknown.tokens:
+        notes.append(_about_unknown(unknown, replace, sizes.unknown))
     if config.chat == "plain":
         notes.append(
             "The model has no chat template: messages are written as turns of Human and Assistant."
@@ -77,6 +99,19 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
         f"{settings['sft_rate']}); a model that is finetuned already needs `sft: null` there."
     )
     return WrittenStudy([*notes, time], sizes, sum(seconds.values()) + UNTIMED_SECONDS)
+
+
+def _about_unknown(
+    written: UnknownTokens, replace: Mapping[str, str], replaced: UnknownTokens
+) -> str:
+    """What the tokenizer does not know of the rows as written, and as the file replaces it."""
+    if not replace:
+        return f"{written}."
+    left = f"{replaced.tokens} are" if replaced.tokens else "none is"
+    return (
+        f"{written.counted}: the file replaces {in_words(replace)} (delete `replace` there to keep "
+        f"the text as it is), after which {left}."
+    )
 
 
 def _seconds(parameters: StudyParameters) -> dict[str, float]:

@@ -30,7 +30,7 @@ name: {name}
 data:
   source: file
   path: {data}  # from this file's folder
-{format}  # heldout_rows: 20    never trained on; default: a tenth of the rows, at most 100
+{format}{replace}  # heldout_rows: 20    never trained on; default: a tenth of the rows, at most 100
 
 base:
   source: {model}  # a folder, or a Hub name
@@ -103,6 +103,15 @@ def format_lines(config: DataConfig, model: str) -> str:
     if config.format == "chat":
         return f"  format: chat\n  chat_model: {quoted(model)}  # its template writes messages\n"
     return "" if config.format == "pairs" else f"  format: {config.format}\n"
+
+
+def replace_lines(config: DataConfig) -> str:
+    """The setting that replaces characters; none if nothing is replaced."""
+    if not config.replace:
+        return ""
+    return (
+        f"  replace: {json.dumps(config.replace, ensure_ascii=False)}  # unknown to the tokenizer\n"
+    )
 
 
 def comment(text: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -49,6 +51,35 @@ def test_unknown_tokens_of_answers_are_counted() -> None:
     named = unknown_tokens(tokenizer(), ["é a", "b"])
     assert named == UnknownTokens(1, 3, 1, 2, Counter({"é": 1}))
     assert "They are é (1×): replace them" in str(named)
+
+
+def test_typographic_characters_have_an_option_that_replaces_them(tmp_path: Path) -> None:
+    unknown = unknown_tokens(tokenizer(), ["a ’ b", "“ a ”", "é"])
+    assert unknown.replacements == {"’": "'", "“": '"', "”": '"'}
+    _program, option, setting = shlex.split(f"dynolab {unknown.option}")
+    assert option == "--set"
+    texts = yaml.safe_load(setting.removeprefix("data.replace="))
+    assert texts == unknown.replacements
+    row = {"id": "row’s", "prompt": "it’s", "chosen": "“b” – c", "rejected": "c"}
+    rows = [row, row | {"id": "2"}]
+    data = load_data(file_config(write(tmp_path, rows), replace=texts, heldout_rows=0))
+    assert data.pairs[0].prompt == "it's" and data.pairs[0].chosen.strip() == '"b" – c'
+    assert data.pairs[0].id == "row’s"  # what other files name it by
+
+
+def test_messages_are_replaced_too_and_once(tmp_path: Path) -> None:
+    """What a replacement writes is not replaced again; the longer of two texts counts."""
+    said = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "a"}]
+    rows = [{"chosen": said, "rejected": [said[0], said[1] | {"content": "b"}]}] * 2
+    config = file_config(write(tmp_path, rows), format="chat", chat="plain", heldout_rows=0)
+    pair = load_data(config.model_copy(update={"replace": {"a": "b", "b": "a", "ab": "c"}})).pairs[
+        0
+    ]
+    assert (pair.prompt.split("\n")[0], pair.chosen.strip(), pair.rejected) == (
+        "Human: c",
+        "b",
+        " a",
+    )
 
 
 def test_known_tokens_leave_no_count() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -67,6 +67,13 @@ class DataConfig(BaseModel):
     )
     revision: str | None = Field(
         default=None, description="Hub: branch, tag or commit. File: the sha256 of its content."
+    )
+    # Excluded without any, so that results from before this field keep their keys.
+    replace: dict[Annotated[str, Field(min_length=1)], str] = Field(
+        default={},
+        exclude_if=lambda texts: not texts,
+        description="Text of rows → what is read in its place, such as a plain quote for a curly "
+        "one that the tokenizer does not know.",
     )
     rows: int | None = Field(default=None, ge=2, description="First rows to use; default: all.")
     heldout_rows: int | None = Field(

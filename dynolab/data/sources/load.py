@@ -281,6 +281,10 @@ def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
 
 
 def _records(config: DataConfig) -> Iterator[dict[str, Any]]:
+    return readers.with_replaced_texts(_records_as_written(config), config.replace)
+
+
+def _records_as_written(config: DataConfig) -> Iterator[dict[str, Any]]:
     if config.hub_name is None:
         return readers.read_records(local_file(config))
     commit = dataset_commit("data.hub_name", config.hub_name, config.revision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +77,35 @@ def hub_records(
     with reading(field, name, remedy):
         for record in load_dataset(name, data_dir=folder, split=split, revision=revision):
             yield dict(record)
+
+
+def with_replaced_texts(
+    records: Iterable[dict[str, Any]], texts: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Records whose values, except ids and roles, hold the replacement of every text.
+
+    **Arguments:** `texts`: text → its replacement; of two that begin alike the longer one counts.
+    """
+    if not texts:
+        yield from records
+        return
+    pattern = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(lambda match: texts[match[0]], value)
+        if isinstance(value, list):
+            return [replaced(item) for item in value]
+        if isinstance(value, Mapping):
+            return {
+                name: item if name in ("id", "role") else replaced(item)
+                for name, item in value.items()
+            }
+        return value
+
+    for record in records:
+        record.update(replaced(record))
+        yield record
 
 
 def format_of(record: Record) -> Literal["pairs", "hh", "chat"]:

@@ -115,8 +115,8 @@ def _fill(app: Dash, study: Study, program: str) -> None:
     )
     def listed(search: str | None, done: bool, before: str | None) -> Any:
         state = State.of(search)
-        what = state.list_link() + ("" if done else "&waits")
-        if what == before:  # drawn anew, it would take longer than all else
+        what = state.list_link() + ("&waits" if state.view == "pairs" and not done else "")
+        if what == before:  # drawn anew, it takes longer than all else and loses the focus
             return no_update, no_update
         lists = {"answers": answers.listed, "pairs": pairs.listed, "what-if": what_if.listed}
         return lists[state.view](study, State.of(what)), what

@@ -30,10 +30,11 @@ from dynolab.results.study import (
 class StudyFacts(Row):
     """A study's name, seed, settings and stages.
 
-    `map_command` maps the forces before and after preference training; the pair's id is to be
-    added to it; `explore_command` opens the study in the browser, `remedies_command` compares
-    remedies. `reports`: the folder with copies of the page and of its files; `path_command` prints
-    the folder of the result itself. `rows`: what became of the data's rows.
+    `map_command` maps the forces before and after preference training; the pair's id is to be added
+    to it; `explore_command` opens the study in the browser, `remedies_command` compares remedies.
+    `designed_dose`: whether forces chose the push on rejected answers. `reports`: the folder with
+    copies of the page and of its files; `path_command` prints the folder of the result itself.
+    `rows`: what became of the data's rows.
     """
 
     name: str
@@ -42,6 +43,7 @@ class StudyFacts(Row):
     map_command: str = ""
     explore_command: str = ""
     remedies_command: str = ""
+    designed_dose: bool = False
     reports: str = ""
     path_command: str = ""
     rows: str = ""

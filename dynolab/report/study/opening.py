@@ -109,10 +109,11 @@ def _unknown(training: Training) -> str:
     if unknown.answers < _MANY * unknown.texts or not unknown.texts:
         return ""
     which = join(list(unknown.written)) or "some characters"
+    remedy = unknown.option and f": add {unknown.option} to the study’s command"
     return (
         f"The tokenizer does not know {which}, which {unknown.answers} of {unknown.texts} answers "
         "hold: the model reads the unknown token in their place, and tokens before and after it "
-        f"push each other. Replace them in the data first{unknown.replacements}."
+        f"push each other. Replace them in the data first{remedy}."
     )
 
 

@@ -27,6 +27,11 @@ _TRIED: dict[Side | None, str] = {
     None: "a smaller push on rejected answers, or training without the pairs that lower the others",
 }
 """By the side that pulled the answers that fell most down."""
+_FILTERED = (
+    "training without the pairs that lower the others, as forces chose the push on rejected "
+    "answers already"
+)
+"""After a training with a designed dose."""
 
 _COMPARISONS = {
     "mitigation": "See the remedies against squeezing side by side on this page, over several "
@@ -41,8 +46,9 @@ def remedy(inputs: ReportInputs, changes: Mapping[Split, np.ndarray]) -> str | M
         return ""
     fell = any(own.mean() < 0 for own in changes.values())
     aim = f"To {'hold chosen answers up' if fell else 'raise chosen answers further'}"
+    tried = _FILTERED if inputs.facts.designed_dose else _TRIED[_side_that_pulled(inputs)]
     return Markup('{}, try {}: <a href="#try-next">one command compares them</a>.').format(
-        aim, _TRIED[_side_that_pulled(inputs)]
+        aim, tried
     )
 
 
@@ -64,8 +70,7 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
         name = objective_name(last)
         commands.append(
             (
-                f"Compare {name} as it was with smaller pushes on rejected answers (of a given "
-                "share, and as forces choose it), and with training without the pairs that the "
+                f"Compare {name} as it was with {_other_arms(facts)} without the pairs that the "
                 "audit ranks worst, or that the account names, over three seeds:",
                 facts.remedies_command,
             )
@@ -100,6 +105,16 @@ def try_section(inputs: ReportInputs, pairs: list[PairChange]) -> Section | None
         "",
         *(_COMMAND.format(about, command) for about, command in commands),
         note=_files(facts),
+    )
+
+
+def _other_arms(facts: StudyFacts) -> str:
+    """The arms of the remedies' file, up to its filters."""
+    if facts.designed_dose:
+        return "training"
+    return (
+        "smaller pushes on rejected answers (of a given share, and as forces choose it), and with "
+        "training"
     )
 
 
