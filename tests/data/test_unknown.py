@@ -75,7 +75,7 @@ def test_messages_are_replaced_too_and_once(tmp_path: Path) -> None:
     pair = load_data(config.model_copy(update={"replace": {"a": "b", "b": "a", "ab": "c"}})).pairs[
         0
     ]
-    assert (pair.prompt.split("\n")[0], pair.chosen.strip(), pair.rejected) == (
+    assert (pair.prompt.split("\n\n")[1], pair.chosen.strip(), pair.rejected) == (
         "Human: c",
         "b",
         " a",

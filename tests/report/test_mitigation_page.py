@@ -67,9 +67,12 @@ def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     said = answer(compared, arm_table_of(compared))
     assert said[0].startswith("Under dpo the chosen answers of training pairs changed by")
     assert "of held-out pairs by" in said[0] and "nats, at a margin of" in said[0]
-    assert said[1].startswith("Against that, training pairs end ") and "held out" in said[1]
-    assert said[2].startswith("Held-out pairs end ")
-    assert any(sentence.startswith("Where both have learned the same margin") for sentence in said)
+    assert said[1].startswith("designed holds them up best: they end clearly higher than under dpo")
+    places = ("in training (+", "held out (+", "at the same margin (+")
+    assert all(place in said[1] for place in places)
+    assert said[2].startswith("Next comes dose (in training +")
+    (lower,) = (sentence for sentence in said if "clearly lower under" in sentence)
+    assert "simpo" in lower
     single = mitigation(seeds=(4,))
     assert "decides nothing" in answer(single, arm_table_of(single))[1]
 
@@ -126,9 +129,8 @@ def test_named_answers_are_followed_and_those_that_are_not_watched_told() -> Non
 def test_few_pairs_decide_nothing(tmp_path: Path) -> None:
     compared = of_few_heldout_pairs(mitigation(), 6)
     said = answer(compared, arm_table_of(compared))
-    assert said[2].startswith("Held-out pairs end higher on average under")
-    assert "clearly" not in said[2] and said[3].startswith("Over 6 held-out pairs this is not")
-    assert "clearly higher under" in said[1]
+    assert "clearly higher" in said[1] and "held out" not in said[1]
+    assert any(own.startswith("Over 6 held-out pairs nothing is decided") for own in said)
     write_mitigation_page(compared, tmp_path)
     assert outcomes_in(tmp_path)["dose/right_heldout"] == "unclear"
     assert outcomes_in(tmp_path)["dose/right"] == "appears"

@@ -103,22 +103,26 @@ class Followed:
         return f"{answers} that fell most under {self.baseline} with {self.chosen_with}"
 
     def sentence(self, arm: str) -> str:
-        """How many of the answers end higher under an arm, and the first of them by name."""
+        """How many of the answers end higher under an arm, how many lower; some of them by name."""
         gains = [(self.mean_difference(answer, arm), answer) for answer in self.answers]
-        higher = [
-            (gain, answer) for gain, answer in sorted(gains, key=lambda pair: -pair[0]) if gain > 0
-        ]
-        named = [
-            f"{answer.pair_id} {_nats(self.change(answer, arm))} in place of "
-            f"{_nats(self.change(answer, self.baseline))}"
-            for _, answer in higher[:_NAMED]
-        ]
+        gains.sort(key=lambda pair: -pair[0])
+        higher = [answer for gain, answer in gains if gain > 0]
+        lower = [answer for gain, answer in reversed(gains) if gain < 0]
+        named = [self._in_place_of(answer, arm) for answer in higher[:_NAMED]]
         changed = f" ({join(named)} nats)" if named else ""
+        if lower:
+            ends = f"end{'s' if len(lower) == 1 else ''}"
+            worst = join([self._in_place_of(answer, arm) for answer in lower[:_NAMED]])
+            changed += f"; {len(lower)} {ends} lower ({worst} nats)"
         chance = "" if self.free else f", {self.chooser}, so that part of it may be chance"
         return (
             f"Of the {self.which}, {len(higher)} end{'s' if len(higher) == 1 else ''} higher under "
             f"{arm} than under {self.baseline}, with {self.compared_over}{chance}{changed}."
         )
+
+    def _in_place_of(self, answer: FollowedAnswer, arm: str) -> str:
+        own, before = self.change(answer, arm), self.change(answer, self.baseline)
+        return f"{answer.pair_id} {_nats(own)} in place of {_nats(before)}"
 
 
 def followed_section(compared: ComparedArms) -> Section | None:

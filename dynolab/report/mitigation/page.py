@@ -18,6 +18,8 @@ from dynolab.report.mitigation.followed import followed_section
 from dynolab.report.mitigation.listed import mitigation_list
 from dynolab.report.mitigation.matched import matched_figure, matched_section, matched_table_of
 from dynolab.report.mitigation.opening import answer, unlearned
+from dynolab.report.mitigation.ranking import PLACES, Gains
+from dynolab.report.mitigation.side_by_side import side_by_side
 from dynolab.report.mitigation.tables import ending, mitigation_table
 from dynolab.report.page import (
     Page,
@@ -66,6 +68,7 @@ def write_mitigation_page(
         lead=_lead(compared),
         tiles=_tiles(compared, figures, verdicts),
         content=[
+            side_by_side(compared, figures),
             followed_section(compared),
             remedy_figure(compared, figures),
             matched_figure(compared),
@@ -100,14 +103,14 @@ def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict
     tiles = tiles if right.n else []
     tiles += [_tile(f"{own}: gap y* − y⁺", gap), _tile(f"{own}: chosen y⁺", chosen)]
     useless = unlearned(compared, figures)
-    changes = {
-        arm: figures.difference(arm, own, "train/gap")
-        for arm in compared.others
-        if arm not in useless
-    }
-    if changes:
-        best = min(changes, key=lambda arm: changes[arm].mean if changes[arm].n else float("inf"))
-        tiles.append(_tile(f"Least gap: {best} − {own}", changes[best]))
+    gains = Gains(compared, figures, [arm for arm in compared.others if arm not in useless])
+    if len(compared.seeds) > 1 and (best := gains.best()) is not None:
+        place, change = next(
+            (place, gains.of(best)[place])
+            for place in ("heldout", "train", "matched")
+            if gains.decides(best, place)
+        )
+        tiles.append(_tile(f"{best} − {own}: chosen y⁺, {PLACES[place]}", change))
     runs = [run for arm in compared.arms for run in compared.runs[arm]]
     diverged = sum(run.diverged is not None for run in runs)
     appear = sum(verdict.outcome == "holds" for verdict in verdicts)

@@ -1,0 +1,120 @@
+"""Which arm holds chosen answers up best: in training, held out, and at the same margin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from dynolab.comparisons.arm_table import ArmTable
+from dynolab.data.rows import Split
+from dynolab.report.mitigation.matched import CHOSEN, matched_table_of
+from dynolab.report.style import SPLITS
+from dynolab.report.text import join, number, with_interval
+from dynolab.results.arms import ComparedArms
+from dynolab.statistics import Interval, clear
+
+PLACES = {"train": "in training", "heldout": "held out", "matched": "at the same margin"}
+"""Where chosen answers are compared with the baseline's."""
+
+CRITERION = (
+    "“Best” is the arm whose chosen answers end clearly higher in most of the three, and clearly "
+    "lower in none; of several, the one that ends highest held out."
+)
+
+
+class Gains:
+    """How arms' chosen answers end against the baseline's, by place, in nats.
+
+    `few`: by place, the number of its pairs where these are too few to decide.
+    """
+
+    def __init__(self, compared: ComparedArms, figures: ArmTable, arms: Sequence[str]) -> None:
+        matched = matched_table_of(compared)
+        self.baseline = compared.baseline
+        self.few = {
+            "train": figures.few("train/chosen"),
+            "heldout": figures.few("heldout/chosen"),
+            "matched": matched.few(CHOSEN),
+        }
+        self._of: dict[str, dict[str, Interval]] = {}
+        for arm in arms:
+            each: dict[str, Interval] = {
+                split: figures.difference(arm, compared.baseline, f"{split}/chosen")
+                for split in SPLITS
+            }
+            each["matched"] = matched.mean(arm, CHOSEN)
+            self._of[arm] = {place: change for place, change in each.items() if change.n}
+
+    def of(self, arm: str) -> Mapping[str, Interval]:
+        """An arm's differences from the baseline, by place."""
+        return self._of.get(arm, {})
+
+    def decides(self, arm: str, place: str) -> bool:
+        """Whether an arm's difference is clear, and not of a few pairs."""
+        change = self.of(arm).get(place)
+        return change is not None and clear(change) and not self.few[place]
+
+    def measured(self, place: str) -> bool:
+        """Whether any arm is compared there."""
+        return any(place in own for own in self._of.values())
+
+    def best_first(self) -> list[str]:
+        """The arms that are clearly higher somewhere and clearly lower nowhere."""
+        good = [arm for arm in self._of if self._clear(arm, 1) and not self._clear(arm, -1)]
+        return sorted(
+            good, key=lambda arm: (len(self._clear(arm, 1)), self._end(arm)), reverse=True
+        )
+
+    def best(self) -> str | None:
+        """The arm that is recommended; None if none is clearly better."""
+        return next(iter(self.best_first()), None)
+
+    def highest(self) -> str | None:
+        """The arm that ends highest on average: held out, else in training."""
+        ends = {arm: self._end(arm) for arm, own in self._of.items() if own}
+        return max(ends, key=ends.__getitem__, default=None)
+
+    def lower(self) -> list[str]:
+        """The arms that are clearly lower somewhere."""
+        return [arm for arm in self._of if self._clear(arm, -1)]
+
+    def unclear(self) -> list[str]:
+        """The arms that are clearly different nowhere."""
+        return [
+            arm
+            for arm, own in self._of.items()
+            if own and not self._clear(arm, 1) and not self._clear(arm, -1)
+        ]
+
+    def in_words(self, arm: str) -> str:
+        """“in training (+1 [0, 2] nats) and held out (…); not clearly …”, the clear ones first."""
+        shown = {True: list[str](), False: list[str]()}
+        for place, change in self.of(arm).items():
+            if not self.few[place]:
+                shown[clear(change)].append(f"{PLACES[place]} ({with_interval(change)} nats)")
+        unclear = f"; not clearly different {join(shown[False])}" if shown[False] else ""
+        return f"{join(shown[True])}{unclear}"
+
+    def means_in_words(self, arm: str) -> str:
+        """“in training +1, held out −1”."""
+        return ", ".join(
+            f"{PLACES[place]} {number(change.mean, sign=True)}"
+            for place, change in self.of(arm).items()
+        )
+
+    def _clear(self, arm: str, sign: int) -> list[str]:
+        return [
+            place
+            for place, change in self.of(arm).items()
+            if self.decides(arm, place) and sign * change.mean > 0
+        ]
+
+    def _end(self, arm: str) -> float:
+        own = self.of(arm)
+        split = "heldout" if "heldout" in own and not self.few["heldout"] else "train"
+        return own[split].mean if split in own else float("-inf")
+
+    def undecided(self) -> Iterator[tuple[Split, int]]:
+        """Splits that are measured over too few pairs, and how many these are."""
+        for split in SPLITS:
+            if self.measured(split) and self.few[split]:
+                yield split, self.few[split]
