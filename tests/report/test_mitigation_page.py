@@ -67,7 +67,7 @@ def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     said = answer(compared, arm_table_of(compared))
     assert said[0].startswith("Under dpo the chosen answers of training pairs changed by")
     assert "of held-out pairs by" in said[0] and "nats, at a margin of" in said[0]
-    assert said[1].startswith("designed holds them up best: they end clearly higher than under dpo")
+    assert said[1].startswith("They hold up best under designed: clearly higher than under dpo")
     places = ("in training (+", "held out (+", "at the same margin (+")
     assert all(place in said[1] for place in places)
     assert said[2].startswith("Next comes dose (in training +")

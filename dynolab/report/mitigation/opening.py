@@ -83,7 +83,7 @@ def _compared(gains: Gains, best: str | None) -> list[str]:
     if best is not None:
         _, *others = gains.best_first()
         sentences.append(
-            f"{best} holds them up best: they end clearly higher than under {gains.baseline} "
+            f"They hold up best under {best}: clearly higher than under {gains.baseline} "
             f"{gains.in_words(best)}."
         )
         if others:
