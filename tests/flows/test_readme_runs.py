@@ -25,6 +25,7 @@ COMMANDS = re.findall(r"^    (dynolab .+)$", README, re.MULTILINE)
 SETTINGS = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
 PAGES = {f"{yaml.safe_load(text)['name']}.html" for text in SETTINGS} | {
     "my_study.html",
+    "my_study-remedies.html",
     "pairs-audit.html",
 }
 
@@ -41,16 +42,16 @@ for sys.argv in json.loads(sys.argv[1]):
 """Runs commands in turn and imports torch once."""
 
 
-def of_file(text: str, folder: Path) -> str:
-    """Writes settings into a file: the command that takes it. One seed of remedies is enough."""
-    settings = yaml.safe_load(text)
-    file = folder / f"{settings['name']}.yaml"
+def in_file(text: str, folder: Path) -> str:
+    """Writes a study's settings into a file: the command that takes it."""
+    file = folder / f"{yaml.safe_load(text)['name']}.yaml"
     file.write_text(text)
-    return (
-        f"dynolab mitigation {file} --set seeds=[0]"
-        if "arms" in settings
-        else f"dynolab study {file}"
-    )
+    return f"dynolab study {file}"
+
+
+def with_one_seed(command: str) -> str:
+    """One seed of remedies is enough here."""
+    return command.replace("mitigation ", "mitigation --set seeds=[0] ")
 
 
 @pytest.mark.services
@@ -62,7 +63,7 @@ def test_the_readme_runs(tmp_path: Path, servers: dict[str, str], analysed: Anal
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment = Lab(tmp_path / "lab", **servers).environment | own
     del environment["DYNOLAB_HOME"]  # README's reader finds results in the current folder
-    commands = [*COMMANDS, *(of_file(text, folder) for text in SETTINGS)]
+    commands = [*map(with_one_seed, COMMANDS), *(in_file(text, folder) for text in SETTINGS)]
     words = [shlex.split(command, comments=True) for command in commands]
     ended_well(
         subprocess.Popen(

@@ -58,7 +58,7 @@ class StageProgress:
 
     @property
     def left(self) -> str:
-        """Time left at the pace since the first update, such as "3 min left"; empty if unknown."""
+        """Time left at the pace since the first step, such as "3 min left"; empty if unknown."""
         if self.outcome is not None or self._first is None or not self.total_steps:
             return ""
         (began, first), now = self._first, time.monotonic()
@@ -71,7 +71,8 @@ class StageProgress:
     def update(self, step: int, text: str = "") -> None:
         """Show that `step` steps are done, followed by `text`, such as "loss 1.23"."""
         if self.outcome is None:
-            self._first = self._first or (time.monotonic(), step)
+            if step:  # what comes before the first step has another pace
+                self._first = self._first or (time.monotonic(), step)
             self.step, self.text = step, text
             self.show()
 
