@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -107,6 +107,19 @@ class StudyParameters(FlowParameters):
                 "sft has the same objective, and a report names trainings by their objectives; "
                 "choose another",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_seed(self) -> StudyParameters:
+        for name in ("probe_set", "sft", "preference"):
+            section: Any = getattr(self, name)
+            given = section is not None and "seed" in section.model_fields_set
+            if given and section.seed != self.seed:
+                raise ConfigError(
+                    f"{name}.seed",
+                    section.seed,
+                    f"a study has one seed, {self.seed}; set `seed`, or leave this out",
+                )
         return self
 
     @model_validator(mode="after")

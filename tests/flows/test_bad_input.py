@@ -81,6 +81,7 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
             "base.source = 'builtin': the built-in model has only the vocabulary of the built-in "
             "world",
         ),
+        ("preference.seed=7", "preference.seed = 7: a study has one seed, 0; set `seed`"),
         ("nonsense", "--set = 'nonsense': write it as key=value"),
         ("=3", "--set = '=3': write it as key=value"),
         ("sft..steps=3", "--set = 'sft..steps=3': write it as key=value"),

@@ -59,7 +59,9 @@ def puller_section(ledger: Ledger) -> Section | None:
         ),
         note=f"What a pair did to {these_answers(len(names))} over {ledger.span}, in nats; pairs "
         "that lowered most come first. “dynolab explore” shows it for all watched answers too: the "
-        "mean over the whole training, single ones at the recorded steps.",
+        "mean over the whole training, single ones at the recorded steps. Who comes first depends "
+        "on the order of the batches and on the rows held out: --set seed=1 --set name=other-seed "
+        "shows another.",
     )
 
 
@@ -68,11 +70,20 @@ def strongest_pullers(ledger: Ledger) -> list[str]:
 
     At most `EACH_WAY`, and a fifth of the pairs; empty without such answers.
     """
+    count = min(EACH_WAY, max(1, len(ledger.examples) // 5))
+    return [example for example, _ in lowered_by(ledger)[:count]]
+
+
+def lowered_by(ledger: Ledger) -> list[tuple[str, float]]:
+    """Every pair with its pulls on the answers that have an account of their own, the sum in nats.
+
+    The one that lowered them most comes first; what a pair lifted is not counted against it.
+    """
     answers = fallen_accounts(ledger)
     if not answers:
         return []
-    count = min(EACH_WAY, max(1, len(ledger.examples) // 5))
-    return [ledger.examples[place] for place in _order(ledger, answers)[:count]]
+    lowered = np.minimum(_totals(ledger, answers), 0).sum(axis=0)
+    return [(ledger.examples[place], float(lowered[place])) for place in np.argsort(lowered)]
 
 
 def _totals(

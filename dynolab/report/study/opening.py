@@ -19,6 +19,7 @@ from dynolab.report.inputs.study import ReportInputs, Training
 from dynolab.report.ledger.fallen import fallen_accounts, hardest_side, mean_sides
 from dynolab.report.ledger.named_pairs import named_pair
 from dynolab.report.ledger.named_tokens import strongest_tokens
+from dynolab.report.ledger.pullers import lowered_by
 from dynolab.report.page import Tile
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import SPLITS, objective_name
@@ -30,6 +31,7 @@ from dynolab.statistics import Interval, clear, mean_interval
 _HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
 
 _WHERE: dict[Split, str] = {"train": "in training", "heldout": "held out"}
+_PULLERS = 3  # pairs that are named
 _LITTLE = 0.5  # nats of margin
 _MANY = 0.2  # of the answers
 
@@ -194,9 +196,14 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     sides = mean_sides(ledger, singles)
     side, tokens = hardest_side(culprit, ledger.moments.get(worst.row.name, ()))
     through = strongest_tokens(tokens, down=True)
+    pullers = [
+        Markup("{} ({})").format(named_pair(pair, ledger.rows), number(nats, sign=True))
+        for pair, nats in lowered_by(ledger)[:_PULLERS]
+        if nats < 0
+    ]
     return Markup(
         "The {} that {} ({}) changed by {} nats{}, of which pushes on rejected answers did {} and "
-        "pushes on chosen answers {}. {}, to “{}” ({} in all), was pulled down hardest by {} "
+        "pushes on chosen answers {}. {}{}, to “{}” ({} in all), was pulled down hardest by {} "
         "({}{})."
     ).format(
         f"{len(singles)} watched answers" if several else "watched answer",
@@ -206,6 +213,11 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         " on average" if several else "",
         number(sides["rejected"], sign=True),
         number(sides["chosen"], sign=True),
+        Markup("Summed over all {}, {} pulled down most. ").format(
+            len(singles), Markup(", ").join(pullers)
+        )
+        if several and pullers
+        else "",
         "The first of them" if several else "That answer",
         excerpt(row.prompt, 60, end=True) if row else worst.row.name,
         number(worst.end - worst.start, sign=True),

@@ -277,7 +277,9 @@ def _change(pairs: Sequence[PairChange], token_map: TokenMap) -> str:
             return (
                 "Of the recorded steps’ pushes on answers that fell most this is the strongest "
                 f"(the answer fell by {fall} nats in all, number {place} of the training pairs); "
-                "pulls at other steps are named above, and have no map."
+                "pulls at other steps are named above, and have no map. It is what this step did "
+                "at its own weights; the account’s line of the pair also counts its momentum in "
+                "later steps."
             )
     return ""
 
