@@ -57,9 +57,9 @@ def _answer(audit: Audit) -> list[str]:
     if token < _FOREIGN:
         sentences.insert(
             0,
-            f"The model finds these answers foreign ({number(token)} nats a token): if it is to be "
-            "finetuned on them first, begin with a study, or audit the finetuned model; all of the "
-            "following is of this model, and will differ.",
+            f"The model finds these answers foreign ({number(token)} nats a token, less than "
+            f"{number(_FOREIGN)}): if it is to be finetuned on them first, begin with a study, or "
+            "audit the finetuned model; all of the following is of this model, and will differ.",
         )
     return sentences
 

@@ -115,7 +115,7 @@ def _with_margin(total: Interval) -> str:
 
 
 def _message(ledger: Ledger) -> str:
-    sums = []
+    sums, pairs = [], 0
     for account in ledger.accounts:
         if account.row.split == "train" and account.row.kind in ("chosen", "rejected", ARGMAX):
             if account.row.single:
@@ -124,15 +124,17 @@ def _message(ledger: Ledger) -> str:
             up, down = (
                 _with_margin(ledger.side_total(account, side)) for side in ("chosen", "rejected")
             )
+            pairs = len(account.row.pairs)
             label = style_of(account.row.kind).label
             sums.append(f"{label} {change} = {up} from chosen and {down} from rejected answers")
     summary = ledger.summary
+    of = f"Of {pairs} training pair{'s' if pairs > 1 else ''}: " if pairs else ""
     if ledger.sampled:
         return (
-            f"{'; '.join(sums)}. One step of {summary.every} was drawn, {summary.steps} in all; "
-            "what follows ± is half of a 95% interval."
+            f"{of}{'; '.join(sums)}. One step of {summary.every} was drawn, {summary.steps} in "
+            "all; what follows ± is half of a 95% interval."
         )
     return (
-        f"{'; '.join(sums)}. The account of {summary.responses} responses in "
+        f"{of}{'; '.join(sums)}. The account of {summary.responses} responses in "
         f"{summary.steps} steps closes to {number(summary.closure, 2)} of the path’s length."
     )
