@@ -1,7 +1,8 @@
 """What is computed when asked for: lines and token maps of one recorded step, or of a like one.
 
 A question is put by changing the record: a plain gradient step in place of the optimizer's
-(`as_gradient_step`), another objective (`under`), a pair that was not in the batch (`with_pair`).
+(`StepRecord.as_gradient_step`), another objective (`under`), a pair that was not in the batch
+(`with_pair`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from dynolab.forces.step.token_map import build_token_map
 from dynolab.objectives import build_objective
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.results.study import TokenMap
-from dynolab.training.config import OptimizerConfig
 from dynolab.training.recorded_examples import RecordedExample
 from dynolab.training.step_record import StepRecord
 
@@ -50,18 +50,6 @@ class Asked:
 
     metric: Metric = "optimizer"
     objective: ObjectiveConfig | None = None
-
-
-def as_gradient_step(record: StepRecord) -> StepRecord:
-    """The same batch in a plain gradient step of the same learning rate: P = I, nothing clipped."""
-    rate = record.facts.learning_rate
-    facts = record.facts.model_copy(
-        update={
-            "clip_factor": 1.0,
-            "optimizer": OptimizerConfig(name="sgd", learning_rate=rate or 1.0),
-        }
-    )
-    return replace(record, facts=facts, state={})
 
 
 def under(record: StepRecord, objective: ObjectiveConfig) -> StepRecord:

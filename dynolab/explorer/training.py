@@ -18,7 +18,7 @@ from dynolab.explorer.background import Background
 from dynolab.explorer.kept import file_of, write_whole
 from dynolab.explorer.lines import Lines
 from dynolab.explorer.room import check_room
-from dynolab.explorer.step import Asked, AskedStep, Metric, as_gradient_step, under, with_pair
+from dynolab.explorer.step import Asked, AskedStep, Metric, under, with_pair
 from dynolab.explorer.watched import Answer, read_answers
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.objectives.registry import ObjectiveConfig
@@ -299,7 +299,7 @@ class Training:
                 if asked.objective is not None:
                     record = under(record, asked.objective)
                 if asked.metric == "gradient":
-                    record = as_gradient_step(record)
+                    record = record.as_gradient_step()
                 for old in list(self._steps)[: 1 - STEPS]:
                     del self._steps[old]
                 self._steps[key] = AskedStep(record, self._loaded[0])

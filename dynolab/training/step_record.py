@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -69,6 +69,15 @@ class StepRecord:
             for key, tensor in tensors.items()
         }
         save_file(_contiguous(flat), folder / "optimizer.safetensors")
+
+    def as_gradient_step(self) -> StepRecord:
+        """The same batch in a plain gradient step of the same learning rate, with nothing clipped.
+
+        `before` and `after` stay what they were.
+        """
+        optimizer = OptimizerConfig(name="sgd", learning_rate=self.facts.learning_rate or 1.0)
+        facts = self.facts.model_copy(update={"clip_factor": 1.0, "optimizer": optimizer})
+        return replace(self, facts=facts, state={})
 
     @classmethod
     def load(cls, folder: Path, tensors: Path | None = None) -> StepRecord:

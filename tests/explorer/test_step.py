@@ -10,7 +10,7 @@ import torch
 
 from dynolab.errors import ConfigError
 from dynolab.explorer.lines import Lines
-from dynolab.explorer.step import AskedStep, as_gradient_step, under, with_pair
+from dynolab.explorer.step import AskedStep, under, with_pair
 from dynolab.forces import PolicyFunction, split_step, token_forces
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import IPOConfig, SFTConfig
@@ -71,7 +71,7 @@ def test_lines_are_sums_of_tokens_and_close(record: StepRecord, policy: PolicyFu
 def test_a_gradient_step_has_one_rate_for_all_parameters(
     record: StepRecord, policy: PolicyFunction
 ) -> None:
-    gradient = as_gradient_step(record)
+    gradient = record.as_gradient_step()
     rate = record.facts.learning_rate
     scale = {name: torch.full_like(w, rate) for name, w in policy.cast(record.before).items()}
     history = {name: torch.zeros_like(w) for name, w in scale.items()}
@@ -83,7 +83,7 @@ def test_another_objective_and_another_pair_change_the_step(
     record: StepRecord, policy: PolicyFunction
 ) -> None:
     for changed in (under(record, IPOConfig()), under(record, SFTConfig())):
-        lines = AskedStep(as_gradient_step(changed), policy).lines(ANSWERS)
+        lines = AskedStep(changed.as_gradient_step(), policy).lines(ANSWERS)
         scale = {
             name: torch.full_like(w, record.facts.learning_rate)
             for name, w in policy.cast(record.before).items()

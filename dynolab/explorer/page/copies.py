@@ -69,15 +69,12 @@ def map_command(
 
 def map_python(training: Training, row: ProbeRow, step: int, pair: str, asked: Asked) -> str:
     """The map in Python, where the program was started that made the study."""
-    record, more = f"training.record({step})", ""
-    if asked.metric == "gradient":
-        record = f"as_gradient_step({record})"
-        more = "from dynolab.explorer.step import as_gradient_step\n"
+    plain = ".as_gradient_step()" if asked.metric == "gradient" else ""
     return f"""\
 from dynolab import Encoder, PolicyFunction, Result, split_step, token_forces
-{more}
+
 training = Result.open({training.result!r})
-record, policy = {record}, PolicyFunction(training.model())
+record, policy = training.record({step}){plain}, PolicyFunction(training.model())
 answer = Encoder(training.tokenizer(), {UNBOUNDED}, "error").response(
     {row.pair_id!r}, {row.prompt!r}, {row.response!r}
 )
