@@ -36,6 +36,8 @@ LEFT_OUT = {
     "ledger": {"pairs": 2, "answers": 2},
 }
 PATIENCE_MS = 90_000
+TWO_READERS = pytest.mark.parametrize("page", [(1280, False), (390, True)], ids=str, indirect=True)
+"""Of the four that `page` is for by default."""
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,7 @@ def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any, link: str) -> Non
     seen(page, "Whom it h")
 
 
+@TWO_READERS
 def test_a_typed_answer_is_looked_at_and_two_trainings_side_by_side(page: Any) -> None:
     seen(page, "Who pulled it down")
     page.get_by_text("any other answer").press("Enter")
@@ -138,6 +141,7 @@ def test_a_typed_answer_is_looked_at_and_two_trainings_side_by_side(page: Any) -
     seen(page, "log π went from")
 
 
+@TWO_READERS
 def test_the_keyboard_reaches_lists_tokens_slider_and_pushers(page: Any) -> None:
     seen(page, "Who pulled it down")
     reached = set()
@@ -155,7 +159,7 @@ def test_the_keyboard_reaches_lists_tokens_slider_and_pushers(page: Any) -> None
     raise AssertionError(f"only {reached}")
 
 
-@pytest.mark.parametrize("page", [(1280, "light"), (390, "dark")], ids=str, indirect=True)
+@TWO_READERS
 def test_slider_metric_objective_and_copies(page: Any, home: Path) -> None:
     seen(page, "over the whole training")
     seen(page, "Step by step, by all pairs")
