@@ -17,6 +17,7 @@ from dynolab.data.sources.config import rows_line
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig, changed_settings
 from dynolab.results.study import PairChange
 from dynolab.store import Store
+from tasks.base import OTHERWISE
 from tasks.runtime.stage import Stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
@@ -163,6 +164,9 @@ def read_inputs(
             seed=config.seed,
             config_text=config.settings,
             rows=rows_line(results["data"].metrics),
+            read_otherwise=int(results["base"].metrics.get(OTHERWISE, 0))
+            if "base" in results
+            else 0,
             map_command=map_command(config.objective, results, config.learning_rate),
             explore_command=f"{invocation()} explore",
             remedies_command=remedies_command(config.name) if config.remedies else "",

@@ -12,7 +12,7 @@ from dynolab.probes.paths import change, learning_paths
 from dynolab.results.arms import FollowedAnswer
 from dynolab.results.study import ProbeScore
 
-EACH = 4
+EACH = 5
 """Answers of each split that are followed."""
 
 Key = tuple[Split, str]

@@ -12,6 +12,7 @@ import pytest
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.ledger.blocks import blocks_figure
 from dynolab.report.ledger.coloured import coloured, on_text
+from dynolab.report.ledger.fallen import fallen_accounts
 from dynolab.report.ledger.heat_map import ledger_map_figure
 from dynolab.report.ledger.named_tokens import strongest_tokens, token_in_text
 from dynolab.report.ledger.page import write_ledger_page
@@ -205,3 +206,12 @@ def test_excerpts_are_of_whole_words() -> None:
     assert excerpt(text, 16) == "one two three […]"
     assert excerpt(text, 16, end=True) == "[…] five six seven"
     assert excerpt("a" * 20, 12) == "a" * 12 + " […]"
+
+
+def test_an_answer_that_rose_is_not_among_those_that_fell(ledger: Ledger) -> None:
+    """Unless none fell."""
+    fell = next(account for account in ledger.accounts if account.row.single)
+    assert fell.end < fell.start
+    rose = replace(fell, end=fell.start + 1)
+    assert fallen_accounts(replace(ledger, accounts=(rose, fell))) == [fell]
+    assert fallen_accounts(replace(ledger, accounts=(rose,))) == [rose]

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 import yaml
 
 from dynolab.data.rows import read_rows, write_rows
+from dynolab.data.unknown import UnknownTokens
 from dynolab.errors import ConfigError
 from dynolab.probes.paths import learning_paths
+from dynolab.report.forces.token_map import token_map_message
 from dynolab.report.inputs.study import (
     ReportInputs,
     StudyFacts,
@@ -243,6 +246,37 @@ def test_a_map_without_a_rejected_side(tmp_path: Path) -> None:
     )
     words = written(tmp_path, with_trainings(training("sft", "sft", token_map=sft)))
     assert "SFT step 40" in words
+
+
+def test_a_map_names_the_cell_that_does_most_of_what_the_pair_did() -> None:
+    """Of a pull the hardest pull, though another cell pushes up harder."""
+    force = [[0.3] + [0.0] * 15, [-0.2] * 2 + [0.0] * 14, *[[0.0] * 16] * 6]
+    force[2] = [-0.25] + [0.0] * 15
+    message = token_map_message(token_map().model_copy(update={"force": force}))
+    assert "hardest, “Ġwarm” of its y⁺ pushes “Ġ17” (−0.25" in message
+
+
+@pytest.mark.parametrize(
+    ("character", "remedy"),
+    [
+        ("’", """add --set 'data.replace={"’": "\\u0027"}' to the study’s command"""),
+        ("=", """name these: --set 'data.replace={"=": "TEXT"}'"""),
+    ],
+)
+def test_what_the_tokenizer_does_not_know_can_be_replaced(
+    character: str, remedy: str, tmp_path: Path
+) -> None:
+    *others, dpo = study().trainings
+    unknown = UnknownTokens(30, 100, 10, 20, Counter({character: 30}))
+    told = with_trainings(*others, replace(dpo, rows=unknown.as_metrics()))
+    assert remedy in written(tmp_path, told)
+
+
+def test_tokens_that_others_read_otherwise_are_told(tmp_path: Path) -> None:
+    facts = study().facts.model_copy(update={"read_otherwise": 5})
+    assert "splits 5 of 6 sample texts otherwise" in written(
+        tmp_path, replace(study(), facts=facts)
+    )
 
 
 def test_pairs_left_out_for_the_context_are_told(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def _whose(token_map: TokenMap) -> str:
 
 
 def token_map_message(token_map: TokenMap) -> str:
-    """What each side of the pair does, and which token moves most."""
+    """What each side of the pair does, and which token does most of it."""
     force, split = np.array(token_map.force, dtype=float), len(token_map.chosen_tokens)
     plus, minus = float(np.nansum(force[:, :split])), float(np.nansum(force[:, split:]))
     answer = f"{_whose(token_map)} {token_map.observed_kind} answer"
@@ -59,7 +59,8 @@ def token_map_message(token_map: TokenMap) -> str:
         text += f", its y⁻ by {number(minus, sign=True)} nats"
     if not np.isfinite(force).any():
         return f"{text}."
-    row, column = np.unravel_index(np.nanargmax(np.abs(force)), force.shape)
+    along = force * np.sign(plus + minus) if plus + minus else np.abs(force)
+    row, column = np.unravel_index(np.nanargmax(along), force.shape)
     pushed = _shown(token_map.observed_tokens[row])
     pusher = _shown((token_map.chosen_tokens + token_map.rejected_tokens)[column])
     return (

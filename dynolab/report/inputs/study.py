@@ -34,7 +34,8 @@ class StudyFacts(Row):
     to it; `explore_command` opens the study in the browser, `remedies_command` compares remedies.
     `designed_dose`: whether forces chose the push on rejected answers. `reports`: the folder with
     copies of the page and of its files; `path_command` prints the folder of the result itself.
-    `rows`: what became of the data's rows.
+    `rows`: what became of the data's rows. `read_otherwise`: how many of the sample texts
+    AutoTokenizer splits otherwise than the tokenizer that the study uses.
     """
 
     name: str
@@ -47,6 +48,7 @@ class StudyFacts(Row):
     reports: str = ""
     path_command: str = ""
     rows: str = ""
+    read_otherwise: int = 0
     stages: tuple[StageFacts, ...] = ()
 
 

@@ -13,9 +13,13 @@ Side = Literal["chosen", "rejected"]
 
 
 def fallen_accounts(ledger: Ledger) -> list[FunctionalAccount]:
-    """The answers with an account of their own, the one that fell most first."""
+    """The answers with an account of their own that fell, the one that fell most first.
+
+    Where none fell: those that rose least.
+    """
     singles = [account for account in ledger.accounts if account.row.single]
-    return sorted(singles, key=lambda account: account.end - account.start)
+    singles.sort(key=lambda account: account.end - account.start)
+    return [account for account in singles if account.end < account.start] or singles
 
 
 def mean_sides(ledger: Ledger, accounts: Sequence[FunctionalAccount]) -> dict[Side, float]:

@@ -89,7 +89,9 @@ def _compared(gains: Gains, best: str | None) -> list[str]:
         if others:
             sentences.append(f"Next comes {others[0]} ({gains.means_in_words(others[0])}).")
     if unclear := gains.unclear():
-        sentences.append(f"They do not end clearly higher or lower under {join(unclear)}.")
+        sentences.append(
+            f"On average they do not end clearly higher or lower under {join(unclear)}."
+        )
     if lower := gains.lower():
         named = join([f"{arm} ({gains.means_in_words(arm)})" for arm in lower])
         sentences.append(f"Somewhere they end clearly lower under {named}.")

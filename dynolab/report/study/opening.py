@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -111,12 +113,22 @@ def _unknown(training: Training) -> str:
     if unknown.answers < _MANY * unknown.texts or not unknown.texts:
         return ""
     which = join(list(unknown.written)) or "some characters"
-    remedy = unknown.option and f": add {unknown.option} to the study’s command"
     return (
         f"The tokenizer does not know {which}, which {unknown.answers} of {unknown.texts} answers "
         "hold: the model reads the unknown token in their place, and tokens before and after it "
-        f"push each other. Replace them in the data first{remedy}."
+        f"push each other. {_replaced(unknown)}"
     )
+
+
+def _replaced(unknown: UnknownTokens) -> str:
+    """How to train on known characters instead."""
+    if unknown.option:
+        return f"Replace them in the data first: add {unknown.option} to the study’s command."
+    if not unknown.written:
+        return "Replace them in the data (data.replace)."
+    character = json.dumps({next(iter(unknown.written)): "TEXT"}, ensure_ascii=False)
+    setting = shlex.quote(f"data.replace={character}")
+    return f"If other texts can stand for them, name these: --set {setting}."
 
 
 def _fell(name: str, changes: Mapping[Split, np.ndarray], which: str) -> str:
