@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dynolab.costs.stage import duration
 from dynolab.data.sources.config import rows_line
-from dynolab.data.unknown import SAMPLES, UnknownTokens
+from dynolab.data.unknown import UnknownTokens, about_auto
 from flows.flow import Parameters, Results, StagedFlow
 from flows.parameters import load_parameters
 from tasks.base import OTHERWISE
@@ -104,11 +104,7 @@ def _about_rows(results: Results) -> Iterator[str]:
         option = unknown.option and f": add {unknown.option}"
         yield f"[yellow]{escape(f'{unknown}{option}')}[/yellow]"
     if texts := max(found.get(OTHERWISE, 0) for found in metrics):
-        yield (
-            f"[yellow]AutoTokenizer, which TRL uses, splits {texts:.0f} of {len(SAMPLES)} sample "
-            "texts otherwise than the model's tokenizer.json, which is used here; your scripts "
-            "do as it does with transformers.PreTrainedTokenizerFast.from_pretrained[/yellow]"
-        )
+        yield f"[yellow]{about_auto(int(texts))}[/yellow]"
 
 
 def show_remedies(console: Console, name: str, page: Path, results: Results) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from dynolab.data.source_checks import FolderOrName, named_path
-from dynolab.data.unknown import read_otherwise
+from dynolab.data.unknown import auto_reads_otherwise
 from dynolab.errors import ConfigError, reading
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
@@ -75,8 +75,6 @@ def _import(work: Work[BaseConfig]) -> dict[str, float]:
 
     Returns how many of some sample texts AutoTokenizer, and so TRL, splits otherwise.
     """
-    from transformers import AutoTokenizer
-
     from models.language import load_language_model, load_tokenizer, save_language_model
 
     folder = named_path(_FIELD, work.config.source)
@@ -89,14 +87,8 @@ def _import(work: Work[BaseConfig]) -> dict[str, float]:
             _FIELD, source, "its files changed after the study began; run the study again"
         )
     save_language_model(model, tokenizer, work.output / "model")
-    try:
-        usual = AutoTokenizer.from_pretrained(
-            source, revision=revision or "main", trust_remote_code=False
-        )
-    except Exception:  # whatever the library raises: such a model has no usual tokenizer
-        return {}
-    other = read_otherwise(usual, work.output / "model")
-    return {OTHERWISE: float(len(other))} if other else {}
+    texts = auto_reads_otherwise(source, revision, work.output / "model")
+    return {OTHERWISE: float(texts)} if texts else {}
 
 
 def resolve_base(config: BaseConfig) -> BaseConfig:

@@ -10,7 +10,13 @@ from typing import Any
 from dynolab.costs.machines import this_machine
 from dynolab.costs.stage import UNTIMED_SECONDS, duration
 from dynolab.data.sources.load import load_data
-from dynolab.data.unknown import UnknownTokens, in_words, unknown_tokens
+from dynolab.data.unknown import (
+    UnknownTokens,
+    about_auto,
+    auto_reads_otherwise,
+    in_words,
+    unknown_tokens,
+)
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
 from flows.init.sizes import Sizes, measured_sizes
@@ -96,8 +102,11 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
         )
     notes.append(
         f"The file finetunes on the chosen answers first (SFT, learning rate "
-        f"{settings['sft_rate']}); a model that is finetuned already needs `sft: null` there."
+        f"{settings['sft_rate']}); a model that is finetuned already needs `sft: null` there. Its "
+        "steps, learning rates and β are guesses: set those of your training."
     )
+    if folder.is_dir() and (texts := auto_reads_otherwise(weights, None, folder)):
+        notes.append(f"{about_auto(texts)}.")
     return WrittenStudy([*notes, time], sizes, sum(seconds.values()) + UNTIMED_SECONDS)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.report.inputs.ledger import Ledger
+from dynolab.report.inputs.ledger import Ledger, Moment
 from dynolab.report.ledger.blocks import blocks_figure
 from dynolab.report.ledger.coloured import coloured, on_text
-from dynolab.report.ledger.fallen import fallen_accounts
+from dynolab.report.ledger.fallen import fallen_accounts, hardest_side
 from dynolab.report.ledger.heat_map import ledger_map_figure
 from dynolab.report.ledger.named_tokens import strongest_tokens, token_in_text
 from dynolab.report.ledger.page import write_ledger_page
@@ -90,7 +90,7 @@ def test_pairs_are_listed_with_whom_they_lowered_and_lifted(ledger: Ledger) -> N
     assert section.message == "“a” pulled 2 of these 2 answers down, by 5.5 nats together."
     words = "".join(Parsed(str(section.markup)).words)
     assert "a−5.50−5.50b −3.5, a −2.0none" in words
-    assert words.index("a−5.50") < words.index("c−1.50") < words.index("b+0.00+2.25none")
+    assert words.index("a−5.50") < words.index("c−1.50") < words.index("b+2.25+0.00none")
     assert puller_section(replace(ledger, accounts=(mean,))) is None
     alone = puller_section(replace(ledger, accounts=(mean, single)))
     assert alone is not None and alone.message.startswith("“a” pulled this answer down, by 3.5")
@@ -215,3 +215,15 @@ def test_an_answer_that_rose_is_not_among_those_that_fell(ledger: Ledger) -> Non
     rose = replace(fell, end=fell.start + 1)
     assert fallen_accounts(replace(ledger, accounts=(rose, fell))) == [fell]
     assert fallen_accounts(replace(ledger, accounts=(rose,))) == [rose]
+
+
+def test_tokens_are_those_of_the_side_that_is_known_to_have_pulled(ledger: Ledger) -> None:
+    """Of a step in which both sides pulled the harder one has tokens, whichever pulled more in all."""
+    account = next(account for account in ledger.accounts if account.row.single)
+    both = replace(ledger.pushers(account)[0], example="a", from_chosen=-0.42, from_rejected=-0.43)
+    moments = [
+        Moment(0, "a", "chosen", -0.42, (("well", -0.42),)),
+        Moment(20, "a", "rejected", -0.01, (("no", -0.01),)),
+    ]
+    assert hardest_side(both, moments) == ("chosen", [("well", -0.42)])
+    assert hardest_side(both, []) == ("rejected", [])

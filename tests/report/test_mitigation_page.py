@@ -67,11 +67,11 @@ def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     said = answer(compared, arm_table_of(compared))
     assert said[0].startswith("Under dpo the chosen answers of training pairs changed by")
     assert "of held-out pairs by" in said[0] and "nats, at a margin of" in said[0]
-    assert said[1].startswith("They hold up best under designed: clearly higher than under dpo")
+    assert said[1].startswith("They hold up best under designed: clearly better than under dpo")
     places = ("in training (+", "held out (+", "at the same margin (+")
     assert all(place in said[1] for place in places)
     assert said[2].startswith("Next comes dose (in training +")
-    (lower,) = (sentence for sentence in said if "clearly lower under" in sentence)
+    (lower,) = (sentence for sentence in said if "clearly worse under" in sentence)
     assert "simpo" in lower
     single = mitigation(seeds=(4,))
     assert "decides nothing" in answer(single, arm_table_of(single))[1]
@@ -129,7 +129,7 @@ def test_named_answers_are_followed_and_those_that_are_not_watched_told() -> Non
 def test_few_pairs_decide_nothing(tmp_path: Path) -> None:
     compared = of_few_heldout_pairs(mitigation(), 6)
     said = answer(compared, arm_table_of(compared))
-    assert "clearly higher" in said[1] and "held out" not in said[1]
+    assert "clearly better" in said[1] and "held out" not in said[1]
     assert any(own.startswith("Over 6 held-out pairs nothing is decided") for own in said)
     write_mitigation_page(compared, tmp_path)
     assert outcomes_in(tmp_path)["dose/right_heldout"] == "unclear"

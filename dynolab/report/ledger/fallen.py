@@ -31,13 +31,22 @@ def mean_sides(ledger: Ledger, accounts: Sequence[FunctionalAccount]) -> dict[Si
 
 
 def hardest_side(pusher: Pusher, moments: Sequence[Moment]) -> tuple[Side, Tokens]:
-    """The side of an example that pulled an answer down hardest, and what its tokens did.
+    """The side of an example to look at for its pull on an answer, and what its tokens did.
 
-    **Arguments:** `moments`: the hardest pulls on the answer; without one of the side's there are
-    no tokens.
+    That is the side whose tokens are known to have pulled hardest: of a step in which both pulled,
+    those of the harder one are known.
+
+    **Arguments:** `moments`: the hardest pulls on the answer; without one of the example's the side
+    that pulled hardest has no tokens.
     """
-    side: Side = "rejected" if pusher.from_rejected <= pusher.from_chosen else "chosen"
-    return side, summed([m for m in moments if (m.example, m.side) == (pusher.example, side)])
+    by_side: dict[Side, list[Moment]] = {"chosen": [], "rejected": []}
+    for moment in moments:
+        if moment.example == pusher.example:
+            by_side["chosen" if moment.side == "chosen" else "rejected"].append(moment)
+    known = {side: sum(m.nats for m in own) for side, own in by_side.items() if own}
+    pulls: dict[Side, float] = {"rejected": pusher.from_rejected, "chosen": pusher.from_chosen}
+    side = min(known or pulls, key=(known or pulls).__getitem__)
+    return side, summed(by_side[side])
 
 
 def these_answers(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from markupsafe import Markup
 from numpy import ndarray
 
@@ -28,7 +28,8 @@ def puller_section(ledger: Ledger) -> Section | None:
     if not answers:
         return None
     names = [account.row.name for account in answers]
-    totals, order = _totals(ledger, answers), _order(ledger, answers)
+    totals = _totals(ledger, answers)
+    order = np.argsort(totals.sum(axis=0))
     worst = totals[:, order[0]]
     rows = []
     for place in order[:_SHOWN]:
@@ -37,8 +38,8 @@ def puller_section(ledger: Ledger) -> Section | None:
         rows.append(
             (
                 named_pair(example, ledger.rows),
-                number(float(np.minimum(pushes, 0).sum()), sign=True),
                 number(float(pushes.sum()), sign=True),
+                number(float(np.minimum(pushes, 0).sum()), sign=True),
                 _answers(ledger, names, pushes),
                 _answers(ledger, names, -pushes, sign=-1),
                 excerpt(row.prompt, _PROMPT, end=True) if row else "–",
@@ -53,37 +54,38 @@ def puller_section(ledger: Ledger) -> Section | None:
         f"“{excerpt(ledger.examples[order[0]])}” pulled {which} down, "
         f"by {number(float(-down.sum()))} nats together{lifted}.",
         table(
-            ("pair", "lowered by", "net", "whom it lowered", "whom it lifted", "prompt"),
+            ("pair", "in sum", "lowered by", "whom it lowered", "whom it lifted", "prompt"),
             rows,
             "snnsss",
         ),
         note=f"What a pair did to {these_answers(len(names))} over {ledger.span}, in nats; pairs "
-        "that lowered most come first. “dynolab explore” shows it for all watched answers too: the "
-        "mean over the whole training, single ones at the recorded steps. Who comes first depends "
-        "on the order of the batches and on the rows held out: --set seed=1 --set name=other-seed "
-        "shows another.",
+        "that in sum lowered most come first. “dynolab explore” shows it for all watched answers "
+        "too: the mean over the whole training, single ones at the recorded steps. Who comes first "
+        "depends on the order of the batches and on the rows held out: --set seed=1 --set "
+        "name=other-seed shows another.",
     )
 
 
 def strongest_pullers(ledger: Ledger) -> list[str]:
-    """The pairs that lowered the answers with an account of their own most, the strongest first.
+    """The pairs that in sum lowered the answers with an account of their own, the strongest first.
 
     At most `EACH_WAY`, and a fifth of the pairs; empty without such answers.
     """
     count = min(EACH_WAY, max(1, len(ledger.examples) // 5))
-    return [example for example, _ in lowered_by(ledger)[:count]]
+    return [example for example, nats in net_pulls(ledger)[:count] if nats < 0]
 
 
-def lowered_by(ledger: Ledger) -> list[tuple[str, float]]:
-    """Every pair with its pulls on the answers that have an account of their own, the sum in nats.
+def net_pulls(ledger: Ledger) -> list[tuple[str, float]]:
+    """Every pair with its pushes on the answers that have an account of their own, their sum, nats.
 
-    The one that lowered them most comes first; what a pair lifted is not counted against it.
+    The one that lowered them most comes first. A pair that lifts one answer by as much as it lowers
+    another is no culprit: without it they would end as low.
     """
     answers = fallen_accounts(ledger)
     if not answers:
         return []
-    lowered = np.minimum(_totals(ledger, answers), 0).sum(axis=0)
-    return [(ledger.examples[place], float(lowered[place])) for place in np.argsort(lowered)]
+    net = _totals(ledger, answers).sum(axis=0)
+    return [(ledger.examples[place], float(net[place])) for place in np.argsort(net)]
 
 
 def _totals(
@@ -91,11 +93,6 @@ def _totals(
 ) -> Float[ndarray, "answers examples"]:
     """What every pair did to every answer, in nats."""
     return np.array([ledger.by_example(account) for account in answers])
-
-
-def _order(ledger: Ledger, answers: Sequence[FunctionalAccount]) -> Int[ndarray, " examples"]:
-    """Places of the pairs in `ledger.examples`, the one that lowered the answers most first."""
-    return np.argsort(np.minimum(_totals(ledger, answers), 0).sum(axis=0))
 
 
 def _answers(ledger: Ledger, names: list[str], pushes: np.ndarray, sign: int = 1) -> str | Markup:

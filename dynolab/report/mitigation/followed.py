@@ -94,6 +94,13 @@ class Followed:
         measured = [arm for arm in means if means[arm].n]
         return max(measured, key=lambda arm: means[arm].mean, default=None)
 
+    def means_in_words(self, arm: str) -> str:
+        """What the answers' mean is under an arm and the baseline; empty if none is followed."""
+        own, before = self.mean(arm), self.mean(self.baseline)
+        if not np.isfinite([own, before]).all():
+            return ""
+        return f", and the followed answers changed by {_nats(own)} in place of {_nats(before)}"
+
     @property
     def which(self) -> str:
         """Which answers are followed."""

@@ -106,6 +106,7 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
         source = source if arm.objective.name == "sppo" else proposed_by
     if arm.filtered_by == "id":
         parts.append("without the pairs that are named")
+        source = "–"
     elif arm.filtered_by is not None:
         by = _RANKINGS.get(arm.filtered_by)
         ranking = f"by {by}" if by else f"by the audit ({arm.filtered_by})"

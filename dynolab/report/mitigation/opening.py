@@ -26,7 +26,7 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     also = f" and of held-out pairs by {with_interval(heldout)}" if heldout.n else ""
     sentences = [
         f"Under {baseline} the chosen answers of training pairs changed by {with_interval(own)}"
-        f"{also} nats{_margin(baseline, figures)}."
+        f"{also} nats{_margin(baseline, figures)}{_fell(baseline, figures)}."
     ]
     useless = unlearned(compared, figures)
     learned = [arm for arm in compared.others if arm not in useless]
@@ -52,6 +52,12 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     followed = Followed(compared)
     if followed.answers and (arm := best or followed.best(learned)):
         sentences.append(followed.sentence(arm))
+    sentences += [
+        f"Without the named pairs ({arm}) they end, minus {baseline}: {gains.means_in_words(arm)}"
+        f"{followed.means_in_words(arm)}."
+        for arm in learned
+        if arm != best and compared.arms[arm].filtered_by == "id" and gains.of(arm)
+    ]
     if len(compared.seeds) == 1:
         (seed,) = compared.seeds
         more = json.dumps([seed, seed + 1, seed + 2])
@@ -73,7 +79,7 @@ def _of_one_seed(gains: Gains) -> list[str]:
         return []
     return [
         f"Over one seed, which decides nothing, they end highest under {arm} (minus "
-        f"{gains.baseline}, nats: {gains.means_in_words(arm)})."
+        f"{gains.baseline}: {gains.means_in_words(arm)})."
     ]
 
 
@@ -83,7 +89,7 @@ def _compared(gains: Gains, best: str | None) -> list[str]:
     if best is not None:
         _, *others = gains.best_first()
         sentences.append(
-            f"They hold up best under {best}: clearly higher than under {gains.baseline} "
+            f"They hold up best under {best}: clearly better than under {gains.baseline} "
             f"{gains.in_words(best)}."
         )
         if others:
@@ -92,9 +98,9 @@ def _compared(gains: Gains, best: str | None) -> list[str]:
         sentences.append(
             f"On average they do not end clearly higher or lower under {join(unclear)}."
         )
-    if lower := gains.lower():
-        named = join([f"{arm} ({gains.means_in_words(arm)})" for arm in lower])
-        sentences.append(f"Somewhere they end clearly lower under {named}.")
+    if worse := gains.worse():
+        named = join([f"{arm} ({gains.means_in_words(arm)})" for arm in worse])
+        sentences.append(f"Somewhere they are clearly worse under {named}.")
     return sentences
 
 
@@ -123,6 +129,16 @@ def unlearned(compared: ComparedArms, figures: ArmTable) -> list[str]:
     """Arms that do not prefer the chosen answers more than before, whatever else they do."""
     margins = {arm: figures.mean(arm, "train/margin") for arm in compared.arms}
     return [arm for arm, margin in margins.items() if margin.n and margin.mean <= 0]
+
+
+def _fell(arm: str, figures: ArmTable) -> str:
+    """Which shares of the answers fell."""
+    shares = [
+        f"{number(100 * share.mean)} % of the {name} ones"
+        for split, name in SPLITS.items()
+        if (share := figures.mean(arm, f"{split}/fell")).n
+    ]
+    return f"; {join(shares)} fell" if shares else ""
 
 
 def _margin(arm: str, figures: ArmTable) -> str:

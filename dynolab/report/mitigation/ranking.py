@@ -13,16 +13,20 @@ from dynolab.results.arms import ComparedArms
 from dynolab.statistics import Interval, clear
 
 PLACES = {"train": "in training", "heldout": "held out", "matched": "at the same margin"}
-"""Where chosen answers are compared with the baseline's."""
+"""Where the mean chosen answer is compared with the baseline's, in nats."""
+
+FELL = {"train/fell": "that fell in training", "heldout/fell": "that fell held out"}
+"""Shares of chosen answers that are compared, in points; fewer are better."""
 
 CRITERION = (
-    "“Best” is the arm whose chosen answers end clearly higher in most of the three, and clearly "
-    "lower in none; of several, the one that ends highest held out."
+    "“Best” is the arm that is clearly better in most of the five, and clearly worse in none: mean "
+    "change in training, held out and at the same margin, and the shares that fell; of several, "
+    "the one whose mean ends highest held out."
 )
 
 
 class Gains:
-    """How arms' chosen answers end against the baseline's, by place, in nats.
+    """How arms' chosen answers end against the baseline's: by place in nats, and shares that fell.
 
     `few`: by place, the number of its pairs where these are too few to decide.
     """
@@ -34,6 +38,7 @@ class Gains:
             "train": figures.few("train/chosen"),
             "heldout": figures.few("heldout/chosen"),
             "matched": matched.few(CHOSEN),
+            **{name: figures.few(name) for name in FELL},
         }
         self._of: dict[str, dict[str, Interval]] = {}
         for arm in arms:
@@ -42,6 +47,7 @@ class Gains:
                 for split in SPLITS
             }
             each["matched"] = matched.mean(arm, CHOSEN)
+            each |= {name: figures.difference(arm, compared.baseline, name) for name in FELL}
             self._of[arm] = {place: change for place, change in each.items() if change.n}
 
     def of(self, arm: str) -> Mapping[str, Interval]:
@@ -58,7 +64,7 @@ class Gains:
         return any(place in own for own in self._of.values())
 
     def best_first(self) -> list[str]:
-        """The arms that are clearly higher somewhere and clearly lower nowhere."""
+        """The arms that are clearly better somewhere and clearly worse nowhere."""
         good = [arm for arm in self._of if self._clear(arm, 1) and not self._clear(arm, -1)]
         return sorted(
             good, key=lambda arm: (len(self._clear(arm, 1)), self._end(arm)), reverse=True
@@ -73,8 +79,8 @@ class Gains:
         ends = {arm: self._end(arm) for arm, own in self._of.items() if own}
         return max(ends, key=ends.__getitem__, default=None)
 
-    def lower(self) -> list[str]:
-        """The arms that are clearly lower somewhere."""
+    def worse(self) -> list[str]:
+        """The arms that are clearly worse somewhere."""
         return [arm for arm in self._of if self._clear(arm, -1)]
 
     def unclear(self) -> list[str]:
@@ -90,22 +96,31 @@ class Gains:
         shown = {True: list[str](), False: list[str]()}
         for place, change in self.of(arm).items():
             if not self.few[place]:
-                shown[clear(change)].append(f"{PLACES[place]} ({with_interval(change)} nats)")
+                unit = "points" if place in FELL else "nats"
+                text = f"{_NAMES[place]} ({with_interval(_scaled(change, place))} {unit})"
+                shown[clear(change)].append(text)
         unclear = f"; not clearly different {join(shown[False])}" if shown[False] else ""
         return f"{join(shown[True])}{unclear}"
 
     def means_in_words(self, arm: str) -> str:
-        """“in training +1, held out −1”."""
-        return ", ".join(
-            f"{PLACES[place]} {number(change.mean, sign=True)}"
+        """“in training +1, held out −1 nats, that fell in training −2 points”."""
+        each = {
+            place: f"{_NAMES[place]} {number(_scaled(change, place).mean, sign=True)}"
             for place, change in self.of(arm).items()
+        }
+        nats, points = (
+            ", ".join(text for place, text in each.items() if (place in FELL) == fell)
+            for fell in (False, True)
+        )
+        return " nats, ".join(filter(None, (nats, points and f"{points} points"))) + (
+            "" if points else " nats"
         )
 
     def _clear(self, arm: str, sign: int) -> list[str]:
         return [
             place
             for place, change in self.of(arm).items()
-            if self.decides(arm, place) and sign * change.mean > 0
+            if self.decides(arm, place) and sign * _better(place) * change.mean > 0
         ]
 
     def _end(self, arm: str) -> float:
@@ -118,3 +133,16 @@ class Gains:
         for split in SPLITS:
             if self.measured(split) and self.few[split]:
                 yield split, self.few[split]
+
+
+_NAMES = PLACES | {name: f"in the share {which}" for name, which in FELL.items()}
+
+
+def _better(place: str) -> int:
+    """The sign of a change for the better."""
+    return -1 if place in FELL else 1
+
+
+def _scaled(change: Interval, place: str) -> Interval:
+    """A share in percent points."""
+    return change.times(100) if place in FELL else change

@@ -21,7 +21,7 @@ from dynolab.report.inputs.study import ReportInputs, Training
 from dynolab.report.ledger.fallen import fallen_accounts, hardest_side, mean_sides
 from dynolab.report.ledger.named_pairs import named_pair
 from dynolab.report.ledger.named_tokens import strongest_tokens
-from dynolab.report.ledger.pullers import lowered_by
+from dynolab.report.ledger.pullers import net_pulls
 from dynolab.report.page import Tile
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import SPLITS, objective_name
@@ -210,7 +210,7 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     through = strongest_tokens(tokens, down=True)
     pullers = [
         Markup("{} ({})").format(named_pair(pair, ledger.rows), number(nats, sign=True))
-        for pair, nats in lowered_by(ledger)[:_PULLERS]
+        for pair, nats in net_pulls(ledger)[:_PULLERS]
         if nats < 0
     ]
     return Markup(
@@ -225,12 +225,12 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         " on average" if several else "",
         number(sides["rejected"], sign=True),
         number(sides["chosen"], sign=True),
-        Markup("Summed over all {}, {} pulled down most. ").format(
+        Markup("Summed over all {}, the pairs {} pulled down most in this one training. ").format(
             len(singles), Markup(", ").join(pullers)
         )
         if several and pullers
         else "",
-        "The first of them" if several else "That answer",
+        "The one that fell most" if several else "That answer",
         excerpt(row.prompt, 60, end=True) if row else worst.row.name,
         number(worst.end - worst.start, sign=True),
         named_pair(culprit.example, ledger.rows),

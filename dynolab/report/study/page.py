@@ -11,7 +11,7 @@ from dynolab.claims.answers import assess_answers
 from dynolab.claims.study import assess
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import write_rows
-from dynolab.data.unknown import SAMPLES, UnknownTokens
+from dynolab.data.unknown import UnknownTokens, about_auto
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.events import Event, events_of
 from dynolab.probes.pairs import complete_pairs, pair_changes
@@ -20,7 +20,7 @@ from dynolab.report.audit.foresight import foreseen_figure, foresight_section
 from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_figure
 from dynolab.report.inputs.arms import arm_table_of
-from dynolab.report.inputs.study import Compared, ReportInputs, StudyFacts, Training
+from dynolab.report.inputs.study import Compared, ReportInputs, Training
 from dynolab.report.ledger.blocks import blocks_figure
 from dynolab.report.ledger.heat_map import ledger_map_figure
 from dynolab.report.ledger.pullers import puller_section
@@ -314,9 +314,10 @@ def _lead(inputs: ReportInputs, paths: Paths) -> str:
         for note in (_left_out, _alarmed, outside_radius)
         for training in inputs.trainings
     ]
+    auto = f" {about_auto(inputs.facts.read_otherwise)}." if inputs.facts.read_otherwise else ""
     return (
         f"{seed}{rows}{watched}{''.join(notes)}{_unknown(inputs.trainings)}"
-        f"{_read_otherwise(inputs.facts)} Changes are in nats of "
+        f"{auto} Changes are in nats of "
         "log-probability, summed over an answer’s tokens; brackets hold 95% intervals over prompts."
     ).strip()
 
@@ -337,17 +338,6 @@ def _unknown(trainings: Sequence[Training]) -> str:
     """States how many tokens of the answers the tokenizer does not know, of the last training."""
     counts = [own for each in trainings if (own := UnknownTokens.of_metrics(each.rows)).tokens]
     return f" {counts[-1]}." if counts else ""
-
-
-def _read_otherwise(facts: StudyFacts) -> str:
-    """Warns that other programs may train on other tokens."""
-    if not facts.read_otherwise:
-        return ""
-    return (
-        f" AutoTokenizer, which TRL uses, splits {facts.read_otherwise} of {len(SAMPLES)} sample "
-        "texts otherwise than the model’s tokenizer.json, which is used here: a training of your "
-        "own does as this one with PreTrainedTokenizerFast."
-    )
 
 
 def _left_out(training: Training) -> str:
