@@ -218,7 +218,7 @@ def test_an_answer_that_rose_is_not_among_those_that_fell(ledger: Ledger) -> Non
 
 
 def test_tokens_are_those_of_the_side_that_is_known_to_have_pulled(ledger: Ledger) -> None:
-    """Of a step in which both sides pulled the harder one has tokens, whichever pulled more in all."""
+    """Of a step in which both pulled the harder one has tokens, whichever pulled more in all."""
     account = next(account for account in ledger.accounts if account.row.single)
     both = replace(ledger.pushers(account)[0], example="a", from_chosen=-0.42, from_rejected=-0.43)
     moments = [
