@@ -127,9 +127,19 @@ class Page:
     coming: Sequence[str] = ()
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: str = "") -> Markup:
-    """A table; `numeric` holds an `n` for each column of numbers and any other letter elsewhere."""
-    return Markup(_PARTS.table(head, list(rows), numeric))
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    numeric: str = "",
+    *,
+    cards: bool = False,
+) -> Markup:
+    """A table; `numeric` holds an `n` for each column of numbers and any other letter elsewhere.
+
+    **Arguments:** `cards`: on a narrow screen a row is a list of its cells with their columns'
+    names, in place of a table that scrolls.
+    """
+    return Markup(_PARTS.table(head, list(rows), numeric, cards))
 
 
 def section(name: str, title: str, message: str, *content: Markup, note: str = "") -> Section:

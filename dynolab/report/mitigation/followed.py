@@ -153,7 +153,7 @@ def followed_section(compared: ComparedArms) -> Section | None:
         "followed",
         "What became of single answers",
         _message(compared, followed),
-        table(head, rows, "s" + "n" * (len(head) - 1)),
+        table(head, rows, "s" + "n" * (len(head) - 1), cards=True),
         note=_note(compared, followed),
     )
 

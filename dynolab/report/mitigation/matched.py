@@ -128,7 +128,7 @@ def matched_section(compared: ComparedArms) -> Section | None:
         "same-margin",
         "At the same margin",
         f"Each arm minus {compared.baseline}, where both have learned as much.",
-        table(("arm", *captions.values()), rows, "s" + "n" * len(captions)),
+        table(("arm", *captions.values()), rows, "s" + "n" * len(captions), cards=True),
         note="The margin is the largest that both reach with a seed. Means over seeds [95% "
         "t-interval], bold where a difference's interval excludes zero; nats. Times the steps: how "
         f"many times {compared.baseline}'s steps the arm needs for it.",

@@ -141,7 +141,11 @@ def _verdict_section(verdicts: Sequence[Verdict]) -> Section:
         f"Of {len(verdicts)} hoped-for effects, {counts_of(verdicts, PLURAL)}."
         if verdicts
         else "There is nothing to compare with the baseline.",
-        table(("arm", *effects), [(arm, *map(_effect, own)) for arm, own in by_arm.items()]),
+        table(
+            ("arm", *effects),
+            [(arm, *map(_effect, own)) for arm, own in by_arm.items()],
+            cards=True,
+        ),
         note=_CLAIMS,
     )
 

@@ -45,6 +45,7 @@ def side_by_side(compared: ComparedArms, figures: ArmTable) -> Section | None:
             ),
             rows,
             "s" + "n" * (len(places) + len(fell) + 1),
+            cards=True,
         ),
         note=_note(compared, gains),
     )
