@@ -59,7 +59,8 @@ def training_figure(trainings: Sequence[Training]) -> Figure | None:
         "Loss and margin",
         _message(trainings),
         f"Thin: the step's own batch; thick: running mean over {WINDOW} steps, which the "
-        "sentence above quotes.",
+        "sentence above quotes. A loss that is summed over tokens is larger for a batch of longer "
+        "answers.",
         plot,
     )
 
