@@ -159,7 +159,7 @@ class Costs:
 
         At a step it takes gradients of watched answers and of the batch's, scores single answers
         and the batch for the papers' measures, and splits one response a single answer into
-        tokens.
+        tokens. A token map takes another run, and what `_forces` says of one.
         """
         training, shape = config.training, self.inputs.shape()
         again = self.training(
@@ -173,8 +173,10 @@ class Costs:
         scored = self._answers(entered * (singles + responses))
         split = self._answers(entered * singles)
         flops = gradient_flops(shape, slopes) + forward_flops(shape, scored)
-        flops += CHANGE * forward_flops(shape, split)
-        cost = self._cost("bd", slopes + scored + split, flops)
+        mapped = self._answers(MAP_TOKENS if config.token_map else 0)
+        flops += CHANGE * forward_flops(shape, split + mapped) + gradient_flops(shape, mapped)
+        cost = self._cost("bd", slopes + scored + split + mapped * 2, flops)
+        runs = 3 if config.token_map else 2
         machine = self.machine
         taken = ledger_bytes(
             shape,
@@ -187,8 +189,8 @@ class Costs:
         ranks = again.rank_bytes * (1 if machine.gpus else again.ranks)
         return replace(
             cost,
-            flops=cost.flops + 2 * again.flops,
-            hours=cost.hours + 2 * again.hours,
+            flops=cost.flops + runs * again.flops,
+            hours=cost.hours + runs * again.hours,
             rank_bytes=max(taken.work, taken.between + ranks),
             host_bytes=again.host_bytes,
             written=entered * (record_bytes(training, shape, 1) + taken.waiting),

@@ -52,6 +52,12 @@ class LedgerConfig(StageConfig):
         ge=1,
         description="One step is drawn of so many, and sums have intervals; 1: every step.",
     )
+    # Excluded without one, so that results from before this field keep their keys.
+    token_map: bool = Field(
+        False,
+        exclude_if=lambda wanted: not wanted,
+        description="Also map the pull, token by token, that lowered the answer that fell most.",
+    )
     batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of one forward.")
     disk_bytes: int = Field(
         2**31,
@@ -76,7 +82,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     """Reads inputs `data`, `model`, which the training began with, `trained`, and `prompts` of a
     training on groups.
 
-    Results: the tables of `dynolab.results.ledger`.
+    Results: the tables of `dynolab.results.ledger`, and `token_map.json` if one is wanted.
     """
     import numpy as np
 
@@ -84,7 +90,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     from dynolab.forces.ledger.sampling import sampled_steps
     from dynolab.forces.ledger.sources import SourceAccounts
     from dynolab.forces.ledger.tables import LedgerTables
-    from dynolab.forces.step.token_map import token_string
+    from dynolab.forces.step.token_map import build_token_map, token_string
 
     config, trained = work.config, work.input_folder("trained")
     steps = read_value(trained / "summary.json", TrainingSummary).steps
@@ -138,6 +144,19 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
             if step in begins and (done - kept) * STATES >= steps:
                 _keep(work, ledger, tables, done)
                 kept = done
+        if config.token_map and (pull := tables.hardest_pull([name for name, _ in singles])):
+            progress.update(done, f"maps step {pull.step}")
+            (record,) = replay.backwards([pull.step], segment, lambda _: None)
+            token_map = build_token_map(
+                record,
+                policy,
+                encoder.tokenizer,
+                stage=record.facts.objective.name,
+                updating_id=pull.example,
+                observed_id=pull.functional,
+                observed=dict(singles)[pull.functional],
+            )
+            (work.output / "token_map.json").write_text(token_map.model_dump_json())
     if not done:
         raise ConfigError("trained", steps, "no step of the training moved a weight; train another")
     tables.write(work.output)

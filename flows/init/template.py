@@ -62,9 +62,10 @@ preference:
   probe_every: {probe_every}
   record_steps: {record_steps}  # these steps are taken apart, and `explore` maps them
 
-# Who pulled which answer down, over all steps: means of 4 pairs, and the answers that fell most.
-ledger: {{pairs: 4, answers: 5, heldout_answers: 3}}
-forces: {{pairs: 2}}  # of the recorded steps, with the map of the strongest push, token by token
+# Who pulled which answer down, over all steps: means of 4 pairs, and the answers that fell most,
+# with the map of the hardest pull, token by token.
+ledger: {{pairs: 4, answers: 5, heldout_answers: 3, token_map: true}}
+forces: {{pairs: 2}}  # of the recorded steps: how well first order foretells what they did
 
 # Not needed to see which pairs and tokens pull answers down. To add one, delete its line.
 audit: null      # what one step would do, for every pair, before any training

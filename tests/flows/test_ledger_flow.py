@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from dynolab.data.rows import read_value
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.step_account import StepAccount
 from dynolab.objectives import DPOConfig
 from dynolab.results.ledger import TABLES, FunctionalRow, StepLine, read_table
-from dynolab.results.study import ARGMAX, MetricsLine
+from dynolab.results.study import ARGMAX, MetricsLine, TokenMap
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import (
     EngineConfig,
@@ -92,6 +93,46 @@ def test_a_ledger_closes(analysed: Analysed, changes: dict[str, Any]) -> None:
     assert len(sources["step"]) == 6 * (3 + 1)
     assert [row.split for row in functionals if row.single] == ["train"] * 3 + ["heldout"]
     assert all(value >= 0 for value in sources["lbk"])
+
+
+def test_the_hardest_pull_on_the_answer_that_fell_most_has_a_map(analysed: Analysed) -> None:
+    """Without momentum a pair's lines in a step are what its map sums up to, but for the third order
+    in a step that is large here, so that answers fall."""
+    plain = OptimizerConfig(name="sgd", learning_rate=0.5)
+    account = ledger(analysed, *trained(analysed, optimizer=plain), token_map=True)
+    folder = analysed.folder(account)
+    token_map = read_value(folder / "token_map.json", TokenMap)
+    steps, lines, responses = (read_table(folder, name) for name in ("steps", "lines", "responses"))
+    singles = [
+        r.name for r in analysed.rows(account, "functionals.jsonl", FunctionalRow) if r.single
+    ]
+    changes = dict.fromkeys(singles, 0.0)
+    for name, before, after in zip(
+        *(steps[column] for column in ("functional", "before", "after")), strict=True
+    ):
+        if name in changes:
+            changes[name] += after - before
+    assert token_map.observed_id == min(changes, key=changes.__getitem__)
+    example = dict(
+        zip(
+            zip(responses["step"], responses["response"], strict=True),
+            responses["example"],
+            strict=True,
+        )
+    )
+    pulls: dict[tuple[str, int], float] = {}
+    for step, response, name, nats in zip(
+        *(lines[column] for column in ("step", "response", "functional", "nats")), strict=True
+    ):
+        if name == token_map.observed_id:
+            key = example[step, response], step
+            pulls[key] = pulls.get(key, 0.0) + nats
+    sums = {e: sum(v for (own, _), v in pulls.items() if own == e) for e, _ in pulls}
+    puller = min(sums, key=sums.__getitem__)
+    step = min((v, step) for (own, step), v in pulls.items() if own == puller)[1]
+    assert (token_map.updating_id, token_map.step) == (puller, step)
+    total = sum(map(sum, token_map.force))
+    assert total == pytest.approx(pulls[puller, step], rel=0.1) and total < 0
 
 
 def tables(analysed: Analysed, account: StageResult) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +14,14 @@ from dynolab.forces.ledger.step_account import SIDES, StepAccount
 from dynolab.results.ledger import TABLES, LedgerSummary, read_table, write_table
 
 PER_STEP = ("before", "after", "predicted", "rounding", "decay", "carried_in")
+
+
+class HardestPull(NamedTuple):
+    """What lowered a functional most: an example, at a step."""
+
+    functional: str
+    example: str
+    step: int
 
 
 class LedgerTables:
@@ -99,6 +109,31 @@ class LedgerTables:
         """Goes on from tables that were written."""
         for name in self._tables:
             self._append(name, **read_table(folder, name))
+
+    def hardest_pull(self, names: Sequence[str]) -> HardestPull | None:
+        """Of some functionals the one that fell most, and what pulled it down; None if none fell.
+
+        The example is the one that in sum lowered it most, the step the one of its steps that did.
+        """
+        steps, lines, responses = map(self._arrays, ("steps", "lines", "responses"))
+        moved = steps["after"].astype(float) - steps["before"].astype(float)
+        fell = {name: float(moved[steps["functional"] == name].sum()) for name in names}
+        worst = min(fell, key=fell.__getitem__, default=None)
+        if worst is None or fell[worst] >= 0:
+            return None
+        keys = zip(responses["step"].tolist(), responses["response"].tolist(), strict=True)
+        example = dict(zip(keys, responses["example"].tolist(), strict=True))
+        by_step: dict[tuple[str, int], float] = defaultdict(float)
+        in_sum: dict[str, float] = defaultdict(float)
+        mine = lines["functional"] == worst
+        for step, response, nats in zip(
+            *(lines[name][mine].tolist() for name in ("step", "response", "nats")), strict=True
+        ):
+            by_step[example[step, response], step] += nats
+            in_sum[example[step, response]] += nats
+        puller = min(in_sum, key=in_sum.__getitem__)
+        own = {step: nats for (name, step), nats in by_step.items() if name == puller}
+        return HardestPull(worst, puller, min(own, key=own.__getitem__))
 
     def summary(self) -> LedgerSummary:
         """How well the account closes."""

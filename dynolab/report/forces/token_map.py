@@ -17,6 +17,19 @@ READING = (
 )
 
 
+ONE_STEP = (
+    "It is what this step did at its own weights; the account’s line of the pair also counts its "
+    "momentum in later steps."
+)
+"""How a map and an account differ."""
+
+
+def hardest_pull_figure(token_map: TokenMap) -> Figure | None:
+    """The map of the hardest pull of an account on the answer that fell most."""
+    about = f"It is the hardest pull on the answer that fell most. {ONE_STEP}"
+    return token_map_figure(token_map, about)
+
+
 def token_map_figure(token_map: TokenMap, about: str = "") -> Figure | None:
     """Rows: observed answer; columns: updating y⁺ then y⁻; margins: sums of each side.
 

@@ -15,6 +15,7 @@ from numpy import ndarray
 from dynolab.data.rows import Example, read_value
 from dynolab.report.inputs.files import rows
 from dynolab.results.ledger import FunctionalRow, LedgerSummary, read_table
+from dynolab.results.study import TokenMap
 from dynolab.statistics import Interval, stratified_total
 
 
@@ -68,6 +69,7 @@ class Ledger:
     `rows`: the data's rows by id, held-out ones too where they are known; `moments`: lines with
     their tokens, by functional; `sign_delta`: of single answers, step by step; `blocks`: by
     functional what each block of the parameters passed on from chosen and from rejected answers.
+    `token_map`: of the hardest pull on the answer that fell most, if one was made.
     """
 
     summary: LedgerSummary
@@ -80,6 +82,7 @@ class Ledger:
     moments: Mapping[str, Sequence[Moment]]
     sign_delta: Mapping[str, Float[ndarray, " steps"]]
     blocks: Mapping[str, Mapping[str, tuple[float, float]]]
+    token_map: TokenMap | None = None
 
     @cached_property
     def examples(self) -> list[str]:
@@ -157,6 +160,7 @@ class Ledger:
 def read_ledger(folder: Path, data: Path) -> Ledger:
     """Reads the results of a ledger stage and of the data stage that it was trained on."""
     functionals = rows(folder, "functionals.jsonl", FunctionalRow)
+    token_map = folder / "token_map.json"
     summary = read_value(folder / "ledger.json", LedgerSummary)
     steps, lines, responses = (
         {
@@ -182,6 +186,7 @@ def read_ledger(folder: Path, data: Path) -> Ledger:
         moments=_moments(folder, responses),
         sign_delta=_sign_delta(folder),
         blocks=_blocks(folder, weights),
+        token_map=read_value(token_map, TokenMap) if token_map.exists() else None,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dynolab.report.figure import Figure
+from dynolab.report.forces.token_map import hardest_pull_figure
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.ledger.blocks import blocks_figure
@@ -29,6 +30,7 @@ def ledger_parts(ledger: Ledger) -> list[Figure | Section | None]:
         waterfall_figure(ledger),
         pusher_section(ledger),
         puller_section(ledger),
+        hardest_pull_figure(ledger.token_map) if ledger.token_map else None,
         step_figure(ledger),
         ledger_map_figure(ledger),
         blocks_figure(ledger),

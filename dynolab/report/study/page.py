@@ -17,8 +17,9 @@ from dynolab.probes.events import Event, events_of
 from dynolab.probes.pairs import complete_pairs, pair_changes
 from dynolab.probes.paths import learning_paths
 from dynolab.report.audit.foresight import foreseen_figure, foresight_section
+from dynolab.report.figure import Figure
 from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
-from dynolab.report.forces.token_map import token_map_figure
+from dynolab.report.forces.token_map import ONE_STEP, hardest_pull_figure, token_map_figure
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.study import Compared, ReportInputs, Training
 from dynolab.report.ledger.blocks import blocks_figure
@@ -172,7 +173,6 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
         inputs.ledger,
     )
     titles = {training.name: objective_name(training.stage) for training in trainings}
-    maps = [training.token_map for training in trainings if training.token_map]
     on_pairs = trainings and trainings[-1].stage in PAIR_OBJECTIVES
     changes = chosen_changes(inputs, found.paths) if on_pairs else {}
     margin = margin_learned(inputs, found.paths) if on_pairs else None
@@ -186,7 +186,7 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
         content=[
             pusher_section(ledger) if ledger else worst,
             puller_section(ledger) if ledger else None,
-            token_map_figure(maps[-1], _change(found.pairs, maps[-1])) if maps else None,
+            _token_map(inputs, found.pairs),
             try_section(inputs, found.pairs) if trainings else None,
             learning_path_figure(found.paths),
             gap_figure(found.paths),
@@ -269,6 +269,14 @@ def _pairs(inputs: ReportInputs, paths: Paths, prompts: Mapping[str, str]) -> li
     return pair_changes(paths[last, "train"], prompts)
 
 
+def _token_map(inputs: ReportInputs, pairs: Sequence[PairChange]) -> Figure | None:
+    """The account's map; without one, the last training's map of its recorded steps."""
+    if inputs.ledger is not None and inputs.ledger.token_map is not None:
+        return hardest_pull_figure(inputs.ledger.token_map)
+    maps = [training.token_map for training in inputs.trainings if training.token_map]
+    return token_map_figure(maps[-1], _change(pairs, maps[-1])) if maps else None
+
+
 def _change(pairs: Sequence[PairChange], token_map: TokenMap) -> str:
     """What became of the answer that a map is on, over the training."""
     for place, pair in enumerate(pairs, start=1):
@@ -277,9 +285,7 @@ def _change(pairs: Sequence[PairChange], token_map: TokenMap) -> str:
             return (
                 "Of the recorded steps’ pushes on answers that fell most this is the strongest "
                 f"(the answer fell by {fall} nats in all, number {place} of the training pairs); "
-                "pulls at other steps are named above, and have no map. It is what this step did "
-                "at its own weights; the account’s line of the pair also counts its momentum in "
-                "later steps."
+                f"pulls at other steps are named above, and have no map. {ONE_STEP}"
             )
     return ""
 
