@@ -96,8 +96,10 @@ def test_a_ledger_closes(analysed: Analysed, changes: dict[str, Any]) -> None:
 
 
 def test_the_hardest_pull_on_the_answer_that_fell_most_has_a_map(analysed: Analysed) -> None:
-    """Without momentum a pair's lines in a step are what its map sums up to, but for the third order
-    in a step that is large here, so that answers fall."""
+    """Without momentum a pair's lines in a step are what its map sums up to.
+
+    But for the third order in the step, which is large here, so that answers fall.
+    """
     plain = OptimizerConfig(name="sgd", learning_rate=0.5)
     account = ledger(analysed, *trained(analysed, optimizer=plain), token_map=True)
     folder = analysed.folder(account)
