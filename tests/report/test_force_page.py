@@ -81,7 +81,7 @@ def test_a_choice_shows_one_map_with_its_own_axes() -> None:
     assert token_map_choice_figure([]) is None
 
 
-def test_of_many_columns_the_largest_sums_are_named_with_room_between_them() -> None:
+def test_of_many_tokens_the_largest_sums_are_named_with_room_between_them() -> None:
     count = 200
     wide = {
         "observed_tokens": ["a"],
@@ -93,6 +93,15 @@ def test_of_many_columns_the_largest_sums_are_named_with_room_between_them() -> 
     assert len(axis.tickvals) == len(axis.ticktext) <= 40
     assert {0, count - 1} <= set(axis.tickvals)
     assert np.diff(axis.tickvals).min() >= count / 40
+    tall = wide | {
+        "observed_tokens": ["a"] * count,
+        "chosen_tokens": ["b"],
+        "force": np.linspace(-1, 1, count)[:, None].tolist(),
+    }
+    layout = token_map_plot(token_map("", False).model_copy(update=tall)).layout
+    assert len(layout.yaxis.tickvals) == len(layout.yaxis.ticktext) <= 40
+    assert {0, count - 1} <= set(layout.yaxis.tickvals)
+    assert layout.height < 1400
 
 
 def test_a_single_checkpoint_has_no_stability() -> None:

@@ -12,7 +12,7 @@ from dynolab.results.study import TokenMap
 
 READING = (
     "A cell: first-order push on the row's token from the column's token. Green raises, brown "
-    "lowers; bars sum the chosen and the rejected side separately, diamonds both. Of many columns "
+    "lowers; bars sum the chosen and the rejected side separately, diamonds both. Of many tokens "
     "those with the largest sums are named."
 )
 

@@ -20,7 +20,8 @@ from dynolab.results.study import TokenMap
 
 _GAP = 1.0  # columns left free between the chosen and the rejected tokens
 _LABEL = 10  # characters of a token on an axis
-_NAMED_COLUMNS = 40  # that fit side by side
+_MOST_NAMED = 40  # tokens of either answer that fit side by side
+_ROW = 26  # pixels
 _LEFT, _RIGHT = (0.0, 0.66), (0.7, 1.0)
 _BELOW, _ABOVE = (0.0, 0.74), (0.79, 1.0)
 _COLUMN_SUMS = {"xaxis": "x2", "yaxis": "y2"}  # above the cells
@@ -41,7 +42,7 @@ def token_map_plot(token_map: TokenMap) -> go.Figure:
         *_row_sums(token_map, force),
     ]
     layout = base_layout(
-        250 + max(200, 26 * len(force)),
+        250 + max(200, _ROW * min(len(force), _MOST_NAMED)),
         **_axes(token_map, force, columns),
         margin={"l": 90, "r": 24, "t": 60, "b": 110},
         barmode="overlay",
@@ -57,7 +58,7 @@ def token_map_plot(token_map: TokenMap) -> go.Figure:
 def _axes(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> dict[str, Any]:
     """Axes of the cells, then of the column sums, then of the row sums."""
     tokens = token_map.chosen_tokens + token_map.rejected_tokens
-    named = _named_columns(force.sum(axis=0))
+    named, observed = _named(force.sum(axis=0)), _named(force.sum(axis=1))
     return {
         "xaxis": {
             "anchor": "y",
@@ -71,8 +72,10 @@ def _axes(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> dict[s
         "yaxis": {
             "anchor": "x",
             "domain": _BELOW,
-            "tickvals": np.arange(len(force)),
-            "ticktext": [token_text(token, _LABEL) for token in token_map.observed_tokens],
+            "tickvals": np.array(observed),
+            "ticktext": [
+                token_text(token_map.observed_tokens[place], _LABEL) for place in observed
+            ],
             "range": [len(force) - 0.4, -0.6],
             "title": {"text": f"observed {plotly_text(token_map.observed_kind, 24)} answer"},
             **_TOKENS,
@@ -95,14 +98,14 @@ def _axes(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> dict[s
     }
 
 
-def _named_columns(sums: Float[ndarray, " columns"]) -> list[int]:
-    """Places of the columns that are named: the largest sums, with room between them."""
-    apart = -(-len(sums) // _NAMED_COLUMNS)
-    named: list[int] = []
+def _named(sums: Float[ndarray, " tokens"]) -> list[int]:
+    """Places of the tokens that are named: the largest sums, with room between them."""
+    apart = -(-len(sums) // _MOST_NAMED)
+    places: list[int] = []
     for place in np.argsort(-np.abs(sums)).tolist():
-        if all(abs(place - other) >= apart for other in named):
-            named.append(place)
-    return sorted(named)
+        if all(abs(place - other) >= apart for other in places):
+            places.append(place)
+    return sorted(places)
 
 
 def _colors(force: np.ndarray) -> dict[str, Any]:
