@@ -16,7 +16,8 @@
   `side`, `nats`: the sum of the step's lines of a side through the block's parameters.
 - `sources.parquet`: `step`, `functional`, `lbk`, `sign_delta`, `kernel_bound`: the papers' measures
   of a step on single answers (`dynolab.forces.ledger.sources`).
-- `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`.
+- `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`. `token_map.json`, if asked
+  for: the `dynolab.results.study.TokenMap` of the hardest pull on the answer that fell most.
 
 For every functional `Σ nats + Σ decay + Σ rounding + carried_in of the first step + Σ (after −
 before − predicted)` is the whole change. Where steps were sampled, the sums are over `weight` times
