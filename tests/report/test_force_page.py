@@ -104,6 +104,21 @@ def test_of_many_tokens_the_largest_sums_are_named_with_room_between_them() -> N
     assert layout.height < 1400
 
 
+def test_a_map_of_very_many_cells_stays_small() -> None:
+    """450 tokens by 325, as of two long answers, in a page of at most ten megabytes."""
+    rows, columns = 450, 325
+    large = {
+        "observed_tokens": ["“token”"] * rows,
+        "chosen_tokens": ["b"] * 75,
+        "rejected_tokens": ["c"] * (columns - 75),
+        "force": np.random.default_rng(0).normal(size=(rows, columns)).tolist(),
+    }
+    plot = token_map_plot(token_map("", False).model_copy(update=large))
+    assert len(plot.to_json()) < 1.5e6
+    cells, *_ = token_map_plot(token_map("", False)).data
+    assert "“" in cells.text[0][0], "a small one says its tokens"
+
+
 def test_a_single_checkpoint_has_no_stability() -> None:
     inputs = analysis(labels=("only",))
     assert stability_figure(inputs.kernel) is None

@@ -6,6 +6,7 @@ and adding one part after another takes four times as long.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ _GAP = 1.0  # columns left free between the chosen and the rejected tokens
 _LABEL = 10  # characters of a token on an axis
 _MOST_NAMED = 40  # tokens of either answer that fit side by side
 _ROW = 26  # pixels
+_MOST_CELLS = 40_000  # that say their tokens
 _LEFT, _RIGHT = (0.0, 0.66), (0.7, 1.0)
 _BELOW, _ABOVE = (0.0, 0.74), (0.79, 1.0)
 _COLUMN_SUMS = {"xaxis": "x2", "yaxis": "y2"}  # above the cells
@@ -143,21 +145,31 @@ def _cells(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> list[
     return [
         {
             "type": "heatmap",
-            "z": force[:, own],
+            "z": force[:, own].astype(np.float32),
             "x": columns[own],
             "y": np.arange(len(force)),
             "coloraxis": "coloraxis",
             "xgap": 1,
             "ygap": 1,
-            "text": [
-                [f"{side} “{token_text(token)}” on “{token_text(row)}”" for token in tokens]
-                for row in token_map.observed_tokens
-            ],
-            "hovertemplate": "%{text}: %{z:+.3g} nats<extra></extra>",
+            **_hover(side, tokens, token_map.observed_tokens, force.size),
         }
         for side, tokens, own in sides
         if tokens
     ]
+
+
+def _hover(side: str, tokens: Sequence[str], observed: Sequence[str], cells: int) -> dict[str, Any]:
+    """What a cell says when it is pointed at: its tokens, but for a map of very many cells.
+
+    There the bars name the tokens: texts of all cells would be most of the page.
+    """
+    if cells > _MOST_CELLS:
+        return {"hovertemplate": f"{side}: %{{z:+.3g}} nats<extra></extra>"}
+    names = [
+        [f"{side} “{token_text(token)}” on “{token_text(row)}”" for token in tokens]
+        for row in observed
+    ]
+    return {"text": names, "hovertemplate": "%{text}: %{z:+.3g} nats<extra></extra>"}
 
 
 def _column_sums(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> dict[str, Any]:
