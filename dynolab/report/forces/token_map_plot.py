@@ -138,6 +138,7 @@ def _colors(force: np.ndarray) -> dict[str, Any]:
 
 def _cells(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> list[dict[str, Any]]:
     split = len(token_map.chosen_tokens)
+    gap = 0 if force.size > _MOST_CELLS else 1  # pixels, of which so many cells have two or three
     sides = (
         ("y⁺", token_map.chosen_tokens, slice(0, split)),
         ("y⁻", token_map.rejected_tokens, slice(split, None)),
@@ -149,8 +150,8 @@ def _cells(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> list[
             "x": columns[own],
             "y": np.arange(len(force)),
             "coloraxis": "coloraxis",
-            "xgap": 1,
-            "ygap": 1,
+            "xgap": gap,
+            "ygap": gap,
             **_hover(side, tokens, token_map.observed_tokens, force.size),
         }
         for side, tokens, own in sides
