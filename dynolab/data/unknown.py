@@ -119,7 +119,6 @@ class UnknownTokens:
 PLAIN = {"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."}
 """Typographic character → what is commonly written in its place."""
 
-
 COUNTS = "tokens", "total", "answers", "texts"
 """Fields of `UnknownTokens` that are metrics."""
 

@@ -197,6 +197,26 @@ def test_an_arm_without_a_followed_pair_is_told() -> None:
     assert followed is not None and f"dose does not train on {name}." in followed.note
 
 
+def test_an_arm_that_is_better_in_the_shares_that_fell_alone_is_shown(tmp_path: Path) -> None:
+    compared = mitigation()
+    same = [
+        run.model_copy(update={"figures": run.figures | {"train/fell": 0.1 + 0.01 * seed}})
+        for seed, run in enumerate(compared.runs["dpo"])
+    ]
+    more = [
+        run.model_copy(update={"figures": run.figures | {"train/fell": 0.9 + 0.01 * seed}})
+        for seed, run in enumerate(compared.runs["dpo"])
+    ]
+    arms = {name: compared.arms[name] for name in ("dpo", "dose")}
+    runs = {"dpo": tuple(more), "dose": tuple(same)}
+    two = compared.model_copy(update={"arms": arms, "runs": runs, "followed": ()})
+    write_mitigation_page(two, tmp_path)
+    said = answer(two, arm_table_of(two))[1]
+    assert said.startswith(
+        "They hold up best under dose: clearly better than under dpo in the share"
+    )
+
+
 def test_an_arm_that_did_not_learn_the_preference_gets_no_praise() -> None:
     compared = mitigation()
     runs = [

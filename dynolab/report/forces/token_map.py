@@ -16,7 +16,6 @@ READING = (
     "those with the largest sums are named."
 )
 
-
 ONE_STEP = (
     "It is what this step did at its own weights; the account’s line of the pair also counts its "
     "momentum in later steps."

@@ -104,13 +104,14 @@ def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict
     tiles += [_tile(f"{own}: gap y* − y⁺", gap), _tile(f"{own}: chosen y⁺", chosen)]
     useless = unlearned(compared, figures)
     gains = Gains(compared, figures, [arm for arm in compared.others if arm not in useless])
-    if len(compared.seeds) > 1 and (best := gains.best()) is not None:
-        place, change = next(
-            (place, gains.of(best)[place])
-            for place in ("heldout", "train", "matched")
-            if gains.decides(best, place)
-        )
-        tiles.append(_tile(f"{best} − {own}: chosen y⁺, {PLACES[place]}", change))
+    best = gains.best() if len(compared.seeds) > 1 else None
+    if best is not None:
+        # Clear in shares alone, it has no clear change in nats to show.
+        clear = [name for name in ("heldout", "train", "matched") if gains.decides(best, name)]
+        tiles += [
+            _tile(f"{best} − {own}: chosen y⁺, {PLACES[place]}", gains.of(best)[place])
+            for place in clear[:1]
+        ]
     runs = [run for arm in compared.arms for run in compared.runs[arm]]
     diverged = sum(run.diverged is not None for run in runs)
     appear = sum(verdict.outcome == "holds" for verdict in verdicts)

@@ -19,9 +19,9 @@ FELL = {"train/fell": "that fell in training", "heldout/fell": "that fell held o
 """Shares of chosen answers that are compared, in points; fewer are better."""
 
 CRITERION = (
-    "“Best” is the arm that is clearly better in most of the five, and clearly worse in none: mean "
-    "change in training, held out and at the same margin, and the shares that fell; of several, "
-    "the one whose mean ends highest held out."
+    "“Best” is the arm that is clearly worse in none of five measures, and clearly better in more "
+    "of them than any other: mean change in training, held out and at the same margin, and the "
+    "shares that fell; of several, the one whose mean ends highest held out."
 )
 
 
