@@ -103,17 +103,17 @@ class Gains:
         return f"{join(shown[True])}{unclear}"
 
     def means_in_words(self, arm: str) -> str:
-        """“in training +1, held out −1 nats, that fell in training −2 points”."""
+        """“in training +1, held out −1 nats, in the share that fell in training −2 points”."""
         each = {
             place: f"{_NAMES[place]} {number(_scaled(change, place).mean, sign=True)}"
             for place, change in self.of(arm).items()
         }
-        nats, points = (
-            ", ".join(text for place, text in each.items() if (place in FELL) == fell)
-            for fell in (False, True)
-        )
-        return " nats, ".join(filter(None, (nats, points and f"{points} points"))) + (
-            "" if points else " nats"
+        nats = [text for place, text in each.items() if place not in FELL]
+        points = [text for place, text in each.items() if place in FELL]
+        return ", ".join(
+            f"{', '.join(texts)} {unit}"
+            for texts, unit in ((nats, "nats"), (points, "points"))
+            if texts
         )
 
     def _clear(self, arm: str, sign: int) -> list[str]:
