@@ -106,6 +106,16 @@ class AskedStep:
             },
         )
 
+    def log_probs(self, answer: Encoded) -> tuple[float, float]:
+        """log π of an answer before and after the step, in nats."""
+        batch, _ = self.policy.batch([answer])
+        with torch.no_grad():
+            before, after = (
+                float(self.policy.logps(self.policy.cast(weights), batch).double().sum())
+                for weights in (self.record.before, self.record.after)
+            )
+        return before, after
+
     def on_tokens(self, answer: Encoded) -> Float[ndarray, "tokens 2"]:
         """Push on every token of an answer through all chosen and all rejected responses, nats."""
         batch, _ = self.policy.batch([answer])

@@ -197,6 +197,11 @@ class Training:
             self.background.begin((kind, asked), compute)
         return len(due)
 
+    def log_probs(self, row: ProbeRow, step: int) -> tuple[float, float]:
+        """log π of an answer before and after a recorded step, in nats."""
+        with self.lock:
+            return self.asked(step, Asked()).log_probs(self.encoded(row))
+
     def token_pushes(self, row: ProbeRow, step: int, asked: Asked) -> np.ndarray:
         """Push on every token of an answer, through chosen and through rejected responses."""
         with self.lock:

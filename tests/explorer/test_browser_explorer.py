@@ -139,6 +139,10 @@ def test_a_typed_answer_is_looked_at_and_two_trainings_side_by_side(page: Any) -
     assert page.locator(".column h3").all_inner_texts() == ["DPO", "SFT"]
     page.locator(".answers a").first.press("Enter")
     seen(page, "log π went from")
+    page.goto(there.partition("?")[0] + "?step=1")
+    page.get_by_text("beside step").locator("..").get_by_text("8", exact=True).press("Enter")
+    seen(page, "Who pulled it down, in one or the other")
+    assert page.locator(".column h3").all_inner_texts() == ["step 1", "step 8"]
 
 
 @TWO_READERS

@@ -69,7 +69,9 @@ def test_pairs_and_what_if_show_the_ledgers_sums(incomplete: tuple[Study, str]) 
     first = next(iter(study.pairs))
     text = view(study, State(view="pairs", pair=first))
     assert words in text and "−2.00 " in text  # 1 − 3: of the list, by the mean
-    assert "Over the whole training, on means: −2.00 on training chosen" in text
+    answer = study.training("preference").answers["chosen"][0].row.pair_id
+    assert "training, mean of 2 −2.00 +1.00 −3.00" in text
+    assert f"{answer}, chosen y⁺ −3.50 +0.500 −4.00" in text
     assert "Whom it harms" not in text
     text = view(study, State(view="what-if", without=(first,)))
     assert words in text and "Over the whole training" in text and "preference_filter" in text

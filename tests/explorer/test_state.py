@@ -48,7 +48,9 @@ def training(folder: Path) -> Training:
 
 
 def test_an_address_is_read_as_it_was_written() -> None:
-    state = State(view="what-if", answer=ODD, step=0, place=3, without=("x", ODD), dose=0.3)
+    state = State(
+        view="what-if", answer=ODD, step=0, place=3, without=("x", ODD), dose=0.3, step_beside=3
+    )
     assert State.of(state.link()) == state
     typed = State(prompt=ODD, response=ODD, beside="sft")
     assert State.of(typed.link()) == typed

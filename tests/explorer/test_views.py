@@ -12,6 +12,7 @@ pytest.importorskip("dash")
 from dynolab.explorer.page import over_steps, parts, search
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
+from dynolab.report.text import number
 from tests.explorer.small_study import STEPS, small_study, view
 
 
@@ -50,6 +51,24 @@ def test_two_trainings_are_side_by_side(study: Study) -> None:
     assert text.count("log π went from") == 3  # above, and under each training
     assert text.count("at recorded steps 0, 3") == 2
     assert "in one or the other" not in view(study, State(beside="preference"))
+
+
+def test_two_steps_of_a_training_are_side_by_side(study: Study) -> None:
+    training = study.training("preference")
+    answer = training.answers["chosen"][0]
+    text = view(study, State(step=0, step_beside=3))
+    assert "step 0 " in text and "step 3 " in text
+    assert "at recorded step 0:" in text and "at recorded step 3:" in text
+    first, last = (training.log_probs(answer.row, step) for step in STEPS)
+    for start, end in (first, last):
+        assert f"log π went from {number(start, 4)} to {number(end, 4)}" in text
+    measured = training.lines_to(answer.row, STEPS, State().asked).measured[0]
+    assert sum(end - start for start, end in (first, last)) == pytest.approx(measured, abs=1e-4)
+    assert first[0] == pytest.approx(answer.start, abs=1e-3)
+    assert last[1] == pytest.approx(answer.end, abs=1e-3)  # the last step is the end
+    alone = view(study, State(step=0))
+    assert "beside step none 3" in alone and "in one or the other" not in alone
+    assert "beside step" not in view(study, State())
 
 
 def test_an_account_is_shown_step_by_step(study: Study) -> None:

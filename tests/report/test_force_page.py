@@ -73,7 +73,7 @@ def test_a_choice_shows_one_map_with_its_own_axes() -> None:
     figure = token_map_choice_figure(maps)
     first, second = figure.plot.layout.updatemenus[0].buttons
     shown, others = (button.args[0]["visible"] for button in (first, second))
-    assert (sum(shown), sum(others)) == (6, 5)
+    assert (sum(shown), sum(others)) == (7, 5)
     assert [not visible for visible in others] == shown
     assert [bool(trace.visible) for trace in figure.plot.data] == shown
     assert [len(button.args[1]["xaxis.tickvals"]) for button in (first, second)] == [4, 2]
@@ -117,6 +117,26 @@ def test_a_map_of_very_many_cells_stays_small() -> None:
     assert len(plot.to_json()) < 1.5e6
     cells, *_ = token_map_plot(token_map("", False)).data
     assert "“" in cells.text[0][0], "a small one says its tokens"
+
+
+def test_sums_of_many_tokens_are_areas_instead_of_bars() -> None:
+    force = np.random.default_rng(0).normal(size=(300, 250))
+    large = {
+        "observed_tokens": ["a"] * 300,
+        "chosen_tokens": ["b"] * 75,
+        "rejected_tokens": ["c"] * 175,
+        "force": force.tolist(),
+    }
+    both = token_map("", True)
+    for drawn, kind in ((both.model_copy(update=large), "scatter"), (both, "bar")):
+        own = np.array(drawn.force)
+        split = len(drawn.chosen_tokens)
+        chosen, rejected, plus, minus, total = token_map_plot(drawn).data[2:]
+        assert {trace.type for trace in (chosen, rejected, plus, minus)} == {kind}
+        assert np.r_[chosen.y, rejected.y] == pytest.approx(own.sum(0))
+        assert plus.x == pytest.approx(own[:, :split].sum(1))
+        assert minus.x == pytest.approx(own[:, split:].sum(1))
+        assert total.x == pytest.approx(own.sum(1))
 
 
 def test_a_single_checkpoint_has_no_stability() -> None:

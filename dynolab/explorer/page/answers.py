@@ -79,9 +79,9 @@ def shown(study: Study, state: State, dark: bool, program: str) -> Any:
         state = state.model_copy(update={"answer": row.pair_id})
     else:
         return html.P("No answer of this kind was watched.")
-    if state.beside in study.trainings and state.beside != training.name:
-        return [head, *beside.shown(study, row, state)]
     recorded, error = training.computable()
+    if compared := beside.sides(study, state):
+        return [head, *beside.chooser(recorded, state), *beside.shown(study, row, compared, state)]
     moved = what_moved(training, row, state, recorded)
     if moved is None:
         return [head, parts.failed(error)]
@@ -97,6 +97,7 @@ def shown(study: Study, state: State, dark: bool, program: str) -> Any:
     return [
         head,
         parts.steps(steps, state.step),
+        *beside.chooser(recorded, state),
         *(_tokens(training, row, near, token_map, state) if recorded else _plain(row)),
         sentence(moved, state),
         parts.failed(error),

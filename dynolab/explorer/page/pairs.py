@@ -8,7 +8,7 @@ from typing import Any
 from dash import html
 
 from dynolab.data.rows import Example
-from dynolab.explorer.lines import CHOSEN, Lines, PairPush
+from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, PairPush
 from dynolab.explorer.page import parts, search
 from dynolab.explorer.page.moved import nearest
 from dynolab.explorer.page.state import State
@@ -18,8 +18,10 @@ from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer
 from dynolab.report.style import SPLITS, style_of
 from dynolab.report.text import excerpt
+from dynolab.results.ledger import FunctionalRow
 
 SHOWN, LISTED = 12, 300
+MEANS = (CHOSEN, REJECTED, "argmax")
 HEAD = ("answer", "nats", "its chosen", "its rejected", "", "prompt and answer")
 
 
@@ -84,7 +86,7 @@ def shown(study: Study, state: State) -> Any:
         html.P([html.B("y⁺ ", className="up"), parts.said(pair.chosen)]),
         html.P([html.B("y⁻ ", className="down"), parts.said(pair.rejected or "–")]),
         html.P(parts.link(_tick(pair.id, state), state.toggled(pair.id))),
-        *_over_training(training, pair.id),
+        *_over_training(training, pair.id, state),
         parts.failed(error),
         *_at_recorded_steps(study, pair, steps, state),
     ]
@@ -135,19 +137,42 @@ def _tick(pair: str, state: State) -> str:
     return "take it back in (what if)" if pair in state.without else "leave it out (what if)"
 
 
-def _over_training(training: Training, pair: str) -> list[Any]:
-    """What the ledger says of it: its sum over all steps, on the mean of each kind."""
-    means = lines_to_means(training.ledger)
-    if means is None:
+def _over_training(training: Training, pair: str, state: State) -> list[Any]:
+    """Its sums over all steps, from the ledger: on means, and on answers that have an account."""
+    accounts = lines_to_means(training.ledger, singles=True)
+    if accounts is None:
         return []
-    rows, lines = means
-    pushes = lines.pushed_by(pair)
-    said = [
-        f"{parts.nats(push.total)} on {SPLITS[row.split]} {style_of(row.kind).label}"
-        for row, push in zip(rows, pushes, strict=False)
-        if row.kind in (CHOSEN, "rejected", "argmax")
+    functionals, lines = accounts
+    pushes = zip(functionals, lines.pushed_by(pair), strict=False)
+    rows = [
+        [
+            _account(row, pair, state),
+            parts.nats(push.total),
+            parts.nats(push.from_chosen),
+            parts.nats(push.from_rejected),
+        ]
+        for row, push in sorted(pushes, key=lambda own: own[1].total)
+        if row.single or row.kind in MEANS
     ]
-    return [html.P(f"Over the whole training, on means: {'; '.join(said)}.")] if said else []
+    if not rows:
+        return []
+    return [
+        html.H3("Over the whole training"),
+        html.P(
+            "From the ledger’s lines: means of a kind’s answers, and the answers that fell most.",
+            className="note",
+        ),
+        parts.table(("answers", "nats", "its chosen", "its rejected"), rows, "snnn"),
+    ]
+
+
+def _account(row: FunctionalRow, pair: str, state: State) -> Any:
+    """What an account is of; a link where that is one answer."""
+    name = parts.account_name(row)
+    if not row.single:
+        return name
+    address = state.link(view="answers", kind=row.kind, answer=row.name, pair=pair, step=None)
+    return parts.link(name, address, title="the pair's map on this answer")
 
 
 def _table(answers: list[Answer], pushes: list[PairPush], places: list[int], state: State) -> Any:

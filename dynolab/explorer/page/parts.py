@@ -9,8 +9,9 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import dcc, html
 
-from dynolab.report.style import DARK
+from dynolab.report.style import DARK, SPLITS, style_of
 from dynolab.report.text import number, visible_token
+from dynolab.results.ledger import FunctionalRow
 
 MARKS = 8
 TOKENS = 1000  # of an answer that are drawn
@@ -138,6 +139,14 @@ def graph(figure: go.Figure, dark: bool, name: str = "") -> Part:
         text = text.replace(f'"{light}"', f'"{other}"')
     drawn = dcc.Graph(figure=json.loads(text), config=GRAPH, className="plot")
     return html.Div(drawn, className=f"wide {name}".strip(), tabIndex=0, role="region")
+
+
+def account_name(row: FunctionalRow) -> str:
+    """What an account of the ledger is of."""
+    kind = style_of(row.kind).label
+    if row.single:
+        return f"{row.name}, {kind}"
+    return f"{kind}, {SPLITS[row.split]}, mean of {len(row.pairs)}"
 
 
 def failed(error: Exception | None) -> Part:

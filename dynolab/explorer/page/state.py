@@ -25,7 +25,8 @@ class State(BaseModel):
 
     `answer` is the pair whose answer of `kind` is looked at, `pair` the one that pushes, `step` a
     step of the training (None: all that are known), `place` that of one token of the answer.
-    `prompt` and `response` are an answer that was typed, `beside` a second training.
+    `prompt` and `response` are an answer that was typed, `beside` a second training,
+    and `step_beside` a second step of the training.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -39,6 +40,7 @@ class State(BaseModel):
     response: str = ""
     pair: str = ""
     step: int | None = None
+    step_beside: int | None = None
     place: int | None = None
     metric: Metric = "optimizer"
     without: tuple[str, ...] = ()
@@ -78,7 +80,7 @@ class State(BaseModel):
         if self.view == "what-if":
             return self.link()
         pair = self.pair if self.view == "answers" else ""
-        return self.link(answer="", pair=pair, step=None, place=None)
+        return self.link(answer="", pair=pair, step=None, step_beside=None, place=None)
 
     def under(self, training: Training) -> Asked:
         """The same steps under the objective that is asked about."""

@@ -18,7 +18,6 @@ from dynolab.explorer.watched import Answer
 from dynolab.report.figure import base_layout
 from dynolab.report.style import CHOSEN, MUTED, REJECTED, SPLITS, objective_name, style_of
 from dynolab.report.text import join, plotly_text
-from dynolab.results.ledger import FunctionalRow
 
 COLORS = {"train": CHOSEN, "heldout": REJECTED}
 DOSES = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5)
@@ -152,7 +151,7 @@ def _over_training(training: Training, state: State) -> list[Any]:
     after = lines.what_if(state.what_if(training))
     table = [
         [
-            _name(row),
+            parts.account_name(row),
             parts.nats(float(measured)),
             parts.nats(float(would)),
             parts.nats(round(float(would - measured), 9) + 0.0),  # no rounding of sums, no −0
@@ -167,14 +166,6 @@ def _over_training(training: Training, state: State) -> list[Any]:
         ),
         parts.table(("answers", "change", "would be", "difference"), table, "snnn"),
     ]
-
-
-def _name(row: FunctionalRow) -> str:
-    """What an account is of."""
-    kind = style_of(row.kind).label
-    if row.single:
-        return f"{row.name}, {kind}"
-    return f"{kind}, {SPLITS[row.split]}, mean of {len(row.pairs)}"
 
 
 def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go.Figure:

@@ -24,11 +24,22 @@ _LABEL = 10  # characters of a token on an axis
 _MOST_NAMED = 40  # tokens of either answer that fit side by side
 _ROW = 26  # pixels
 _MOST_CELLS = 40_000  # that say their tokens
+_MOST_BARS = 200  # that can be told apart
 _LEFT, _RIGHT = (0.0, 0.66), (0.7, 1.0)
 _BELOW, _ABOVE = (0.0, 0.74), (0.79, 1.0)
 _COLUMN_SUMS = {"xaxis": "x2", "yaxis": "y2"}  # above the cells
 _ROW_SUMS = {"xaxis": "x3", "yaxis": "y3"}  # on their right
 _BARS = {"showticklabels": False, "showgrid": False, "ticks": ""}
+_HALF = {"orientation": "h", "width": 0.38}  # of a row, for each side
+_DIAMONDS = {
+    "mode": "markers",
+    "marker": {
+        "color": INK,
+        "symbol": "diamond",
+        "size": 8,
+        "line": {"color": PAPER, "width": 1},
+    },
+}
 # plotly lays labels out for seconds where they must not leave the figure.
 _TOKENS = {"tickfont": {"family": MONO, "size": 12}, "ticklabeloverflow": "allow", **CELLS}
 
@@ -40,7 +51,7 @@ def token_map_plot(token_map: TokenMap) -> go.Figure:
     columns = np.arange(force.shape[1]) + _GAP * (np.arange(force.shape[1]) >= split)
     traces = [
         *_cells(token_map, force, columns),
-        _column_sums(token_map, force, columns),
+        *_column_sums(token_map, force, columns),
         *_row_sums(token_map, force),
     ]
     layout = base_layout(
@@ -137,12 +148,7 @@ def _colors(force: np.ndarray) -> dict[str, Any]:
 
 
 def _cells(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> list[dict[str, Any]]:
-    split = len(token_map.chosen_tokens)
     gap = 0 if force.size > _MOST_CELLS else 1  # pixels, of which so many cells have two or three
-    sides = (
-        ("y⁺", token_map.chosen_tokens, slice(0, split)),
-        ("y⁻", token_map.rejected_tokens, slice(split, None)),
-    )
     return [
         {
             "type": "heatmap",
@@ -154,9 +160,18 @@ def _cells(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> list[
             "ygap": gap,
             **_hover(side, tokens, token_map.observed_tokens, force.size),
         }
-        for side, tokens, own in sides
-        if tokens
+        for side, tokens, own, _ in _sides(token_map)
     ]
+
+
+def _sides(token_map: TokenMap) -> list[tuple[str, Sequence[str], slice, str]]:
+    """Name, tokens, columns and colour of each answer that pushes."""
+    chosen, rejected = token_map.chosen_tokens, token_map.rejected_tokens
+    sides = (
+        ("y⁺", chosen, slice(0, len(chosen)), CHOSEN),
+        ("y⁻", rejected, slice(len(chosen), None), REJECTED),
+    )
+    return [side for side in sides if side[1]]
 
 
 def _hover(side: str, tokens: Sequence[str], observed: Sequence[str], cells: int) -> dict[str, Any]:
@@ -173,43 +188,39 @@ def _hover(side: str, tokens: Sequence[str], observed: Sequence[str], cells: int
     return {"text": names, "hovertemplate": "%{text}: %{z:+.3g} nats<extra></extra>"}
 
 
-def _column_sums(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> dict[str, Any]:
-    split = len(token_map.chosen_tokens)
-    return {
-        "type": "bar",
-        "x": columns,
-        "y": np.nansum(force, axis=0),
-        "showlegend": False,
-        "marker": {
-            "color": [CHOSEN] * split + [REJECTED] * (len(columns) - split),
-            "line": {"width": 0},
-        },
-        "text": [token_text(t) for t in token_map.chosen_tokens + token_map.rejected_tokens],
-        "textposition": "none",
-        "hovertemplate": "all pushes from “%{text}”: %{y:+.3g} nats<extra></extra>",
-        **_COLUMN_SUMS,
-    }
+def _column_sums(
+    token_map: TokenMap, force: np.ndarray, columns: np.ndarray
+) -> list[dict[str, Any]]:
+    many = len(columns) > _MOST_BARS
+    return [
+        {
+            "x": columns[own],
+            "y": np.nansum(force[:, own], axis=0),
+            "showlegend": False,
+            "text": [token_text(token) for token in tokens],
+            "hovertemplate": "all pushes from “%{text}”: %{y:+.3g} nats<extra></extra>",
+            **(_area(color, "y") if many else _bar(color)),
+            **_COLUMN_SUMS,
+        }
+        for _, tokens, own, color in _sides(token_map)
+    ]
 
 
 def _row_sums(token_map: TokenMap, force: np.ndarray) -> list[dict[str, Any]]:
     split = len(token_map.chosen_tokens)
     plus, minus = np.nansum(force[:, :split], axis=1), np.nansum(force[:, split:], axis=1)
+    many = len(force) > _MOST_BARS
     shared = {
         "y": np.arange(len(force)),
         "text": [token_text(t) for t in token_map.observed_tokens],
         **_ROW_SUMS,
     }
-    bars = [
+    sides = [
         {
-            "type": "bar",
             "x": values,
-            "orientation": "h",
             "name": label,
-            "textposition": "none",
-            "offset": offset,
-            "width": 0.38,
-            "marker": {"color": color, "line": {"width": 0}},
             "hovertemplate": f"on “%{{text}}” {label}: %{{x:+.3g}} nats<extra></extra>",
+            **(_area(color, "x") if many else {**_bar(color), **_HALF, "offset": offset}),
             **shared,
         }
         for values, label, color, offset in (
@@ -220,18 +231,30 @@ def _row_sums(token_map: TokenMap, force: np.ndarray) -> list[dict[str, Any]]:
     both = {
         "type": "scatter",
         "x": plus + minus,
-        "mode": "markers",
         "name": "both",
-        "marker": {
-            "color": INK,
-            "symbol": "diamond",
-            "size": 8,
-            "line": {"color": PAPER, "width": 1},
-        },
         "hovertemplate": "on “%{text}” from both: %{x:+.3g} nats<extra></extra>",
+        **({"mode": "lines", "line": {"color": INK, "width": 1}} if many else _DIAMONDS),
         **shared,
     }
-    return [*bars, both]
+    return [*sides, both]
+
+
+def _bar(color: str) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "textposition": "none",
+        "marker": {"color": color, "line": {"width": 0}},
+    }
+
+
+def _area(color: str, along: str) -> dict[str, Any]:
+    """Steps filled to zero, one path where bars would be hundreds of a pixel or two."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "line": {"color": color, "width": 0.5, "shape": "hvh" if along == "y" else "vhv"},
+        "fill": f"tozero{along}",
+    }
 
 
 def _headings(columns: np.ndarray, split: int) -> list[dict[str, Any]]:
