@@ -58,30 +58,45 @@ ENVIRONMENT = {
 }
 
 
-def walked(guard: Path, group: str, *names: str) -> dict[str, dict[str, Any]]:
-    """What was noted on each path of a group, or on the named ones."""
+Walked = dict[str, dict[str, dict[str, Any]]]
+
+
+def walked(guard: Path, groups: dict[str, list[str]]) -> Walked:
+    """What was noted on the named paths, or on all of a group, by group and path."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.walk", str(guard), group, *names],
+        [sys.executable, "-m", "tests.gpu.walk", str(guard), json.dumps(groups)],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"path"')]
-    return {line.pop("path"): line for line in lines}
+    noted: Walked = {group: {} for group in groups}
+    for text in done.stdout.splitlines():
+        if text.startswith('{"group"'):
+            line = json.loads(text)
+            noted[line.pop("group")][line.pop("path")] = line
+    return noted
 
 
-@pytest.mark.parametrize(
-    ("group", "names"),
-    [
-        pytest.param("training", SOME, id="some trainings"),
-        pytest.param("training", [], id="training", marks=pytest.mark.study),
-        *(pytest.param(group, [], id=group) for group in PATHS if group != "training"),
-    ],
-)
-def test_no_path_mixes_devices(guard: Path, group: str, names: list[str]) -> None:
-    paths = walked(guard, group, *names)
-    assert len(paths) == (len(names) or PATHS[group])
+@pytest.fixture(scope="module")
+def walks(guard: Path) -> Walked:
+    """All paths of the fast tier, in one process, which imports torch and transformers once."""
+    others: dict[str, list[str]] = {group: [] for group in PATHS if group != "training"}
+    return walked(guard, {"micro_batch": [], "planted": [], "training": SOME, **others})
+
+
+@pytest.mark.parametrize("group", PATHS)
+def test_no_path_mixes_devices(walks: Walked, group: str) -> None:
+    check(group, walks[group], len(SOME) if group == "training" else PATHS[group])
+
+
+@pytest.mark.study
+def test_no_training_mixes_devices(guard: Path) -> None:
+    check("training", walked(guard, {"training": []})["training"], PATHS["training"])
+
+
+def check(group: str, paths: dict[str, dict[str, Any]], count: int) -> None:
+    assert len(paths) == count
     assert {name: path["error"] for name, path in paths.items() if path["error"]} == {}
     assert {name: path["mixed"] for name, path in paths.items() if path["mixed"]} == {}
     assert all(path["operations"] > 500 for path in paths.values())
@@ -89,16 +104,16 @@ def test_no_path_mixes_devices(guard: Path, group: str, names: list[str]) -> Non
         assert {name: path["unordered"] for name, path in paths.items() if path["unordered"]} == {}
 
 
-def test_the_host_hardly_waits_in_a_micro_batch(guard: Path) -> None:
-    paths = walked(guard, "micro_batch")
+def test_the_host_hardly_waits_in_a_micro_batch(walks: Walked) -> None:
+    paths = walks["micro_batch"]
     assert {name: path["error"] for name, path in paths.items() if path["error"]} == {}
     for name, path in paths.items():
         assert path["figures"]["waits"] <= 4, name
         assert path["figures"]["copies"] <= 1, name
 
 
-def test_planted_mistakes_are_named_with_their_line(guard: Path) -> None:
-    paths = walked(guard, "planted")
+def test_planted_mistakes_are_named_with_their_line(walks: Walked) -> None:
+    paths = walks["planted"]
     (what,) = paths["host tensor in a loss"]["mixed"]
     assert what.startswith("add of GPU tensors with host tensors [(2,)] at tests/gpu/paths_planted")
     assert all(path["error"] is None for path in paths.values())

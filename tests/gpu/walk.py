@@ -1,8 +1,8 @@
 """Walks paths of the library on the pretended GPU.
 
-`python -m tests.gpu.walk GUARD GROUP [PATH...]`: the compiled guard, and the group's module
-`paths_GROUP`, of which all paths are walked unless some are named. Prints one line of JSON for
-every path: what `Log` counts, the error that ended it, and its own figures.
+`python -m tests.gpu.walk GUARD GROUPS`: the compiled guard, and as JSON the names of paths by their
+group, whose module is `paths_GROUP`; where none are named, all of them are walked. Prints one line
+of JSON for every path: what `Log` counts, the error that ended it, and its own figures.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from typing import Any
 from tests.gpu.log import LOG
 
 
-def main(guard: str, group: str, *wanted: str) -> None:
-    """Walks a group's paths."""
+def main(guard: str, groups: str) -> None:
+    """Walks the paths of some groups."""
     warnings.filterwarnings("ignore")
     # Before torch is imported: it asks only once whether there are hooks for CUDA.
     ctypes.CDLL(guard, mode=ctypes.RTLD_GLOBAL)
     from tests.gpu.one_gpu import become_machine_with_gpu
 
     become_machine_with_gpu()
-    for name, path in import_module(f"tests.gpu.paths_{group}").paths():
-        if not wanted or name in wanted:
-            print(json.dumps({"path": name, **walk(path)}), flush=True)
+    for group, wanted in json.loads(groups).items():
+        for name, path in import_module(f"tests.gpu.paths_{group}").paths():
+            if not wanted or name in wanted:
+                line = {"group": group, "path": name, **walk(path)}
+                print(json.dumps(line), flush=True)
 
 
 def walk(path: Callable[[Path], Any]) -> dict[str, Any]:

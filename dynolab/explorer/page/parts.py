@@ -113,7 +113,7 @@ def tokens(
     shown = zip(texts[:TOKENS], pushes[:TOKENS], addresses[:TOKENS], strict=True)
     spans: list[Part] = [
         link(
-            html.Span(visible_token(text)),
+            visible_token(text),
             address,
             className="token chosen" if place == chosen else "token",
             title=f"{nats(push)} nats",
