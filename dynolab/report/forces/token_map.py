@@ -12,8 +12,8 @@ from dynolab.results.study import TokenMap
 
 READING = (
     "A cell: first-order push on the row's token from the column's token. Green raises, brown "
-    "lowers; bars sum the chosen and the rejected side separately, diamonds both. Of many tokens "
-    "those with the largest sums are named."
+    "lowers. Above the cells are sums of columns, on their right sums of rows: over y⁺, over y⁻ "
+    "and over both. Of many tokens those with the largest sums are named."
 )
 
 ONE_STEP = (

@@ -40,6 +40,7 @@ _DIAMONDS = {
         "line": {"color": PAPER, "width": 1},
     },
 }
+_STEPS = {"mode": "lines", "line": {"color": INK, "width": 1, "shape": "vhv"}}
 # plotly lays labels out for seconds where they must not leave the figure.
 _TOKENS = {"tickfont": {"family": MONO, "size": 12}, "ticklabeloverflow": "allow", **CELLS}
 
@@ -233,7 +234,7 @@ def _row_sums(token_map: TokenMap, force: np.ndarray) -> list[dict[str, Any]]:
         "x": plus + minus,
         "name": "both",
         "hovertemplate": "on “%{text}” from both: %{x:+.3g} nats<extra></extra>",
-        **({"mode": "lines", "line": {"color": INK, "width": 1}} if many else _DIAMONDS),
+        **(_STEPS if many else _DIAMONDS),
         **shared,
     }
     return [*sides, both]
