@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("dash")
 
 from dynolab.explorer import room
+from dynolab.explorer.page import pairs
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.training.record_cache import RecordCache
-from tests.explorer.small_study import STEPS, alone, ledger_of, small_study, view
+from tests.explorer.small_study import STEPS, alone, ledger_of, small_study, text_of, view
 
 LOST = "no longer in this machine's cache"
 NONE = "preference.record_steps = []: records no step"
@@ -76,6 +77,13 @@ def test_pairs_and_what_if_show_the_ledgers_sums(incomplete: tuple[Study, str]) 
     text = view(study, State(view="what-if", without=(first,)))
     assert words in text and "Over the whole training" in text and "preference_filter" in text
     assert "would fall" not in text
+
+
+def test_a_pair_s_sums_do_not_wait_for_recorded_steps(study: Study, tmp_path: Path) -> None:
+    own = alone(study, ledger=ledger_of(study, tmp_path))
+    state = State(view="pairs", pair=next(iter(study.pairs)))
+    text = text_of(pairs.shown(own, state, computed=False))
+    assert "Over the whole training" in text and "Whom it harms" not in text
 
 
 def test_steps_that_are_left_are_computed(study: Study, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_two_steps_of_a_training_are_side_by_side(study: Study) -> None:
     assert "at recorded step 0:" in text and "at recorded step 3:" in text
     first, last = (training.log_probs(answer.row, step) for step in STEPS)
     for start, end in (first, last):
-        assert f"log π went from {number(start, 4)} to {number(end, 4)}" in text
+        assert f"log π went from {number(start, 6)} to {number(end, 6)}" in text
     measured = training.lines_to(answer.row, STEPS, State().asked).measured[0]
     assert sum(end - start for start, end in (first, last)) == pytest.approx(measured, abs=1e-4)
     assert first[0] == pytest.approx(answer.start, abs=1e-3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dash import Dash, Input, Output, State as Given, dcc, html, no_update
+from dash import Dash, Input, Output, Patch, State as Given, dcc, html, no_update
 
 from dynolab.errors import DynolabError
 from dynolab.explorer.page import answers, pairs, parts, search, take, typed, what_if
@@ -70,6 +70,7 @@ def _frame(study: Study) -> Any:
             dcc.Location(id="address", refresh=False),
             dcc.Store(id="dark"),
             dcc.Store(id="listed"),
+            dcc.Store(id="drawn"),
             dcc.Store(id="marked"),
             dcc.Interval(id="poll", interval=POLL_MS, disabled=True),
             html.Header(
@@ -124,26 +125,34 @@ def _fill(app: Dash, study: Study, program: str) -> None:
     @app.callback(
         Output("view", "children"),
         Output("poll", "disabled"),
+        Output("drawn", "data"),
         here,
         Input("dark", "data"),
         Input("poll", "n_intervals"),
+        Given("drawn", "data"),
         running=[(Output("status", "children"), "computing …", "")],
     )
-    def view(search: str | None, dark: bool | None, _: int | None) -> Any:
+    def view(search: str | None, dark: bool | None, _: int | None, drawn: str | None) -> Any:
         if dark is None:
-            return no_update, no_update
+            return no_update, no_update, no_update
         state = State.of(search)
         training = study.training(state.training)
         try:
             if state.view == "answers":
-                return answers.shown(study, state, dark, program), True
-            if (waiting := _waiting(training, state)) is not None:
-                return waiting, False
+                return answers.shown(study, state, dark, program), True, search
+            waiting = _waiting(training, state)
+            if waiting is not None and drawn == search:
+                progress = Patch()  # what else is shown stays, and keeps the focus
+                progress[0] = waiting
+                return progress, False, search
             if state.view == "pairs":
-                return pairs.shown(study, state), True
-            return what_if.shown(study, state, dark, program), True
+                known = pairs.shown(study, state, computed=waiting is None)
+                return [waiting, *known], waiting is None, search
+            if waiting is not None:
+                return [waiting], False, search
+            return what_if.shown(study, state, dark, program), True, search
         except DynolabError as error:
-            return parts.failed(error), True
+            return parts.failed(error), True, search
 
     @app.callback(
         Output(take.DOWNLOAD, "data"),

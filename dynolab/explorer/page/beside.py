@@ -86,7 +86,7 @@ def _values(side: Side, row: ProbeRow, recorded: Sequence[int]) -> list[Any]:
             [side.training.log_probs(row, side.state.step)] if side.state.step in recorded else []
         )
     return [
-        html.P(f"log π went from {number(start, 4)} to {number(end, 4)}: {change} nats.")
+        html.P(f"log π went from {number(start, 6)} to {number(end, 6)}: {change} nats.")
         for start, end in ends
         for change in (parts.nats(end - start),)
     ]

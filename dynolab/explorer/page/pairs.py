@@ -73,8 +73,8 @@ def _means(lines: Lines) -> dict[str, float]:
     return {pair: float(lines.nats[lines.pair == pair].sum()) / count for pair in lines.pairs}
 
 
-def shown(study: Study, state: State) -> Any:
-    """The pair that is chosen."""
+def shown(study: Study, state: State, *, computed: bool = True) -> list[Any]:
+    """The pair that is chosen; `computed`: with what recorded steps say, which is there."""
     training = study.training(state.training)
     hardest = _hardest_first(study, _mean_pushes(training, state)[0])
     pair = study.pairs[state.pair if state.pair in study.pairs else hardest[0]]
@@ -88,7 +88,7 @@ def shown(study: Study, state: State) -> Any:
         html.P(parts.link(_tick(pair.id, state), state.toggled(pair.id))),
         *_over_training(training, pair.id, state),
         parts.failed(error),
-        *_at_recorded_steps(study, pair, steps, state),
+        *(_at_recorded_steps(study, pair, steps, state) if computed else ()),
     ]
 
 
