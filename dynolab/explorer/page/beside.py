@@ -50,7 +50,8 @@ def chooser(recorded: Sequence[int], state: State) -> list[Any]:
     if state.step is None or not others:
         return []
     steps = [
-        (str(step), state.link(step_beside=step), step == state.step_beside) for step in others
+        (str(step), state.link(beside="", step_beside=step), step == state.step_beside)
+        for step in others
     ]
     none = ("none", state.link(step_beside=None), state.step_beside is None)
     return [parts.choices("beside step", [none, *steps])]

@@ -154,16 +154,7 @@ def _over_training(training: Training, pair: str, state: State) -> list[Any]:
         for row, push in sorted(pushes, key=lambda own: own[1].total)
         if row.single or row.kind in MEANS
     ]
-    if not rows:
-        return []
-    return [
-        html.H3("Over the whole training"),
-        html.P(
-            "From the ledger’s lines: means of a kind’s answers, and the answers that fell most.",
-            className="note",
-        ),
-        parts.table(("answers", "nats", "its chosen", "its rejected"), rows, "snnn"),
-    ]
+    return parts.accounts(("nats", "its chosen", "its rejected"), rows) if rows else []
 
 
 def _account(row: FunctionalRow, pair: str, state: State) -> Any:

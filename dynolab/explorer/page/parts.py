@@ -149,6 +149,18 @@ def account_name(row: FunctionalRow) -> str:
     return f"{kind}, {SPLITS[row.split]}, mean of {len(row.pairs)}"
 
 
+def accounts(head: Sequence[str], rows: Sequence[Sequence[Part]]) -> list[Part]:
+    """A table of the ledger's accounts: what each is of, and a number for each name of `head`."""
+    return [
+        html.H3("Over the whole training"),
+        html.P(
+            "From the ledger’s lines: means of a kind’s answers, and the answers that fell most.",
+            className="note",
+        ),
+        table(("answers", *head), rows, "s" + "n" * len(head)),
+    ]
+
+
 def failed(error: Exception | None) -> Part:
     """What could not be shown, and why."""
     return None if error is None else html.P(str(error), className="failed", role="alert")

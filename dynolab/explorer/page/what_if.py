@@ -158,14 +158,7 @@ def _over_training(training: Training, state: State) -> list[Any]:
         ]
         for row, measured, would in zip(rows, lines.measured, after, strict=True)
     ]
-    return [
-        html.H3("Over the whole training"),
-        html.P(
-            "From the ledger’s lines: means of a kind’s answers, and the answers that fell most.",
-            className="note",
-        ),
-        parts.table(("answers", "change", "would be", "difference"), table, "snnn"),
-    ]
+    return parts.accounts(("change", "would be", "difference"), table)
 
 
 def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go.Figure:
