@@ -44,6 +44,7 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
             seeds=config.seeds,
             runs={arm: tuple(run.row() for run in own) for arm, own in runs.items()},
             training=_describe_training(config),
+            steps=config.training.steps,
             judge=config.judge,
             follow=config.follow,
             followed=followed_answers(

@@ -100,8 +100,9 @@ class ComparedArms(Row):
     """A comparison of preference trainings: `comparison.json`.
 
     `arms` are keyed by label; `baseline` is one of the labels; `runs` are keyed by label, in the
-    order of `seeds`. `training` describes what all arms share; `judge` names the judge of answers.
-    `follow`: ids of the pairs whose answers were to be `followed`; empty: those that fell most.
+    order of `seeds`. `training` describes what all arms share, and all make as many `steps`;
+    `judge` names the judge of answers. `follow`: ids of the pairs whose answers were to be
+    `followed`; empty: those that fell most.
     """
 
     name: str
@@ -110,6 +111,7 @@ class ComparedArms(Row):
     seeds: tuple[int, ...]
     runs: dict[str, tuple[RunFigures, ...]]
     training: str = ""
+    steps: int | None = None
     judge: str = "exact"
     follow: tuple[str, ...] = ()
     followed: tuple[FollowedAnswer, ...] = ()

@@ -199,6 +199,15 @@ def test_tokens_that_look_alike_are_told_apart() -> None:
         "the 2nd “no”",
         "a line break after “no”",
     ]
+    digits = ["3", "2", "3", "4", " ", "-", "-", " ", "3", "2", "3", "4"]
+    named = [token_in_text([(text, 0.0) for text in digits], place) for place in range(12)]
+    assert named[:3] == [
+        "the 1st “3” of the 1st “3234”",
+        "“2” of the 1st “3234”",
+        "the 2nd “3” of the 1st “3234”",
+    ]
+    assert named[5:7] == ["the 1st “-” after “3234”", "the 2nd “-” after “3234”"]
+    assert named[10] == "the 2nd “3” of the 2nd “3234”"
 
 
 def test_excerpts_are_of_whole_words() -> None:

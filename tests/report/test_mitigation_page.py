@@ -70,7 +70,11 @@ def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     assert said[1].startswith("They hold up best under designed: clearly better than under dpo")
     places = ("in training (+", "held out (+", "at the same margin (+")
     assert all(place in said[1] for place in places)
-    assert said[2].startswith("Next comes dose (in training +")
+    assert said[2].startswith(
+        "Under designed they end at a margin of +17.01 in training and +13.85"
+    )
+    assert said[2].endswith("pairs changed by −16.8 nats in place of −16.8.")
+    assert said[3].startswith("Next comes dose (in training +")
     (lower,) = (sentence for sentence in said if "clearly worse under" in sentence)
     assert "simpo" in lower
     single = mitigation(seeds=(4,))

@@ -48,8 +48,8 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
     assert "watched answer that fell most (1 training) changed by −2.50 nats, of which" in through
     assert "pushes on rejected answers did −5.00 and pushes on chosen answers +2.50" in through
     assert (
-        "was pulled down hardest by a (−3.50, most through “no” −3.5, “way” −0.50 of its rejected "
-        in through
+        "was pulled down hardest by a (−3.50: −4.00 through its rejected answer, most by “no” "
+        "−3.5, “way” −0.50; +0.500 through its chosen one)." in through
     )
     assert "try first a smaller push on rejected answers, which pulled these down" in tried
     assert page.index('class="answer"') < page.index('class="tiles"')

@@ -25,34 +25,44 @@ def strongest_tokens(tokens: Tokens, count: int = 3, *, down: bool = False) -> s
 def token_in_text(tokens: Tokens, place: int) -> str:
     """A token with its word, or the word before it, and which of several that is."""
     texts = [token for token, _ in tokens]
-    part, word = _part_and_word(texts, place)
-    same = [other for other in range(len(texts)) if _part_and_word(texts, other) == (part, word)]
-    if len(same) > 1:
-        number_of = same.index(place) + 1
-        word = f"the {_ORDINALS.get(number_of, f'{number_of}th')} {word}"
+    named = [_part_and_word(texts, other) for other in range(len(texts))]
+    part, word, begin = named[place]
+    same = [other for other, name in enumerate(named) if name[:2] == (part, word)]
+    beside = [other for other in same if named[other][2] == begin]  # at the same word
+    words = list(dict.fromkeys(named[other][2] for other in same))
+    if word and len(words) > 1:
+        word = f"the {_ordinal(words.index(begin) + 1)} {word}"
+    if len(beside) > 1:
+        part = f"the {_ordinal(beside.index(place) + 1)} {part}"
     return "".join(c if c.isprintable() else "�" for c in f"{part}{word}")
 
 
-def _part_and_word(texts: Sequence[str], place: int) -> tuple[str, str]:
-    """Which part of a word a token is, empty for all of it, and the word in quotes."""
+def _ordinal(number_of: int) -> str:
+    return _ORDINALS.get(number_of, f"{number_of}th")
+
+
+def _part_and_word(texts: Sequence[str], place: int) -> tuple[str, str, int]:
+    """Which part of a word a token is, empty for all of it; the word in quotes, and its place."""
     own = texts[place].strip()
     if not any(map(str.isalnum, own)):
         written = f"“{own}”" if own else "a line break" if "\n" in texts[place] else "a space"
         before = next((p for p in range(place - 1, -1, -1) if _holds_letters(texts[p])), None)
-        return (written, "") if before is None else (f"{written} after ", _word(texts, before))
-    word = _word(texts, place)
-    return ("", word) if word == f"“{own}”" else (f"“{own}” of ", word)
+        return (written, "", -1) if before is None else (f"{written} after ", *_word(texts, before))
+    word, begin = _word(texts, place)
+    return ("", word, begin) if word == f"“{own}”" else (f"“{own}” of ", word, begin)
 
 
-def _word(texts: Sequence[str], place: int) -> str:
-    """The word that a token is a part of, in quotes; of a long one this token alone."""
+def _word(texts: Sequence[str], place: int) -> tuple[str, int]:
+    """The word that a token is a part of, in quotes; of a long one this token alone. Its place."""
     begin = end = place
     while begin and not texts[begin][:1].isspace() and texts[begin - 1][-1:].isalnum():
         begin -= 1
     while end + 1 < len(texts) and texts[end][-1:].isalnum() and texts[end + 1][:1].isalnum():
         end += 1
     word = "".join(texts[begin : end + 1]).strip()
-    return f"“{word if len(word) <= _WORD else texts[place].strip()}”"
+    if len(word) <= _WORD:
+        return f"“{word}”", begin
+    return f"“{texts[place].strip()}”", place
 
 
 def _holds_letters(text: str) -> bool:

@@ -38,14 +38,19 @@ def remedy_figure(compared: ComparedArms, figures: ArmTable) -> Figure | None:
     ]
     if not panels:
         return None
+    by_margin = (
+        "; gap by margin is their ratio: an arm that only trains less has a smaller gap and the "
+        "same ratio"
+        if names["gap_by_margin"]
+        else ""
+    )
     return Figure(
         "remedies",
         "What each remedy does to squeezing, quality and diversity",
         _message(compared, figures),
         "Diamonds: means over seeds with 95% t-intervals; dots: single seeds; dotted: "
         f"{compared.baseline}. Gap, chosen and margin (y⁺ − y⁻) are changes since the start of "
-        "preference training, on the watched pairs; gap by margin is their ratio: an arm that only "
-        "trains less has a smaller gap and the same ratio. The other panels are of sampled "
+        f"preference training, on the watched pairs{by_margin}. The other panels are of sampled "
         f"answers. Preferred: share of answers that beat {compared.baseline}'s to the same "
         f"prompt, ties half. The judge is {_JUDGES.get(compared.judge, compared.judge)}.",
         forest_plot(figures, list(compared.arms), panels, compared.baseline),
@@ -65,7 +70,7 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
         }
         for sign, how in ((-1, "less"), (1, "more")):
             arms = [
-                f"{arm} ({mean_and_ends(change)[0]})"
+                f"{arm} (by {mean_and_ends(change)[0].lstrip('+−')})"
                 for arm, change in changes.items()
                 if figures.decides(change, f"train/{name}") and sign * change.mean > 0
             ]

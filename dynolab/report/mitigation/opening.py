@@ -13,7 +13,7 @@ from dynolab.report.mitigation.followed import Followed
 from dynolab.report.mitigation.ranking import Gains
 from dynolab.report.style import SPLITS
 from dynolab.report.text import join, mean_and_ends, number, with_interval
-from dynolab.results.arms import ArmFacts, ComparedArms
+from dynolab.results.arms import ComparedArms
 
 
 def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
@@ -27,12 +27,15 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     sentences = [
         f"Under {baseline} the chosen answers of training pairs changed by {with_interval(own)}"
         f"{also} nats{_margin(baseline, figures)}{_fell(baseline, figures)}."
+        f"{_not_held_out(baseline, figures)}"
     ]
     useless = unlearned(compared, figures)
     learned = [arm for arm in compared.others if arm not in useless]
     gains = Gains(compared, figures, learned)
     best = gains.best() if len(compared.seeds) > 1 else None
-    sentences += _of_one_seed(gains) if len(compared.seeds) == 1 else _compared(gains, best)
+    sentences += (
+        _of_one_seed(gains) if len(compared.seeds) == 1 else _compared(gains, best, figures)
+    )
     sentences += [
         f"Over {count} {SPLITS[split]} pair{'s' if count > 1 else ''} nothing is decided: the "
         "intervals are over seeds, and other prompts may differ."
@@ -68,7 +71,7 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     if best is not None and len(compared.seeds) > 1:
         sentences.append(
             f"To train as {best} does, add to the study’s command, with a name that keeps the page "
-            f"of the study as it was: --set name=trained-as-{best} {_settings(compared.arms[best])}"
+            f"of the study as it was: --set name=trained-as-{best} {_settings(compared, best)}"
         )
     return sentences
 
@@ -83,7 +86,7 @@ def _of_one_seed(gains: Gains) -> list[str]:
     ]
 
 
-def _compared(gains: Gains, best: str | None) -> list[str]:
+def _compared(gains: Gains, best: str | None, figures: ArmTable) -> list[str]:
     """Which arm does best and by what, the next one, and those that do harm or nothing."""
     sentences = []
     if best is not None:
@@ -92,6 +95,7 @@ def _compared(gains: Gains, best: str | None) -> list[str]:
             f"They hold up best under {best}: clearly better than under {gains.baseline} "
             f"{gains.in_words(best)}."
         )
+        sentences += _price(best, gains.baseline, figures)
         if others:
             sentences.append(f"Next comes {others[0]} ({gains.means_in_words(others[0])}).")
     if unclear := gains.unclear():
@@ -104,9 +108,24 @@ def _compared(gains: Gains, best: str | None) -> list[str]:
     return sentences
 
 
-def _settings(arm: ArmFacts) -> str:
+def _price(arm: str, baseline: str, figures: ArmTable) -> list[str]:
+    """What an arm learned, and what became of rejected answers, beside the baseline."""
+    rejected = [figures.mean(name, "train/rejected") for name in (arm, baseline)]
+    if not all(change.n for change in rejected):
+        return []
+    own, others = (number(change.mean, sign=True) for change in rejected)
+    return [
+        f"Under {arm} they end{_margin(arm, figures).removeprefix(',')}; the rejected answers of "
+        f"training pairs changed by {own} nats in place of {others}."
+    ]
+
+
+def _settings(compared: ComparedArms, name: str) -> str:
     """What a study sets to train as an arm does, as options of its command."""
+    arm = compared.arms[name]
     settings: dict[str, Any] = {"preference.objective": changed_settings(arm.objective)}
+    if compared.steps is not None:
+        settings["preference.steps"] = compared.steps
     if arm.warmup_steps is not None:
         settings["preference.warmup_steps"] = arm.warmup_steps
     if arm.filtered_by == "id":
@@ -139,6 +158,14 @@ def _fell(arm: str, figures: ArmTable) -> str:
         if (share := figures.mean(arm, f"{split}/fell")).n
     ]
     return f"; {join(shares)} fell" if shares else ""
+
+
+def _not_held_out(arm: str, figures: ArmTable) -> str:
+    """Says so where the preference is learned on training pairs alone."""
+    train, heldout = (figures.mean(arm, f"{split}/margin") for split in SPLITS)
+    if not train.n or not heldout.n or not heldout.mean < 0 < train.mean:
+        return ""
+    return " Held out the margin fell: there the model prefers rejected answers more than before."
 
 
 def _margin(arm: str, figures: ArmTable) -> str:

@@ -16,7 +16,7 @@ from dynolab.data.rows import Split
 from dynolab.data.unknown import UnknownTokens
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import change
-from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
+from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.inputs.study import ReportInputs, Training
 from dynolab.report.ledger.fallen import fallen_accounts, hardest_side, mean_sides
 from dynolab.report.ledger.named_pairs import named_pair
@@ -50,20 +50,20 @@ def question(trainings: Sequence[Training]) -> str:
 def answer(
     inputs: ReportInputs,
     changes: Mapping[Split, np.ndarray],
-    margin: float | None,
+    margins: Mapping[Split, float],
     remedy: str | Markup,
 ) -> list[str | Markup]:
     """What became of the chosen answers, through what, and what to try.
 
-    **Arguments:** `changes`: `chosen_changes`, none of a training that is not on pairs; `margin`:
-    `margin_learned`; `remedy`: the last sentence.
+    **Arguments:** `changes`: `chosen_changes`, none of a training that is not on pairs; `margins`:
+    `margins_learned`; `remedy`: the last sentence.
     """
     if not changes:
         return []
     name = objective_name(inputs.trainings[-1].stage)
     sentences = (
         _fell(name, changes, "" if inputs.audit and inputs.audit.changes else "watched "),
-        _hardly_learned(name, margin),
+        _hardly_learned(name, margins),
         _through_what(inputs),
         _unknown(inputs.trainings[-1]),
         remedy,
@@ -89,21 +89,27 @@ def chosen_changes(inputs: ReportInputs, paths: Paths) -> dict[Split, np.ndarray
     return found
 
 
-def margin_learned(inputs: ReportInputs, paths: Paths) -> float | None:
-    """By how many nats the margin of training pairs grew in the last training, on average."""
-    own = paths.get((inputs.trainings[-1].stage, "train"))
-    if own is None or not {"chosen", "rejected"} <= own.logp.keys():
-        return None
-    return mean_interval(change(own.logp["chosen"] - own.logp["rejected"])).mean
+def margins_learned(inputs: ReportInputs, paths: Paths) -> dict[Split, float]:
+    """By how many nats the margin of either split's pairs grew in the last training, on average."""
+    found: dict[Split, float] = {}
+    for split in SPLITS:
+        own = paths.get((inputs.trainings[-1].stage, split))
+        if own is not None and {"chosen", "rejected"} <= own.logp.keys():
+            margins = own.logp["chosen"] - own.logp["rejected"]
+            found[split] = mean_interval(change(margins)).mean
+    return found
 
 
-def _hardly_learned(name: str, margin: float | None) -> str:
+def _hardly_learned(name: str, margins: Mapping[Split, float]) -> str:
     """Says so where there is little to explain."""
-    if margin is None or not margin < _LITTLE:
+    if not margins.get("train", _LITTLE) < _LITTLE:
         return ""
+    changes = [
+        f"{number(margin, 2, sign=True)} nats {_WHERE[split]}" for split, margin in margins.items()
+    ]
     return (
         f"{name} hardly learned the preference: the margin, chosen minus rejected, changed by "
-        f"{number(margin, 2, sign=True)} nats. Train longer (preference.steps) or at a higher rate."
+        f"{join(changes)}. Train longer (preference.steps) or at a higher rate."
     )
 
 
@@ -115,8 +121,8 @@ def _unknown(training: Training) -> str:
     which = join(list(unknown.written)) or "some characters"
     return (
         f"The tokenizer does not know {which}, which {unknown.answers} of {unknown.texts} answers "
-        "hold: the model reads the unknown token in their place, and tokens before and after it "
-        f"push each other. {_replaced(unknown)}"
+        "hold: the model reads the unknown token in their place, in prompts too, and tokens before "
+        f"and after it push each other. {_replaced(unknown)}"
     )
 
 
@@ -126,8 +132,8 @@ def _replaced(unknown: UnknownTokens) -> str:
         return f"Replace them in the data first: add {unknown.option} to the study’s command."
     if not unknown.written:
         return "Replace them in the data (data.replace)."
-    character = json.dumps({next(iter(unknown.written)): "TEXT"}, ensure_ascii=False)
-    setting = shlex.quote(f"data.replace={character}")
+    characters = json.dumps(dict.fromkeys(unknown.written, "TEXT"), ensure_ascii=False)
+    setting = shlex.quote(f"data.replace={characters}")
     return f"If other texts can stand for them, name these: --set {setting}."
 
 
@@ -206,8 +212,6 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     counts = join([f"{splits[split]} {SPLITS[split]}" for split in SPLITS if splits[split]])
     change = fmean(account.end - account.start for account in singles)
     sides = mean_sides(ledger, singles)
-    side, tokens = hardest_side(culprit, ledger.moments.get(worst.row.name, ()))
-    through = strongest_tokens(tokens, down=True)
     pullers = [
         Markup("{} ({})").format(named_pair(pair, ledger.rows), number(nats, sign=True))
         for pair, nats in net_pulls(ledger)[:_PULLERS]
@@ -216,7 +220,7 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     return Markup(
         "The {} that {} ({}) changed by {} nats{}, of which pushes on rejected answers did {} and "
         "pushes on chosen answers {}. {}{}, to “{}” ({} in all), was pulled down hardest by {} "
-        "({}{})."
+        "({}: {})."
     ).format(
         f"{len(singles)} watched answers" if several else "watched answer",
         extreme,
@@ -235,8 +239,19 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         number(worst.end - worst.start, sign=True),
         named_pair(culprit.example, ledger.rows),
         number(culprit.total, sign=True),
-        Markup(", most through {} of its {} answer").format(through, side) if through else "",
+        _through_sides(culprit, ledger.moments.get(worst.row.name, ())),
     )
+
+
+def _through_sides(culprit: Pusher, moments: Sequence[Moment]) -> str:
+    """What either answer of an example did, the harder one first with its tokens."""
+    side, tokens = hardest_side(culprit, moments)
+    pulls = {"chosen": culprit.from_chosen, "rejected": culprit.from_rejected}
+    own, other = (number(pulls[s], sign=True) for s in (side, *(s for s in pulls if s != side)))
+    through = strongest_tokens(tokens, down=True)
+    most = f", most by {through}" if through else ""
+    another = "rejected" if side == "chosen" else "chosen"
+    return f"{own} through its {side} answer{most}; {other} through its {another} one"
 
 
 def tiles(inputs: ReportInputs, paths: Paths, verdicts: Sequence[Verdict]) -> list[Tile]:

@@ -50,7 +50,7 @@ from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path
 from dynolab.report.study.opening import (
     answer,
     chosen_changes,
-    margin_learned,
+    margins_learned,
     question,
     tiles,
     unexplained,
@@ -175,12 +175,12 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
     titles = {training.name: objective_name(training.stage) for training in trainings}
     on_pairs = trainings and trainings[-1].stage in PAIR_OBJECTIVES
     changes = chosen_changes(inputs, found.paths) if on_pairs else {}
-    margin = margin_learned(inputs, found.paths) if on_pairs else None
+    margins = margins_learned(inputs, found.paths) if on_pairs else {}
     worst = pair_section(found.pairs, trainings[-1].stage) if found.pairs else None
     return Page(
         name=facts.name,
         heading=question(trainings),
-        answer=answer(inputs, changes, margin, remedy(inputs, changes)),
+        answer=answer(inputs, changes, margins, remedy(inputs, changes)),
         lead=_lead(inputs, found.paths),
         tiles=tiles(inputs, found.paths, found.verdicts) if trainings else (),
         content=[
