@@ -55,11 +55,11 @@ def start(references: Sequence[str], port: int, announce: Callable[[str], None])
     """
     check_installed("explore", "dash", "explore")
     home = Settings.from_environment().home
-    study, *others = map(open_study, references)
-    for other in others:
-        study = study.beside(other)
-    application = page_of(study)
     with listener(port) as server:
+        study, *others = map(open_study, references)
+        for other in others:
+            study = study.beside(other)
+        application = page_of(study)
         host, chosen = server.getsockname()
         announce(f"explorer  http://{host}:{chosen}/?token={login_token(home)}")
         announce(f"study     {study.name}, {study.result}; Ctrl-C ends it")

@@ -21,7 +21,7 @@ from dynolab.explorer.room import check_room
 from dynolab.explorer.step import Asked, AskedStep, Metric, under, with_pair
 from dynolab.explorer.watched import Answer, read_answers
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.style import objective_name
 from dynolab.results.study import TokenMap
@@ -83,7 +83,8 @@ class Training:
     @cached_property
     def answers(self) -> dict[str, list[Answer]]:
         """The watched answers of every kind, the one that fell most first."""
-        return read_answers(self.folder / "probes.jsonl", self.watched)
+        on_pairs = self.objective.name in PAIR_OBJECTIVES
+        return read_answers(self.folder / "probes.jsonl", self.watched, on_pairs=on_pairs)
 
     @cached_property
     def recorded_steps(self) -> tuple[int, ...]:

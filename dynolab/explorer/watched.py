@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from dynolab.data.rows import ProbeRow, Split, read_rows
+from dynolab.probes.pairs import complete_pairs
 from dynolab.results.study import ProbeScore
 
 
@@ -25,10 +26,17 @@ class Answer:
         return self.end - self.start
 
 
-def read_answers(scores: Path, watched: Sequence[ProbeRow]) -> dict[str, list[Answer]]:
-    """The watched answers of every kind, the one that fell most first."""
+def read_answers(
+    file: Path, watched: Sequence[ProbeRow], *, on_pairs: bool
+) -> dict[str, list[Answer]]:
+    """The watched answers of every kind, the one that fell most first.
+
+    **Arguments:** `on_pairs`: those of pairs alone of which both answers were scored, as the
+    study's page has them of a training on pairs.
+    """
     ends: dict[tuple[str, str], list[float]] = {}
-    for score in read_rows(scores, ProbeScore):
+    scores = list(read_rows(file, ProbeScore))
+    for score in complete_pairs(scores) if on_pairs else scores:
         path = ends.setdefault((score.pair_id, score.kind), [score.logp, score.logp])
         path[1] = score.logp
     kinds: dict[str, list[Answer]] = {}

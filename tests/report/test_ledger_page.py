@@ -199,6 +199,8 @@ def test_tokens_that_look_alike_are_told_apart() -> None:
         "the 2nd “no”",
         "a line break after “no”",
     ]
+    breaks = [(text, 0.0) for text in ("one", "\n", "\n")]
+    assert token_in_text(breaks, 2) == "the 2nd line break after “one”"
     digits = ["3", "2", "3", "4", " ", "-", "-", " ", "3", "2", "3", "4"]
     named = [token_in_text([(text, 0.0) for text in digits], place) for place in range(12)]
     assert named[:3] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from dynolab.data.rows import read_value
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.mitigation.figure import remedy_figure
-from dynolab.report.mitigation.followed import followed_section
+from dynolab.report.mitigation.followed import Followed, followed_section
 from dynolab.report.mitigation.listed import mitigation_list
 from dynolab.report.mitigation.matched import matched_figure
 from dynolab.report.mitigation.opening import answer
 from dynolab.report.mitigation.page import write_mitigation_page
+from dynolab.report.mitigation.ranking import Gains
+from dynolab.report.text import true_minus
 from dynolab.results.arms import ComparedArms, RunFigures
 from dynolab.statistics import mean_interval
 from tests.report.pairs import ARMS, mitigation
@@ -74,7 +77,7 @@ def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
         "Under designed they end at a margin of +17.01 in training and +13.85"
     )
     assert said[2].endswith("pairs changed by −16.8 nats in place of −16.8.")
-    assert said[3].startswith("Next comes dose (in training +")
+    assert said[3].startswith("Next come dose (in training +")
     (lower,) = (sentence for sentence in said if "clearly worse under" in sentence)
     assert "simpo" in lower
     single = mitigation(seeds=(4,))
@@ -90,6 +93,8 @@ def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answer
     last = answer(compared, figures)[-1]
     assert last.startswith(f"To train as {best} does") and objective in last
     assert f"--set name=trained-as-{best} --set" in last
+    longer = answer(compared.model_copy(update={"steps": 88}), figures)[-1]
+    assert longer == f"{last} --set preference.steps=88"
 
 
 def test_the_answers_that_fell_most_are_followed_over_the_seeds_that_did_not_choose_them(
@@ -130,6 +135,39 @@ def test_named_answers_are_followed_and_those_that_are_not_watched_told() -> Non
     assert followed is not None and "Not watched: gone." in followed.note
 
 
+def test_a_preference_that_is_learned_in_training_alone_is_told() -> None:
+    compared = mitigation()
+    turned = tuple(
+        run.model_copy(update={"figures": run.figures | {"heldout/margin": margin}})
+        for run, margin in zip(compared.runs["dpo"], (-1.0, -1.1, -0.9), strict=True)
+    )
+    compared = compared.model_copy(update={"runs": compared.runs | {"dpo": turned}})
+    first = answer(compared, arm_table_of(compared))[0]
+    assert first.endswith("there rejected answers gained on the chosen ones.")
+
+
+def test_an_answer_that_makes_most_of_a_mean_is_named() -> None:
+    compared = mitigation()
+    others, (last,) = compared.followed[:-1], compared.followed[-1:]
+    rose = {**last.changes, "dose": tuple(90.0 for _ in compared.seeds)}
+    compared = compared.model_copy(
+        update={"followed": (*others, last.model_copy(update={"changes": rose}))}
+    )
+    words = Followed(compared).means_in_words("dose")
+    without = fmean(Followed(compared).change(own, "dose") for own in others)
+    assert f"({true_minus(f'{without:+.2f}')} in place of" in words
+    assert words.endswith(f" without {last.pair_id})")
+
+
+def test_an_arm_that_does_harm_is_named_with_the_places_where_it_does() -> None:
+    compared = mitigation()
+    figures = arm_table_of(compared)
+    (lower,) = (said for said in answer(compared, figures) if "clearly worse under" in said)
+    gains = Gains(compared, figures, compared.others)
+    assert f"simpo {gains.worse_in_words('simpo')}" in lower
+    assert "in training (−" in gains.worse_in_words("simpo")
+
+
 def test_few_pairs_decide_nothing(tmp_path: Path) -> None:
     compared = of_few_heldout_pairs(mitigation(), 6)
     said = answer(compared, arm_table_of(compared))
@@ -163,7 +201,7 @@ def test_the_pairs_that_a_filter_left_out_are_named() -> None:
         for run, pairs in zip(compared.runs["dose"], left_out, strict=True)
     ]
     compared = compared.model_copy(update={"runs": compared.runs | {"dose": runs}})
-    assert "(2 pairs; with every seed: b)" in str(mitigation_list(compared).markup)
+    assert "(2 pairs; the same with every seed: b)" in str(mitigation_list(compared).markup)
 
 
 def test_pairs_that_an_audit_and_an_account_leave_out_are_told_apart() -> None:

@@ -248,12 +248,14 @@ def test_a_map_without_a_rejected_side(tmp_path: Path) -> None:
     assert "SFT step 40" in words
 
 
-def test_a_map_names_the_cell_that_does_most_of_what_the_pair_did() -> None:
-    """Of a pull the hardest pull, though another cell pushes up harder."""
-    force = [[0.3] + [0.0] * 15, [-0.2] * 2 + [0.0] * 14, *[[0.0] * 16] * 6]
-    force[2] = [-0.25] + [0.0] * 15
-    message = token_map_message(token_map().model_copy(update={"force": force}))
-    assert "hardest, “Ġwarm” of its y⁺ pushes “Ġ17” (−0.25" in message
+def test_a_map_names_the_tokens_that_do_most_of_what_the_pair_did() -> None:
+    """Of a pull the hardest ones, summed over the observed answer's tokens."""
+    own = token_map()
+    force = [[0.3, -0.1, *[0.0] * 14], [-0.2, -0.4, *[0.0] * 14], *[[0.0] * 16] * 6]
+    message = token_map_message(own.model_copy(update={"force": force}))
+    assert "pushes “q003”'s chosen answer by −0.400 nats" in message
+    _, second, *_ = own.chosen_tokens
+    assert message.endswith(f"The tokens of its y⁺ that do most: “{second}” −0.50.")
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.page import section
+from dynolab.report.study.opening import answer
 from dynolab.report.study.page import report_page_html, write_report
 from dynolab.report.terms import TERMS, terms_in, with_terms
 from tests.report.ledgers import write_ledger
@@ -53,6 +55,20 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
     )
     assert "try first a smaller push on rejected answers, which pulled these down" in tried
     assert page.index('class="answer"') < page.index('class="tiles"')
+
+
+def test_an_answer_that_decides_the_mean_is_told(inputs: ReportInputs) -> None:
+    changes = {"train": np.array([1.0, 1.0, 1.0, 2.0, -40.0])}
+    (fell, *_) = answer(inputs, changes, {}, "")
+    assert "mean over all of them −7.0 nats" in fell
+    assert "; +1.2 without the one that changed by −40.0)" in fell
+
+
+def test_a_margin_that_hardly_grew_is_told_of_both_splits(inputs: ReportInputs) -> None:
+    changes = {"train": np.array([-1.0, 1.0])}
+    hardly = answer(inputs, changes, {"train": 0.2, "heldout": -0.16}, "")[1]
+    assert "changed by +0.20 nats in training and −0.16 nats held out. Train longer" in hardly
+    assert all("hardly" not in said for said in answer(inputs, changes, {"train": 2.0}, ""))
 
 
 def test_parts_come_in_the_order_of_a_story(page: str) -> None:

@@ -141,10 +141,11 @@ def _tokens(
     addresses = [
         state.link(place=None if place == state.place else place) for place in range(len(texts))
     ]
+    shown = "" if state.step is not None else " (tokens are computed at single steps)"
     return [
         parts.tokens(texts, pushes.tolist(), addresses, state.place),
         html.P(
-            f"Colour: push by {by} at step {step}; green raises, brown lowers. "
+            f"Colour: push by {by} at step {step}{shown}; green raises, brown lowers. "
             "Click a token for its pushers.",
             className="note",
         ),

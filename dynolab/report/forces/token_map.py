@@ -6,6 +6,7 @@ import numpy as np
 
 from dynolab.report.figure import Figure
 from dynolab.report.forces.token_map_plot import token_map_plot
+from dynolab.report.ledger.named_tokens import strongest_tokens
 from dynolab.report.style import objective_name
 from dynolab.report.text import number
 from dynolab.results.study import TokenMap
@@ -17,8 +18,8 @@ READING = (
 )
 
 ONE_STEP = (
-    "It is what this step did at its own weights; the account’s line of the pair also counts its "
-    "momentum in later steps."
+    "It is what this step did at its own weights; the account’s numbers of the pair differ, as "
+    "they also count its momentum in later steps."
 )
 """How a map and an account differ."""
 
@@ -71,15 +72,9 @@ def token_map_message(token_map: TokenMap) -> str:
         text += f", its y⁻ by {number(minus, sign=True)} nats"
     if not np.isfinite(force).any():
         return f"{text}."
-    along = force * np.sign(plus + minus) if plus + minus else np.abs(force)
-    row, column = np.unravel_index(np.nanargmax(along), force.shape)
-    pushed = _shown(token_map.observed_tokens[row])
-    pusher = _shown((token_map.chosen_tokens + token_map.rejected_tokens)[column])
-    return (
-        f"{text}; hardest, “{pusher}” of its {'y⁺' if column < split else 'y⁻'} pushes “{pushed}” "
-        f"({number(float(force[row, column]), sign=True)})."
-    )
-
-
-def _shown(token: str) -> str:
-    return token.strip() or "␣"
+    both = token_map.chosen_tokens + token_map.rejected_tokens
+    side = slice(0, split) if abs(plus) > abs(minus) else slice(split, None)
+    sums = np.nansum(force, axis=0)
+    tokens = list(zip(both[side], sums[side].tolist(), strict=True))
+    through = strongest_tokens(tokens, down=sums[side].sum() < 0)
+    return f"{text}. The tokens of its {'y⁺' if side.start == 0 else 'y⁻'} that do most: {through}."

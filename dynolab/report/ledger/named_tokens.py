@@ -33,7 +33,7 @@ def token_in_text(tokens: Tokens, place: int) -> str:
     if word and len(words) > 1:
         word = f"the {_ordinal(words.index(begin) + 1)} {word}"
     if len(beside) > 1:
-        part = f"the {_ordinal(beside.index(place) + 1)} {part}"
+        part = f"the {_ordinal(beside.index(place) + 1)} {part.removeprefix('a ')}"
     return "".join(c if c.isprintable() else "�" for c in f"{part}{word}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from statistics import fmean
 
 import numpy as np
 from markupsafe import Markup
@@ -11,7 +12,7 @@ from dynolab.report.page import Section, section, table
 from dynolab.report.style import SPLITS
 from dynolab.report.text import excerpt, join, true_minus
 from dynolab.results.arms import ComparedArms, FollowedAnswer
-from dynolab.statistics import mean_interval
+from dynolab.statistics import dominating, mean_interval
 
 _NAMED = 2  # answers, in the sentence
 _PROMPT = 70  # characters
@@ -99,7 +100,20 @@ class Followed:
         own, before = self.mean(arm), self.mean(self.baseline)
         if not np.isfinite([own, before]).all():
             return ""
-        return f", and the followed answers changed by {_nats(own)} in place of {_nats(before)}"
+        text = f"{_nats(own)} in place of {_nats(before)}"
+        return f", and the followed answers changed by {text}{self._without_one(arm)}"
+
+    def _without_one(self, arm: str) -> str:
+        """The same without a single answer that decides it, such as a very long one."""
+        place = dominating(np.array([self.mean_difference(a, arm) for a in self.answers]))
+        if place is None:
+            return ""
+        own, before = (
+            fmean(self.change(a, each) for a in self.answers if a is not self.answers[place])
+            for each in (arm, self.baseline)
+        )
+        name = self.answers[place].pair_id
+        return f" ({_nats(own)} in place of {_nats(before)} without {name})"
 
     @property
     def which(self) -> str:

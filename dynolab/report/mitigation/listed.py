@@ -88,7 +88,7 @@ def _left_out(runs: Sequence[RunFigures]) -> str:
     always = [pair for pair in runs[0].left_out if all(pair in run.left_out for run in runs[1:])]
     more = len(always) - _SHOWN_PAIRS
     shown = join([*always[:_SHOWN_PAIRS], *([f"{more} more"] if more > 0 else [])])
-    seeds = "" if len(runs) == 1 else "with every seed: "
+    seeds = "" if len(runs) == 1 else "the same with every seed: "
     return f" ({'–'.join(map(str, counts))} pairs; {seeds}{shown or 'none'})"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from dynolab.comparisons.arm_table import ArmTable
@@ -14,6 +15,7 @@ from dynolab.report.mitigation.ranking import Gains
 from dynolab.report.style import SPLITS
 from dynolab.report.text import join, mean_and_ends, number, with_interval
 from dynolab.results.arms import ComparedArms
+from dynolab.statistics import clear
 
 
 def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
@@ -31,10 +33,13 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     ]
     useless = unlearned(compared, figures)
     learned = [arm for arm in compared.others if arm not in useless]
+    without_named = [arm for arm in learned if compared.arms[arm].filtered_by == "id"]
     gains = Gains(compared, figures, learned)
     best = gains.best() if len(compared.seeds) > 1 else None
     sentences += (
-        _of_one_seed(gains) if len(compared.seeds) == 1 else _compared(gains, best, figures)
+        _of_one_seed(gains)
+        if len(compared.seeds) == 1
+        else _compared(gains, best, figures, without_named)
     )
     sentences += [
         f"Over {count} {SPLITS[split]} pair{'s' if count > 1 else ''} nothing is decided: the "
@@ -58,8 +63,8 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     sentences += [
         f"Without the named pairs ({arm}) they end, minus {baseline}: {gains.means_in_words(arm)}"
         f"{followed.means_in_words(arm)}."
-        for arm in learned
-        if arm != best and compared.arms[arm].filtered_by == "id" and gains.of(arm)
+        for arm in without_named
+        if arm != best and gains.of(arm)
     ]
     if len(compared.seeds) == 1:
         (seed,) = compared.seeds
@@ -86,25 +91,29 @@ def _of_one_seed(gains: Gains) -> list[str]:
     ]
 
 
-def _compared(gains: Gains, best: str | None, figures: ArmTable) -> list[str]:
+def _compared(
+    gains: Gains, best: str | None, figures: ArmTable, without_named: Sequence[str]
+) -> list[str]:
     """Which arm does best and by what, the next one, and those that do harm or nothing."""
     sentences = []
     if best is not None:
-        _, *others = gains.best_first()
+        # The arm without the named pairs has a sentence of its own.
+        others = [arm for arm in gains.best_first()[1:] if arm not in without_named]
         sentences.append(
             f"They hold up best under {best}: clearly better than under {gains.baseline} "
             f"{gains.in_words(best)}."
         )
         sentences += _price(best, gains.baseline, figures)
         if others:
-            sentences.append(f"Next comes {others[0]} ({gains.means_in_words(others[0])}).")
+            next_ones = join([f"{arm} ({gains.means_in_words(arm)})" for arm in others])
+            sentences.append(f"Next come{'s' if len(others) == 1 else ''} {next_ones}.")
     if unclear := gains.unclear():
         sentences.append(
             f"On average they do not end clearly higher or lower under {join(unclear)}."
         )
     if worse := gains.worse():
-        named = join([f"{arm} ({gains.means_in_words(arm)})" for arm in worse])
-        sentences.append(f"Somewhere they are clearly worse under {named}.")
+        named = join([f"{arm} {gains.worse_in_words(arm)}" for arm in worse])
+        sentences.append(f"They are clearly worse under {named}.")
     return sentences
 
 
@@ -163,9 +172,11 @@ def _fell(arm: str, figures: ArmTable) -> str:
 def _not_held_out(arm: str, figures: ArmTable) -> str:
     """Says so where the preference is learned on training pairs alone."""
     train, heldout = (figures.mean(arm, f"{split}/margin") for split in SPLITS)
-    if not train.n or not heldout.n or not heldout.mean < 0 < train.mean:
+    if not train.n or not heldout.n or not heldout.mean <= 0 < train.mean:
         return ""
-    return " Held out the margin fell: there the model prefers rejected answers more than before."
+    if clear(heldout):
+        return " Held out the margin fell: there rejected answers gained on the chosen ones."
+    return " Held out the margin did not grow."
 
 
 def _margin(arm: str, figures: ArmTable) -> str:

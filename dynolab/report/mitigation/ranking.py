@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.data.rows import Split
@@ -96,11 +97,13 @@ class Gains:
         shown = {True: list[str](), False: list[str]()}
         for place, change in self.of(arm).items():
             if not self.few[place]:
-                unit = "points" if place in FELL else "nats"
-                text = f"{_NAMES[place]} ({with_interval(_scaled(change, place))} {unit})"
-                shown[clear(change)].append(text)
+                shown[clear(change)].append(self._in_place(arm, place))
         unclear = f"; not clearly different {join(shown[False])}" if shown[False] else ""
         return f"{join(shown[True])}{unclear}"
+
+    def worse_in_words(self, arm: str) -> str:
+        """“at the same margin (−0.19 [−0.34, −0.04] nats)”: the places where an arm does harm."""
+        return join([self._in_place(arm, place) for place in self._clear(arm, -1)])
 
     def means_in_words(self, arm: str) -> str:
         """“in training +1, held out −1 nats, in the share that fell in training −2 points”."""
@@ -115,6 +118,11 @@ class Gains:
             for texts, unit in ((nats, "nats"), (points, "points"))
             if texts
         )
+
+    def _in_place(self, arm: str, place: str) -> str:
+        unit = "points" if place in FELL else "nats"
+        change = _scaled(self.of(arm)[place], place)
+        return f"{_NAMES[place]} ({with_interval(change)} {unit})"
 
     def _clear(self, arm: str, sign: int) -> list[str]:
         return [
@@ -144,5 +152,8 @@ def _better(place: str) -> int:
 
 
 def _scaled(change: Interval, place: str) -> Interval:
-    """A share in percent points."""
-    return change.times(100) if place in FELL else change
+    """A share in percent points, without the rounding of equal shares' difference."""
+    if place not in FELL:
+        return change
+    points = change.times(100).within(-100, 100)
+    return replace(points, mean=round(points.mean, 9))

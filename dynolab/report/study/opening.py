@@ -28,7 +28,7 @@ from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.text import excerpt, join, mean_and_ends, number, with_interval
 from dynolab.report.verdicts import PLURAL, claims_tile
 from dynolab.results.study import ARGMAX
-from dynolab.statistics import Interval, clear, mean_interval
+from dynolab.statistics import Interval, clear, dominating, mean_interval
 
 _HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
 
@@ -36,6 +36,7 @@ _WHERE: dict[Split, str] = {"train": "in training", "heldout": "held out"}
 _PULLERS = 3  # pairs that are named
 _LITTLE = 0.5  # nats of margin
 _MANY = 0.2  # of the answers
+_MOSTLY = 0.75  # of a pair's pull
 
 
 def question(trainings: Sequence[Training]) -> str:
@@ -147,10 +148,22 @@ def _fell(name: str, changes: Mapping[Split, np.ndarray], which: str) -> str:
         mean, ends = mean_and_ends(mean_interval(own))
         parts.append(
             f"{(own < 0).sum()} of {len(own)} {which}{SPLITS[split]} pairs (mean over all of them "
-            f"{f'{mean} nats {ends}'.rstrip()})"
+            f"{f'{mean} nats {ends}'.rstrip()}{_without_one(own)})"
         )
     ways = [f"{_way(mean_interval(own))} {_WHERE[split]}" for split, own in changes.items()]
     return f"Under {name} the chosen answers fell on {join(parts)}: on average they {join(ways)}."
+
+
+def _without_one(changes: np.ndarray) -> str:
+    """The mean without a single answer that decides it, such as a very long one."""
+    place = dominating(changes)
+    if place is None:
+        return ""
+    others = mean_interval(np.delete(changes, place)).mean
+    return (
+        f"; {number(others, 2, sign=True)} without the one that changed by "
+        f"{number(changes[place], sign=True)}"
+    )
 
 
 def _way(mean: Interval) -> str:
@@ -210,10 +223,15 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     culprit, row = ledger.pushers(worst)[0], ledger.rows.get(worst.row.name)
     splits = Counter(account.row.split for account in singles)
     counts = join([f"{splits[split]} {SPLITS[split]}" for split in SPLITS if splits[split]])
+    which = f"the {counts} ones that did" if several else counts
     change = fmean(account.end - account.start for account in singles)
     sides = mean_sides(ledger, singles)
     pullers = [
-        Markup("{} ({})").format(named_pair(pair, ledger.rows), number(nats, sign=True))
+        Markup("{} ({}{})").format(
+            named_pair(pair, ledger.rows),
+            number(nats, sign=True),
+            _mostly_one(pair, nats, ledger, singles),
+        )
         for pair, nats in net_pulls(ledger)[:_PULLERS]
         if nats < 0
     ]
@@ -224,7 +242,7 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     ).format(
         f"{len(singles)} watched answers" if several else "watched answer",
         extreme,
-        counts,
+        which,
         number(change, sign=True),
         " on average" if several else "",
         number(sides["rejected"], sign=True),
@@ -241,6 +259,17 @@ def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         number(culprit.total, sign=True),
         _through_sides(culprit, ledger.moments.get(worst.row.name, ())),
     )
+
+
+def _mostly_one(
+    pair: str, nats: float, ledger: Ledger, accounts: Sequence[FunctionalAccount]
+) -> str:
+    """Says so where most of a pair's pull is on a single answer."""
+    place = ledger.examples.index(pair)
+    least = min(float(ledger.by_example(account)[place]) for account in accounts)
+    if len(accounts) == 1 or least > _MOSTLY * nats:
+        return ""
+    return f", of which {number(least, sign=True)} on one answer"
 
 
 def _through_sides(culprit: Pusher, moments: Sequence[Moment]) -> str:

@@ -70,7 +70,7 @@ from dynolab.report.study.training_curves import training_figure
 from dynolab.report.study.try_next import remedy, try_section
 from dynolab.report.study.validity import outside_radius, validity_figure, validity_section
 from dynolab.report.style import SPLITS, objective_name
-from dynolab.report.text import number
+from dynolab.report.text import join, number
 from dynolab.report.verdicts import verdict_section
 from dynolab.results.study import PairChange, TokenMap
 
@@ -306,15 +306,21 @@ def _compared_sections(compared: Compared) -> list[Section]:
 
 def _lead(inputs: ReportInputs, paths: Paths) -> str:
     seed = "" if inputs.facts.seed is None else f" Seed {inputs.facts.seed}."
-    last = stages_of(paths)[-1:]
-    prompts = [
-        f"{len(paths[stage, split].pairs)} {name} prompts"
-        for stage in last
-        for split, name in SPLITS.items()
-        if (stage, split) in paths
+    counts = {
+        stage: [
+            f"{len(paths[stage, split].pairs)} {name} prompts"
+            for split, name in SPLITS.items()
+            if (stage, split) in paths
+        ]
+        for stage in stages_of(paths)
+    }
+    alike = len({tuple(own) for own in counts.values()}) <= 1
+    watched_on = [
+        join(own) if alike else f"{join(own)} under {objective_name(stage)}"
+        for stage, own in list(counts.items())[-1 if alike else 0 :]
     ]
     rows = f" {inputs.facts.rows}." if inputs.facts.rows else ""
-    watched = f" Watched on {' and '.join(prompts)}." if prompts else ""
+    watched = f" Watched on {'; '.join(watched_on)}." if counts else ""
     notes = [
         note(training)
         for note in (_left_out, _alarmed, outside_radius)

@@ -196,7 +196,8 @@ def _decomposition_message(rows: Sequence[ForceRow], stage: str, parts: Parts) -
     sides = [f"{mean(part)} {_IN_SENTENCE.get(part, label)}" for part, label, _ in parts]
     return (
         f"A recorded {objective_name(stage)} step moves the chosen answer by {mean('measured')} "
-        f"nats on average over all watched prompts: {join(sides)}."
+        f"nats on average over {len({row.pair_id for row in chosen})} of the watched prompts: "
+        f"{join(sides)}."
     )
 
 
