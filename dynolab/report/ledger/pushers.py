@@ -201,8 +201,8 @@ def _message(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:
     )
     return (
         f"Of all that pulled {these_answers(len(singles))} down, the {EACH_WAY} strongest examples "
-        f"did {top:.0f} % on average; had all that pulled pulled alike, any {EACH_WAY} would have "
-        f"done {even:.0f} %.{spread} The hardest pull came from {join(named)} of the answers."
+        f"did {top:.0f} % on average; if all had pulled alike, any {EACH_WAY} would have done "
+        f"{even:.0f} %.{spread} The hardest pull came from {join(named)} of the answers."
         + _one_step(singles, ledger)
     )
 
