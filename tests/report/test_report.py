@@ -248,6 +248,11 @@ def test_a_map_without_a_rejected_side(tmp_path: Path) -> None:
     assert "SFT step 40" in words
 
 
+def test_a_map_without_a_force_or_a_rejected_side_names_the_chosen_tokens() -> None:
+    own = token_map().model_copy(update={"rejected_tokens": [], "force": [[0.0] * 8] * 8})
+    assert f"of its y⁺ that do most: “{own.chosen_tokens[0]}”" in token_map_message(own)
+
+
 def test_a_map_names_the_tokens_that_do_most_of_what_the_pair_did() -> None:
     """Of a pull the hardest ones, summed over the observed answer's tokens."""
     own = token_map()

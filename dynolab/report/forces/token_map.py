@@ -73,7 +73,7 @@ def token_map_message(token_map: TokenMap) -> str:
     if not np.isfinite(force).any():
         return f"{text}."
     both = token_map.chosen_tokens + token_map.rejected_tokens
-    side = slice(0, split) if abs(plus) > abs(minus) else slice(split, None)
+    side = slice(0, split) if abs(plus) >= abs(minus) else slice(split, None)
     sums = np.nansum(force, axis=0)
     tokens = list(zip(both[side], sums[side].tolist(), strict=True))
     through = strongest_tokens(tokens, down=sums[side].sum() < 0)

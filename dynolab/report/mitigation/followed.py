@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from statistics import fmean
 
 import numpy as np
 from markupsafe import Markup
@@ -70,9 +69,10 @@ class Followed:
         """Mean over seeds of the answer's change under an arm, in nats; NaN if not measured."""
         return _mean(answer, arm, self._others or self._first)
 
-    def mean(self, arm: str) -> float:
-        """Mean change over the answers under an arm, in nats."""
-        return mean_interval(np.array([self.change(a, arm) for a in self.answers])).mean
+    def mean(self, arm: str, without: FollowedAnswer | None = None) -> float:
+        """Mean change over the answers under an arm, in nats; of all, or without one of them."""
+        changes = [self.change(a, arm) for a in self.answers if a is not without]
+        return mean_interval(np.array(changes)).mean
 
     def differences(self, answer: FollowedAnswer, arm: str) -> list[float]:
         """The change under an arm minus that under the baseline, seed by seed."""
@@ -108,12 +108,9 @@ class Followed:
         place = dominating(np.array([self.mean_difference(a, arm) for a in self.answers]))
         if place is None:
             return ""
-        own, before = (
-            fmean(self.change(a, each) for a in self.answers if a is not self.answers[place])
-            for each in (arm, self.baseline)
-        )
-        name = self.answers[place].pair_id
-        return f" ({_nats(own)} in place of {_nats(before)} without {name})"
+        answer = self.answers[place]
+        own, before = (self.mean(each, without=answer) for each in (arm, self.baseline))
+        return f" ({_nats(own)} in place of {_nats(before)} without {answer.pair_id})"
 
     @property
     def which(self) -> str:

@@ -15,7 +15,6 @@ from dynolab.report.mitigation.ranking import Gains
 from dynolab.report.style import SPLITS
 from dynolab.report.text import join, mean_and_ends, number, with_interval
 from dynolab.results.arms import ComparedArms
-from dynolab.statistics import clear
 
 
 def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
@@ -174,7 +173,7 @@ def _not_held_out(arm: str, figures: ArmTable) -> str:
     train, heldout = (figures.mean(arm, f"{split}/margin") for split in SPLITS)
     if not train.n or not heldout.n or not heldout.mean <= 0 < train.mean:
         return ""
-    if clear(heldout):
+    if figures.decides(heldout, "heldout/margin"):
         return " Held out the margin fell: there rejected answers gained on the chosen ones."
     return " Held out the margin did not grow."
 

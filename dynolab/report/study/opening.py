@@ -276,11 +276,13 @@ def _through_sides(culprit: Pusher, moments: Sequence[Moment]) -> str:
     """What either answer of an example did, the harder one first with its tokens."""
     side, tokens = hardest_side(culprit, moments)
     pulls = {"chosen": culprit.from_chosen, "rejected": culprit.from_rejected}
-    own, other = (number(pulls[s], sign=True) for s in (side, *(s for s in pulls if s != side)))
+    other = "rejected" if side == "chosen" else "chosen"
     through = strongest_tokens(tokens, down=True)
     most = f", most by {through}" if through else ""
-    another = "rejected" if side == "chosen" else "chosen"
-    return f"{own} through its {side} answer{most}; {other} through its {another} one"
+    return (
+        f"{number(pulls[side], sign=True)} through its {side} answer{most}; "
+        f"{number(pulls[other], sign=True)} through its {other} one"
+    )
 
 
 def tiles(inputs: ReportInputs, paths: Paths, verdicts: Sequence[Verdict]) -> list[Tile]:
