@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from dynolab.costs.stage import duration
 from dynolab.data.sources.config import rows_line
@@ -20,7 +19,6 @@ from flows.parameters import load_parameters
 from tasks.base import OTHERWISE
 from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.system.invocation import invocation
-from tasks.runtime.work import StageResult
 
 
 def page_answer(folder: Path) -> list[str]:
@@ -39,17 +37,7 @@ def show_results(
     seconds: float,
     answer: Sequence[str],
 ) -> None:
-    """Prints a run's stages, what became of its rows, its page's place and, last, its `answer`."""
-    table = Table("stage", "", "seconds", "result", box=None, pad_edge=False)
-    for name, result in results.items():
-        taken = result["metrics"].get("seconds")
-        table.add_row(
-            name,
-            "[green]cached[/green]" if result["cached"] else "computed",
-            "" if taken is None else f"{taken:.1f}",
-            StageResult.model_validate(result).short,
-        )
-    console.print(table)
+    """Prints what became of a run's rows, its page's place and, last, its `answer`."""
     for line in _about_rows(results):
         console.print(line, highlight=False, soft_wrap=True)
     for line in _overlong(results):
@@ -67,7 +55,9 @@ def show_results(
                 "page says why",
                 highlight=False,
             )
-    console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
+    cached = sum(result["cached"] for result in results.values())
+    stages = f"{len(results)} stages, of which {cached} cached"
+    console.print(f"\n{flow:7} {seconds:.1f} s, {stages}", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
     console.print(
         f"later   [bold]{escape(invocation())} up[/bold] shows these runs in Prefect and MLflow",

@@ -111,7 +111,8 @@ class Page:
     """Everything on one page.
 
     `name` is part of the browser's title, and the page's heading if `heading` is empty. `answer` is
-    the page's answer to its question, sentence by sentence; `lead` says what it was made from.
+    the page's answer to its question, sentence by sentence, which the command line prints too;
+    `more` goes on from it on the page alone; `lead` says what it was made from.
     `settings` and `stages` show what the page was made from, if a stage made it. `coming`: the
     stages that the page waits for; until they have ended it says so and loads itself again.
     """
@@ -120,6 +121,7 @@ class Page:
     lead: str
     content: Sequence[Part]
     answer: Sequence[str | Markup] = ()
+    more: Sequence[str | Markup] = ()
     tiles: Sequence[Tile] = ()
     heading: str = ""
     settings: str | None = None

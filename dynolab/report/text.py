@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 from dynolab.statistics import Interval
 
+_FORESEEN = 20
+"""Times the steps trained, up to which more of them are foreseen."""
+
 
 def excerpt(value: str, limit: int = 160, *, end: bool = False) -> str:
     """Shortens a text to fit a table: keeps its start, or with `end` its end, in whole words.
@@ -70,7 +73,8 @@ def true_minus(text: str) -> str:
 def mean_and_ends(interval: Interval, sign: bool = True) -> tuple[str, str]:
     """Formats `mean` and `[low, high]`, rounded to the place that the interval's width warrants.
 
-    One value has no interval: its ends are empty.
+    One value has no interval: its ends are empty. Equal values have one of no width, which says
+    less than their number.
     """
     ends = interval.mean, interval.low, interval.high
     if 0 < max(map(abs, ends)) < 1e-3:
@@ -84,12 +88,21 @@ def mean_and_ends(interval: Interval, sign: bool = True) -> tuple[str, str]:
         true_minus(f"{end:{'+' if sign else ''}.{places}f}") if math.isfinite(end) else "–"
         for end in ends
     )
+    if width <= rounding:
+        return mean, f"[all {interval.n} equal]"
     return mean, f"[{low}, {high}]" if (low, high) != ("–", "–") else ""
 
 
 def with_interval(interval: Interval, sign: bool = True) -> str:
     """`mean [low, high]`; one value has no interval."""
     return " ".join(filter(None, mean_and_ends(interval, sign))) if interval.n else "–"
+
+
+def steps_until(margin: float, learned: float, steps: int) -> str:
+    """“: about 40 at this pace”: steps until a margin, by what was learned in some; else empty."""
+    if not 0 < learned < margin < _FORESEEN * learned or not steps:
+        return ""
+    return f": about {math.ceil(steps * margin / learned)} at this pace"
 
 
 def points(share: Interval, sign: bool = True) -> str:

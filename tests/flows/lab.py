@@ -60,7 +60,7 @@ class Lab:
         self, *changes: str, config: Path = SMALL, flow: str = "study"
     ) -> subprocess.Popen[str]:
         """`dynolab study`, or another flow, with changes, under way."""
-        command = [sys.executable, "-m", "flows.cli", flow, "--config", str(config)]
+        command = [sys.executable, "-m", "flows.cli", flow, "--config", str(config), "--json"]
         for change in changes:
             command += ["--set", change]
         return subprocess.Popen(
@@ -87,8 +87,8 @@ class Lab:
     def study(self, *changes: str, config: Path = SMALL, flow: str = "study") -> dict[str, str]:
         """Runs the study, or another flow, to its good end; stage → cached or computed."""
         printed = ended_well(self.start(*changes, config=config, flow=flow))
-        table = [line.split()[:2] for line in printed.splitlines()]
-        return {row[0]: row[1] for row in table if row[1:] in (["cached"], ["computed"])}
+        stages = json.loads(printed.splitlines()[-1])["stages"]
+        return {name: "cached" if at["cached"] else "computed" for name, at in stages.items()}
 
     def manifest(self, stage: str) -> dict[str, Any]:
         """Of the one committed result of a stage."""

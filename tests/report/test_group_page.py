@@ -91,7 +91,7 @@ def test_pushes_are_counted_by_arm_and_a_rule_s_choice_is_set_beside_any() -> No
     for arm, dragging in wrong.items():
         assert f"{100 * np.mean(dragging):.0f}% under {arm}" in pushed
     chosen = check_figure(choice_figure(inputs, table)).message
-    assert "Of all tokens of wrong answers 50.0% [50.0, 50.0] drag" in chosen
+    assert "Of all tokens of wrong answers 50.0% [all 3 equal] drag" in chosen
     both = [np.mean([row.both for row in run.choices]) for run in inputs.of_arm("nthr")]
     assert table.mean("nthr", "tokens/precision").mean == pytest.approx(np.mean(both) / 10)
     assert table.mean("nthr", "tokens/recall").mean == pytest.approx(np.mean(both) / 20)

@@ -18,7 +18,7 @@ from dynolab.report.mitigation.figure import remedy_figure
 from dynolab.report.mitigation.followed import Followed, followed_section
 from dynolab.report.mitigation.listed import mitigation_list
 from dynolab.report.mitigation.matched import matched_figure
-from dynolab.report.mitigation.opening import answer
+from dynolab.report.mitigation.opening import answer, more
 from dynolab.report.mitigation.page import write_mitigation_page
 from dynolab.report.mitigation.ranking import Gains
 from dynolab.report.text import true_minus
@@ -67,21 +67,21 @@ def test_arms_are_compared_where_they_have_learned_as_much(tmp_path: Path) -> No
 
 def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     compared = mitigation()
-    said = answer(compared, arm_table_of(compared))
-    assert said[0].startswith("Under dpo the chosen answers of training pairs changed by")
-    assert "of held-out pairs by" in said[0] and "nats, at a margin of" in said[0]
-    assert said[1].startswith("They hold up best under designed: clearly better than under dpo")
+    best, *_ = answer(compared, arm_table_of(compared))
+    start = "The chosen answers hold up best under designed: clearly better than under dpo in"
+    assert best.startswith(start)
     places = ("in training (+", "held out (+", "at the same margin (+")
-    assert all(place in said[1] for place in places)
-    assert said[2].startswith(
-        "Under designed they end at a margin of +17.01 in training and +13.85"
-    )
-    assert said[2].endswith("pairs changed by −16.8 nats in place of −16.8.")
-    assert said[3].startswith("Next come dose (in training +")
-    (lower,) = (sentence for sentence in said if "clearly worse under" in sentence)
+    assert all(place in best for place in places)
+    assert "Its margin ends at +17 in training in place of +" in best
+    assert best.endswith("pairs changed by −16.8 nats in place of −16.8.")
+    baseline, *others = more(compared, arm_table_of(compared))
+    assert baseline.startswith("Under dpo the chosen answers of training pairs changed by")
+    assert "of held-out pairs by" in baseline and "nats, at a margin of" in baseline
+    assert any(own.startswith("Next come dose (in training +") for own in others)
+    (lower,) = (sentence for sentence in others if "clearly worse under" in sentence)
     assert "simpo" in lower
     single = mitigation(seeds=(4,))
-    assert "decides nothing" in answer(single, arm_table_of(single))[1]
+    assert "decides nothing" in answer(single, arm_table_of(single))[0]
 
 
 def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answers_up_best() -> None:
@@ -102,7 +102,7 @@ def test_the_answers_that_fell_most_are_followed_over_the_seeds_that_did_not_cho
 ) -> None:
     compared = mitigation()
     (sentence,) = (
-        said for said in answer(compared, arm_table_of(compared)) if said.startswith("Of the 10")
+        said for said in more(compared, arm_table_of(compared)) if said.startswith("Of the 10")
     )
     assert "that fell most under dpo with seed 0, 10 end higher under designed" in sentence
     first = max(
@@ -127,7 +127,7 @@ def test_answers_that_no_other_seed_watches_are_followed_with_their_own_alone() 
 
 def test_named_answers_are_followed_and_those_that_are_not_watched_told() -> None:
     compared = mitigation(follow=("q003", "q004", "gone"))
-    said = answer(compared, arm_table_of(compared))
+    said = more(compared, arm_table_of(compared))
     assert any(
         own.startswith("Of the 2 answers that the comparison’s file names (follow)") for own in said
     )
@@ -142,7 +142,7 @@ def test_a_preference_that_is_learned_in_training_alone_is_told() -> None:
         for run, margin in zip(compared.runs["dpo"], (-1.0, -1.1, -0.9), strict=True)
     )
     compared = compared.model_copy(update={"runs": compared.runs | {"dpo": turned}})
-    first = answer(compared, arm_table_of(compared))[0]
+    first = more(compared, arm_table_of(compared))[0]
     assert first.endswith("there rejected answers gained on the chosen ones.")
 
 
@@ -153,25 +153,54 @@ def test_an_answer_that_makes_most_of_a_mean_is_named() -> None:
     compared = compared.model_copy(
         update={"followed": (*others, last.model_copy(update={"changes": rose}))}
     )
-    words = Followed(compared).means_in_words("dose")
+    words = Followed(compared).mean_sentence("dose")
     without = fmean(Followed(compared).change(own, "dose") for own in others)
     assert f"({true_minus(f'{without:+.2f}')} in place of" in words
-    assert words.endswith(f" without {last.pair_id})")
+    assert words.endswith(f" without {last.pair_id}).")
 
 
 def test_an_arm_that_does_harm_is_named_with_the_places_where_it_does() -> None:
     compared = mitigation()
     figures = arm_table_of(compared)
-    (lower,) = (said for said in answer(compared, figures) if "clearly worse under" in said)
+    (lower,) = (said for said in more(compared, figures) if "clearly worse under" in said)
     gains = Gains(compared, figures, compared.others)
     assert f"simpo {gains.worse_in_words('simpo')}" in lower
     assert "in training (−" in gains.worse_in_words("simpo")
 
 
+def test_what_the_named_pairs_are_left_out_for_is_judged() -> None:
+    compared = mitigation()
+    named = compared.arms["dpo"].model_copy(update={"filtered_by": "id", "named": ("a",)})
+    compared = compared.model_copy(update={"arms": compared.arms | {"simpo": named}})
+    (said,) = (own for own in answer(compared, arm_table_of(compared)) if "named pairs" in own)
+    assert said.startswith("Without the named pairs (simpo) they end clearly worse than under dpo")
+    assert "] nats in training, " in said
+    (mean,) = (own for own in more(compared, arm_table_of(compared)) if "on average" in own)
+    assert mean.startswith("Under simpo the followed answers changed by ")
+
+
+def test_trainings_that_learned_little_are_told_how_many_steps_a_margin_takes() -> None:
+    compared = mitigation().model_copy(update={"steps": 20})
+    short = {
+        arm: tuple(
+            run.model_copy(update={"path": (), "figures": run.figures | {"train/margin": margin}})
+            for run in runs
+        )
+        for (arm, runs), margin in zip(
+            compared.runs.items(), [0.1, *[0.12] * len(compared.others)], strict=True
+        )
+    }
+    compared = compared.model_copy(update={"runs": short})
+    (said,) = (own for own in answer(compared, arm_table_of(compared)) if "Train longer" in own)
+    assert said.startswith("None of them shares a margin of 0.25 nats or more with dpo")
+    assert said.endswith("(training.steps: about 50 at this pace).")
+
+
 def test_few_pairs_decide_nothing(tmp_path: Path) -> None:
     compared = of_few_heldout_pairs(mitigation(), 6)
-    said = answer(compared, arm_table_of(compared))
-    assert "clearly better" in said[1] and "held out" not in said[1]
+    best = answer(compared, arm_table_of(compared))[0].split(" Its margin")[0]
+    assert "clearly better" in best and "held out" not in best
+    said = more(compared, arm_table_of(compared))
     assert any(own.startswith("Over 6 held-out pairs nothing is decided") for own in said)
     write_mitigation_page(compared, tmp_path)
     assert outcomes_in(tmp_path)["dose/right_heldout"] == "unclear"
@@ -253,9 +282,9 @@ def test_an_arm_that_is_better_in_the_shares_that_fell_alone_is_shown(tmp_path: 
     runs = {"dpo": tuple(more), "dose": tuple(same)}
     two = compared.model_copy(update={"arms": arms, "runs": runs, "followed": ()})
     write_mitigation_page(two, tmp_path)
-    said = answer(two, arm_table_of(two))[1]
+    said = answer(two, arm_table_of(two))[0]
     assert said.startswith(
-        "They hold up best under dose: clearly better than under dpo in the share"
+        "The chosen answers hold up best under dose: clearly better than under dpo in the share"
     )
 
 
@@ -266,7 +295,9 @@ def test_an_arm_that_did_not_learn_the_preference_gets_no_praise() -> None:
         for run in compared.runs["dose"]
     ]
     compared = compared.model_copy(update={"runs": compared.runs | {"dose": runs}})
-    said = answer(compared, arm_table_of(compared))
+    said = [
+        sentence for part in (answer, more) for sentence in part(compared, arm_table_of(compared))
+    ]
     (only,) = (sentence for sentence in said if re.search(r"\bdose\b", sentence))
     assert only.startswith("dose") and "did not learn the preference" in only
 

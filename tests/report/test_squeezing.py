@@ -112,7 +112,7 @@ def test_the_sentence_tells_what_the_last_state_shows() -> None:
     figure = squeezing_figure(found(), TITLES)
     assert figure is not None
     assert (
-        "under DPO y* took 75.0% [75.0, 75.0] and the answers’ own tokens 10.0%" in figure.message
+        "under DPO y* took 75.0% [all 4 equal] and the answers’ own tokens 10.0%" in figure.message
     )
     assert "under SFT y* took 30.0" in figure.message
     assert [trace.x for trace in figure.plot.data if trace.name.startswith("y*")] == [(5,), (5, 9)]

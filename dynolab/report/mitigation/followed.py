@@ -95,13 +95,15 @@ class Followed:
         measured = [arm for arm in means if means[arm].n]
         return max(measured, key=lambda arm: means[arm].mean, default=None)
 
-    def means_in_words(self, arm: str) -> str:
+    def mean_sentence(self, arm: str) -> str:
         """What the answers' mean is under an arm and the baseline; empty if none is followed."""
         own, before = self.mean(arm), self.mean(self.baseline)
         if not np.isfinite([own, before]).all():
             return ""
-        text = f"{_nats(own)} in place of {_nats(before)}"
-        return f", and the followed answers changed by {text}{self._without_one(arm)}"
+        return (
+            f"Under {arm} the followed answers changed by {_nats(own)} in place of {_nats(before)} "
+            f"nats on average{self._without_one(arm)}."
+        )
 
     def _without_one(self, arm: str) -> str:
         """The same without a single answer that decides it, such as a very long one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
 from dynolab.comparisons.arm_table import ArmTable
@@ -13,57 +12,40 @@ from dynolab.objectives.registry import changed_settings
 from dynolab.report.mitigation.followed import Followed
 from dynolab.report.mitigation.ranking import Gains
 from dynolab.report.style import SPLITS
-from dynolab.report.text import join, mean_and_ends, number, with_interval
+from dynolab.report.text import join, mean_and_ends, number, steps_until, with_interval
 from dynolab.results.arms import ComparedArms
 
 
 def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
-    """The page's answer; empty where there is nothing to compare."""
-    baseline = compared.baseline
-    own = figures.mean(baseline, "train/chosen")
-    if not own.n or not compared.others:
+    """The page's answer, which the command line prints; empty with nothing to compare.
+
+    Which arm holds chosen answers up best, what it costs, what becomes of them without the named
+    pairs, and how to train as the best does.
+    """
+    if not _comparable(compared, figures):
         return []
-    heldout = figures.mean(baseline, "heldout/chosen")
-    also = f" and of held-out pairs by {with_interval(heldout)}" if heldout.n else ""
-    sentences = [
-        f"Under {baseline} the chosen answers of training pairs changed by {with_interval(own)}"
-        f"{also} nats{_margin(baseline, figures)}{_fell(baseline, figures)}."
-        f"{_not_held_out(baseline, figures)}"
-    ]
-    useless = unlearned(compared, figures)
-    learned = [arm for arm in compared.others if arm not in useless]
-    without_named = [arm for arm in learned if compared.arms[arm].filtered_by == "id"]
+    learned = _learned(compared, figures)
     gains = Gains(compared, figures, learned)
-    best = gains.best() if len(compared.seeds) > 1 else None
-    sentences += (
-        _of_one_seed(gains)
-        if len(compared.seeds) == 1
-        else _compared(gains, best, figures, without_named)
-    )
-    sentences += [
-        f"Over {count} {SPLITS[split]} pair{'s' if count > 1 else ''} nothing is decided: the "
-        "intervals are over seeds, and other prompts may differ."
-        for split, count in gains.undecided()
-    ]
-    compares = any(gains.of(arm) for arm in learned)
-    if compares and not gains.measured("matched") and not _only_others_learned(compared, figures):
+    best = _best(compared, gains)
+    sentences = []
+    if best is not None:
         sentences.append(
-            f"None of them shares a margin of {number(LEAST_MARGIN)} nats or more with {baseline}: "
-            "what is better may only have learned less. Train longer (training.steps)."
+            f"The chosen answers hold up best under {best}: clearly better than under "
+            f"{gains.baseline} {gains.clear_in_words(best)}.{_price(best, gains.baseline, figures)}"
         )
-    if others := [f"{arm}{_margin(arm, figures)}" for arm in useless]:
+    elif len(compared.seeds) > 1:
         sentences.append(
-            f"{join(others)} did not learn the preference: rejected answers rose as much as chosen "
-            "ones or more. A dose nearer to 1 pushes them down harder."
+            f"No arm holds the chosen answers up clearly better than {gains.baseline} over "
+            f"{len(compared.seeds)} seeds, and worse nowhere."
         )
-    followed = Followed(compared)
-    if followed.answers and (arm := best or followed.best(learned)):
-        sentences.append(followed.sentence(arm))
+    else:
+        sentences += _of_one_seed(gains)
+    if not gains.measured("matched") and any(gains.of(arm) for arm in learned):
+        sentences += _too_short(compared, figures)
     sentences += [
-        f"Without the named pairs ({arm}) they end, minus {baseline}: {gains.means_in_words(arm)}"
-        f"{followed.means_in_words(arm)}."
-        for arm in without_named
-        if arm != best and gains.of(arm)
+        f"Without the named pairs ({arm}) they end {gains.judged(arm)}: {gains.nats_in_words(arm)}."
+        for arm in learned
+        if compared.arms[arm].filtered_by == "id" and arm != best and gains.of(arm)
     ]
     if len(compared.seeds) == 1:
         (seed,) = compared.seeds
@@ -72,12 +54,65 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             f"Run it again with --set {shlex.quote(f'seeds={more}')}; this one’s trainings are "
             "kept."
         )
-    if best is not None and len(compared.seeds) > 1:
+    if best is not None:
         sentences.append(
             f"To train as {best} does, add to the study’s command, with a name that keeps the page "
             f"of the study as it was: --set name=trained-as-{best} {_settings(compared, best)}"
         )
     return sentences
+
+
+def more(compared: ComparedArms, figures: ArmTable) -> list[str]:
+    """What the page adds to its answer: the baseline, the other arms, and single answers."""
+    if not _comparable(compared, figures):
+        return []
+    baseline, several = compared.baseline, len(compared.seeds) > 1
+    learned = _learned(compared, figures)
+    gains = Gains(compared, figures, learned)
+    best = _best(compared, gains)
+    heldout = figures.mean(baseline, "heldout/chosen")
+    also = f" and of held-out pairs by {with_interval(heldout)}" if heldout.n else ""
+    sentences = [
+        f"Under {baseline} the chosen answers of training pairs changed by "
+        f"{with_interval(figures.mean(baseline, 'train/chosen'))}{also} nats"
+        f"{_margin(baseline, figures)}{_fell(baseline, figures)}.{_not_held_out(baseline, figures)}"
+    ]
+    if several:
+        sentences += _others(gains, best)
+    sentences += [
+        f"Over {count} {SPLITS[split]} pair{'s' if count > 1 else ''} nothing is decided: the "
+        "intervals are over seeds, and other prompts may differ."
+        for split, count in gains.undecided()
+    ]
+    if others := [f"{arm}{_margin(arm, figures)}" for arm in unlearned(compared, figures)]:
+        sentences.append(
+            f"{join(others)} did not learn the preference: rejected answers rose as much as chosen "
+            "ones or more. A dose nearer to 1 pushes them down harder."
+        )
+    followed = Followed(compared)
+    if followed.answers and (arm := best or followed.best(learned)):
+        sentences.append(followed.sentence(arm))
+    sentences += [
+        followed.mean_sentence(arm)
+        for arm in learned
+        if compared.arms[arm].filtered_by == "id" and arm != best
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _comparable(compared: ComparedArms, figures: ArmTable) -> bool:
+    return bool(figures.mean(compared.baseline, "train/chosen").n and compared.others)
+
+
+def _learned(compared: ComparedArms, figures: ArmTable) -> list[str]:
+    """The arms to compare with the baseline: those that learned the preference."""
+    useless = unlearned(compared, figures)
+    return [arm for arm in compared.others if arm not in useless]
+
+
+def _best(compared: ComparedArms, gains: Gains) -> str | None:
+    """The arm that is recommended; one seed recommends none."""
+    return gains.best() if len(compared.seeds) > 1 else None
 
 
 def _of_one_seed(gains: Gains) -> list[str]:
@@ -90,25 +125,32 @@ def _of_one_seed(gains: Gains) -> list[str]:
     ]
 
 
-def _compared(
-    gains: Gains, best: str | None, figures: ArmTable, without_named: Sequence[str]
-) -> list[str]:
-    """Which arm does best and by what, the next one, and those that do harm or nothing."""
+def _too_short(compared: ComparedArms, figures: ArmTable) -> list[str]:
+    """Says so where no arm shares a margin with the baseline that could be compared."""
+    margin = figures.mean(compared.baseline, "train/margin").mean
+    others = (figures.mean(arm, "train/margin").mean for arm in compared.others)
+    # The baseline may be no training to compare with, such as the start of all others.
+    if margin < LEAST_MARGIN <= max(others, default=0.0):
+        return []
+    return [
+        f"None of them shares a margin of {number(LEAST_MARGIN)} nats or more with "
+        f"{compared.baseline}: what is better may only have learned less. Train longer "
+        f"(training.steps{steps_until(LEAST_MARGIN, margin, compared.steps or 0)})."
+    ]
+
+
+def _others(gains: Gains, best: str | None) -> list[str]:
+    """Where the best arm differs unclearly, the next ones, and those that do harm or nothing."""
     sentences = []
     if best is not None:
-        # The arm without the named pairs has a sentence of its own.
-        others = [arm for arm in gains.best_first()[1:] if arm not in without_named]
-        sentences.append(
-            f"They hold up best under {best}: clearly better than under {gains.baseline} "
-            f"{gains.in_words(best)}."
-        )
-        sentences += _price(best, gains.baseline, figures)
-        if others:
+        if unclear := gains.unclear_in_words(best):
+            sentences.append(f"Under {best} they do not clearly differ {unclear}.")
+        if others := gains.best_first()[1:]:
             next_ones = join([f"{arm} ({gains.means_in_words(arm)})" for arm in others])
             sentences.append(f"Next come{'s' if len(others) == 1 else ''} {next_ones}.")
-    if unclear := gains.unclear():
+    if unclear_arms := gains.unclear():
         sentences.append(
-            f"On average they do not end clearly higher or lower under {join(unclear)}."
+            f"On average they do not end clearly higher or lower under {join(unclear_arms)}."
         )
     if worse := gains.worse():
         named = join([f"{arm} {gains.worse_in_words(arm)}" for arm in worse])
@@ -116,16 +158,22 @@ def _compared(
     return sentences
 
 
-def _price(arm: str, baseline: str, figures: ArmTable) -> list[str]:
+def _price(arm: str, baseline: str, figures: ArmTable) -> str:
     """What an arm learned, and what became of rejected answers, beside the baseline."""
     rejected = [figures.mean(name, "train/rejected") for name in (arm, baseline)]
     if not all(change.n for change in rejected):
-        return []
+        return ""
     own, others = (number(change.mean, sign=True) for change in rejected)
-    return [
-        f"Under {arm} they end{_margin(arm, figures).removeprefix(',')}; the rejected answers of "
-        f"training pairs changed by {own} nats in place of {others}."
-    ]
+    margins = []
+    for split, place in (("train", "in training"), ("heldout", "held out")):
+        pair = [figures.mean(name, f"{split}/margin") for name in (arm, baseline)]
+        if all(margin.n for margin in pair):
+            learned, before = (number(margin.mean, 2, sign=True) for margin in pair)
+            margins.append(f"{learned} {place} in place of {before}")
+    ends = f"margin ends at {' and '.join(margins)}, and the " if margins else ""
+    return (
+        f" Its {ends}rejected answers of training pairs changed by {own} nats in place of {others}."
+    )
 
 
 def _settings(compared: ComparedArms, name: str) -> str:
@@ -142,14 +190,6 @@ def _settings(compared: ComparedArms, name: str) -> str:
         settings["preference_filter"] = {"by": arm.filtered_by, "drop": arm.dropped}
     options = (shlex.quote(f"{name}={json.dumps(value)}") for name, value in settings.items())
     return " ".join(f"--set {option}" for option in options)
-
-
-def _only_others_learned(compared: ComparedArms, figures: ArmTable) -> bool:
-    """The baseline is no training to compare with, such as the start of all others."""
-    own, *others = (
-        figures.mean(arm, "train/margin").mean for arm in (compared.baseline, *compared.others)
-    )
-    return own < LEAST_MARGIN <= max(others, default=0.0)
 
 
 def unlearned(compared: ComparedArms, figures: ArmTable) -> list[str]:

@@ -17,7 +17,7 @@ from dynolab.report.mitigation.figure import remedy_figure
 from dynolab.report.mitigation.followed import followed_section
 from dynolab.report.mitigation.listed import mitigation_list
 from dynolab.report.mitigation.matched import matched_figure, matched_section, matched_table_of
-from dynolab.report.mitigation.opening import answer, unlearned
+from dynolab.report.mitigation.opening import answer, more, unlearned
 from dynolab.report.mitigation.ranking import PLACES, Gains
 from dynolab.report.mitigation.side_by_side import side_by_side
 from dynolab.report.mitigation.tables import ending, mitigation_table
@@ -65,6 +65,7 @@ def write_mitigation_page(
         name=compared.name,
         heading="What did each remedy do to the chosen answers?",
         answer=answer(compared, figures),
+        more=more(compared, figures),
         lead=_lead(compared),
         tiles=_tiles(compared, figures, verdicts),
         content=[

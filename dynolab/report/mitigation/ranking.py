@@ -92,14 +92,14 @@ class Gains:
             if own and not self._clear(arm, 1) and not self._clear(arm, -1)
         ]
 
-    def in_words(self, arm: str) -> str:
-        """“in training (+1 [0, 2] nats) and held out (…); not clearly …”, the clear ones first."""
-        shown = {True: list[str](), False: list[str]()}
-        for place, change in self.of(arm).items():
-            if not self.few[place]:
-                shown[clear(change)].append(self._in_place(arm, place))
-        unclear = f"; not clearly different {join(shown[False])}" if shown[False] else ""
-        return f"{join(shown[True])}{unclear}"
+    def clear_in_words(self, arm: str) -> str:
+        """“in training (+1 [0, 2] nats) and held out (…)”: the places with a clear difference."""
+        return join([self._in_place(arm, p) for p in self.of(arm) if self.decides(arm, p)])
+
+    def unclear_in_words(self, arm: str) -> str:
+        """The places without a clear difference, likewise; without those of few pairs."""
+        own = [p for p, change in self.of(arm).items() if not clear(change) and not self.few[p]]
+        return join([self._in_place(arm, place) for place in own])
 
     def worse_in_words(self, arm: str) -> str:
         """“at the same margin (−0.19 [−0.34, −0.04] nats)”: the places where an arm does harm."""
@@ -118,6 +118,24 @@ class Gains:
             for texts, unit in ((nats, "nats"), (points, "points"))
             if texts
         )
+
+    def nats_in_words(self, arm: str) -> str:
+        """“−0.77 [−0.9, −0.6] nats in training, −0.5 [−1, 0] held out”."""
+        each = [
+            f"{with_interval(change)}{{}} {_NAMES[place]}"
+            for place, change in self.of(arm).items()
+            if place not in FELL
+        ]
+        return ", ".join(text.format("" if count else " nats") for count, text in enumerate(each))
+
+    def judged(self, arm: str) -> str:
+        """Whether an arm is clearly better than the baseline, worse, both, or neither."""
+        better, worse = self._clear(arm, 1), self._clear(arm, -1)
+        if better and worse:
+            return f"better in some measures than under {self.baseline} and worse in others"
+        if better or worse:
+            return f"clearly {'better' if better else 'worse'} than under {self.baseline}"
+        return f"not clearly better or worse than under {self.baseline}"
 
     def _in_place(self, arm: str, place: str) -> str:
         unit = "points" if place in FELL else "nats"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 import numpy as np
 from markupsafe import Markup
@@ -16,16 +14,12 @@ from dynolab.data.rows import Split
 from dynolab.data.unknown import UnknownTokens
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import change
-from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.inputs.study import ReportInputs, Training
-from dynolab.report.ledger.fallen import fallen_accounts, hardest_side, mean_sides
-from dynolab.report.ledger.named_pairs import named_pair
-from dynolab.report.ledger.named_tokens import strongest_tokens
-from dynolab.report.ledger.pullers import net_pulls
 from dynolab.report.page import Tile
+from dynolab.report.study.culprits import through_what
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import SPLITS, objective_name
-from dynolab.report.text import excerpt, join, mean_and_ends, number, with_interval
+from dynolab.report.text import join, number, steps_until, with_interval
 from dynolab.report.verdicts import PLURAL, claims_tile
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval, clear, dominating, mean_interval
@@ -33,10 +27,8 @@ from dynolab.statistics import Interval, clear, dominating, mean_interval
 _HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
 
 _WHERE: dict[Split, str] = {"train": "in training", "heldout": "held out"}
-_PULLERS = 3  # pairs that are named
 _LITTLE = 0.5  # nats of margin
 _MANY = 0.2  # of the answers
-_MOSTLY = 0.75  # of a pair's pull
 
 
 def question(trainings: Sequence[Training]) -> str:
@@ -61,12 +53,16 @@ def answer(
     """
     if not changes:
         return []
-    name = objective_name(inputs.trainings[-1].stage)
+    training = inputs.trainings[-1]
     sentences = (
-        _fell(name, changes, "" if inputs.audit and inputs.audit.changes else "watched "),
-        _hardly_learned(name, margins),
-        _through_what(inputs),
-        _unknown(inputs.trainings[-1]),
+        _fell(
+            objective_name(training.stage),
+            changes,
+            "" if inputs.audit and inputs.audit.changes else "watched ",
+        ),
+        _hardly_learned(training, margins),
+        *through_what(inputs),
+        _unknown(training),
         remedy,
     )
     return [sentence for sentence in sentences if sentence]
@@ -101,16 +97,19 @@ def margins_learned(inputs: ReportInputs, paths: Paths) -> dict[Split, float]:
     return found
 
 
-def _hardly_learned(name: str, margins: Mapping[Split, float]) -> str:
+def _hardly_learned(training: Training, margins: Mapping[Split, float]) -> str:
     """Says so where there is little to explain."""
-    if not margins.get("train", _LITTLE) < _LITTLE:
+    learned = margins.get("train", _LITTLE)
+    if not learned < _LITTLE:
         return ""
+    steps = max((score.step for score in training.probes), default=0)
     changes = [
         f"{number(margin, 2, sign=True)} nats {_WHERE[split]}" for split, margin in margins.items()
     ]
     return (
-        f"{name} hardly learned the preference: the margin, chosen minus rejected, changed by "
-        f"{join(changes)}. Train longer (preference.steps) or at a higher rate."
+        "It hardly learned the preference: the margin, chosen minus rejected, changed by "
+        f"{join(changes)}. Train at a higher rate or longer (preference.steps"
+        f"{steps_until(_LITTLE, learned, steps)})."
     )
 
 
@@ -143,15 +142,18 @@ def _fell(name: str, changes: Mapping[Split, np.ndarray], which: str) -> str:
 
     **Arguments:** `which`: "watched " where not all pairs were.
     """
-    parts = []
+    parts = [
+        f"{(own < 0).sum()} of {len(own)} {which}{SPLITS[split]} pairs"
+        for split, own in changes.items()
+    ]
+    ways: dict[str, list[str]] = {}
     for split, own in changes.items():
-        mean, ends = mean_and_ends(mean_interval(own))
-        parts.append(
-            f"{(own < 0).sum()} of {len(own)} {which}{SPLITS[split]} pairs (mean over all of them "
-            f"{f'{mean} nats {ends}'.rstrip()}{_without_one(own)})"
-        )
-    ways = [f"{_way(mean_interval(own))} {_WHERE[split]}" for split, own in changes.items()]
-    return f"Under {name} the chosen answers fell on {join(parts)}: on average they {join(ways)}."
+        mean = mean_interval(own)
+        where = f"{_WHERE[split]} ({with_interval(mean)}{_without_one(own)})"
+        ways.setdefault(_way(mean), []).append(where)
+    went = [f"{way} {join(where)}" for way, where in ways.items()]
+    fell = f"Under {name} the chosen answer fell on {join(parts)}"
+    return f"{fell}; on average, in nats, it {join(went)}."
 
 
 def _without_one(changes: np.ndarray) -> str:
@@ -171,118 +173,6 @@ def _way(mean: Interval) -> str:
     if not clear(mean):
         return "did not clearly change"
     return "rose" if mean.mean > 0 else "fell"
-
-
-def _through_what(inputs: ReportInputs) -> str | Markup:
-    """Which side pulled them down, and who the answer that fell most."""
-    if inputs.ledger is not None:
-        return _by_account(inputs.ledger)
-    rows = [
-        row for training in inputs.trainings[-1:] for row in training.forces if row.kind == "chosen"
-    ]
-    if not rows:
-        return ""
-    steps = len({row.step for row in rows})
-    chosen, rejected = (
-        np.mean([getattr(row, side) for row in rows]) for side in ("from_chosen", "from_rejected")
-    )
-    made = f"In {steps} recorded step{'s' if steps > 1 else ''}"
-    return (
-        f"{made}, chosen answers pushed them by {number(chosen, sign=True)} nats a step on average "
-        f"and rejected answers by {number(rejected, sign=True)}."
-    )
-
-
-def _by_account(ledger: Ledger) -> Markup:
-    """What either side did: to the answers that fell most, else to the means of watched answers."""
-    if singles := fallen_accounts(ledger):
-        return _hardest(ledger, singles)
-    means = {
-        account.row.split: account for account in ledger.accounts if account.row.kind == "chosen"
-    }
-    accounts = [means[split] for split in SPLITS if split in means]
-    watched = [
-        f"{len(own.row.pairs)} {SPLITS[own.row.split]} pairs "
-        f"({number(own.end - own.start, sign=True)})"
-        for own in accounts
-    ]
-    down, up = (
-        join([number(ledger.side_total(own, side).mean, sign=True) for own in accounts])
-        for side in ("rejected", "chosen")
-    )
-    return Markup(
-        "The account follows the chosen answers of {}, in nats on average: over the whole "
-        "training, pushes on rejected answers moved these by {}, pushes on chosen answers by {}."
-    ).format(join(watched), down, up)
-
-
-def _hardest(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
-    """What either side did to the answers that fell most, and who to the first of them."""
-    worst, several = singles[0], len(singles) > 1
-    extreme = "fell most" if worst.end < worst.start else "rose least"
-    culprit, row = ledger.pushers(worst)[0], ledger.rows.get(worst.row.name)
-    splits = Counter(account.row.split for account in singles)
-    counts = join([f"{splits[split]} {SPLITS[split]}" for split in SPLITS if splits[split]])
-    which = f"the {counts} ones that did" if several else counts
-    change = fmean(account.end - account.start for account in singles)
-    sides = mean_sides(ledger, singles)
-    pullers = [
-        Markup("{} ({}{})").format(
-            named_pair(pair, ledger.rows),
-            number(nats, sign=True),
-            _mostly_one(pair, nats, ledger, singles),
-        )
-        for pair, nats in net_pulls(ledger)[:_PULLERS]
-        if nats < 0
-    ]
-    return Markup(
-        "The {} that {} ({}) changed by {} nats{}, of which pushes on rejected answers did {} and "
-        "pushes on chosen answers {}. {}{}, to “{}” ({} in all), was pulled down hardest by {} "
-        "({}: {})."
-    ).format(
-        f"{len(singles)} watched answers" if several else "watched answer",
-        extreme,
-        which,
-        number(change, sign=True),
-        " on average" if several else "",
-        number(sides["rejected"], sign=True),
-        number(sides["chosen"], sign=True),
-        Markup("Summed over all {}, the pairs {} pulled down most in this one training. ").format(
-            len(singles), Markup(", ").join(pullers)
-        )
-        if several and pullers
-        else "",
-        "The one that fell most" if several else "That answer",
-        excerpt(row.prompt, 60, end=True) if row else worst.row.name,
-        number(worst.end - worst.start, sign=True),
-        named_pair(culprit.example, ledger.rows),
-        number(culprit.total, sign=True),
-        _through_sides(culprit, ledger.moments.get(worst.row.name, ())),
-    )
-
-
-def _mostly_one(
-    pair: str, nats: float, ledger: Ledger, accounts: Sequence[FunctionalAccount]
-) -> str:
-    """Says so where most of a pair's pull is on a single answer."""
-    place = ledger.examples.index(pair)
-    least = min(float(ledger.by_example(account)[place]) for account in accounts)
-    if len(accounts) == 1 or least > _MOSTLY * nats:
-        return ""
-    return f", of which {number(least, sign=True)} on one answer"
-
-
-def _through_sides(culprit: Pusher, moments: Sequence[Moment]) -> str:
-    """What either answer of an example did, the harder one first with its tokens."""
-    side, tokens = hardest_side(culprit, moments)
-    pulls = {"chosen": culprit.from_chosen, "rejected": culprit.from_rejected}
-    other = "rejected" if side == "chosen" else "chosen"
-    through = strongest_tokens(tokens, down=True)
-    most = f", most by {through}" if through else ""
-    return (
-        f"{number(pulls[side], sign=True)} through its {side} answer{most}; "
-        f"{number(pulls[other], sign=True)} through its {other} one"
-    )
 
 
 def tiles(inputs: ReportInputs, paths: Paths, verdicts: Sequence[Verdict]) -> list[Tile]:

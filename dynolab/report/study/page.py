@@ -44,6 +44,7 @@ from dynolab.report.page import (
 from dynolab.report.reproduction import reproduction_section
 from dynolab.report.study.answer_kinds import answer_kinds
 from dynolab.report.study.answers import answer_section, hallucination_section
+from dynolab.report.study.culprits import worst_answer
 from dynolab.report.study.ladder import ladder_figure, ladder_section
 from dynolab.report.study.layers import layer_figure
 from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path_figure, stages_of
@@ -180,7 +181,8 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
     return Page(
         name=facts.name,
         heading=question(trainings),
-        answer=answer(inputs, changes, margins, remedy(inputs, changes)),
+        answer=answer(inputs, changes, margins, remedy(inputs)),
+        more=worst_answer(ledger) if ledger and changes else (),
         lead=_lead(inputs, found.paths),
         tiles=tiles(inputs, found.paths, found.verdicts) if trainings else (),
         content=[

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 from markupsafe import Markup
 
-from dynolab.data.rows import Split
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.report.inputs.study import ReportInputs, StudyFacts
 from dynolab.report.ledger.fallen import Side, fallen_accounts, mean_sides
@@ -19,18 +16,17 @@ from dynolab.report.style import objective_name
 from dynolab.results.study import PairChange
 
 _COMMAND = Markup('<p>{}</p><pre class="command">{}</pre>')
+_DOSE, _FILTER = (
+    "a smaller push on rejected answers",
+    "training without the pairs that lower the others",
+)
 _TRIED: dict[Side | None, str] = {
-    "rejected": "first a smaller push on rejected answers, which pulled these down, then training "
-    "without the pairs that lower the others",
-    "chosen": "first training without the pairs that lower the others, as it was chosen answers "
-    "that pulled these down, then a smaller push on rejected answers",
-    None: "a smaller push on rejected answers, or training without the pairs that lower the others",
+    "rejected": f"first {_DOSE}, then {_FILTER}",
+    "chosen": f"first {_FILTER}, then {_DOSE}",
+    None: f"{_DOSE}, or {_FILTER}",
 }
 """By the side that pulled the answers that fell most down."""
-_FILTERED = (
-    "training without the pairs that lower the others, as forces chose the push on rejected "
-    "answers already"
-)
+_FILTERED = f"{_FILTER}, as forces chose the push on rejected answers already"
 """After a training with a designed dose."""
 
 _COMPARISONS = {
@@ -40,16 +36,12 @@ _COMPARISONS = {
 }
 
 
-def remedy(inputs: ReportInputs, changes: Mapping[Split, np.ndarray]) -> str | Markup:
+def remedy(inputs: ReportInputs) -> str | Markup:
     """What to try, in a sentence: first what acts on the side that pulled answers down."""
-    if not inputs.facts.remedies_command or not changes:
+    if not inputs.facts.remedies_command:
         return ""
-    fell = any(own.mean() < 0 for own in changes.values())
-    aim = f"To {'hold chosen answers up' if fell else 'raise chosen answers further'}"
     tried = _FILTERED if inputs.facts.designed_dose else _TRIED[_side_that_pulled(inputs)]
-    return Markup('{}, try {}: <a href="#try-next">one command compares them</a>.').format(
-        aim, tried
-    )
+    return Markup('Try {}: <a href="#try-next">one command compares them</a>.').format(tried)
 
 
 def _side_that_pulled(inputs: ReportInputs) -> Side | None:

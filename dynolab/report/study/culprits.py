@@ -1,0 +1,188 @@
+"""Through which side, pairs and tokens the answers that fell most were pulled down."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+from markupsafe import Markup
+
+from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
+from dynolab.report.inputs.study import ReportInputs
+from dynolab.report.ledger.fallen import fallen_accounts, hardest_side, mean_sides
+from dynolab.report.ledger.named_pairs import named_pair
+from dynolab.report.ledger.named_tokens import strongest_tokens
+from dynolab.report.ledger.pullers import net_pulls
+from dynolab.report.style import SPLITS
+from dynolab.report.text import excerpt, join, number
+
+_NAMED = 3  # pairs
+_TEXT = 50  # characters
+_MOSTLY = 0.75  # of a pair's pull
+
+
+def through_what(inputs: ReportInputs) -> list[str | Markup]:
+    """Which side pulled the chosen answers down, which pairs, and the first of them by what."""
+    if inputs.ledger is not None:
+        singles = fallen_accounts(inputs.ledger)
+        if not singles:
+            return [_of_means(inputs.ledger)]
+        return [_of_singles(inputs.ledger, singles), _pullers(inputs.ledger, singles)]
+    rows = [
+        row for training in inputs.trainings[-1:] for row in training.forces if row.kind == "chosen"
+    ]
+    if not rows:
+        return []
+    steps = len({row.step for row in rows})
+    chosen, rejected = (
+        np.mean([getattr(row, side) for row in rows]) for side in ("from_chosen", "from_rejected")
+    )
+    made = f"In {steps} recorded step{'s' if steps > 1 else ''}"
+    return [
+        f"{made}, chosen answers pushed them by {number(chosen, sign=True)} nats a step on average "
+        f"and rejected answers by {number(rejected, sign=True)}."
+    ]
+
+
+def worst_answer(ledger: Ledger) -> list[Markup]:
+    """Who pulled the answer that fell most down hardest; empty without such an answer."""
+    singles = fallen_accounts(ledger)
+    if not singles:
+        return []
+    worst = singles[0]
+    culprit = ledger.pushers(worst)[0]
+    sentence = Markup("{}, to “{}” ({} in all), was pulled down hardest by {} ({}: {}).").format(
+        "The watched answer that fell most"
+        if worst.end < worst.start
+        else "The watched answer that rose least",
+        _prompt(ledger, worst.row.name),
+        number(worst.end - worst.start, sign=True),
+        named_pair(culprit.example, ledger.rows),
+        number(culprit.total, sign=True),
+        _through_sides(culprit, ledger.moments.get(worst.row.name, ())),
+    )
+    return [sentence]
+
+
+def _of_means(ledger: Ledger) -> Markup:
+    """What either side did to the means of watched answers."""
+    means = {
+        account.row.split: account for account in ledger.accounts if account.row.kind == "chosen"
+    }
+    accounts = [means[split] for split in SPLITS if split in means]
+    watched = [
+        f"{len(own.row.pairs)} {SPLITS[own.row.split]} pairs "
+        f"({number(own.end - own.start, sign=True)})"
+        for own in accounts
+    ]
+    down, up = (
+        join([number(ledger.side_total(own, side).mean, sign=True) for own in accounts])
+        for side in ("rejected", "chosen")
+    )
+    return Markup(
+        "The account follows the chosen answers of {}, in nats on average: over the whole "
+        "training, pushes on rejected answers moved these by {}, pushes on chosen answers by {}."
+    ).format(join(watched), down, up)
+
+
+def _of_singles(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
+    """What either side did to the answers that fell most."""
+    several = len(singles) > 1
+    extreme = "fell most" if singles[0].end < singles[0].start else "rose least"
+    splits = Counter(account.row.split for account in singles)
+    counts = join([f"{splits[split]} {SPLITS[split]}" for split in SPLITS if splits[split]])
+    sides = mean_sides(ledger, singles)
+    return Markup(
+        "The {} that {} ({}) changed by {} nats{}: pushes on rejected answers did {}, pushes on "
+        "chosen answers {}."
+    ).format(
+        f"{len(singles)} watched answers" if several else "watched answer",
+        extreme,
+        counts,
+        number(fmean(account.end - account.start for account in singles), sign=True),
+        " on average" if several else "",
+        number(sides["rejected"], sign=True),
+        number(sides["chosen"], sign=True),
+    )
+
+
+def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
+    """The pairs that in sum pulled these answers down most, and the first of them by what."""
+    pulls = [(pair, nats) for pair, nats in net_pulls(ledger)[:_NAMED] if nats < 0]
+    if not pulls:
+        return Markup()
+    named = [
+        Markup("{} (“{}”, {}{})").format(
+            named_pair(pair, ledger.rows),
+            _prompt(ledger, pair),
+            number(nats, sign=True),
+            _mostly_one(pair, nats, ledger, singles),
+        )
+        for pair, nats in pulls
+    ]
+    return Markup("Of all pairs, {} pulled {} down most{}.{}").format(
+        Markup(join(named)),
+        "these" if len(singles) > 1 else "it",
+        ", in sum" if len(singles) > 1 else "",
+        _hardest_pull(ledger, singles, pulls[0][0]),
+    )
+
+
+def _hardest_pull(ledger: Ledger, singles: Sequence[FunctionalAccount], pair: str) -> Markup:
+    """On which of the answers a pair pulled hardest, and through which of its tokens.
+
+    An answer on which its tokens are known comes before one on which they are not.
+    """
+    place = ledger.examples.index(pair)
+
+    def order(account: FunctionalAccount) -> tuple[bool, float]:
+        moments = ledger.moments.get(account.row.name, ())
+        return all(m.example != pair for m in moments), float(ledger.by_example(account)[place])
+
+    account = min(singles, key=order)
+    (pusher,) = (own for own in ledger.pushers(account) if own.example == pair)
+    side, tokens = hardest_side(pusher, ledger.moments.get(account.row.name, ()))
+    through = strongest_tokens(tokens, down=True)
+    row = ledger.rows.get(pair)
+    text = (row.chosen if side == "chosen" else row.rejected) if row else None
+    if not through or not text:
+        return Markup()
+    return Markup(" {} pulled the answer to “{}” by {}, most by {} of its {} answer “{}”.").format(
+        named_pair(pair, ledger.rows),
+        _prompt(ledger, account.row.name),
+        number(pusher.total, sign=True),
+        through,
+        side,
+        excerpt(text, _TEXT),
+    )
+
+
+def _prompt(ledger: Ledger, pair: str) -> str:
+    row = ledger.rows.get(pair)
+    return excerpt(row.prompt, _TEXT, end=True) if row else pair
+
+
+def _mostly_one(
+    pair: str, nats: float, ledger: Ledger, accounts: Sequence[FunctionalAccount]
+) -> str:
+    """Says so where most of a pair's pull is on a single answer."""
+    place = ledger.examples.index(pair)
+    least = min(float(ledger.by_example(account)[place]) for account in accounts)
+    if len(accounts) == 1 or least > _MOSTLY * nats:
+        return ""
+    return f", of which {number(least, sign=True)} on one answer"
+
+
+def _through_sides(culprit: Pusher, moments: Sequence[Moment]) -> str:
+    """What either answer of an example did, the harder one first with its tokens."""
+    side, tokens = hardest_side(culprit, moments)
+    pulls = {"chosen": culprit.from_chosen, "rejected": culprit.from_rejected}
+    other = "rejected" if side == "chosen" else "chosen"
+    through = strongest_tokens(tokens, down=True)
+    most = f", most by {through}" if through else ""
+    return (
+        f"{number(pulls[side], sign=True)} through its {side} answer{most}; "
+        f"{number(pulls[other], sign=True)} through its {other} one"
+    )
