@@ -109,6 +109,7 @@ def test_every_figure_of_every_arm_is_seen_without_scrolling_aside(
 ) -> None:
     write_mitigation_page(mitigation(), tmp_path)
     with opened(tmp_path / "mitigation.html", width) as seen:
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
         tables = seen.page.locator("#arms .table")
         assert tables.count() > 10
         cut = "tables => tables.filter(table => table.scrollWidth > table.clientWidth).length"

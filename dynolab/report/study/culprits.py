@@ -47,7 +47,10 @@ def through_what(inputs: ReportInputs) -> list[str | Markup]:
 
 
 def worst_answer(ledger: Ledger) -> list[Markup]:
-    """Who pulled the answer that fell most down hardest; empty without such an answer."""
+    """Who pulled the answer that fell most down hardest, through which side and tokens.
+
+    Empty without such an answer.
+    """
     singles = fallen_accounts(ledger)
     if not singles:
         return []
