@@ -86,15 +86,19 @@ def _overlong(results: Results) -> Iterator[str]:
 
 
 def _about_rows(results: Results) -> Iterator[str]:
-    """What became of the data's rows, and what the tokenizer does not know or reads otherwise."""
+    """What became of the data's rows, and what the tokenizer does not know or reads otherwise.
+
+    Of stages that were computed before, only what may spoil a run is said again.
+    """
     metrics = [result["metrics"] for result in results.values()]
-    yield from filter(None, dict.fromkeys(map(rows_line, metrics)))
+    fresh = [result["metrics"] for result in results.values() if not result["cached"]]
+    yield from filter(None, dict.fromkeys(map(rows_line, fresh)))
     unknown = max(map(UnknownTokens.of_metrics, metrics), key=lambda found: found.total)
     if unknown.tokens:
         option = unknown.option and f": add {unknown.option}"
         yield f"[yellow]{escape(f'{unknown}{option}')}[/yellow]"
-    if texts := max(found.get(OTHERWISE, 0) for found in metrics):
-        yield f"[yellow]{about_auto(int(texts))}[/yellow]"
+    if texts := max((found.get(OTHERWISE, 0) for found in fresh), default=0):
+        yield f"{about_auto(int(texts))}."
 
 
 def show_remedies(console: Console, name: str, page: Path, results: Results) -> None:

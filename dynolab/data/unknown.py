@@ -187,9 +187,9 @@ def auto_reads_otherwise(source: str, revision: str | None, folder: str | Path) 
 def about_auto(texts: int) -> str:
     """What it means that AutoTokenizer splits so many of `SAMPLES` otherwise."""
     return (
-        "Texts are split as the model's tokenizer.json says; AutoTokenizer, which TRL uses, splits "
-        f"{texts} of {len(SAMPLES)} sample texts otherwise. Your scripts train on the same tokens "
-        "with transformers.PreTrainedTokenizerFast.from_pretrained"
+        "Texts are split as the model's tokenizer.json says. AutoTokenizer, which TRL uses, splits "
+        f"{texts} of {len(SAMPLES)} sample texts otherwise: nothing to do here, but in your own "
+        "script take transformers.PreTrainedTokenizerFast.from_pretrained for the same tokens"
     )
 
 

@@ -102,8 +102,9 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
         )
     notes.append(
         f"The file finetunes on the chosen answers first (SFT, learning rate "
-        f"{settings['sft_rate']}); a model that is finetuned already needs `sft: null` there. Its "
-        "steps, learning rates and β are guesses: set those of your training."
+        f"{settings['sft_rate']}), as papers do, so that DPO starts from a model that gives such "
+        "answers; one that does already needs `sft: null` there. Its steps, learning rates and β "
+        "are guesses: set those of your training."
     )
     if folder.is_dir() and (texts := auto_reads_otherwise(weights, None, folder)):
         notes.append(f"{about_auto(texts)}.")

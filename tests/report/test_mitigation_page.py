@@ -68,12 +68,13 @@ def test_arms_are_compared_where_they_have_learned_as_much(tmp_path: Path) -> No
 def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     compared = mitigation()
     best, *_ = answer(compared, arm_table_of(compared))
-    start = "The chosen answers hold up best under designed: clearly better than under dpo in"
-    assert best.startswith(start)
+    start = "The chosen answers hold up best under designed (designed_dose: {"
+    assert best.startswith(start) and "}): clearly better than under dpo in training" in best
     places = ("in training (+", "held out (+", "at the same margin (+")
     assert all(place in best for place in places)
-    assert "Its margin ends at +17 in training in place of +" in best
-    assert best.endswith("pairs changed by −16.8 nats in place of −16.8.")
+    assert "Its margin ends at +17.0 in training in place of +" in best
+    assert "pairs changed by −16.8 nats in place of −16.8. Of the other arms, they are" in best
+    assert best.endswith("clearly worse somewhere under simpo.")
     baseline, *others = more(compared, arm_table_of(compared))
     assert baseline.startswith("Under dpo the chosen answers of training pairs changed by")
     assert "of held-out pairs by" in baseline and "nats, at a margin of" in baseline
@@ -89,9 +90,9 @@ def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answer
     figures = arm_table_of(compared)
     gains = {arm: figures.difference(arm, "dpo", "heldout/chosen") for arm in compared.others}
     best = max((arm for arm in gains if gains[arm].low > 0), key=lambda arm: gains[arm].mean)
-    objective = json.dumps({"name": compared.arms[best].objective.name})[1:-1]
     last = answer(compared, figures)[-1]
-    assert last.startswith(f"To train as {best} does") and objective in last
+    assert last.startswith(f"To train as {best} does")
+    assert "--set 'preference.objective.designed_dose={" in last
     assert f"--set name=trained-as-{best} --set" in last
     longer = answer(compared.model_copy(update={"steps": 88}), figures)[-1]
     assert longer == f"{last} --set preference.steps=88"
@@ -198,9 +199,9 @@ def test_trainings_that_learned_little_are_told_how_many_steps_a_margin_takes() 
 
 def test_few_pairs_decide_nothing(tmp_path: Path) -> None:
     compared = of_few_heldout_pairs(mitigation(), 6)
-    best = answer(compared, arm_table_of(compared))[0].split(" Its margin")[0]
+    said = answer(compared, arm_table_of(compared))
+    best = said[0].split(" Its margin")[0]
     assert "clearly better" in best and "held out" not in best
-    said = more(compared, arm_table_of(compared))
     assert any(own.startswith("Over 6 held-out pairs nothing is decided") for own in said)
     write_mitigation_page(compared, tmp_path)
     assert outcomes_in(tmp_path)["dose/right_heldout"] == "unclear"
@@ -284,7 +285,8 @@ def test_an_arm_that_is_better_in_the_shares_that_fell_alone_is_shown(tmp_path: 
     write_mitigation_page(two, tmp_path)
     said = answer(two, arm_table_of(two))[0]
     assert said.startswith(
-        "The chosen answers hold up best under dose: clearly better than under dpo in the share"
+        "The chosen answers hold up best under dose (negative_dose: 0.3): clearly better than "
+        "under dpo in the share that fell in training ("
     )
 
 

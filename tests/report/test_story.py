@@ -43,17 +43,17 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
 ) -> None:
     assert inputs.audit is not None
     sentences = re.findall(r'<p class="answer">(.*?)</p>', page, re.DOTALL)
-    fell, sides, pulled, tried = (re.sub("(?s)<.*?>", "", sentence) for sentence in sentences)
+    fell, sides, pulled, first, _, tried = (
+        re.sub("(?s)<.*?>", "", sentence) for sentence in sentences
+    )
     for split, name in (("train", "training"), ("heldout", "held-out")):
         changes = [row.change for row in inputs.audit.changes if row.split == split]
         assert f"{sum(c < 0 for c in changes)} of {len(changes)} {name} pairs" in fell
     assert "watched answer that fell most (1 training) changed by −2.50 nats: pushes" in sides
     assert "on rejected answers did −5.00, pushes on chosen answers +2.50." in sides
-    assert pulled.startswith(
-        "Of all pairs, a (“what is a”, −3.50) and c (“what is c”, −1.00) pulled it down most. "
-        "a pulled the answer to “what is b” by −3.50, most by “no” −3.5, “way” −0.50 of its "
-        "rejected answer “"
-    )
+    assert pulled == "These pairs pulled it down most in this training:"
+    assert first.startswith("a (“what is a”) −3.50: −4.00 through its rejected answer “")
+    assert first.endswith("”, most by “no”, “way”; +0.500 through its chosen one.")
     assert tried.startswith("Try first a smaller push on rejected answers, then training without")
     assert (
         "was pulled down hardest by a (−3.50: −4.00 through its rejected answer, most by “no” "

@@ -29,13 +29,13 @@ class Line(dict[str, Any]):
 
 
 ASSISTANT = "\n\nAssistant:"
+"""Opens a turn of the assistant in raw HH transcripts (Bai et al., arXiv 2204.05862)."""
 
 _FORMATS = {
     "pairs": "pairs",
     "hh": "hh (whole transcripts, as Anthropic's)",
     "chat": "chat (lists of messages; data.chat_model names the model whose template writes them)",
 }
-"""Opens a turn of the assistant in raw HH transcripts (Bai et al., arXiv 2204.05862)."""
 
 STORED_KINDS = {
     "chosen": "the data",

@@ -29,9 +29,12 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     best = _best(compared, gains)
     sentences = []
     if best is not None:
+        unclear = gains.unclear_in_words(best)
         sentences.append(
-            f"The chosen answers hold up best under {best}: clearly better than under "
-            f"{gains.baseline} {gains.clear_in_words(best)}.{_price(best, gains.baseline, figures)}"
+            f"The chosen answers hold up best under {best}{_what(compared, best)}: clearly better "
+            f"than under {gains.baseline} {gains.clear_in_words(best)}"
+            f"{f'; not clearly different {unclear}' if unclear else ''}."
+            f"{_price(best, gains.baseline, figures)}{_rest(gains)}"
         )
     elif len(compared.seeds) > 1:
         sentences.append(
@@ -40,6 +43,11 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
         )
     else:
         sentences += _of_one_seed(gains)
+    sentences += [
+        f"Over {count} {SPLITS[split]} pair{'s' if count > 1 else ''} nothing is decided: the "
+        "intervals are over seeds, and other prompts may differ."
+        for split, count in gains.undecided()
+    ]
     if not gains.measured("matched") and any(gains.of(arm) for arm in learned):
         sentences += _too_short(compared, figures)
     sentences += [
@@ -66,7 +74,7 @@ def more(compared: ComparedArms, figures: ArmTable) -> list[str]:
     """What the page adds to its answer: the baseline, the other arms, and single answers."""
     if not _comparable(compared, figures):
         return []
-    baseline, several = compared.baseline, len(compared.seeds) > 1
+    baseline = compared.baseline
     learned = _learned(compared, figures)
     gains = Gains(compared, figures, learned)
     best = _best(compared, gains)
@@ -77,13 +85,8 @@ def more(compared: ComparedArms, figures: ArmTable) -> list[str]:
         f"{with_interval(figures.mean(baseline, 'train/chosen'))}{also} nats"
         f"{_margin(baseline, figures)}{_fell(baseline, figures)}.{_not_held_out(baseline, figures)}"
     ]
-    if several:
+    if len(compared.seeds) > 1:
         sentences += _others(gains, best)
-    sentences += [
-        f"Over {count} {SPLITS[split]} pair{'s' if count > 1 else ''} nothing is decided: the "
-        "intervals are over seeds, and other prompts may differ."
-        for split, count in gains.undecided()
-    ]
     if others := [f"{arm}{_margin(arm, figures)}" for arm in unlearned(compared, figures)]:
         sentences.append(
             f"{join(others)} did not learn the preference: rejected answers rose as much as chosen "
@@ -139,15 +142,26 @@ def _too_short(compared: ComparedArms, figures: ArmTable) -> list[str]:
     ]
 
 
+def _rest(gains: Gains) -> str:
+    """Which of the other arms are better too, worse or neither."""
+    parts = [
+        f"{what} under {join(arms)}"
+        for what, arms in (
+            ("clearly better", gains.best_first()[1:]),
+            ("clearly worse somewhere", gains.worse()),
+            ("not clearly different", gains.unclear()),
+        )
+        if arms
+    ]
+    return f" Of the other arms, they are {'; '.join(parts)}." if parts else ""
+
+
 def _others(gains: Gains, best: str | None) -> list[str]:
-    """Where the best arm differs unclearly, the next ones, and those that do harm or nothing."""
+    """The arms after the best, and those that do harm or nothing."""
     sentences = []
-    if best is not None:
-        if unclear := gains.unclear_in_words(best):
-            sentences.append(f"Under {best} they do not clearly differ {unclear}.")
-        if others := gains.best_first()[1:]:
-            next_ones = join([f"{arm} ({gains.means_in_words(arm)})" for arm in others])
-            sentences.append(f"Next come{'s' if len(others) == 1 else ''} {next_ones}.")
+    if best is not None and (others := gains.best_first()[1:]):
+        next_ones = join([f"{arm} ({gains.means_in_words(arm)})" for arm in others])
+        sentences.append(f"Next come{'s' if len(others) == 1 else ''} {next_ones}.")
     if unclear_arms := gains.unclear():
         sentences.append(
             f"On average they do not end clearly higher or lower under {join(unclear_arms)}."
@@ -168,7 +182,7 @@ def _price(arm: str, baseline: str, figures: ArmTable) -> str:
     for split, place in (("train", "in training"), ("heldout", "held out")):
         pair = [figures.mean(name, f"{split}/margin") for name in (arm, baseline)]
         if all(margin.n for margin in pair):
-            learned, before = (number(margin.mean, 2, sign=True) for margin in pair)
+            learned, before = (number(margin.mean, sign=True) for margin in pair)
             margins.append(f"{learned} {place} in place of {before}")
     ends = f"margin ends at {' and '.join(margins)}, and the " if margins else ""
     return (
@@ -176,10 +190,38 @@ def _price(arm: str, baseline: str, figures: ArmTable) -> str:
     )
 
 
+def _what(compared: ComparedArms, name: str) -> str:
+    """What an arm sets otherwise than the baseline, in brackets."""
+    arm = compared.arms[name]
+    changed = _objective_changes(compared, name)
+    if arm.warmup_steps is not None:
+        changed["warmup_steps"] = arm.warmup_steps
+    texts = (f"{setting}: {json.dumps(value)}" for setting, value in changed.items())
+    return f" ({', '.join(texts)})" if changed else ""
+
+
+def _objective_changes(compared: ComparedArms, name: str) -> dict[str, Any]:
+    """The settings of an arm's objective that differ from the baseline's; else the whole of it.
+
+    An unset setting is not written, so an objective that lacks one of the baseline's is no change.
+    """
+    objective = compared.arms[name].objective
+    own = objective.model_dump(mode="json")
+    base = compared.arms[compared.baseline].objective.model_dump(mode="json")
+    written = changed_settings(objective)
+    if own["name"] != base["name"] or base.keys() - own.keys():
+        return {"objective": written}
+    changed = [setting for setting in own if own[setting] != base.get(setting)]
+    return {setting: written.get(setting, own[setting]) for setting in changed}
+
+
 def _settings(compared: ComparedArms, name: str) -> str:
     """What a study sets to train as an arm does, as options of its command."""
     arm = compared.arms[name]
-    settings: dict[str, Any] = {"preference.objective": changed_settings(arm.objective)}
+    settings: dict[str, Any] = {
+        "preference.objective" if setting == "objective" else f"preference.objective.{setting}": to
+        for setting, to in _objective_changes(compared, name).items()
+    }
     if compared.steps is not None:
         settings["preference.steps"] = compared.steps
     if arm.warmup_steps is not None:

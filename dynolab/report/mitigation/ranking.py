@@ -34,7 +34,7 @@ class Gains:
 
     def __init__(self, compared: ComparedArms, figures: ArmTable, arms: Sequence[str]) -> None:
         matched = matched_table_of(compared)
-        self.baseline = compared.baseline
+        self.baseline, self._figures = compared.baseline, figures
         self.few = {
             "train": figures.few("train/chosen"),
             "heldout": figures.few("heldout/chosen"),
@@ -138,9 +138,14 @@ class Gains:
         return f"not clearly better or worse than under {self.baseline}"
 
     def _in_place(self, arm: str, place: str) -> str:
-        unit = "points" if place in FELL else "nats"
-        change = _scaled(self.of(arm)[place], place)
-        return f"{_NAMES[place]} ({with_interval(change)} {unit})"
+        change = with_interval(_scaled(self.of(arm)[place], place))
+        if place not in FELL:
+            return f"{_NAMES[place]} ({change} nats)"
+        own, before = (
+            f"{number(100 * self._figures.mean(name, place).mean)} %"
+            for name in (arm, self.baseline)
+        )
+        return f"{_NAMES[place]} ({own} in place of {before}: {change} points)"
 
     def _clear(self, arm: str, sign: int) -> list[str]:
         return [

@@ -9,11 +9,16 @@ from statistics import fmean
 import numpy as np
 from markupsafe import Markup
 
+from dynolab.data.sources.readers import ASSISTANT
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.inputs.study import ReportInputs
-from dynolab.report.ledger.fallen import fallen_accounts, hardest_side, mean_sides
+from dynolab.report.ledger.fallen import Side, fallen_accounts, hardest_side, mean_sides
 from dynolab.report.ledger.named_pairs import named_pair
-from dynolab.report.ledger.named_tokens import strongest_tokens
+from dynolab.report.ledger.named_tokens import (
+    strongest_places,
+    strongest_tokens,
+    token_in_text,
+)
 from dynolab.report.ledger.pullers import net_pulls
 from dynolab.report.style import SPLITS
 from dynolab.report.text import excerpt, join, number
@@ -29,7 +34,7 @@ def through_what(inputs: ReportInputs) -> list[str | Markup]:
         singles = fallen_accounts(inputs.ledger)
         if not singles:
             return [_of_means(inputs.ledger)]
-        return [_of_singles(inputs.ledger, singles), _pullers(inputs.ledger, singles)]
+        return [_of_singles(inputs.ledger, singles), *_pullers(inputs.ledger, singles)]
     rows = [
         row for training in inputs.trainings[-1:] for row in training.forces if row.kind == "chosen"
     ]
@@ -111,71 +116,60 @@ def _of_singles(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     )
 
 
-def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
-    """The pairs that in sum pulled these answers down most, and the first of them by what."""
+def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> list[str | Markup]:
+    """The pairs that in sum pulled these answers down most, with the side and tokens that did."""
     pulls = [(pair, nats) for pair, nats in net_pulls(ledger)[:_NAMED] if nats < 0]
     if not pulls:
-        return Markup()
-    named = [
-        Markup("{} (“{}”, {}{})").format(
-            named_pair(pair, ledger.rows),
-            _prompt(ledger, pair),
-            number(nats, sign=True),
-            _mostly_one(pair, nats, ledger, singles),
-        )
-        for pair, nats in pulls
-    ]
-    return Markup("Of all pairs, {} pulled {} down most{}.{}").format(
-        Markup(join(named)),
-        "these" if len(singles) > 1 else "it",
-        ", in sum" if len(singles) > 1 else "",
-        _hardest_pull(ledger, singles, pulls[0][0]),
-    )
+        return []
+    over = f"them down most in this training, summed over the {len(singles)}"
+    head = f"These pairs pulled {over if len(singles) > 1 else 'it down most in this training'}:"
+    return [head, *(_puller(ledger, singles, pair) for pair, _ in pulls)]
 
 
-def _hardest_pull(ledger: Ledger, singles: Sequence[FunctionalAccount], pair: str) -> Markup:
-    """On which of the answers a pair pulled hardest, and through which of its tokens.
+def _puller(ledger: Ledger, singles: Sequence[FunctionalAccount], pair: str) -> Markup:
+    """What a pair did to these answers in sum, by side, and its tokens that pulled hardest.
 
-    An answer on which its tokens are known comes before one on which they are not.
+    Tokens are known of the hardest pulls alone.
     """
-    place = ledger.examples.index(pair)
-
-    def order(account: FunctionalAccount) -> tuple[bool, float]:
-        moments = ledger.moments.get(account.row.name, ())
-        return all(m.example != pair for m in moments), float(ledger.by_example(account)[place])
-
-    account = min(singles, key=order)
-    (pusher,) = (own for own in ledger.pushers(account) if own.example == pair)
-    side, tokens = hardest_side(pusher, ledger.moments.get(account.row.name, ()))
-    through = strongest_tokens(tokens, down=True)
+    each = [own for account in singles for own in ledger.pushers(account) if own.example == pair]
+    pulls: dict[Side, float] = {
+        "chosen": sum(own.from_chosen for own in each),
+        "rejected": sum(own.from_rejected for own in each),
+    }
+    total = sum(pulls.values())
+    in_sum = Pusher(pair, total, pulls["chosen"], pulls["rejected"], ())
+    moments = [m for account in singles for m in ledger.moments.get(account.row.name, ())]
+    side, tokens = hardest_side(in_sum, moments)
     row = ledger.rows.get(pair)
     text = (row.chosen if side == "chosen" else row.rejected) if row else None
-    if not through or not text:
-        return Markup()
-    return Markup(" {} pulled the answer to “{}” by {}, most by {} of its {} answer “{}”.").format(
+    places = strongest_places(tokens, down=True)
+    through = ", ".join(token_in_text(tokens, place) for place in places)
+    other: Side = "rejected" if side == "chosen" else "chosen"
+    return Markup("{} (“{}”) {}{}: {} through its {} answer{}{}; {} through its {} one.").format(
         named_pair(pair, ledger.rows),
-        _prompt(ledger, account.row.name),
-        number(pusher.total, sign=True),
-        through,
+        _prompt(ledger, pair),
+        number(total, sign=True),
+        _mostly_one(each),
+        number(pulls[side], sign=True),
         side,
-        excerpt(text, _TEXT),
+        f" “{excerpt(text, _TEXT)}”" if text else "",
+        f", most by {through}" if through else "",
+        number(pulls[other], sign=True),
+        other,
     )
 
 
 def _prompt(ledger: Ledger, pair: str) -> str:
     row = ledger.rows.get(pair)
-    return excerpt(row.prompt, _TEXT, end=True) if row else pair
+    return excerpt(row.prompt.removesuffix(ASSISTANT), _TEXT, end=True) if row else pair
 
 
-def _mostly_one(
-    pair: str, nats: float, ledger: Ledger, accounts: Sequence[FunctionalAccount]
-) -> str:
+def _mostly_one(each: Sequence[Pusher]) -> str:
     """Says so where most of a pair's pull is on a single answer."""
-    place = ledger.examples.index(pair)
-    least = min(float(ledger.by_example(account)[place]) for account in accounts)
-    if len(accounts) == 1 or least > _MOSTLY * nats:
+    least = min(own.total for own in each)
+    if len(each) == 1 or least > _MOSTLY * sum(own.total for own in each):
         return ""
-    return f", of which {number(least, sign=True)} on one answer"
+    return f" (of which {number(least, sign=True)} on one answer)"
 
 
 def _through_sides(culprit: Pusher, moments: Sequence[Moment]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dynolab.claims.verdict import Verdict
+from dynolab.comparisons.arm_table import LEAST_COUNT
 from dynolab.data.rows import Split
 from dynolab.data.unknown import UnknownTokens
 from dynolab.objectives.registry import PAIR_OBJECTIVES
@@ -149,7 +150,8 @@ def _fell(name: str, changes: Mapping[Split, np.ndarray], which: str) -> str:
     ways: dict[str, list[str]] = {}
     for split, own in changes.items():
         mean = mean_interval(own)
-        where = f"{_WHERE[split]} ({with_interval(mean)}{_without_one(own)})"
+        few = ", of too few pairs to decide" if mean.n < LEAST_COUNT else ""
+        where = f"{_WHERE[split]} ({with_interval(mean)}{few}{_without_one(own)})"
         ways.setdefault(_way(mean), []).append(where)
     went = [f"{way} {join(where)}" for way, where in ways.items()]
     fell = f"Under {name} the chosen answer fell on {join(parts)}"
@@ -170,7 +172,7 @@ def _without_one(changes: np.ndarray) -> str:
 
 def _way(mean: Interval) -> str:
     """In a word what a mean change is, where its interval says so."""
-    if not clear(mean):
+    if not clear(mean) or mean.n < LEAST_COUNT:
         return "did not clearly change"
     return "rose" if mean.mean > 0 else "fell"
 
