@@ -112,8 +112,12 @@ class UnknownTokens:
         if not self.written:
             return "Often these are curly quotes and dashes:"
         most = self.written.most_common(NAMED)
-        named = ", ".join(f"{character} ({count}×)" for character, count in most)
+        named = ", ".join(f"{_quoted(character)} {count}×" for character, count in most)
         return f"{'Most are' if len(most) == NAMED else 'They are'} {named}:"
+
+
+def _quoted(character: str) -> str:
+    return f"“{character}”" if character.isprintable() else f"U+{ord(character):04X}"
 
 
 PLAIN = {"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."}

@@ -50,7 +50,7 @@ def test_unknown_tokens_of_answers_are_counted() -> None:
     )
     named = unknown_tokens(tokenizer(), ["é a", "b"])
     assert named == UnknownTokens(1, 3, 1, 2, Counter({"é": 1}))
-    assert "They are é (1×): replace them" in str(named)
+    assert "They are “é” 1×: replace them" in str(named)
 
 
 def test_typographic_characters_have_an_option_that_replaces_them(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     assert best.startswith(start) and "}): clearly better than under dpo in training" in best
     places = ("in training (+", "held out (+", "at the same margin (+")
     assert all(place in best for place in places)
-    assert "Its margin ends at +17.0 in training in place of +" in best
+    assert "Its margin, chosen minus rejected, ends at +17.0 in training in place of +" in best
     assert "pairs changed by −16.8 nats in place of −16.8. Of the other arms, they are" in best
     assert best.endswith("clearly worse somewhere under simpo.")
     baseline, *others = more(compared, arm_table_of(compared))

@@ -147,7 +147,7 @@ def _rest(gains: Gains) -> str:
     parts = [
         f"{what} under {join(arms)}"
         for what, arms in (
-            ("clearly better", gains.best_first()[1:]),
+            ("clearly better in some of these", gains.best_first()[1:]),
             ("clearly worse somewhere", gains.worse()),
             ("not clearly different", gains.unclear()),
         )
@@ -184,7 +184,11 @@ def _price(arm: str, baseline: str, figures: ArmTable) -> str:
         if all(margin.n for margin in pair):
             learned, before = (number(margin.mean, sign=True) for margin in pair)
             margins.append(f"{learned} {place} in place of {before}")
-    ends = f"margin ends at {' and '.join(margins)}, and the " if margins else ""
+    ends = (
+        f"margin, chosen minus rejected, ends at {' and '.join(margins)}, and the "
+        if margins
+        else ""
+    )
     return (
         f" Its {ends}rejected answers of training pairs changed by {own} nats in place of {others}."
     )

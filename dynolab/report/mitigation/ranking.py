@@ -139,13 +139,16 @@ class Gains:
 
     def _in_place(self, arm: str, place: str) -> str:
         change = with_interval(_scaled(self.of(arm)[place], place))
-        if place not in FELL:
-            return f"{_NAMES[place]} ({change} nats)"
+        unit = "points" if place in FELL else "nats"
+        if place == "matched":  # a difference alone: each seed has a margin of its own
+            return f"{_NAMES[place]} ({change} {unit})"
+        figure = place if place in FELL else f"{place}/chosen"
+        ends = [self._figures.mean(name, figure) for name in (arm, self.baseline)]
         own, before = (
-            f"{number(100 * self._figures.mean(name, place).mean)} %"
-            for name in (arm, self.baseline)
+            f"{number(100 * end.mean)} %" if place in FELL else number(end.mean, sign=True)
+            for end in ends
         )
-        return f"{_NAMES[place]} ({own} in place of {before}: {change} points)"
+        return f"{_NAMES[place]} ({own} in place of {before}: {change} {unit})"
 
     def _clear(self, arm: str, sign: int) -> list[str]:
         return [

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from dynolab.data.sources.readers import ASSISTANT
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.inputs.study import ReportInputs
+from dynolab.report.ledger.coloured import Tokens
 from dynolab.report.ledger.fallen import Side, fallen_accounts, hardest_side, mean_sides
 from dynolab.report.ledger.named_pairs import named_pair
 from dynolab.report.ledger.named_tokens import (
@@ -25,7 +26,7 @@ from dynolab.report.text import excerpt, join, number
 
 _NAMED = 3  # pairs
 _TEXT = 50  # characters
-_MOSTLY = 0.75  # of a pair's pull
+_MOSTLY, _LITTLE = 0.75, 0.25  # of a pair's pull
 
 
 def through_what(inputs: ReportInputs) -> list[str | Markup]:
@@ -153,10 +154,17 @@ def _puller(ledger: Ledger, singles: Sequence[FunctionalAccount], pair: str) -> 
         number(pulls[side], sign=True),
         side,
         f" “{excerpt(text, _TEXT)}”" if text else "",
-        f", most by {through}" if through else "",
+        f", {_spread(tokens, places)}most by {through}" if through else "",
         number(pulls[other], sign=True),
         other,
     )
+
+
+def _spread(tokens: Tokens, places: Sequence[int]) -> str:
+    """Says so where the tokens that are named made little of the pull."""
+    pulls = [min(nats, 0.0) for _, nats in tokens]
+    few = sum(pulls[place] for place in places)
+    return "spread over many tokens, " if few > _LITTLE * sum(pulls) else ""
 
 
 def _prompt(ledger: Ledger, pair: str) -> str:
