@@ -13,10 +13,9 @@ from rich.markup import escape
 
 from dynolab.costs.stage import duration
 from dynolab.data.sources.config import rows_line
-from dynolab.data.unknown import UnknownTokens, about_auto
+from dynolab.data.unknown import UnknownTokens
 from flows.flow import Parameters, Results, StagedFlow
 from flows.parameters import load_parameters
-from tasks.base import OTHERWISE
 from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.system.invocation import invocation
 
@@ -86,7 +85,7 @@ def _overlong(results: Results) -> Iterator[str]:
 
 
 def _about_rows(results: Results) -> Iterator[str]:
-    """What became of the data's rows, and what the tokenizer does not know or reads otherwise.
+    """What became of the data's rows, and what the tokenizer does not know.
 
     Of stages that were computed before, only what may spoil a run is said again.
     """
@@ -97,8 +96,6 @@ def _about_rows(results: Results) -> Iterator[str]:
     if unknown.tokens:
         option = unknown.option and f": add {unknown.option}"
         yield f"[yellow]{escape(f'{unknown}{option}')}[/yellow]"
-    if texts := max((found.get(OTHERWISE, 0) for found in fresh), default=0):
-        yield f"{about_auto(int(texts))}."
 
 
 def show_remedies(console: Console, name: str, page: Path, results: Results) -> None:

@@ -69,12 +69,15 @@ def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     compared = mitigation()
     best, *_ = answer(compared, arm_table_of(compared))
     start = "The chosen answers hold up best under designed (designed_dose: {"
-    assert best.startswith(start) and "}): clearly better than under dpo in training" in best
+    assert (
+        best.startswith(start)
+        and "}): clearly better than under dpo, over 3 seeds, in training" in best
+    )
     places = ("in training (+", "held out (+", "at the same margin (+")
     assert all(place in best for place in places)
     assert "Its margin, chosen minus rejected, ends at +17.0 in training in place of +" in best
-    assert "pairs changed by −16.8 nats in place of −16.8. Of the other arms, they are" in best
-    assert best.endswith("clearly worse somewhere under simpo.")
+    assert "pairs changed by −16.8 nats in place of −16.8. With the other arms, chosen" in best
+    assert best.endswith("; worse somewhere under simpo.")
     baseline, *others = more(compared, arm_table_of(compared))
     assert baseline.startswith("Under dpo the chosen answers of training pairs changed by")
     assert "of held-out pairs by" in baseline and "nats, at a margin of" in baseline
@@ -286,7 +289,7 @@ def test_an_arm_that_is_better_in_the_shares_that_fell_alone_is_shown(tmp_path: 
     said = answer(two, arm_table_of(two))[0]
     assert said.startswith(
         "The chosen answers hold up best under dose (negative_dose: 0.3): clearly better than "
-        "under dpo in the share that fell in training ("
+        "under dpo, over 3 seeds, in the share that fell in training ("
     )
 
 

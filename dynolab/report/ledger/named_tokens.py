@@ -15,16 +15,11 @@ _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 def strongest_tokens(tokens: Tokens, count: int = 3, *, down: bool = False) -> str:
     """The tokens that pushed hardest, with their numbers; with `down`, those that pulled down."""
-    return ", ".join(
-        f"{token_in_text(tokens, place)} {number(tokens[place][1], 2, sign=True)}"
-        for place in strongest_places(tokens, count, down=down)
-    )
-
-
-def strongest_places(tokens: Tokens, count: int = 3, *, down: bool = False) -> list[int]:
-    """The places of these tokens, the strongest first."""
     places = [place for place, (_, nats) in enumerate(tokens) if nats < 0 or not down]
-    return sorted(places, key=lambda place: -abs(tokens[place][1]))[:count]
+    most = sorted(places, key=lambda place: -abs(tokens[place][1]))[:count]
+    return ", ".join(
+        f"{token_in_text(tokens, place)} {number(tokens[place][1], 2, sign=True)}" for place in most
+    )
 
 
 def token_in_text(tokens: Tokens, place: int) -> str:

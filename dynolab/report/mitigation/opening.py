@@ -32,7 +32,8 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
         unclear = gains.unclear_in_words(best)
         sentences.append(
             f"The chosen answers hold up best under {best}{_what(compared, best)}: clearly better "
-            f"than under {gains.baseline} {gains.clear_in_words(best)}"
+            f"than under {gains.baseline}, over {len(compared.seeds)} seeds, "
+            f"{gains.clear_in_words(best)}"
             f"{f'; not clearly different {unclear}' if unclear else ''}."
             f"{_price(best, gains.baseline, figures)}{_rest(gains)}"
         )
@@ -147,13 +148,13 @@ def _rest(gains: Gains) -> str:
     parts = [
         f"{what} under {join(arms)}"
         for what, arms in (
-            ("clearly better in some of these", gains.best_first()[1:]),
-            ("clearly worse somewhere", gains.worse()),
+            ("better in some of these", gains.best_first()[1:]),
+            ("worse somewhere", gains.worse()),
             ("not clearly different", gains.unclear()),
         )
         if arms
     ]
-    return f" Of the other arms, they are {'; '.join(parts)}." if parts else ""
+    return f" With the other arms, chosen answers are {'; '.join(parts)}." if parts else ""
 
 
 def _others(gains: Gains, best: str | None) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import fmean
 
 import numpy as np
 from markupsafe import Markup
@@ -15,11 +14,7 @@ from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.ledger.coloured import Tokens
 from dynolab.report.ledger.fallen import Side, fallen_accounts, hardest_side, mean_sides
 from dynolab.report.ledger.named_pairs import named_pair
-from dynolab.report.ledger.named_tokens import (
-    strongest_places,
-    strongest_tokens,
-    token_in_text,
-)
+from dynolab.report.ledger.named_tokens import strongest_tokens
 from dynolab.report.ledger.pullers import net_pulls
 from dynolab.report.style import SPLITS
 from dynolab.report.text import excerpt, join, number
@@ -102,7 +97,9 @@ def _of_singles(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     extreme = "fell most" if singles[0].end < singles[0].start else "rose least"
     splits = Counter(account.row.split for account in singles)
     counts = join([f"{splits[split]} {SPLITS[split]}" for split in SPLITS if splits[split]])
-    sides = mean_sides(ledger, singles)
+    together = " together" if several else ""
+    change = sum(account.end - account.start for account in singles)
+    sides = {side: len(singles) * mean for side, mean in mean_sides(ledger, singles).items()}
     return Markup(
         "The {} that {} ({}) changed by {} nats{}: pushes on rejected answers did {}, pushes on "
         "chosen answers {}."
@@ -110,8 +107,8 @@ def _of_singles(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         f"{len(singles)} watched answers" if several else "watched answer",
         extreme,
         counts,
-        number(fmean(account.end - account.start for account in singles), sign=True),
-        " on average" if several else "",
+        number(change, sign=True),
+        together,
         number(sides["rejected"], sign=True),
         number(sides["chosen"], sign=True),
     )
@@ -122,8 +119,8 @@ def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> list[str |
     pulls = [(pair, nats) for pair, nats in net_pulls(ledger)[:_NAMED] if nats < 0]
     if not pulls:
         return []
-    over = f"them down most in this training, summed over the {len(singles)}"
-    head = f"These pairs pulled {over if len(singles) > 1 else 'it down most in this training'}:"
+    which, over = ("them", f" over all {len(singles)}") if len(singles) > 1 else ("it", "")
+    head = f"These pairs pulled {which} down most in this training, in nats{over}:"
     return [head, *(_puller(ledger, singles, pair) for pair, _ in pulls)]
 
 
@@ -143,8 +140,7 @@ def _puller(ledger: Ledger, singles: Sequence[FunctionalAccount], pair: str) -> 
     side, tokens = hardest_side(in_sum, moments)
     row = ledger.rows.get(pair)
     text = (row.chosen if side == "chosen" else row.rejected) if row else None
-    places = strongest_places(tokens, down=True)
-    through = ", ".join(token_in_text(tokens, place) for place in places)
+    through = strongest_tokens(tokens, down=True)
     other: Side = "rejected" if side == "chosen" else "chosen"
     return Markup("{} (“{}”) {}{}: {} through its {} answer{}{}; {} through its {} one.").format(
         named_pair(pair, ledger.rows),
@@ -154,16 +150,16 @@ def _puller(ledger: Ledger, singles: Sequence[FunctionalAccount], pair: str) -> 
         number(pulls[side], sign=True),
         side,
         f" “{excerpt(text, _TEXT)}”" if text else "",
-        f", {_spread(tokens, places)}most by {through}" if through else "",
+        f", {_spread(tokens)}most by {through}" if through else "",
         number(pulls[other], sign=True),
         other,
     )
 
 
-def _spread(tokens: Tokens, places: Sequence[int]) -> str:
+def _spread(tokens: Tokens) -> str:
     """Says so where the tokens that are named made little of the pull."""
     pulls = [min(nats, 0.0) for _, nats in tokens]
-    few = sum(pulls[place] for place in places)
+    few = sum(sorted(pulls)[:3])
     return "spread over many tokens, " if few > _LITTLE * sum(pulls) else ""
 
 
