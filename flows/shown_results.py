@@ -36,7 +36,7 @@ def show_results(
     seconds: float,
     answer: Sequence[str],
 ) -> None:
-    """Prints what became of a run's rows, its page's place and, last, its `answer`."""
+    """Prints what became of a run's rows, its page's place, its `answer`, and where runs show."""
     for line in _about_rows(results):
         console.print(line, highlight=False, soft_wrap=True)
     for line in _overlong(results):
@@ -58,13 +58,13 @@ def show_results(
     stages = f"{len(results)} stages, of which {cached} cached"
     console.print(f"\n{flow:7} {seconds:.1f} s, {stages}", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
+    for sentence in ("", *answer, "") if answer else ():
+        # A line end within a command would end it where it is pasted.
+        console.print(sentence, markup=False, highlight=False, soft_wrap=" --set " in sentence)
     console.print(
         f"later   [bold]{escape(invocation())} up[/bold] shows these runs in Prefect and MLflow",
         soft_wrap=True,
     )
-    for sentence in ("", *answer, "") if answer else ():
-        # A line end within a command would end it where it is pasted.
-        console.print(sentence, markup=False, highlight=False, soft_wrap=" --set " in sentence)
 
 
 def _overlong(results: Results) -> Iterator[str]:

@@ -191,9 +191,9 @@ def auto_reads_otherwise(source: str, revision: str | None, folder: str | Path) 
 def about_auto(texts: int) -> str:
     """What it means that AutoTokenizer splits so many of `SAMPLES` otherwise."""
     return (
-        "Texts are split as the model's tokenizer.json says. AutoTokenizer, which TRL uses, splits "
-        f"{texts} of {len(SAMPLES)} sample texts otherwise: nothing to do here, but in your own "
-        "script take transformers.PreTrainedTokenizerFast.from_pretrained for the same tokens"
+        f"For scripts with TRL: its AutoTokenizer splits {texts} of {len(SAMPLES)} sample texts "
+        "otherwise than the model's tokenizer.json, which is used here; load it there with "
+        "transformers.PreTrainedTokenizerFast.from_pretrained to train on the same tokens"
     )
 
 

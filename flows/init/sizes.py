@@ -34,7 +34,7 @@ class Sizes:
     def __str__(self) -> str:
         text = (
             f"The model has {self.weights:,} weights and a context of {self.context} tokens; a "
-            f"prompt with one answer has {self.row:.0f} (median), at most {self.longest}."
+            f"prompt with one answer has {self.row:.0f} of them (median), at most {self.longest}."
         )
         if self.overlong_pairs:
             text += (

@@ -35,9 +35,9 @@ def shown(page: Path, answer: list[str]) -> list[str]:
     return output.getvalue().splitlines()
 
 
-def test_the_answer_comes_last_but_for_the_next_command(tmp_path: Path) -> None:
+def test_the_answer_comes_last_but_for_what_can_follow(tmp_path: Path) -> None:
     (tmp_path / "mine-remedies.yaml").write_text("seeds: [0, 1]\narms: [{}, {}]\n")
-    *_, page, later, first, answer, second, following = shown(tmp_path / "mine.html", ["It fell."])
+    *_, page, first, answer, second, later, following = shown(tmp_path / "mine.html", ["It fell."])
     assert page.startswith("report ") and later.startswith("later ")
     assert (first, answer, second) == ("", "It fell.", "")
     assert "mitigation" in following and following.startswith("next ")

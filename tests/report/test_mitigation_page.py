@@ -73,7 +73,7 @@ def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
         best.startswith(start)
         and "}): clearly better than under dpo, over 3 seeds, in training" in best
     )
-    places = ("in training (+", "held out (+", "at the same margin (+")
+    places = ("in training (changed by", "held out (changed by", "at the same margin (+")
     assert all(place in best for place in places)
     assert "Its margin, chosen minus rejected, ends at +17.0 in training in place of +" in best
     assert "pairs changed by −16.8 nats in place of −16.8. With the other arms, chosen" in best
@@ -169,7 +169,7 @@ def test_an_arm_that_does_harm_is_named_with_the_places_where_it_does() -> None:
     (lower,) = (said for said in more(compared, figures) if "clearly worse under" in said)
     gains = Gains(compared, figures, compared.others)
     assert f"simpo {gains.worse_in_words('simpo')}" in lower
-    assert "in training (−" in gains.worse_in_words("simpo")
+    assert gains.worse_in_words("simpo").startswith("in training (changed by −")
 
 
 def test_what_the_named_pairs_are_left_out_for_is_judged() -> None:
@@ -202,7 +202,11 @@ def test_trainings_that_learned_little_are_told_how_many_steps_a_margin_takes() 
 
 def test_few_pairs_decide_nothing(tmp_path: Path) -> None:
     compared = of_few_heldout_pairs(mitigation(), 6)
+    named = compared.arms["dpo"].model_copy(update={"filtered_by": "id", "named": ("a",)})
+    compared = compared.model_copy(update={"arms": compared.arms | {"simpo": named}})
     said = answer(compared, arm_table_of(compared))
+    (without,) = (own for own in said if "named pairs" in own)
+    assert "in training" in without and "held out" not in without
     best = said[0].split(" Its margin")[0]
     assert "clearly better" in best and "held out" not in best
     assert any(own.startswith("Over 6 held-out pairs nothing is decided") for own in said)

@@ -32,15 +32,14 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
         unclear = gains.unclear_in_words(best)
         sentences.append(
             f"The chosen answers hold up best under {best}{_what(compared, best)}: clearly better "
-            f"than under {gains.baseline}, over {len(compared.seeds)} seeds, "
-            f"{gains.clear_in_words(best)}"
+            f"than under {gains.baseline}, over {_seeds(compared)}, {gains.clear_in_words(best)}"
             f"{f'; not clearly different {unclear}' if unclear else ''}."
             f"{_price(best, gains.baseline, figures)}{_rest(gains)}"
         )
     elif len(compared.seeds) > 1:
         sentences.append(
             f"No arm holds the chosen answers up clearly better than {gains.baseline} over "
-            f"{len(compared.seeds)} seeds, and worse nowhere."
+            f"{_seeds(compared)}, and worse nowhere."
         )
     else:
         sentences += _of_one_seed(gains)
@@ -117,6 +116,12 @@ def _learned(compared: ComparedArms, figures: ArmTable) -> list[str]:
 def _best(compared: ComparedArms, gains: Gains) -> str | None:
     """The arm that is recommended; one seed recommends none."""
     return gains.best() if len(compared.seeds) > 1 else None
+
+
+def _seeds(compared: ComparedArms) -> str:
+    """How many seeds; a study's file has the study's own first."""
+    own = " (the study had the first of them)" if compared.follow else ""
+    return f"{len(compared.seeds)} seeds{own}"
 
 
 def _of_one_seed(gains: Gains) -> list[str]:

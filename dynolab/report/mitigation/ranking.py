@@ -120,11 +120,11 @@ class Gains:
         )
 
     def nats_in_words(self, arm: str) -> str:
-        """“−0.77 [−0.9, −0.6] nats in training, −0.5 [−1, 0] held out”."""
+        """“−0.77 [−0.9, −0.6] nats in training, −0.5 [−1, 0] held out”, where pairs suffice."""
         each = [
             f"{with_interval(change)}{{}} {_NAMES[place]}"
             for place, change in self.of(arm).items()
-            if place not in FELL
+            if place not in FELL and not self.few[place]
         ]
         return ", ".join(text.format("" if count else " nats") for count, text in enumerate(each))
 
@@ -148,7 +148,8 @@ class Gains:
             f"{number(100 * end.mean)} %" if place in FELL else number(end.mean, sign=True)
             for end in ends
         )
-        return f"{_NAMES[place]} ({own} in place of {before}: {change} {unit})"
+        changed = "" if place in FELL else "changed by "
+        return f"{_NAMES[place]} ({changed}{own} in place of {before}: {change} {unit})"
 
     def _clear(self, arm: str, sign: int) -> list[str]:
         return [
