@@ -87,11 +87,14 @@ def _overlong(results: Results) -> Iterator[str]:
 def _about_rows(results: Results) -> Iterator[str]:
     """What became of the data's rows, and what the tokenizer does not know.
 
-    Of stages that were computed before, only what may spoil a run is said again.
+    Nothing where a run before read the same rows, and said it.
     """
-    metrics = [result["metrics"] for result in results.values()]
-    fresh = [result["metrics"] for result in results.values() if not result["cached"]]
-    yield from filter(None, dict.fromkeys(map(rows_line, fresh)))
+    computed = [result["metrics"] for result in results.values() if not result["cached"]]
+    lines = [line for line in dict.fromkeys(map(rows_line, computed)) if line]
+    yield from lines
+    if not lines:
+        return
+    metrics = (result["metrics"] for result in results.values())
     unknown = max(map(UnknownTokens.of_metrics, metrics), key=lambda found: found.total)
     if unknown.tokens:
         option = unknown.option and f": add {unknown.option}"
@@ -141,7 +144,4 @@ def _remedies_time(file: Path, results: Results) -> str:
         for name in ("sft", "preference")
     }
     seconds = seeds * (once["sft"] + arms * once["preference"])
-    return (
-        f"at least {duration(seconds)}: {arms} trainings and an audit with each of {seeds} seeds; "
-        "--set 'seeds=[0]' for a first look"
-    )
+    return f"at least {duration(seconds)}: {arms} trainings and an audit with each of {seeds} seeds"

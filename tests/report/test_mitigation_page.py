@@ -67,17 +67,22 @@ def test_arms_are_compared_where_they_have_learned_as_much(tmp_path: Path) -> No
 
 def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     compared = mitigation()
-    best, *_ = answer(compared, arm_table_of(compared))
-    start = "The chosen answers hold up best under designed (designed_dose: {"
-    assert (
-        best.startswith(start)
-        and "}): clearly better than under dpo, over 3 seeds, in training" in best
+    best, *said = answer(compared, arm_table_of(compared))
+    assert best == (
+        "The chosen answers hold up best under designed (pushes on rejected answers as large as "
+        "forces allow), clearly better than under dpo over 3 seeds:"
     )
-    places = ("in training (changed by", "held out (changed by", "at the same margin (+")
-    assert all(place in best for place in places)
-    assert "Its margin, chosen minus rejected, ends at +17.0 in training in place of +" in best
-    assert "pairs changed by −16.8 nats in place of −16.8. With the other arms, chosen" in best
-    assert best.endswith("; worse somewhere under simpo.")
+    for own, place in zip(
+        said,
+        ("in training (changed by", "held out (changed by", "at the same margin (+"),
+        strict=False,
+    ):
+        assert own.startswith(f"· {place}")
+    (price,) = (own for own in said if own.startswith("Its margin"))
+    assert price.startswith("Its margin, chosen minus rejected, ends at +17.0 in training in place")
+    assert price.endswith("pairs changed by −16.8 nats in place of −16.8.")
+    (rest,) = (own for own in said if own.startswith("With the other arms"))
+    assert rest.endswith("; worse somewhere under simpo.")
     baseline, *others = more(compared, arm_table_of(compared))
     assert baseline.startswith("Under dpo the chosen answers of training pairs changed by")
     assert "of held-out pairs by" in baseline and "nats, at a margin of" in baseline
@@ -177,8 +182,8 @@ def test_what_the_named_pairs_are_left_out_for_is_judged() -> None:
     named = compared.arms["dpo"].model_copy(update={"filtered_by": "id", "named": ("a",)})
     compared = compared.model_copy(update={"arms": compared.arms | {"simpo": named}})
     (said,) = (own for own in answer(compared, arm_table_of(compared)) if "named pairs" in own)
-    assert said.startswith("Without the named pairs (simpo) they end clearly worse than under dpo")
-    assert "] nats in training, " in said
+    start = "Without the named pairs (simpo) they end, against dpo, clearly lower in training (−"
+    assert said.startswith(start)
     (mean,) = (own for own in more(compared, arm_table_of(compared)) if "on average" in own)
     assert mean.startswith("Under simpo the followed answers changed by ")
 
@@ -207,8 +212,8 @@ def test_few_pairs_decide_nothing(tmp_path: Path) -> None:
     said = answer(compared, arm_table_of(compared))
     (without,) = (own for own in said if "named pairs" in own)
     assert "in training" in without and "held out" not in without
-    best = said[0].split(" Its margin")[0]
-    assert "clearly better" in best and "held out" not in best
+    places = [own for own in said if own.startswith("· ")]
+    assert places and all("held out" not in place for place in places)
     assert any(own.startswith("Over 6 held-out pairs nothing is decided") for own in said)
     write_mitigation_page(compared, tmp_path)
     assert outcomes_in(tmp_path)["dose/right_heldout"] == "unclear"
@@ -290,11 +295,9 @@ def test_an_arm_that_is_better_in_the_shares_that_fell_alone_is_shown(tmp_path: 
     runs = {"dpo": tuple(more), "dose": tuple(same)}
     two = compared.model_copy(update={"arms": arms, "runs": runs, "followed": ()})
     write_mitigation_page(two, tmp_path)
-    said = answer(two, arm_table_of(two))[0]
-    assert said.startswith(
-        "The chosen answers hold up best under dose (negative_dose: 0.3): clearly better than "
-        "under dpo, over 3 seeds, in the share that fell in training ("
-    )
+    best, place, *_ = answer(two, arm_table_of(two))
+    assert "under dose (pushes on rejected answers times 0.3), clearly better than" in best
+    assert place.startswith("· in the share that fell in training (")
 
 
 def test_an_arm_that_did_not_learn_the_preference_gets_no_praise() -> None:

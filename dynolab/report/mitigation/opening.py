@@ -15,6 +15,12 @@ from dynolab.report.style import SPLITS
 from dynolab.report.text import join, mean_and_ends, number, steps_until, with_interval
 from dynolab.results.arms import ComparedArms
 
+_IN_WORDS = {
+    "negative_dose": "pushes on rejected answers times {}",
+    "designed_dose": "pushes on rejected answers as large as forces allow",
+}
+"""Settings of an objective that a reader of the answer would have to look up."""
+
 
 def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     """The page's answer, which the command line prints; empty with nothing to compare.
@@ -29,13 +35,14 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     best = _best(compared, gains)
     sentences = []
     if best is not None:
-        unclear = gains.unclear_in_words(best)
         sentences.append(
-            f"The chosen answers hold up best under {best}{_what(compared, best)}: clearly better "
-            f"than under {gains.baseline}, over {_seeds(compared)}, {gains.clear_in_words(best)}"
-            f"{f'; not clearly different {unclear}' if unclear else ''}."
-            f"{_price(best, gains.baseline, figures)}{_rest(gains)}"
+            f"The chosen answers hold up best under {best}{_what(compared, best)}, clearly better "
+            f"than under {gains.baseline} over {_seeds(compared)}:"
         )
+        sentences += [f"· {place}" for place in gains.clear_places(best)]
+        if unclear := gains.unclear_in_words(best):
+            sentences.append(f"· not clearly different {unclear}")
+        sentences += [*_price(best, gains.baseline, figures), *_rest(gains)]
     elif len(compared.seeds) > 1:
         sentences.append(
             f"No arm holds the chosen answers up clearly better than {gains.baseline} over "
@@ -51,9 +58,10 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     if not gains.measured("matched") and any(gains.of(arm) for arm in learned):
         sentences += _too_short(compared, figures)
     sentences += [
-        f"Without the named pairs ({arm}) they end {gains.judged(arm)}: {gains.nats_in_words(arm)}."
+        f"Without the named pairs ({arm}) they end, against {gains.baseline}, {against}."
         for arm in learned
-        if compared.arms[arm].filtered_by == "id" and arm != best and gains.of(arm)
+        if compared.arms[arm].filtered_by == "id" and arm != best
+        if (against := gains.nats_in_words(arm))
     ]
     if len(compared.seeds) == 1:
         (seed,) = compared.seeds
@@ -148,7 +156,7 @@ def _too_short(compared: ComparedArms, figures: ArmTable) -> list[str]:
     ]
 
 
-def _rest(gains: Gains) -> str:
+def _rest(gains: Gains) -> list[str]:
     """Which of the other arms are better too, worse or neither."""
     parts = [
         f"{what} under {join(arms)}"
@@ -159,7 +167,7 @@ def _rest(gains: Gains) -> str:
         )
         if arms
     ]
-    return f" With the other arms, chosen answers are {'; '.join(parts)}." if parts else ""
+    return [f"With the other arms, chosen answers are {'; '.join(parts)}."] if parts else []
 
 
 def _others(gains: Gains, best: str | None) -> list[str]:
@@ -178,11 +186,11 @@ def _others(gains: Gains, best: str | None) -> list[str]:
     return sentences
 
 
-def _price(arm: str, baseline: str, figures: ArmTable) -> str:
+def _price(arm: str, baseline: str, figures: ArmTable) -> list[str]:
     """What an arm learned, and what became of rejected answers, beside the baseline."""
     rejected = [figures.mean(name, "train/rejected") for name in (arm, baseline)]
     if not all(change.n for change in rejected):
-        return ""
+        return []
     own, others = (number(change.mean, sign=True) for change in rejected)
     margins = []
     for split, place in (("train", "in training"), ("heldout", "held out")):
@@ -195,9 +203,9 @@ def _price(arm: str, baseline: str, figures: ArmTable) -> str:
         if margins
         else ""
     )
-    return (
-        f" Its {ends}rejected answers of training pairs changed by {own} nats in place of {others}."
-    )
+    return [
+        f"Its {ends}rejected answers of training pairs changed by {own} nats in place of {others}."
+    ]
 
 
 def _what(compared: ComparedArms, name: str) -> str:
@@ -206,7 +214,10 @@ def _what(compared: ComparedArms, name: str) -> str:
     changed = _objective_changes(compared, name)
     if arm.warmup_steps is not None:
         changed["warmup_steps"] = arm.warmup_steps
-    texts = (f"{setting}: {json.dumps(value)}" for setting, value in changed.items())
+    texts = (
+        _IN_WORDS.get(setting, f"{setting}: {{}}").format(json.dumps(value))
+        for setting, value in changed.items()
+    )
     return f" ({', '.join(texts)})" if changed else ""
 
 

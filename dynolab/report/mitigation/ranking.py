@@ -92,9 +92,9 @@ class Gains:
             if own and not self._clear(arm, 1) and not self._clear(arm, -1)
         ]
 
-    def clear_in_words(self, arm: str) -> str:
-        """“in training (+1 [0, 2] nats) and held out (…)”: the places with a clear difference."""
-        return join([self._in_place(arm, p) for p in self.of(arm) if self.decides(arm, p)])
+    def clear_places(self, arm: str) -> list[str]:
+        """“in training (changed by +1 in place of +0: +1 [0, 2] nats)”, …: the clear differences."""
+        return [self._in_place(arm, p) for p in self.of(arm) if self.decides(arm, p)]
 
     def unclear_in_words(self, arm: str) -> str:
         """The places without a clear difference, likewise; without those of few pairs."""
@@ -120,22 +120,15 @@ class Gains:
         )
 
     def nats_in_words(self, arm: str) -> str:
-        """“−0.77 [−0.9, −0.6] nats in training, −0.5 [−1, 0] held out”, where pairs suffice."""
-        each = [
-            f"{with_interval(change)}{{}} {_NAMES[place]}"
-            for place, change in self.of(arm).items()
-            if place not in FELL and not self.few[place]
-        ]
-        return ", ".join(text.format("" if count else " nats") for count, text in enumerate(each))
-
-    def judged(self, arm: str) -> str:
-        """Whether an arm is clearly better than the baseline, worse, both, or neither."""
-        better, worse = self._clear(arm, 1), self._clear(arm, -1)
-        if better and worse:
-            return f"better in some measures than under {self.baseline} and worse in others"
-        if better or worse:
-            return f"clearly {'better' if better else 'worse'} than under {self.baseline}"
-        return f"not clearly better or worse than under {self.baseline}"
+        """“clearly higher held out (+0.6 [0.1, 1.1] nats), not clearly in training (…)”."""
+        ways: dict[str, list[str]] = {}
+        for place, change in self.of(arm).items():
+            if place in FELL or self.few[place]:
+                continue
+            way = "higher" if change.mean > 0 else "lower"
+            way = f"clearly {way}" if clear(change) else "not clearly higher or lower"
+            ways.setdefault(way, []).append(f"{_NAMES[place]} ({with_interval(change)} nats)")
+        return "; ".join(f"{way} {join(places)}" for way, places in ways.items())
 
     def _in_place(self, arm: str, place: str) -> str:
         change = with_interval(_scaled(self.of(arm)[place], place))
