@@ -93,7 +93,7 @@ class Gains:
         ]
 
     def clear_places(self, arm: str) -> list[str]:
-        """“in training (changed by +1 in place of +0: +1 [0, 2] nats)”, …: the clear differences."""
+        """“in training (changed by +1 in place of +0: +1 [0, 2] nats)” for each clear place."""
         return [self._in_place(arm, p) for p in self.of(arm) if self.decides(arm, p)]
 
     def unclear_in_words(self, arm: str) -> str:
