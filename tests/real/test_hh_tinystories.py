@@ -288,5 +288,4 @@ def test_the_whole_study(
     sft = chosen_path(lab, "sft")
     assert sft[-1] - sft[0] > 30  # of about 400 nats
     assert sft == sorted(sft)
-    again = lab.study()
-    assert again.count("cached") == len(STAGES) and "computed" not in again
+    assert f"{len(STAGES)} stages, of which {len(STAGES)} cached" in lab.study()
