@@ -81,8 +81,8 @@ def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
     (price,) = (own for own in said if own.startswith("Its margin"))
     assert price.startswith("Its margin, chosen minus rejected, ends at +17.0 in training in place")
     assert price.endswith("pairs changed by −16.8 nats in place of −16.8.")
-    (rest,) = (own for own in said if own.startswith("With the other arms"))
-    assert rest.endswith("; worse somewhere under simpo.")
+    (rest,) = (own for own in said if own.startswith("Other arms, "))
+    assert rest.endswith("; worse somewhere: simpo.")
     baseline, *others = more(compared, arm_table_of(compared))
     assert baseline.startswith("Under dpo the chosen answers of training pairs changed by")
     assert "of held-out pairs by" in baseline and "nats, at a margin of" in baseline
@@ -103,7 +103,8 @@ def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answer
     assert "--set 'preference.objective.designed_dose={" in last
     assert f"--set name=trained-as-{best} --set" in last
     longer = answer(compared.model_copy(update={"steps": 88}), figures)[-1]
-    assert longer == f"{last} --set preference.steps=88"
+    assert longer.startswith(f"To train as {best} does, in 88 steps as here, add")
+    assert longer.endswith(" --set preference.steps=88")
 
 
 def test_the_answers_that_fell_most_are_followed_over_the_seeds_that_did_not_choose_them(

@@ -71,9 +71,11 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             "kept."
         )
     if best is not None:
+        steps = "" if compared.steps is None else f", in {compared.steps} steps as here"
         sentences.append(
-            f"To train as {best} does, add to the study’s command, with a name that keeps the page "
-            f"of the study as it was: --set name=trained-as-{best} {_settings(compared, best)}"
+            f"To train as {best} does{steps}, add to the study’s command, with a name that keeps "
+            f"the page of the study as it was: --set name=trained-as-{best} "
+            f"{_settings(compared, best)}"
         )
     return sentences
 
@@ -159,7 +161,7 @@ def _too_short(compared: ComparedArms, figures: ArmTable) -> list[str]:
 def _rest(gains: Gains) -> list[str]:
     """Which of the other arms are better too, worse or neither."""
     parts = [
-        f"{what} under {join(arms)}"
+        f"{what}: {join(arms)}"
         for what, arms in (
             ("better in some of these", gains.best_first()[1:]),
             ("worse somewhere", gains.worse()),
@@ -167,7 +169,7 @@ def _rest(gains: Gains) -> list[str]:
         )
         if arms
     ]
-    return [f"With the other arms, chosen answers are {'; '.join(parts)}."] if parts else []
+    return [f"Other arms, {'; '.join(parts)}."] if parts else []
 
 
 def _others(gains: Gains, best: str | None) -> list[str]:
