@@ -87,13 +87,11 @@ def _overlong(results: Results) -> Iterator[str]:
 def _about_rows(results: Results) -> Iterator[str]:
     """What became of the data's rows, and what the tokenizer does not know.
 
-    Nothing where a run before read the same rows, and said it.
+    The counts of rows are told where they are read; what is unknown may spoil any run, and is told
+    after each.
     """
-    computed = [result["metrics"] for result in results.values() if not result["cached"]]
-    lines = [line for line in dict.fromkeys(map(rows_line, computed)) if line]
-    yield from lines
-    if not lines:
-        return
+    computed = (result["metrics"] for result in results.values() if not result["cached"])
+    yield from filter(None, dict.fromkeys(map(rows_line, computed)))
     metrics = (result["metrics"] for result in results.values())
     unknown = max(map(UnknownTokens.of_metrics, metrics), key=lambda found: found.total)
     if unknown.tokens:

@@ -99,7 +99,11 @@ def with_interval(interval: Interval, sign: bool = True) -> str:
 
 
 def steps_until(margin: float, learned: float, steps: int) -> str:
-    """“: about 40 at this pace”: steps until a margin, by what was learned in some; else empty."""
+    """“: about 40 at this pace”: how many steps a margin takes if it grows on evenly.
+
+    **Arguments:** `learned`: the margin after `steps`, in nats as `margin`. Empty if it did not
+    grow, is there already, or lies more than `_FORESEEN` times as far.
+    """
     if not 0 < learned < margin < _FORESEEN * learned or not steps:
         return ""
     return f": about {math.ceil(steps * margin / learned)} at this pace"

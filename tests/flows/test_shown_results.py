@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -41,6 +42,29 @@ def test_the_answer_comes_last_but_for_what_can_follow(tmp_path: Path) -> None:
     assert page.startswith("report ") and later.startswith("later ")
     assert (first, answer, second) == ("", "It fell.", "")
     assert "mitigation" in following and following.startswith("next ")
+
+
+def test_unknown_tokens_are_told_of_a_new_model_on_rows_that_were_read_before() -> None:
+    def result(stage: str, metrics: dict[str, float], *, cached: bool) -> dict[str, Any]:
+        return StageResult(
+            stage=stage,
+            key="0" * 64,
+            address=f"{stage}/0",
+            digest="",
+            metrics=metrics,
+            mlflow_run_id=None,
+            cached=cached,
+        ).model_dump()
+
+    counts = {"tokens": 3, "total": 90, "answers": 2, "texts": 9}
+    results: Results = {
+        "rows": result("data", {"data/train_pairs": 9, "data/heldout_pairs": 1}, cached=True),
+        "sft": result("sft", {f"data/unknown_{n}": k for n, k in counts.items()}, cached=False),
+    }
+    output = io.StringIO()
+    show_results(Console(file=output, width=200), "study", results, Path("x.html"), 3.0, [])
+    assert "3 of 90 tokens (3.3%) in 2 of 9 answers are unknown" in output.getvalue()
+    assert "10 rows" not in output.getvalue(), "the run that read them told of them"
 
 
 def test_a_run_without_an_answer_ends_with_its_page(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Literal
 
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
@@ -22,11 +21,11 @@ def fallen_accounts(ledger: Ledger) -> list[FunctionalAccount]:
     return [account for account in singles if account.end < account.start] or singles
 
 
-def mean_sides(ledger: Ledger, accounts: Sequence[FunctionalAccount]) -> dict[Side, float]:
-    """What all chosen and all rejected answers did to some answers: the mean over these, nats."""
+def summed_sides(ledger: Ledger, accounts: Sequence[FunctionalAccount]) -> dict[Side, float]:
+    """What all chosen and all rejected answers did to some answers: the sum over these, nats."""
     sides: tuple[Side, ...] = ("chosen", "rejected")
     return {
-        side: fmean(ledger.side_total(account, side).mean for account in accounts) for side in sides
+        side: sum(ledger.side_total(account, side).mean for account in accounts) for side in sides
     }
 
 

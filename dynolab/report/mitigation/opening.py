@@ -65,9 +65,9 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     ]
     if len(compared.seeds) == 1:
         (seed,) = compared.seeds
-        more = json.dumps([seed, seed + 1, seed + 2])
+        seeds = json.dumps([seed, seed + 1, seed + 2])
         sentences.append(
-            f"Run it again with --set {shlex.quote(f'seeds={more}')}; this one’s trainings are "
+            f"Run it again with --set {shlex.quote(f'seeds={seeds}')}; this one’s trainings are "
             "kept."
         )
     if best is not None:
@@ -224,9 +224,9 @@ def _what(compared: ComparedArms, name: str) -> str:
 
 
 def _objective_changes(compared: ComparedArms, name: str) -> dict[str, Any]:
-    """The settings of an arm's objective that differ from the baseline's; else the whole of it.
+    """The settings of an arm's objective that differ from the baseline's.
 
-    An unset setting is not written, so an objective that lacks one of the baseline's is no change.
+    It is given whole, as `objective`, if it is another one, or leaves one of the baseline's unset.
     """
     objective = compared.arms[name].objective
     own = objective.model_dump(mode="json")

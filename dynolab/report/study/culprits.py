@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
+from dynolab.data.rows import Example
 from dynolab.data.sources.readers import ASSISTANT
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.ledger.coloured import Tokens
-from dynolab.report.ledger.fallen import Side, fallen_accounts, hardest_side, mean_sides
+from dynolab.report.ledger.fallen import fallen_accounts, hardest_side, summed_sides
 from dynolab.report.ledger.named_pairs import named_pair
 from dynolab.report.ledger.named_tokens import strongest_tokens
 from dynolab.report.ledger.pullers import net_pulls
@@ -25,7 +26,7 @@ _MOSTLY, _LITTLE = 0.75, 0.25  # of a pair's pull
 
 
 def through_what(inputs: ReportInputs) -> list[str | Markup]:
-    """Which side pulled the chosen answers down, which pairs, and the first of them by what."""
+    """Which side pulled the chosen answers down, which pairs most, and through which tokens."""
     if inputs.ledger is not None:
         singles = fallen_accounts(inputs.ledger)
         if not singles:
@@ -99,7 +100,7 @@ def _of_singles(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     counts = join([f"{splits[split]} {SPLITS[split]}" for split in SPLITS if splits[split]])
     together = " together" if several else ""
     change = sum(account.end - account.start for account in singles)
-    sides = {side: len(singles) * mean for side, mean in mean_sides(ledger, singles).items()}
+    sides = summed_sides(ledger, singles)
     return Markup(
         "The {} that {} ({}) changed by {} nats{}: pushes on rejected answers did {}, pushes on "
         "chosen answers {}."
@@ -130,29 +131,20 @@ def _puller(ledger: Ledger, singles: Sequence[FunctionalAccount], pair: str) -> 
     Tokens are known of the hardest pulls alone.
     """
     each = [own for account in singles for own in ledger.pushers(account) if own.example == pair]
-    pulls: dict[Side, float] = {
-        "chosen": sum(own.from_chosen for own in each),
-        "rejected": sum(own.from_rejected for own in each),
-    }
-    total = sum(pulls.values())
-    in_sum = Pusher(pair, total, pulls["chosen"], pulls["rejected"], ())
+    in_sum = Pusher(
+        pair,
+        sum(own.total for own in each),
+        sum(own.from_chosen for own in each),
+        sum(own.from_rejected for own in each),
+        (),
+    )
     moments = [m for account in singles for m in ledger.moments.get(account.row.name, ())]
-    side, tokens = hardest_side(in_sum, moments)
-    row = ledger.rows.get(pair)
-    text = (row.chosen if side == "chosen" else row.rejected) if row else None
-    through = strongest_tokens(tokens, down=True)
-    other: Side = "rejected" if side == "chosen" else "chosen"
-    return Markup("{} (“{}”) {}{}: {} through its {} answer{}{}; {} through its {} one.").format(
+    return Markup("{} (“{}”) {}{}: {}.").format(
         named_pair(pair, ledger.rows),
         _prompt(ledger, pair),
-        number(total, sign=True),
+        number(in_sum.total, sign=True),
         _mostly_one(each),
-        number(pulls[side], sign=True),
-        side,
-        f" “{excerpt(text, _TEXT)}”" if text else "",
-        f", {_spread(tokens)}most by {through}" if through else "",
-        number(pulls[other], sign=True),
-        other,
+        _through_sides(in_sum, moments, ledger.rows.get(pair)),
     )
 
 
@@ -176,14 +168,19 @@ def _mostly_one(each: Sequence[Pusher]) -> str:
     return f" (of which {number(least, sign=True)} on one answer)"
 
 
-def _through_sides(culprit: Pusher, moments: Sequence[Moment]) -> str:
-    """What either answer of an example did, the harder one first with its tokens."""
-    side, tokens = hardest_side(culprit, moments)
-    pulls = {"chosen": culprit.from_chosen, "rejected": culprit.from_rejected}
+def _through_sides(pusher: Pusher, moments: Sequence[Moment], row: Example | None = None) -> str:
+    """What either answer of an example did, the harder one first with its tokens.
+
+    **Arguments:** `row`: the example, to quote that answer.
+    """
+    side, tokens = hardest_side(pusher, moments)
+    pulls = {"chosen": pusher.from_chosen, "rejected": pusher.from_rejected}
     other = "rejected" if side == "chosen" else "chosen"
+    text = (row.chosen if side == "chosen" else row.rejected) if row else None
+    quoted = f" “{excerpt(text, _TEXT)}”" if text else ""
     through = strongest_tokens(tokens, down=True)
-    most = f", most by {through}" if through else ""
+    most = f", {_spread(tokens)}most by {through}" if through else ""
     return (
-        f"{number(pulls[side], sign=True)} through its {side} answer{most}; "
+        f"{number(pulls[side], sign=True)} through its {side} answer{quoted}{most}; "
         f"{number(pulls[other], sign=True)} through its {other} one"
     )

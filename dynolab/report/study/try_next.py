@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.report.inputs.study import ReportInputs, StudyFacts
-from dynolab.report.ledger.fallen import Side, fallen_accounts, mean_sides
+from dynolab.report.ledger.fallen import Side, fallen_accounts, summed_sides
 from dynolab.report.page import Section, section
 from dynolab.report.style import objective_name
 from dynolab.results.study import PairChange
@@ -49,7 +49,7 @@ def _side_that_pulled(inputs: ReportInputs) -> Side | None:
     singles = [] if inputs.ledger is None else fallen_accounts(inputs.ledger)
     if inputs.ledger is None or not singles:
         return None
-    sides = mean_sides(inputs.ledger, singles)
+    sides = summed_sides(inputs.ledger, singles)
     least = min(sides, key=sides.__getitem__)
     others = sum(min(nats, 0.0) for side, nats in sides.items() if side != least)
     return least if sides[least] < min(2 * others, 0.0) else None
