@@ -103,12 +103,14 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     notes.append(
         f"The file finetunes on the chosen answers first (SFT, learning rate "
         f"{settings['sft_rate']}), as papers do, so that DPO starts from a model that gives such "
-        "answers; one that does already needs `sft: null` there. Its steps, learning rates and β "
-        "are guesses: set those of your training."
+        "answers; a model that is finetuned already needs `sft: null` there. That rate, DPO’s "
+        f"({settings['preference_rate']}), β (0.1) and the steps ({settings['steps']}) are "
+        "guesses: set those of your training."
     )
+    notes.append(time)
     if folder.is_dir() and (texts := auto_reads_otherwise(weights, None, folder)):
         notes.append(f"{about_auto(texts)}.")
-    return WrittenStudy([*notes, time], sizes, sum(seconds.values()) + UNTIMED_SECONDS)
+    return WrittenStudy(notes, sizes, sum(seconds.values()) + UNTIMED_SECONDS)
 
 
 def _about_unknown(
@@ -117,11 +119,10 @@ def _about_unknown(
     """What the tokenizer does not know of the rows as written, and as the file replaces it."""
     if not replace:
         return f"{written}."
-    left = f"{replaced.tokens} are" if replaced.tokens else "none is"
-    return (
-        f"{written.counted}: the file replaces {in_words(replace)} (delete `replace` there to keep "
-        f"the text as it is), after which {left}."
+    left = (
+        f"{replaced.tokens} ({replaced.tokens / replaced.total:.1%})" if replaced.tokens else "none"
     )
+    return f"{written.counted}: the file replaces {in_words(replace)}, which leaves {left}."
 
 
 def _seconds(parameters: StudyParameters) -> dict[str, float]:

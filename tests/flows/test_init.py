@@ -116,7 +116,7 @@ def test_unknown_typographic_characters_are_replaced_in_the_file(folder: Path) -
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     written = write_study(folder / "mine.yaml", model=model, data=data, program="dynolab")
     (note,) = [note for note in written.notes if "unknown" in note]
-    assert "the file replaces ’ by ' (" in note and note.endswith("after which 22 are.")
+    assert note.endswith(": the file replaces ’ by ', which leaves 22 (8.1%).")
     study = load_parameters(StudyParameters, folder / "mine.yaml")
     assert study.data.replace == {"’": "'"}
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynolab.report.inputs.ledger import Moment
 from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.page import section
+from dynolab.report.study.culprits import through_what
 from dynolab.report.study.opening import answer
 from dynolab.report.study.page import report_page_html, write_report
 from dynolab.report.terms import TERMS, terms_in, with_terms
@@ -60,6 +62,18 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
         "−3.5, “way” −0.50; +0.500 through its chosen one)."
     ) in re.sub("(?s)<.*?>", "", page), "the page goes on from its answer"
     assert page.index('class="answer"') < page.index('class="tiles"')
+
+
+def test_the_side_that_pulled_more_comes_first_even_if_only_the_other_was_taken_apart(
+    inputs: ReportInputs,
+) -> None:
+    assert inputs.ledger is not None
+    moments = {"b": [Moment(0, "a", "chosen", -0.2, ((" well", -0.2),))]}
+    told = through_what(replace(inputs, ledger=replace(inputs.ledger, moments=moments)))
+    (words,) = (own for said in told if (own := re.sub("(?s)<.*?>", "", said)).startswith("a ("))
+    assert "−4.00 through its rejected answer “" in words
+    assert "”, whose tokens were not taken apart; +0.500 through its chosen one “" in words
+    assert words.endswith("”, most by “well” −0.20.")
 
 
 def test_an_answer_that_decides_the_mean_is_told(inputs: ReportInputs) -> None:

@@ -17,7 +17,7 @@ from dynolab.results.arms import ComparedArms
 
 _IN_WORDS = {
     "negative_dose": "pushes on rejected answers times {}",
-    "designed_dose": "pushes on rejected answers as large as forces allow",
+    "designed_dose": "pushes on rejected answers cut until they lower no other chosen answer",
 }
 """Settings of an objective that a reader of the answer would have to look up."""
 
@@ -42,12 +42,13 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
         sentences += [f"· {place}" for place in gains.clear_places(best)]
         if unclear := gains.unclear_in_words(best):
             sentences.append(f"· not clearly different {unclear}")
-        sentences += [*_price(best, gains.baseline, figures), *_rest(gains)]
+        sentences += [*_price(best, gains.baseline, figures), *_rest(compared, gains)]
     elif len(compared.seeds) > 1:
         sentences.append(
             f"No arm holds the chosen answers up clearly better than {gains.baseline} over "
             f"{_seeds(compared)}, and worse nowhere."
         )
+        sentences += _rest(compared, gains)
     else:
         sentences += _of_one_seed(gains)
     sentences += [
@@ -58,7 +59,7 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     if not gains.measured("matched") and any(gains.of(arm) for arm in learned):
         sentences += _too_short(compared, figures)
     sentences += [
-        f"Without the named pairs ({arm}) they end, against {gains.baseline}, {against}."
+        f"Leaving out the named pairs ({arm}) moves them by {against}."
         for arm in learned
         if compared.arms[arm].filtered_by == "id" and arm != best
         if (against := gains.nats_in_words(arm))
@@ -158,18 +159,22 @@ def _too_short(compared: ComparedArms, figures: ArmTable) -> list[str]:
     ]
 
 
-def _rest(gains: Gains) -> list[str]:
-    """Which of the other arms are better too, worse or neither."""
+def _rest(compared: ComparedArms, gains: Gains) -> list[str]:
+    """Which of the other arms are better too, worse or neither, and their mean differences.
+
+    Arms without the named pairs have a sentence of their own.
+    """
+    named = [arm for arm, settings in compared.arms.items() if settings.filtered_by == "id"]
     parts = [
-        f"{what}: {join(arms)}"
+        f"{what}: {join([arm if arm in named else gains.with_means(arm) for arm in arms])}"
         for what, arms in (
-            ("better in some of these", gains.best_first()[1:]),
+            ("better somewhere", gains.best_first()[1:]),
             ("worse somewhere", gains.worse()),
             ("not clearly different", gains.unclear()),
         )
         if arms
     ]
-    return [f"Other arms, {'; '.join(parts)}."] if parts else []
+    return [f"Other arms (nats in training, held out), {'; '.join(parts)}."] if parts else []
 
 
 def _others(gains: Gains, best: str | None) -> list[str]:

@@ -119,22 +119,28 @@ class Gains:
             if texts
         )
 
+    def with_means(self, arm: str) -> str:
+        """“softer (+1, −1)”: an arm with its mean differences in training and held out, in nats."""
+        own = self.of(arm)
+        means = ", ".join(number(own[split].mean, sign=True) for split in SPLITS if split in own)
+        return f"{arm} ({means})"
+
     def nats_in_words(self, arm: str) -> str:
-        """“clearly higher held out (+0.6 [0.1, 1.1] nats), not clearly in training (…)”."""
-        ways: dict[str, list[str]] = {}
-        for place, change in self.of(arm).items():
-            if place in FELL or self.few[place]:
-                continue
-            way = "higher" if change.mean > 0 else "lower"
-            way = f"clearly {way}" if clear(change) else "not clearly higher or lower"
-            ways.setdefault(way, []).append(f"{_NAMES[place]} ({with_interval(change)} nats)")
-        return "; ".join(f"{way} {join(places)}" for way, places in ways.items())
+        """“+0.1 [−0.1, 0.3] in training (not clear) and +0.6 [0.1, 1.1] held out”, in nats."""
+        return join(
+            [
+                f"{with_interval(change)} nats {PLACES[place]}"
+                f"{'' if clear(change) else ' (not clear)'}"
+                for place, change in self.of(arm).items()
+                if place in PLACES and not self.few[place]
+            ]
+        )
 
     def _in_place(self, arm: str, place: str) -> str:
         change = with_interval(_scaled(self.of(arm)[place], place))
         unit = "points" if place in FELL else "nats"
         if place == "matched":  # a difference alone: each seed has a margin of its own
-            return f"{_NAMES[place]} ({change} {unit})"
+            return f"{_NAMES[place]}, once both prefer chosen answers as much ({change} {unit})"
         figure = place if place in FELL else f"{place}/chosen"
         ends = [self._figures.mean(name, figure) for name in (arm, self.baseline)]
         own, before = (

@@ -13,7 +13,7 @@ from dynolab.data.sources.readers import ASSISTANT
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.ledger.coloured import Tokens
-from dynolab.report.ledger.fallen import fallen_accounts, hardest_side, summed_sides
+from dynolab.report.ledger.fallen import Side, fallen_accounts, hardest_side, summed_sides
 from dynolab.report.ledger.named_pairs import named_pair
 from dynolab.report.ledger.named_tokens import strongest_tokens
 from dynolab.report.ledger.pullers import net_pulls
@@ -165,22 +165,24 @@ def _mostly_one(each: Sequence[Pusher]) -> str:
     least = min(own.total for own in each)
     if len(each) == 1 or least > _MOSTLY * sum(own.total for own in each):
         return ""
-    return f" (of which {number(least, sign=True)} on one answer)"
+    return " (mostly on one answer)"
 
 
 def _through_sides(pusher: Pusher, moments: Sequence[Moment], row: Example | None = None) -> str:
-    """What either answer of an example did, the harder one first with its tokens.
+    """What either answer of an example did, the harder one first, with the tokens that are known.
 
-    **Arguments:** `row`: the example, to quote that answer.
+    **Arguments:** `row`: the example, to quote the harder answer, and the one with tokens.
     """
-    side, tokens = hardest_side(pusher, moments)
-    pulls = {"chosen": pusher.from_chosen, "rejected": pusher.from_rejected}
-    other = "rejected" if side == "chosen" else "chosen"
-    text = (row.chosen if side == "chosen" else row.rejected) if row else None
-    quoted = f" “{excerpt(text, _TEXT)}”" if text else ""
-    through = strongest_tokens(tokens, down=True)
-    most = f", {_spread(tokens)}most by {through}" if through else ""
-    return (
-        f"{number(pulls[side], sign=True)} through its {side} answer{quoted}{most}; "
-        f"{number(pulls[other], sign=True)} through its {other} one"
-    )
+    known, tokens = hardest_side(pusher, moments)
+    pulls: dict[Side, float] = {"rejected": pusher.from_rejected, "chosen": pusher.from_chosen}
+    harder, other = sorted(pulls, key=pulls.__getitem__)
+    parts = []
+    for side, answer in ((harder, f"{harder} answer"), (other, f"{other} one")):
+        text = getattr(row, side) if row and side in (harder, known) else None
+        quoted = f" “{excerpt(text, _TEXT)}”" if text else ""
+        through = strongest_tokens(tokens, down=True) if side == known else ""
+        most = f", {_spread(tokens)}most by {through}" if through else ""
+        parts.append(f"{number(pulls[side], sign=True)} through its {answer}{quoted}{most}")
+    if known != harder:
+        parts[0] += ", whose tokens were not taken apart"
+    return "; ".join(parts)
