@@ -105,7 +105,7 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
         f"{settings['sft_rate']}), as papers do, so that DPO starts from a model that gives such "
         "answers; a model that is finetuned already needs `sft: null` there. That rate, DPO’s "
         f"({settings['preference_rate']}), β (0.1) and the steps ({settings['steps']}) are "
-        "guesses: set those of your training."
+        "guesses: set those of your training in the file."
     )
     notes.append(time)
     if folder.is_dir() and (texts := auto_reads_otherwise(weights, None, folder)):
@@ -133,9 +133,10 @@ def _seconds(parameters: StudyParameters) -> dict[str, float]:
 
 
 def _time(seconds: dict[str, float]) -> str:
+    seconds = {**seconds, "start and page": UNTIMED_SECONDS}
     longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
     parts = ", ".join(f"{name} {duration(seconds[name])}" for name in longest)
     return (
-        f"It takes about {duration(sum(seconds.values()) + UNTIMED_SECONDS)} on this machine alone "
+        f"It takes about {duration(sum(seconds.values()))} on this machine alone "
         f"({parts}; --plan estimates every stage)."
     )

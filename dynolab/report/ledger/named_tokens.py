@@ -10,13 +10,20 @@ from dynolab.report.text import number
 _WORD = 24
 """Characters of a word that is named."""
 
+_LEAST = 0.05
+"""Of the hardest token's push: what a token must push to be named."""
+
 _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 def strongest_tokens(tokens: Tokens, count: int = 3, *, down: bool = False) -> str:
-    """The tokens that pushed hardest, with their numbers; with `down`, those that pulled down."""
+    """The tokens that pushed hardest, with their numbers; with `down`, those that pulled down.
+
+    Without tokens that pushed less than a twentieth of the hardest.
+    """
     places = [place for place, (_, nats) in enumerate(tokens) if nats < 0 or not down]
     most = sorted(places, key=lambda place: -abs(tokens[place][1]))[:count]
+    most = [p for p in most if abs(tokens[p][1]) >= _LEAST * abs(tokens[most[0]][1])]
     return ", ".join(
         f"{token_in_text(tokens, place)} {number(tokens[place][1], 2, sign=True)}" for place in most
     )

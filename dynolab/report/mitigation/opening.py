@@ -10,7 +10,7 @@ from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN
 from dynolab.objectives.registry import changed_settings
 from dynolab.report.mitigation.followed import Followed
-from dynolab.report.mitigation.ranking import Gains
+from dynolab.report.mitigation.ranking import PLACES, Gains
 from dynolab.report.style import SPLITS
 from dynolab.report.text import join, mean_and_ends, number, steps_until, with_interval
 from dynolab.results.arms import ComparedArms
@@ -46,9 +46,9 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     elif len(compared.seeds) > 1:
         sentences.append(
             f"No arm holds the chosen answers up clearly better than {gains.baseline} over "
-            f"{_seeds(compared)}, and worse nowhere."
+            f"{_seeds(compared)}."
         )
-        sentences += _rest(compared, gains)
+        sentences += [*_before(compared, gains, figures), *_rest(compared, gains)]
     else:
         sentences += _of_one_seed(gains)
     sentences += [
@@ -59,17 +59,17 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     if not gains.measured("matched") and any(gains.of(arm) for arm in learned):
         sentences += _too_short(compared, figures)
     sentences += [
-        f"Leaving out the named pairs ({arm}) moves them by {against}."
+        f"Leaving out the named pairs ({arm}) moves chosen answers by {against}."
         for arm in learned
         if compared.arms[arm].filtered_by == "id" and arm != best
         if (against := gains.nats_in_words(arm))
     ]
-    if len(compared.seeds) == 1:
-        (seed,) = compared.seeds
-        seeds = json.dumps([seed, seed + 1, seed + 2])
+    if best is None:
+        more_seeds = range(1, 1 + max(2, len(compared.seeds)))
+        seeds = json.dumps([*compared.seeds, *(max(compared.seeds) + n for n in more_seeds)])
         sentences.append(
-            f"Run it again with --set {shlex.quote(f'seeds={seeds}')}; this one’s trainings are "
-            "kept."
+            f"More seeds may decide: run it again with --set {shlex.quote(f'seeds={seeds}')}; the "
+            "trainings so far are kept."
         )
     if best is not None:
         steps = "" if compared.steps is None else f", in {compared.steps} steps as here"
@@ -131,7 +131,7 @@ def _best(compared: ComparedArms, gains: Gains) -> str | None:
 
 def _seeds(compared: ComparedArms) -> str:
     """How many seeds; a study's file has the study's own first."""
-    own = " (the study had the first of them)" if compared.follow else ""
+    own = " (the first is the study’s)" if compared.follow else ""
     return f"{len(compared.seeds)} seeds{own}"
 
 
@@ -174,7 +174,17 @@ def _rest(compared: ComparedArms, gains: Gains) -> list[str]:
         )
         if arms
     ]
-    return [f"Other arms (nats in training, held out), {'; '.join(parts)}."] if parts else []
+    where = join([PLACES[split] for split in gains.decided])
+    return [f"Other arms (mean differences in nats {where}), {'; '.join(parts)}."] if parts else []
+
+
+def _before(compared: ComparedArms, gains: Gains, figures: ArmTable) -> list[str]:
+    """How chosen answers end under the baseline."""
+    ends = [
+        f"{with_interval(figures.mean(compared.baseline, f'{split}/chosen'))} nats {PLACES[split]}"
+        for split in gains.decided
+    ]
+    return [f"Under {compared.baseline} they changed by {join(ends)}."] if ends else []
 
 
 def _others(gains: Gains, best: str | None) -> list[str]:

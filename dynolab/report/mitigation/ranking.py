@@ -64,6 +64,11 @@ class Gains:
         """Whether any arm is compared there."""
         return any(place in own for own in self._of.values())
 
+    @property
+    def decided(self) -> list[Split]:
+        """The splits that are measured over enough pairs to decide."""
+        return [split for split in SPLITS if self.measured(split) and not self.few[split]]
+
     def best_first(self) -> list[str]:
         """The arms that are clearly better somewhere and clearly worse nowhere."""
         good = [arm for arm in self._of if self._clear(arm, 1) and not self._clear(arm, -1)]
@@ -120,10 +125,10 @@ class Gains:
         )
 
     def with_means(self, arm: str) -> str:
-        """“softer (+1, −1)”: an arm with its mean differences in training and held out, in nats."""
+        """“softer (+1, −1)”: an arm with its mean differences in `decided` splits, in nats."""
         own = self.of(arm)
-        means = ", ".join(number(own[split].mean, sign=True) for split in SPLITS if split in own)
-        return f"{arm} ({means})"
+        means = [number(own[split].mean, sign=True) for split in self.decided if split in own]
+        return f"{arm} ({', '.join(means)})" if means else arm
 
     def nats_in_words(self, arm: str) -> str:
         """“+0.1 [−0.1, 0.3] in training (not clear) and +0.6 [0.1, 1.1] held out”, in nats."""

@@ -117,12 +117,18 @@ def _of_singles(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
 
 def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> list[str | Markup]:
     """The pairs that in sum pulled these answers down most, with the side and tokens that did."""
-    pulls = [(pair, nats) for pair, nats in net_pulls(ledger)[:_NAMED] if nats < 0]
-    if not pulls:
+    down = [(pair, nats) for pair, nats in net_pulls(ledger) if nats < 0]
+    if not down:
         return []
+    most = down[:_NAMED]
+    share = sum(nats for _, nats in most) / sum(nats for _, nats in down)
     which, over = ("them", f" over all {len(singles)}") if len(singles) > 1 else ("it", "")
-    head = f"These pairs pulled {which} down most in this training, in nats{over}:"
-    return [head, *(_puller(ledger, singles, pair) for pair, _ in pulls)]
+    counted = "; row-000000 is the first" if most[0][0].startswith("row-") else ""
+    head = (
+        f"Of {len(down)} pairs that pulled {which} down in this training these did most, together "
+        f"{share:.0%}, in nats{over}{counted}:"
+    )
+    return [head, *(_puller(ledger, singles, pair) for pair, _ in most)]
 
 
 def _puller(ledger: Ledger, singles: Sequence[FunctionalAccount], pair: str) -> Markup:
