@@ -105,7 +105,7 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
         f"{settings['sft_rate']}), as papers do, so that DPO starts from a model that gives such "
         "answers; a model that is finetuned already needs `sft: null` there. That rate, DPO’s "
         f"({settings['preference_rate']}), β (0.1) and the steps ({settings['steps']}) are "
-        "guesses: set those of your training in the file."
+        "guesses, enough for a first run: set those of your training in the file."
     )
     notes.append(time)
     if folder.is_dir() and (texts := auto_reads_otherwise(weights, None, folder)):

@@ -20,8 +20,7 @@ from dynolab.report.mitigation.listed import mitigation_list
 from dynolab.report.mitigation.matched import matched_figure
 from dynolab.report.mitigation.opening import answer, more
 from dynolab.report.mitigation.page import write_mitigation_page
-from dynolab.report.mitigation.ranking import Gains
-from dynolab.report.text import true_minus
+from dynolab.report.text import true_minus, with_interval
 from dynolab.results.arms import ComparedArms, RunFigures
 from dynolab.statistics import mean_interval
 from tests.report.pairs import ARMS, mitigation
@@ -65,34 +64,32 @@ def test_arms_are_compared_where_they_have_learned_as_much(tmp_path: Path) -> No
     assert "At the same margin" in words_of(tmp_path / "mitigation.html", " ")
 
 
-def test_the_answer_compares_as_they_end_and_at_the_same_margin() -> None:
+def test_the_answer_has_a_line_for_every_arm_that_learned_the_best_first() -> None:
     compared = mitigation()
-    best, *said = answer(compared, arm_table_of(compared))
+    figures = arm_table_of(compared)
+    best, head, *said = answer(compared, figures)
     assert best == (
         "The chosen answers hold up best under designed (pushes on rejected answers cut until they "
-        "lower no other chosen answer), clearly better than under dpo over 3 seeds:"
+        "lower no other chosen answer): clearly better than under dpo in 5 of 5 measures over 3 "
+        "seeds, worse in none."
     )
-    for own, place in zip(
-        said,
-        (
-            "in training (changed by",
-            "held out (changed by",
-            "at the same margin, once both prefer chosen answers as much (+",
-        ),
-        strict=False,
-    ):
-        assert own.startswith(f"· {place}")
-    (price,) = (own for own in said if own.startswith("Its margin"))
-    assert price.startswith("Its margin, chosen minus rejected, ends at +17.0 in training in place")
-    assert price.endswith("pairs changed by −16.8 nats in place of −16.8.")
-    (rest,) = (own for own in said if own.startswith("Other arms (mean "))
-    assert re.search(r"; worse somewhere: simpo \(−[\d.]+, −[\d.]+\)\.$", rest)
-    baseline, *others = more(compared, arm_table_of(compared))
+    assert "in brackets its difference from dpo" in head
+    lines = [own for own in said if own.startswith("· ")]
+    assert [own.split()[1].rstrip(":") for own in lines[:2]] == ["dpo", "designed"]
+    assert {own.split()[1].rstrip(":") for own in lines} == compared.arms.keys()
+    mean, change = (
+        figures.mean("designed", "train/chosen"),
+        figures.difference("designed", "dpo", "heldout/chosen"),
+    )
+    assert lines[1].startswith(f"· designed: {true_minus(f'{mean.mean:+.2g}')} in training (+")
+    assert f" held out ({with_interval(change)}), at the same margin (+" in lines[1]
+    assert re.search(r"; \d+ % and \d+ % fell; margin \+17 and \+14$", lines[1])
+    assert "(" not in lines[0], "the baseline differs from nothing"
+    (worse,) = (own for own in said if own.startswith("Clearly worse: "))
+    assert worse.startswith("Clearly worse: simpo (in training, held out")
+    baseline, *_ = more(compared, figures)
     assert baseline.startswith("Under dpo the chosen answers of training pairs changed by")
     assert "of held-out pairs by" in baseline and "nats, at a margin of" in baseline
-    assert any(own.startswith("Next come dose (in training +") for own in others)
-    (lower,) = (sentence for sentence in others if "clearly worse under" in sentence)
-    assert "simpo" in lower
     single = mitigation(seeds=(4,))
     assert "decides nothing" in answer(single, arm_table_of(single))[0]
 
@@ -173,22 +170,18 @@ def test_an_answer_that_makes_most_of_a_mean_is_named() -> None:
     assert words.endswith(f" without {last.pair_id}).")
 
 
-def test_an_arm_that_does_harm_is_named_with_the_places_where_it_does() -> None:
-    compared = mitigation()
-    figures = arm_table_of(compared)
-    (lower,) = (said for said in more(compared, figures) if "clearly worse under" in said)
-    gains = Gains(compared, figures, compared.others)
-    assert f"simpo {gains.worse_in_words('simpo')}" in lower
-    assert gains.worse_in_words("simpo").startswith("in training (changed by −")
-
-
-def test_what_the_named_pairs_are_left_out_for_is_judged() -> None:
+def test_arms_say_how_many_pairs_they_left_out() -> None:
     compared = mitigation()
     named = compared.arms["dpo"].model_copy(update={"filtered_by": "id", "named": ("a",)})
-    compared = compared.model_copy(update={"arms": compared.arms | {"simpo": named}})
-    (said,) = (own for own in answer(compared, arm_table_of(compared)) if "named pairs" in own)
-    assert said.startswith("Leaving out the named pairs (simpo) moves chosen answers by −")
-    assert "nats in training, −" in said and "(not clear)" not in said
+    runs = [run.model_copy(update={"left_out": ("a", "b")}) for run in compared.runs["simpo"]]
+    compared = compared.model_copy(
+        update={
+            "arms": compared.arms | {"simpo": named},
+            "runs": compared.runs | {"simpo": tuple(runs)},
+        }
+    )
+    (said,) = (own for own in answer(compared, arm_table_of(compared)) if "left out" in own)
+    assert said.startswith("· simpo (2 pairs left out): −")
     (mean,) = (own for own in more(compared, arm_table_of(compared)) if "on average" in own)
     assert mean.startswith("Under simpo the followed answers changed by ")
 
@@ -212,13 +205,9 @@ def test_trainings_that_learned_little_are_told_how_many_steps_a_margin_takes() 
 
 def test_few_pairs_decide_nothing(tmp_path: Path) -> None:
     compared = of_few_heldout_pairs(mitigation(), 6)
-    named = compared.arms["dpo"].model_copy(update={"filtered_by": "id", "named": ("a",)})
-    compared = compared.model_copy(update={"arms": compared.arms | {"simpo": named}})
     said = answer(compared, arm_table_of(compared))
-    (without,) = (own for own in said if "named pairs" in own)
-    assert "in training" in without and "held out" not in without
     places = [own for own in said if own.startswith("· ")]
-    assert places and all("held out" not in place for place in places)
+    assert places and all("held out (" not in place for place in places)
     assert any(own.startswith("Over 6 held-out pairs nothing is decided") for own in said)
     write_mitigation_page(compared, tmp_path)
     assert outcomes_in(tmp_path)["dose/right_heldout"] == "unclear"
@@ -252,12 +241,10 @@ def test_where_no_arm_is_clearly_better_all_have_their_figures_and_more_seeds_ar
     two = compared.model_copy(
         update={"arms": arms, "runs": {"dpo": base, "dose": same}, "followed": ()}
     )
-    none, before, rest, *_, last = answer(two, arm_table_of(two))
+    none, _, before, dose, *_, last = answer(two, arm_table_of(two))
     assert none == "No arm holds the chosen answers up clearly better than dpo over 3 seeds."
-    assert re.match(r"Under dpo they changed by −\S+ \[.*\] nats in training\.$", before)
-    assert rest == (
-        "Other arms (mean differences in nats in training), not clearly different: dose (+0.0333)."
-    )
+    assert before.startswith("· dpo: −") and dose.startswith("· dose: −")
+    assert " in training (+0.0 [" in dose
     assert "--set 'seeds=[0, 1, 2, 3, 4, 5]'" in last
 
 
@@ -327,9 +314,8 @@ def test_an_arm_that_is_better_in_the_shares_that_fell_alone_is_shown(tmp_path: 
     runs = {"dpo": tuple(more), "dose": tuple(same)}
     two = compared.model_copy(update={"arms": arms, "runs": runs, "followed": ()})
     write_mitigation_page(two, tmp_path)
-    best, place, *_ = answer(two, arm_table_of(two))
-    assert "under dose (pushes on rejected answers times 0.3), clearly better than" in best
-    assert place.startswith("· in the share that fell in training (")
+    best = answer(two, arm_table_of(two))[0]
+    assert "under dose (pushes on rejected answers times 0.3): clearly better than" in best
 
 
 def test_an_arm_that_did_not_learn_the_preference_gets_no_praise() -> None:

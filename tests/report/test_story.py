@@ -55,7 +55,7 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
     assert "on rejected answers did −5.00, pushes on chosen answers +2.50." in sides
     assert (
         pulled
-        == "Of 2 pairs that pulled it down in this training these did most, together 100%, in nats:"
+        == "2 pairs pulled it down in this training, by 4.5 nats; these most, by 100% of that:"
     )
     assert first.startswith("a (“what is a”) −3.50: −4.00 through its rejected answer “")
     assert first.endswith("”, most by “no” −3.5, “way” −0.50; +0.500 through its chosen one.")

@@ -33,24 +33,24 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     learned = _learned(compared, figures)
     gains = Gains(compared, figures, learned)
     best = _best(compared, gains)
-    sentences = []
     if best is not None:
-        sentences.append(
-            f"The chosen answers hold up best under {best}{_what(compared, best)}, clearly better "
-            f"than under {gains.baseline} over {_seeds(compared)}:"
-        )
-        sentences += [f"· {place}" for place in gains.clear_places(best)]
-        if unclear := gains.unclear_in_words(best):
-            sentences.append(f"· not clearly different {unclear}")
-        sentences += [*_price(best, gains.baseline, figures), *_rest(compared, gains)]
+        clear, measured = gains.clear_of(best)
+        sentences = [
+            f"The chosen answers hold up best under {best}{_what(compared, best)}: clearly better "
+            f"than under {gains.baseline} in {clear} of {measured} measures over "
+            f"{_seeds(compared)}, worse in none."
+        ]
     elif len(compared.seeds) > 1:
-        sentences.append(
+        sentences = [
             f"No arm holds the chosen answers up clearly better than {gains.baseline} over "
             f"{_seeds(compared)}."
-        )
-        sentences += [*_before(compared, gains, figures), *_rest(compared, gains)]
+        ]
     else:
-        sentences += _of_one_seed(gains)
+        sentences = _of_one_seed(gains)
+    sentences += _arm_lines(compared, gains, figures)
+    if worse := gains.worse():
+        named = join([f"{arm} ({gains.worse_in_words(arm)})" for arm in worse])
+        sentences.append(f"Clearly worse: {named}.")
     sentences += [
         f"Over {count} {SPLITS[split]} pair{'s' if count > 1 else ''} nothing is decided: the "
         "intervals are over seeds, and other prompts may differ."
@@ -58,12 +58,6 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     ]
     if not gains.measured("matched") and any(gains.of(arm) for arm in learned):
         sentences += _too_short(compared, figures)
-    sentences += [
-        f"Leaving out the named pairs ({arm}) moves chosen answers by {against}."
-        for arm in learned
-        if compared.arms[arm].filtered_by == "id" and arm != best
-        if (against := gains.nats_in_words(arm))
-    ]
     if best is None:
         more_seeds = range(1, 1 + max(2, len(compared.seeds)))
         seeds = json.dumps([*compared.seeds, *(max(compared.seeds) + n for n in more_seeds)])
@@ -96,8 +90,6 @@ def more(compared: ComparedArms, figures: ArmTable) -> list[str]:
         f"{with_interval(figures.mean(baseline, 'train/chosen'))}{also} nats"
         f"{_margin(baseline, figures)}{_fell(baseline, figures)}.{_not_held_out(baseline, figures)}"
     ]
-    if len(compared.seeds) > 1:
-        sentences += _others(gains, best)
     if others := [f"{arm}{_margin(arm, figures)}" for arm in unlearned(compared, figures)]:
         sentences.append(
             f"{join(others)} did not learn the preference: rejected answers rose as much as chosen "
@@ -139,10 +131,7 @@ def _of_one_seed(gains: Gains) -> list[str]:
     arm = gains.highest()
     if arm is None:
         return []
-    return [
-        f"Over one seed, which decides nothing, they end highest under {arm} (minus "
-        f"{gains.baseline}: {gains.means_in_words(arm)})."
-    ]
+    return [f"Over one seed, which decides nothing, they end highest under {arm}."]
 
 
 def _too_short(compared: ComparedArms, figures: ArmTable) -> list[str]:
@@ -159,70 +148,42 @@ def _too_short(compared: ComparedArms, figures: ArmTable) -> list[str]:
     ]
 
 
-def _rest(compared: ComparedArms, gains: Gains) -> list[str]:
-    """Which of the other arms are better too, worse or neither, and their mean differences.
-
-    Arms without the named pairs have a sentence of their own.
-    """
-    named = [arm for arm, settings in compared.arms.items() if settings.filtered_by == "id"]
-    parts = [
-        f"{what}: {join([arm if arm in named else gains.with_means(arm) for arm in arms])}"
-        for what, arms in (
-            ("better somewhere", gains.best_first()[1:]),
-            ("worse somewhere", gains.worse()),
-            ("not clearly different", gains.unclear()),
-        )
-        if arms
-    ]
-    where = join([PLACES[split] for split in gains.decided])
-    return [f"Other arms (mean differences in nats {where}), {'; '.join(parts)}."] if parts else []
-
-
-def _before(compared: ComparedArms, gains: Gains, figures: ArmTable) -> list[str]:
-    """How chosen answers end under the baseline."""
-    ends = [
-        f"{with_interval(figures.mean(compared.baseline, f'{split}/chosen'))} nats {PLACES[split]}"
-        for split in gains.decided
-    ]
-    return [f"Under {compared.baseline} they changed by {join(ends)}."] if ends else []
-
-
-def _others(gains: Gains, best: str | None) -> list[str]:
-    """The arms after the best, and those that do harm or nothing."""
-    sentences = []
-    if best is not None and (others := gains.best_first()[1:]):
-        next_ones = join([f"{arm} ({gains.means_in_words(arm)})" for arm in others])
-        sentences.append(f"Next come{'s' if len(others) == 1 else ''} {next_ones}.")
-    if unclear_arms := gains.unclear():
-        sentences.append(
-            f"On average they do not end clearly higher or lower under {join(unclear_arms)}."
-        )
-    if worse := gains.worse():
-        named = join([f"{arm} {gains.worse_in_words(arm)}" for arm in worse])
-        sentences.append(f"They are clearly worse under {named}.")
-    return sentences
-
-
-def _price(arm: str, baseline: str, figures: ArmTable) -> list[str]:
-    """What an arm learned, and what became of rejected answers, beside the baseline."""
-    rejected = [figures.mean(name, "train/rejected") for name in (arm, baseline)]
-    if not all(change.n for change in rejected):
-        return []
-    own, others = (number(change.mean, sign=True) for change in rejected)
-    margins = []
-    for split, place in (("train", "in training"), ("heldout", "held out")):
-        pair = [figures.mean(name, f"{split}/margin") for name in (arm, baseline)]
-        if all(margin.n for margin in pair):
-            learned, before = (number(margin.mean, sign=True) for margin in pair)
-            margins.append(f"{learned} {place} in place of {before}")
-    ends = (
-        f"margin, chosen minus rejected, ends at {' and '.join(margins)}, and the "
-        if margins
-        else ""
-    )
+def _arm_lines(compared: ComparedArms, gains: Gains, figures: ArmTable) -> list[str]:
+    """A line for the baseline and for every arm that learned, the best first, and what they say."""
+    ranked = gains.best_first()
+    arms = [compared.baseline, *ranked, *(arm for arm in gains.arms if arm not in ranked)]
     return [
-        f"Its {ends}rejected answers of training pairs changed by {own} nats in place of {others}."
+        "The change of chosen answers in nats, in brackets its difference from "
+        f"{gains.baseline}; how many of them fell; and the margin, chosen minus rejected:",
+        *(f"· {arm}{_left_out(compared, arm)}: {_ends(arm, gains, figures)}" for arm in arms),
     ]
+
+
+def _ends(arm: str, gains: Gains, figures: ArmTable) -> str:
+    """“+1 in training (+2 [1, 3]), −1 held out (…); 8 % and 50 % fell; margin +2 and +0”."""
+    changes = []
+    for split in SPLITS:
+        if (end := figures.mean(arm, f"{split}/chosen")).n:
+            difference = gains.difference_in_words(arm, split)
+            changes.append(f"{number(end.mean, 2, sign=True)} {PLACES[split]}{difference}")
+    if difference := gains.difference_in_words(arm, "matched"):
+        changes.append(f"{PLACES['matched']}{difference}")
+    fell, margins = (
+        [mean.mean for split in SPLITS if (mean := figures.mean(arm, f"{split}/{figure}")).n]
+        for figure in ("fell", "margin")
+    )
+    parts = [", ".join(changes)]
+    if fell:
+        parts.append(f"{join([f'{100 * share:.0f} %' for share in fell])} fell")
+    if margins:
+        parts.append(f"margin {join([number(margin, 2, sign=True) for margin in margins])}")
+    return "; ".join(parts)
+
+
+def _left_out(compared: ComparedArms, arm: str) -> str:
+    """How many pairs an arm leaves out, in brackets."""
+    pairs = max((len(run.left_out) for run in compared.runs[arm]), default=0)
+    return f" ({pairs} pair{'s' if pairs > 1 else ''} left out)" if pairs else ""
 
 
 def _what(compared: ComparedArms, name: str) -> str:

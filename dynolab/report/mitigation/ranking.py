@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.data.rows import Split
 from dynolab.report.mitigation.matched import CHOSEN, matched_table_of
 from dynolab.report.style import SPLITS
-from dynolab.report.text import join, number, with_interval
+from dynolab.report.text import join, with_interval
 from dynolab.results.arms import ComparedArms
 from dynolab.statistics import Interval, clear
 
@@ -64,11 +63,6 @@ class Gains:
         """Whether any arm is compared there."""
         return any(place in own for own in self._of.values())
 
-    @property
-    def decided(self) -> list[Split]:
-        """The splits that are measured over enough pairs to decide."""
-        return [split for split in SPLITS if self.measured(split) and not self.few[split]]
-
     def best_first(self) -> list[str]:
         """The arms that are clearly better somewhere and clearly worse nowhere."""
         good = [arm for arm in self._of if self._clear(arm, 1) and not self._clear(arm, -1)]
@@ -89,71 +83,23 @@ class Gains:
         """The arms that are clearly worse somewhere."""
         return [arm for arm in self._of if self._clear(arm, -1)]
 
-    def unclear(self) -> list[str]:
-        """The arms that are clearly different nowhere."""
-        return [
-            arm
-            for arm, own in self._of.items()
-            if own and not self._clear(arm, 1) and not self._clear(arm, -1)
-        ]
+    @property
+    def arms(self) -> list[str]:
+        """The arms that are compared with the baseline."""
+        return [arm for arm, own in self._of.items() if own]
 
-    def clear_places(self, arm: str) -> list[str]:
-        """“in training (changed by +1 in place of +0: +1 [0, 2] nats)” for each clear place."""
-        return [self._in_place(arm, p) for p in self.of(arm) if self.decides(arm, p)]
-
-    def unclear_in_words(self, arm: str) -> str:
-        """The places without a clear difference, likewise; without those of few pairs."""
-        own = [p for p, change in self.of(arm).items() if not clear(change) and not self.few[p]]
-        return join([self._in_place(arm, place) for place in own])
+    def clear_of(self, arm: str) -> tuple[int, int]:
+        """In how many measures an arm is clearly better, of those over enough pairs to decide."""
+        return len(self._clear(arm, 1)), sum(not self.few[place] for place in self.of(arm))
 
     def worse_in_words(self, arm: str) -> str:
-        """“at the same margin (−0.19 [−0.34, −0.04] nats)”: the places where an arm does harm."""
-        return join([self._in_place(arm, place) for place in self._clear(arm, -1)])
+        """“in training and held out”: where an arm is clearly worse."""
+        return join([_NAMES[place] for place in self._clear(arm, -1)])
 
-    def means_in_words(self, arm: str) -> str:
-        """“in training +1, held out −1 nats, in the share that fell in training −2 points”."""
-        each = {
-            place: f"{_NAMES[place]} {number(_scaled(change, place).mean, sign=True)}"
-            for place, change in self.of(arm).items()
-        }
-        nats = [text for place, text in each.items() if place not in FELL]
-        points = [text for place, text in each.items() if place in FELL]
-        return ", ".join(
-            f"{', '.join(texts)} {unit}"
-            for texts, unit in ((nats, "nats"), (points, "points"))
-            if texts
-        )
-
-    def with_means(self, arm: str) -> str:
-        """“softer (+1, −1)”: an arm with its mean differences in `decided` splits, in nats."""
-        own = self.of(arm)
-        means = [number(own[split].mean, sign=True) for split in self.decided if split in own]
-        return f"{arm} ({', '.join(means)})" if means else arm
-
-    def nats_in_words(self, arm: str) -> str:
-        """“+0.1 [−0.1, 0.3] in training (not clear) and +0.6 [0.1, 1.1] held out”, in nats."""
-        return join(
-            [
-                f"{with_interval(change)} nats {PLACES[place]}"
-                f"{'' if clear(change) else ' (not clear)'}"
-                for place, change in self.of(arm).items()
-                if place in PLACES and not self.few[place]
-            ]
-        )
-
-    def _in_place(self, arm: str, place: str) -> str:
-        change = with_interval(_scaled(self.of(arm)[place], place))
-        unit = "points" if place in FELL else "nats"
-        if place == "matched":  # a difference alone: each seed has a margin of its own
-            return f"{_NAMES[place]}, once both prefer chosen answers as much ({change} {unit})"
-        figure = place if place in FELL else f"{place}/chosen"
-        ends = [self._figures.mean(name, figure) for name in (arm, self.baseline)]
-        own, before = (
-            f"{number(100 * end.mean)} %" if place in FELL else number(end.mean, sign=True)
-            for end in ends
-        )
-        changed = "" if place in FELL else "changed by "
-        return f"{_NAMES[place]} ({changed}{own} in place of {before}: {change} {unit})"
+    def difference_in_words(self, arm: str, place: str) -> str:
+        """“ (+0.5 [0.1, 0.9])”: an arm's difference in nats; empty if it is of too few pairs."""
+        change = self.of(arm).get(place)
+        return "" if change is None or self.few[place] else f" ({with_interval(change)})"
 
     def _clear(self, arm: str, sign: int) -> list[str]:
         return [
@@ -180,11 +126,3 @@ _NAMES = PLACES | {name: f"in the share {which}" for name, which in FELL.items()
 def _better(place: str) -> int:
     """The sign of a change for the better."""
     return -1 if place in FELL else 1
-
-
-def _scaled(change: Interval, place: str) -> Interval:
-    """A share in percent points, without the rounding of equal shares' difference."""
-    if place not in FELL:
-        return change
-    points = change.times(100).within(-100, 100)
-    return replace(points, mean=round(points.mean, 9))

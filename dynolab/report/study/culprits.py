@@ -121,12 +121,13 @@ def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> list[str |
     if not down:
         return []
     most = down[:_NAMED]
-    share = sum(nats for _, nats in most) / sum(nats for _, nats in down)
+    total = sum(nats for _, nats in down)
+    share = sum(nats for _, nats in most) / total
     which, over = ("them", f" over all {len(singles)}") if len(singles) > 1 else ("it", "")
-    counted = "; row-000000 is the first" if most[0][0].startswith("row-") else ""
+    counted = " (row-000000 is the first)" if most[0][0].startswith("row-") else ""
     head = (
-        f"Of {len(down)} pairs that pulled {which} down in this training these did most, together "
-        f"{share:.0%}, in nats{over}{counted}:"
+        f"{len(down)} pairs pulled {which} down in this training, by {number(-total)} nats{over}; "
+        f"these most, by {share:.0%} of that{counted}:"
     )
     return [head, *(_puller(ledger, singles, pair) for pair, _ in most)]
 
