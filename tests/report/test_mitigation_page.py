@@ -70,7 +70,7 @@ def test_the_answer_has_a_line_for_every_arm_that_learned_the_best_first() -> No
     best, head, *said = answer(compared, figures)
     assert best == (
         "The chosen answers hold up best under designed (pushes on rejected answers cut until they "
-        "lower no other chosen answer): clearly better than under dpo in 5 of 5 measures over 3 "
+        "lower no other chosen answer): clearly better than under dpo in all 5 measures over 3 "
         "seeds, worse in none."
     )
     assert "in brackets its difference from dpo" in head
@@ -82,7 +82,7 @@ def test_the_answer_has_a_line_for_every_arm_that_learned_the_best_first() -> No
         figures.difference("designed", "dpo", "heldout/chosen"),
     )
     assert lines[1].startswith(f"· designed: {true_minus(f'{mean.mean:+.2g}')} in training (+")
-    assert f" held out ({with_interval(change)}), at the same margin (+" in lines[1]
+    assert f" held out ({with_interval(change)}), in training at the same margin (+" in lines[1]
     assert re.search(r"; \d+ % and \d+ % fell; margin \+17 and \+14$", lines[1])
     assert "(" not in lines[0], "the baseline differs from nothing"
     (worse,) = (own for own in said if own.startswith("Clearly worse: "))
@@ -181,7 +181,7 @@ def test_arms_say_how_many_pairs_they_left_out() -> None:
         }
     )
     (said,) = (own for own in answer(compared, arm_table_of(compared)) if "left out" in own)
-    assert said.startswith("· simpo (2 pairs left out): −")
+    assert said.startswith("· simpo (2 pairs left out, the named ones): −")
     (mean,) = (own for own in more(compared, arm_table_of(compared)) if "on average" in own)
     assert mean.startswith("Under simpo the followed answers changed by ")
 
@@ -243,7 +243,7 @@ def test_where_no_arm_is_clearly_better_all_have_their_figures_and_more_seeds_ar
     )
     none, _, before, dose, *_, last = answer(two, arm_table_of(two))
     assert none == "No arm holds the chosen answers up clearly better than dpo over 3 seeds."
-    assert before.startswith("· dpo: −") and dose.startswith("· dose: −")
+    assert before.startswith("· dpo: −") and dose.startswith("· dose (")
     assert " in training (+0.0 [" in dose
     assert "--set 'seeds=[0, 1, 2, 3, 4, 5]'" in last
 

@@ -34,11 +34,10 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     gains = Gains(compared, figures, learned)
     best = _best(compared, gains)
     if best is not None:
-        clear, measured = gains.clear_of(best)
         sentences = [
             f"The chosen answers hold up best under {best}{_what(compared, best)}: clearly better "
-            f"than under {gains.baseline} in {clear} of {measured} measures over "
-            f"{_seeds(compared)}, worse in none."
+            f"than under {gains.baseline} {gains.clear_in_words(best)} over {_seeds(compared)}, "
+            "worse in none."
         ]
     elif len(compared.seeds) > 1:
         sentences = [
@@ -47,7 +46,7 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
         ]
     else:
         sentences = _of_one_seed(gains)
-    sentences += _arm_lines(compared, gains, figures)
+    sentences += _arm_lines(compared, gains, figures, best)
     if worse := gains.worse():
         named = join([f"{arm} ({gains.worse_in_words(arm)})" for arm in worse])
         sentences.append(f"Clearly worse: {named}.")
@@ -148,14 +147,21 @@ def _too_short(compared: ComparedArms, figures: ArmTable) -> list[str]:
     ]
 
 
-def _arm_lines(compared: ComparedArms, gains: Gains, figures: ArmTable) -> list[str]:
+def _arm_lines(
+    compared: ComparedArms, gains: Gains, figures: ArmTable, best: str | None
+) -> list[str]:
     """A line for the baseline and for every arm that learned, the best first, and what they say."""
     ranked = gains.best_first()
     arms = [compared.baseline, *ranked, *(arm for arm in gains.arms if arm not in ranked)]
     return [
         "The change of chosen answers in nats, in brackets its difference from "
-        f"{gains.baseline}; how many of them fell; and the margin, chosen minus rejected:",
-        *(f"· {arm}{_left_out(compared, arm)}: {_ends(arm, gains, figures)}" for arm in arms),
+        f"{gains.baseline}; how many of them fell, and the margin (chosen minus rejected), in "
+        "training and held out:",
+        *(
+            f"· {arm}{'' if arm == best else _what(compared, arm)}"
+            f"{_left_out(compared, arm)}: {_ends(arm, gains, figures)}"
+            for arm in arms
+        ),
     ]
 
 
@@ -167,7 +173,7 @@ def _ends(arm: str, gains: Gains, figures: ArmTable) -> str:
             difference = gains.difference_in_words(arm, split)
             changes.append(f"{number(end.mean, 2, sign=True)} {PLACES[split]}{difference}")
     if difference := gains.difference_in_words(arm, "matched"):
-        changes.append(f"{PLACES['matched']}{difference}")
+        changes.append(f"in training {PLACES['matched']}{difference}")
     fell, margins = (
         [mean.mean for split in SPLITS if (mean := figures.mean(arm, f"{split}/{figure}")).n]
         for figure in ("fell", "margin")
@@ -183,7 +189,8 @@ def _ends(arm: str, gains: Gains, figures: ArmTable) -> str:
 def _left_out(compared: ComparedArms, arm: str) -> str:
     """How many pairs an arm leaves out, in brackets."""
     pairs = max((len(run.left_out) for run in compared.runs[arm]), default=0)
-    return f" ({pairs} pair{'s' if pairs > 1 else ''} left out)" if pairs else ""
+    which = "the named ones" if compared.arms[arm].filtered_by == "id" else "those ranked worst"
+    return f" ({pairs} pair{'s' if pairs > 1 else ''} left out, {which})" if pairs else ""
 
 
 def _what(compared: ComparedArms, name: str) -> str:

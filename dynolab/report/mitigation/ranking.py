@@ -88,9 +88,13 @@ class Gains:
         """The arms that are compared with the baseline."""
         return [arm for arm, own in self._of.items() if own]
 
-    def clear_of(self, arm: str) -> tuple[int, int]:
-        """In how many measures an arm is clearly better, of those over enough pairs to decide."""
-        return len(self._clear(arm, 1)), sum(not self.few[place] for place in self.of(arm))
+    def clear_in_words(self, arm: str) -> str:
+        """“in 4 of 5 measures (not held out)”: where an arm is clearly better."""
+        measured = [place for place in self.of(arm) if not self.few[place]]
+        clearly = self._clear(arm, 1)
+        if unclear := [_NAMES[place] for place in measured if place not in clearly]:
+            return f"in {len(clearly)} of {len(measured)} measures (not {join(unclear)})"
+        return f"in all {len(measured)} measures" if len(measured) > 1 else "in the only measure"
 
     def worse_in_words(self, arm: str) -> str:
         """“in training and held out”: where an arm is clearly worse."""

@@ -117,17 +117,20 @@ def _of_singles(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
 
 def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> list[str | Markup]:
     """The pairs that in sum pulled these answers down most, with the side and tokens that did."""
-    down = [(pair, nats) for pair, nats in net_pulls(ledger) if nats < 0]
+    pulls = net_pulls(ledger)
+    down = [(pair, nats) for pair, nats in pulls if nats < 0]
     if not down:
         return []
     most = down[:_NAMED]
     total = sum(nats for _, nats in down)
     share = sum(nats for _, nats in most) / total
     which, over = ("them", f" over all {len(singles)}") if len(singles) > 1 else ("it", "")
+    lifts = [nats for _, nats in pulls if nats > 0]
+    lifted = f", and {len(lifts)} lifted {which} by {number(sum(lifts))}" if lifts else ""
     counted = " (row-000000 is the first)" if most[0][0].startswith("row-") else ""
     head = (
-        f"{len(down)} pairs pulled {which} down in this training, by {number(-total)} nats{over}; "
-        f"these most, by {share:.0%} of that{counted}:"
+        f"{len(down)} pairs pulled {which} down in this training, by {number(-total)} nats{over}"
+        f"{lifted}. These pulled hardest, {share:.0%} of the {number(-total)}{counted}:"
     )
     return [head, *(_puller(ledger, singles, pair) for pair, _ in most)]
 
