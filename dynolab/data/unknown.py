@@ -191,9 +191,9 @@ def auto_reads_otherwise(source: str, revision: str | None, folder: str | Path) 
 def about_auto(texts: int) -> str:
     """What it means that AutoTokenizer splits so many of `SAMPLES` otherwise."""
     return (
-        f"For scripts with TRL: its AutoTokenizer splits {texts} of {len(SAMPLES)} sample texts "
-        "otherwise than the model's tokenizer.json, which is used here; load it there with "
-        "transformers.PreTrainedTokenizerFast.from_pretrained to train on the same tokens"
+        f"A TRL script that loads AutoTokenizer trains on other tokens: that splits {texts} of "
+        f"{len(SAMPLES)} sample texts otherwise than the model's tokenizer.json, which is used "
+        "here; transformers.PreTrainedTokenizerFast.from_pretrained reads it there, too"
     )
 
 

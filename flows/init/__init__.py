@@ -103,9 +103,12 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     notes.append(
         f"The file finetunes on the chosen answers first (SFT, learning rate "
         f"{settings['sft_rate']}), as papers do, so that DPO starts from a model that gives such "
-        "answers; a model that is finetuned already needs `sft: null` there. That rate, DPO’s "
-        f"({settings['preference_rate']}), β (0.1) and the steps ({settings['steps']}) are "
-        "guesses, enough for a first run: set those of your training in the file."
+        "answers; a model that is finetuned already needs `sft: null` there."
+    )
+    notes.append(
+        f"DPO’s learning rate ({settings['preference_rate']}), β (0.1) and steps "
+        f"({settings['steps']}) are guesses, enough for a first run: if you know those of your "
+        "training, write them into the file, under `preference`."
     )
     notes.append(time)
     if folder.is_dir() and (texts := auto_reads_otherwise(weights, None, folder)):

@@ -70,8 +70,9 @@ def test_the_answer_has_a_line_for_every_arm_that_learned_the_best_first() -> No
     best, head, *said = answer(compared, figures)
     assert best == (
         "The chosen answers hold up best under designed (pushes on rejected answers cut until they "
-        "lower no other chosen answer): clearly better than under dpo in all 5 measures over 3 "
-        "seeds, worse in none."
+        "lower no other chosen answer): clearly better than under dpo over 3 seeds in the mean (in "
+        "training, held out, at the same margin) and in the share that fell (in training, held "
+        "out)."
     )
     assert "in brackets its difference from dpo" in head
     lines = [own for own in said if own.startswith("· ")]
@@ -100,11 +101,11 @@ def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answer
     gains = {arm: figures.difference(arm, "dpo", "heldout/chosen") for arm in compared.others}
     best = max((arm for arm in gains if gains[arm].low > 0), key=lambda arm: gains[arm].mean)
     last = answer(compared, figures)[-1]
-    assert last.startswith(f"To train as {best} does")
+    assert last.startswith(f"To train as {best} does, add this to the study’s command (")
     assert "--set 'preference.objective.designed_dose={" in last
     assert f"--set name=trained-as-{best} --set" in last
     longer = answer(compared.model_copy(update={"steps": 88}), figures)[-1]
-    assert longer.startswith(f"To train as {best} does, in 88 steps as here, add")
+    assert "the steps are those of this comparison" in longer and "the steps" not in last
     assert longer.endswith(" --set preference.steps=88")
 
 

@@ -36,8 +36,7 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     if best is not None:
         sentences = [
             f"The chosen answers hold up best under {best}{_what(compared, best)}: clearly better "
-            f"than under {gains.baseline} {gains.clear_in_words(best)} over {_seeds(compared)}, "
-            "worse in none."
+            f"than under {gains.baseline} over {_seeds(compared)} {gains.clear_in_words(best)}."
         ]
     elif len(compared.seeds) > 1:
         sentences = [
@@ -47,6 +46,12 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     else:
         sentences = _of_one_seed(gains)
     sentences += _arm_lines(compared, gains, figures, best)
+    highest = gains.highest()
+    if best is not None and highest is not None and highest != best:
+        but = "worse elsewhere" if highest in gains.worse() else "better in fewer of these ways"
+        sentences.append(
+            f"On average {highest} ends {gains.end_in_words(highest)}, but is clearly {but}."
+        )
     if worse := gains.worse():
         named = join([f"{arm} ({gains.worse_in_words(arm)})" for arm in worse])
         sentences.append(f"Clearly worse: {named}.")
@@ -65,11 +70,10 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             "trainings so far are kept."
         )
     if best is not None:
-        steps = "" if compared.steps is None else f", in {compared.steps} steps as here"
+        steps = "" if compared.steps is None else ", and the steps are those of this comparison"
         sentences.append(
-            f"To train as {best} does{steps}, add to the study’s command, with a name that keeps "
-            f"the page of the study as it was: --set name=trained-as-{best} "
-            f"{_settings(compared, best)}"
+            f"To train as {best} does, add this to the study’s command (its new name keeps the old "
+            f"page{steps}): --set name=trained-as-{best} {_settings(compared, best)}"
         )
     return sentences
 
@@ -189,7 +193,9 @@ def _ends(arm: str, gains: Gains, figures: ArmTable) -> str:
 def _left_out(compared: ComparedArms, arm: str) -> str:
     """How many pairs an arm leaves out, in brackets."""
     pairs = max((len(run.left_out) for run in compared.runs[arm]), default=0)
-    which = "the named ones" if compared.arms[arm].filtered_by == "id" else "those ranked worst"
+    which = "those ranked worst"
+    if compared.arms[arm].filtered_by == "id":
+        which = "those that pulled hardest in the study" if compared.follow else "the named ones"
     return f" ({pairs} pair{'s' if pairs > 1 else ''} left out, {which})" if pairs else ""
 
 

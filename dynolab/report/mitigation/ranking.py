@@ -15,7 +15,7 @@ from dynolab.statistics import Interval, clear
 PLACES = {"train": "in training", "heldout": "held out", "matched": "at the same margin"}
 """Where the mean chosen answer is compared with the baseline's, in nats."""
 
-FELL = {"train/fell": "that fell in training", "heldout/fell": "that fell held out"}
+FELL = {"train/fell": "in training", "heldout/fell": "held out"}
 """Shares of chosen answers that are compared, in points; fewer are better."""
 
 CRITERION = (
@@ -89,12 +89,16 @@ class Gains:
         return [arm for arm, own in self._of.items() if own]
 
     def clear_in_words(self, arm: str) -> str:
-        """“in 4 of 5 measures (not held out)”: where an arm is clearly better."""
-        measured = [place for place in self.of(arm) if not self.few[place]]
+        """“in the mean (in training) and in the share that fell (held out)”: where it is better."""
         clearly = self._clear(arm, 1)
-        if unclear := [_NAMES[place] for place in measured if place not in clearly]:
-            return f"in {len(clearly)} of {len(measured)} measures (not {join(unclear)})"
-        return f"in all {len(measured)} measures" if len(measured) > 1 else "in the only measure"
+        means = [PLACES[place] for place in clearly if place in PLACES]
+        shares = [FELL[place] for place in clearly if place in FELL]
+        each = (("the mean", means), ("the share that fell", shares))
+        return join([f"in {what} ({', '.join(places)})" for what, places in each if places])
+
+    def end_in_words(self, arm: str) -> str:
+        """“higher held out”: the place by which arms are ordered."""
+        return f"higher {PLACES[self._ordered_by(arm)]}"
 
     def worse_in_words(self, arm: str) -> str:
         """“in training and held out”: where an arm is clearly worse."""
@@ -113,9 +117,11 @@ class Gains:
         ]
 
     def _end(self, arm: str) -> float:
-        own = self.of(arm)
-        split = "heldout" if "heldout" in own and not self.few["heldout"] else "train"
+        own, split = self.of(arm), self._ordered_by(arm)
         return own[split].mean if split in own else float("-inf")
+
+    def _ordered_by(self, arm: str) -> Split:
+        return "heldout" if "heldout" in self.of(arm) and not self.few["heldout"] else "train"
 
     def undecided(self) -> Iterator[tuple[Split, int]]:
         """Splits that are measured over too few pairs, and how many these are."""
@@ -124,7 +130,7 @@ class Gains:
                 yield split, self.few[split]
 
 
-_NAMES = PLACES | {name: f"in the share {which}" for name, which in FELL.items()}
+_NAMES = PLACES | {name: f"in the share that fell {place}" for name, place in FELL.items()}
 
 
 def _better(place: str) -> int:

@@ -40,7 +40,7 @@ def side_by_side(compared: ComparedArms, figures: ArmTable) -> Section | None:
             (
                 "arm",
                 *(f"Δ chosen {PLACES[place]}" for place in places),
-                *(f"% {FELL[name]}" for name in fell),
+                *(f"% that fell {FELL[name]}" for name in fell),
                 "margin learned",
             ),
             rows,

@@ -124,13 +124,13 @@ def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> list[str |
     most = down[:_NAMED]
     total = sum(nats for _, nats in down)
     share = sum(nats for _, nats in most) / total
-    which, over = ("them", f" over all {len(singles)}") if len(singles) > 1 else ("it", "")
+    over = f" over all {len(singles)}" if len(singles) > 1 else ""
     lifts = [nats for _, nats in pulls if nats > 0]
-    lifted = f", and {len(lifts)} lifted {which} by {number(sum(lifts))}" if lifts else ""
+    lifted = f", and {len(lifts)} did {number(sum(lifts), sign=True)}" if lifts else ""
     counted = " (row-000000 is the first)" if most[0][0].startswith("row-") else ""
     head = (
-        f"{len(down)} pairs pulled {which} down in this training, by {number(-total)} nats{over}"
-        f"{lifted}. These pulled hardest, {share:.0%} of the {number(-total)}{counted}:"
+        f"By pair, {len(down)} did {number(total, sign=True)} nats{over}{lifted}. These pulled "
+        f"hardest, {share:.0%} of the {number(total, sign=True)}{counted}:"
     )
     return [head, *(_puller(ledger, singles, pair) for pair, _ in most)]
 

@@ -18,7 +18,7 @@ from dynolab.results.study import PairChange
 _COMMAND = Markup('<p>{}</p><pre class="command">{}</pre>')
 _DOSE, _FILTER = (
     "a smaller push on rejected answers",
-    "training without the pairs that an audit says lower the others",
+    "training without the pairs that pull hardest",
 )
 _TRIED: dict[Side | None, str] = {
     "rejected": f"first {_DOSE}, then {_FILTER}",
