@@ -25,8 +25,8 @@ _IN_WORDS = {
 def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     """The page's answer, which the command line prints; empty with nothing to compare.
 
-    Which arm holds chosen answers up best, what it costs, what becomes of them without the named
-    pairs, and how to train as the best does.
+    Which arm holds chosen answers up best and in which ways, a line for every arm that learned, and
+    how to train as the best does, or what may decide if none is clearly better.
     """
     if not _comparable(compared, figures):
         return []
@@ -69,7 +69,7 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             f"More seeds may decide: run it again with --set {shlex.quote(f'seeds={seeds}')}; the "
             "trainings so far are kept."
         )
-    if best is not None:
+    else:
         steps = "" if compared.steps is None else ", and the steps are those of this comparison"
         sentences.append(
             f"To train as {best} does, add this to the study’s command (its new name keeps the old "

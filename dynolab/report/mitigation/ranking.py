@@ -33,7 +33,7 @@ class Gains:
 
     def __init__(self, compared: ComparedArms, figures: ArmTable, arms: Sequence[str]) -> None:
         matched = matched_table_of(compared)
-        self.baseline, self._figures = compared.baseline, figures
+        self.baseline = compared.baseline
         self.few = {
             "train": figures.few("train/chosen"),
             "heldout": figures.few("heldout/chosen"),
