@@ -191,9 +191,9 @@ def auto_reads_otherwise(source: str, revision: str | None, folder: str | Path) 
 def about_auto(texts: int) -> str:
     """What it means that AutoTokenizer splits so many of `SAMPLES` otherwise."""
     return (
-        f"A TRL script that loads AutoTokenizer trains on other tokens: that splits {texts} of "
-        f"{len(SAMPLES)} sample texts otherwise than the model's tokenizer.json, which is used "
-        "here; transformers.PreTrainedTokenizerFast.from_pretrained reads it there, too"
+        "Only for scripts with TRL: load transformers.PreTrainedTokenizerFast there, to train on "
+        f"the same tokens as here; AutoTokenizer splits {texts} of {len(SAMPLES)} sample texts "
+        "otherwise than the model's tokenizer.json"
     )
 
 

@@ -84,7 +84,7 @@ def test_the_answer_has_a_line_for_every_arm_that_learned_the_best_first() -> No
     )
     assert lines[1].startswith(f"· designed: {true_minus(f'{mean.mean:+.2g}')} in training (+")
     assert f" held out ({with_interval(change)}), in training at the same margin (+" in lines[1]
-    assert re.search(r"; \d+ % and \d+ % fell; margin \+17 and \+14$", lines[1])
+    assert re.search(r"; \d+% and \d+% fell; margin \+17 and \+14$", lines[1])
     assert "(" not in lines[0], "the baseline differs from nothing"
     (worse,) = (own for own in said if own.startswith("Clearly worse: "))
     assert worse.startswith("Clearly worse: simpo (in training, held out")
@@ -101,7 +101,7 @@ def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answer
     gains = {arm: figures.difference(arm, "dpo", "heldout/chosen") for arm in compared.others}
     best = max((arm for arm in gains if gains[arm].low > 0), key=lambda arm: gains[arm].mean)
     last = answer(compared, figures)[-1]
-    assert last.startswith(f"To train as {best} does, add this to the study’s command (")
+    assert last.startswith(f"To train as {best} does, add this to “dynolab study” and its file (")
     assert "--set 'preference.objective.designed_dose={" in last
     assert f"--set name=trained-as-{best} --set" in last
     longer = answer(compared.model_copy(update={"steps": 88}), figures)[-1]

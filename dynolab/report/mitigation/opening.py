@@ -72,8 +72,8 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     else:
         steps = "" if compared.steps is None else ", and the steps are those of this comparison"
         sentences.append(
-            f"To train as {best} does, add this to the study’s command (its new name keeps the old "
-            f"page{steps}): --set name=trained-as-{best} {_settings(compared, best)}"
+            f"To train as {best} does, add this to “dynolab study” and its file (the new name "
+            f"keeps the old page{steps}): --set name=trained-as-{best} {_settings(compared, best)}"
         )
     return sentences
 
@@ -184,7 +184,7 @@ def _ends(arm: str, gains: Gains, figures: ArmTable) -> str:
     )
     parts = [", ".join(changes)]
     if fell:
-        parts.append(f"{join([f'{100 * share:.0f} %' for share in fell])} fell")
+        parts.append(f"{join([f'{100 * share:.0f}%' for share in fell])} fell")
     if margins:
         parts.append(f"margin {join([number(margin, 2, sign=True) for margin in margins])}")
     return "; ".join(parts)

@@ -124,12 +124,11 @@ def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> list[str |
     most = down[:_NAMED]
     total = sum(nats for _, nats in down)
     share = sum(nats for _, nats in most) / total
-    over = f" over all {len(singles)}" if len(singles) > 1 else ""
     lifts = [nats for _, nats in pulls if nats > 0]
     lifted = f", and {len(lifts)} did {number(sum(lifts), sign=True)}" if lifts else ""
     counted = " (row-000000 is the first)" if most[0][0].startswith("row-") else ""
     head = (
-        f"By pair, {len(down)} did {number(total, sign=True)} nats{over}{lifted}. These pulled "
+        f"Of this, {len(down)} pairs did {number(total, sign=True)} nats{lifted}. These pulled "
         f"hardest, {share:.0%} of the {number(total, sign=True)}{counted}:"
     )
     return [head, *(_puller(ledger, singles, pair) for pair, _ in most)]
@@ -175,7 +174,7 @@ def _mostly_one(each: Sequence[Pusher]) -> str:
     least = min(own.total for own in each)
     if len(each) == 1 or least > _MOSTLY * sum(own.total for own in each):
         return ""
-    return " (mostly on one answer)"
+    return " (mostly on one of these answers)"
 
 
 def _through_sides(pusher: Pusher, moments: Sequence[Moment], row: Example | None = None) -> str:
