@@ -67,12 +67,14 @@ def test_arms_are_compared_where_they_have_learned_as_much(tmp_path: Path) -> No
 def test_the_answer_has_a_line_for_every_arm_that_learned_the_best_first() -> None:
     compared = mitigation()
     figures = arm_table_of(compared)
-    best, head, *said = answer(compared, figures)
+    best, ways, head, *said = answer(compared, figures)
     assert best == (
         "The chosen answers hold up best under designed (pushes on rejected answers cut until they "
-        "lower no other chosen answer): clearly better than under dpo over 3 seeds in the mean (in "
-        "training, held out, at the same margin) and in the share that fell (in training, held "
-        "out)."
+        "lower no other chosen answer)."
+    )
+    assert ways == (
+        "Over 3 seeds it is clearly better than dpo in the mean (in training, held out, at the "
+        "same margin) and in the share that fell (in training, held out)."
     )
     assert "in brackets its difference from dpo" in head
     lines = [own for own in said if own.startswith("· ")]
@@ -83,11 +85,15 @@ def test_the_answer_has_a_line_for_every_arm_that_learned_the_best_first() -> No
         figures.difference("designed", "dpo", "heldout/chosen"),
     )
     assert lines[1].startswith(f"· designed: {true_minus(f'{mean.mean:+.2g}')} in training (+")
-    assert f" held out ({with_interval(change)}), in training at the same margin (+" in lines[1]
-    assert re.search(r"; \d+% and \d+% fell; margin \+17 and \+14$", lines[1])
+    assert f" held out ({with_interval(change)}); " in lines[1]
+    assert re.search(r"; \d+% and \d+% fell$", lines[1])
     assert "(" not in lines[0], "the baseline differs from nothing"
+    (margin,) = (own for own in said if own.startswith("The margin, "))
+    assert (
+        "changes by +17 and +14 nats under designed in place of +15 and +12; at the same" in margin
+    )
     (worse,) = (own for own in said if own.startswith("Clearly worse: "))
-    assert worse.startswith("Clearly worse: simpo (in training, held out")
+    assert worse.startswith("Clearly worse: simpo (in the mean (in training, held out")
     baseline, *_ = more(compared, figures)
     assert baseline.startswith("Under dpo the chosen answers of training pairs changed by")
     assert "of held-out pairs by" in baseline and "nats, at a margin of" in baseline
@@ -101,11 +107,11 @@ def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answer
     gains = {arm: figures.difference(arm, "dpo", "heldout/chosen") for arm in compared.others}
     best = max((arm for arm in gains if gains[arm].low > 0), key=lambda arm: gains[arm].mean)
     last = answer(compared, figures)[-1]
-    assert last.startswith(f"To train as {best} does, add this to “dynolab study” and its file (")
+    assert last.startswith(f"To train as {best} does (FILE is the study’s, whose page")
     assert "--set 'preference.objective.designed_dose={" in last
     assert f"--set name=trained-as-{best} --set" in last
     longer = answer(compared.model_copy(update={"steps": 88}), figures)[-1]
-    assert "the steps are those of this comparison" in longer and "the steps" not in last
+    assert "the steps are this comparison’s" in longer and "the steps" not in last
     assert longer.endswith(" --set preference.steps=88")
 
 
@@ -316,7 +322,7 @@ def test_an_arm_that_is_better_in_the_shares_that_fell_alone_is_shown(tmp_path: 
     two = compared.model_copy(update={"arms": arms, "runs": runs, "followed": ()})
     write_mitigation_page(two, tmp_path)
     best = answer(two, arm_table_of(two))[0]
-    assert "under dose (pushes on rejected answers times 0.3): clearly better than" in best
+    assert best.endswith("best under dose (pushes on rejected answers times 0.3).")
 
 
 def test_an_arm_that_did_not_learn_the_preference_gets_no_praise() -> None:

@@ -54,7 +54,8 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
     assert "watched answer that fell most (1 training) changed by −2.50 nats: pushes" in sides
     assert "on rejected answers did −5.00, pushes on chosen answers +2.50." in sides
     assert pulled == (
-        "Of this, 2 pairs did −4.50 nats, and 1 did +2.00. These pulled hardest, 100% of the −4.50:"
+        "Of the same change, 2 pairs did −4.50 nats, and 1 did +2.00. These pulled hardest, 100% "
+        "of the −4.50:"
     )
     assert first.startswith("a (“what is a”) −3.50: −4.00 through its rejected answer “")
     assert first.endswith("”, most by “no” −3.5, “way” −0.50; +0.500 through its chosen one.")

@@ -39,7 +39,9 @@ _PAIRS = {
         "Guo et al., arXiv 2402.04792",
     ),
 }
-_RANKINGS = {"ches": "CHES", "ches_per_token": "CHES per token"}
+RANKINGS = {"ches": "CHES", "ches_per_token": "CHES per token"}
+"""Rankings of pairs that are not columns of an audit."""
+
 _SHOWN_PAIRS = 20
 
 
@@ -108,7 +110,7 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
         parts.append("without the pairs that are named")
         source = "–"
     elif arm.filtered_by is not None:
-        by = _RANKINGS.get(arm.filtered_by)
+        by = RANKINGS.get(arm.filtered_by)
         ranking = f"by {by}" if by else f"by the audit ({arm.filtered_by})"
         parts.append(f"without the {arm.dropped:.0%} of the pairs that rank worst {ranking}")
         source = "Razin et al., arXiv 2410.08847" if by else "–"

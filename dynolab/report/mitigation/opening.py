@@ -10,10 +10,12 @@ from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN
 from dynolab.objectives.registry import changed_settings
 from dynolab.report.mitigation.followed import Followed
+from dynolab.report.mitigation.listed import RANKINGS
 from dynolab.report.mitigation.ranking import PLACES, Gains
 from dynolab.report.style import SPLITS
 from dynolab.report.text import join, mean_and_ends, number, steps_until, with_interval
 from dynolab.results.arms import ComparedArms
+from dynolab.statistics import Interval
 
 _IN_WORDS = {
     "negative_dose": "pushes on rejected answers times {}",
@@ -35,8 +37,9 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     best = _best(compared, gains)
     if best is not None:
         sentences = [
-            f"The chosen answers hold up best under {best}{_what(compared, best)}: clearly better "
-            f"than under {gains.baseline} over {_seeds(compared)} {gains.clear_in_words(best)}."
+            f"The chosen answers hold up best under {best}{_what(compared, best)}.",
+            f"Over {_seeds(compared)} it is clearly better than {gains.baseline} "
+            f"{gains.clear_in_words(best)}.",
         ]
     elif len(compared.seeds) > 1:
         sentences = [
@@ -46,12 +49,8 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     else:
         sentences = _of_one_seed(gains)
     sentences += _arm_lines(compared, gains, figures, best)
-    highest = gains.highest()
-    if best is not None and highest is not None and highest != best:
-        but = "worse elsewhere" if highest in gains.worse() else "better in fewer of these ways"
-        sentences.append(
-            f"On average {highest} ends {gains.end_in_words(highest)}, but is clearly {but}."
-        )
+    if best is not None:
+        sentences += [*_margins(best, gains, figures), *_higher(best, gains)]
     if worse := gains.worse():
         named = join([f"{arm} ({gains.worse_in_words(arm)})" for arm in worse])
         sentences.append(f"Clearly worse: {named}.")
@@ -70,10 +69,10 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             "trainings so far are kept."
         )
     else:
-        steps = "" if compared.steps is None else ", and the steps are those of this comparison"
+        steps = "" if compared.steps is None else "; the steps are this comparison’s"
         sentences.append(
-            f"To train as {best} does, add this to “dynolab study” and its file (the new name "
-            f"keeps the old page{steps}): --set name=trained-as-{best} {_settings(compared, best)}"
+            f"To train as {best} does (FILE is the study’s, whose page the new name keeps{steps}): "
+            f"dynolab study FILE --set name=trained-as-{best} {_settings(compared, best)}"
         )
     return sentences
 
@@ -158,9 +157,8 @@ def _arm_lines(
     ranked = gains.best_first()
     arms = [compared.baseline, *ranked, *(arm for arm in gains.arms if arm not in ranked)]
     return [
-        "The change of chosen answers in nats, in brackets its difference from "
-        f"{gains.baseline}; how many of them fell, and the margin (chosen minus rejected), in "
-        "training and held out:",
+        "The mean change of chosen answers in nats, in brackets its difference from "
+        f"{gains.baseline}; how many of them fell, in training and held out:",
         *(
             f"· {arm}{'' if arm == best else _what(compared, arm)}"
             f"{_left_out(compared, arm)}: {_ends(arm, gains, figures)}"
@@ -170,31 +168,55 @@ def _arm_lines(
 
 
 def _ends(arm: str, gains: Gains, figures: ArmTable) -> str:
-    """“+1 in training (+2 [1, 3]), −1 held out (…); 8 % and 50 % fell; margin +2 and +0”."""
+    """“+1 in training (+2 [1, 3]), −1 held out (…); 8% and 50% fell”."""
     changes = []
     for split in SPLITS:
         if (end := figures.mean(arm, f"{split}/chosen")).n:
             difference = gains.difference_in_words(arm, split)
             changes.append(f"{number(end.mean, 2, sign=True)} {PLACES[split]}{difference}")
-    if difference := gains.difference_in_words(arm, "matched"):
-        changes.append(f"in training {PLACES['matched']}{difference}")
-    fell, margins = (
-        [mean.mean for split in SPLITS if (mean := figures.mean(arm, f"{split}/{figure}")).n]
-        for figure in ("fell", "margin")
+    fell = [f"{100 * share.mean:.0f}%" for share in _of_splits(arm, figures, "fell")]
+    return f"{', '.join(changes)}{f'; {join(fell)} fell' if fell else ''}"
+
+
+def _margins(best: str, gains: Gains, figures: ArmTable) -> list[str]:
+    """What an arm learned beside the baseline, and its difference where both learned as much."""
+    own, before = (
+        join([number(margin.mean, 2, sign=True) for margin in _of_splits(arm, figures, "margin")])
+        for arm in (best, gains.baseline)
     )
-    parts = [", ".join(changes)]
-    if fell:
-        parts.append(f"{join([f'{100 * share:.0f}%' for share in fell])} fell")
-    if margins:
-        parts.append(f"margin {join([number(margin, 2, sign=True) for margin in margins])}")
-    return "; ".join(parts)
+    if not own or not before:
+        return []
+    matched = gains.difference_in_words(best, "matched")
+    where = f"; {PLACES['matched']}, in training, chosen answers differ{matched}" if matched else ""
+    return [
+        f"The margin, chosen minus rejected, changes by {own} nats under {best} in place of "
+        f"{before}{where}."
+    ]
+
+
+def _higher(best: str, gains: Gains) -> list[str]:
+    """Which arm ends higher than the best, and why it is not the best."""
+    highest = gains.highest()
+    if highest is None or highest == best:
+        return []
+    lacks = (
+        "it is worse elsewhere" if highest in gains.worse() else gains.lacks_in_words(highest, best)
+    )
+    return [f"On average {highest} ends {gains.end_in_words(highest)}, but {lacks}."]
+
+
+def _of_splits(arm: str, figures: ArmTable, figure: str) -> list[Interval]:
+    """An arm's figure in training and held out, where it is measured."""
+    means = (figures.mean(arm, f"{split}/{figure}") for split in SPLITS)
+    return [mean for mean in means if mean.n]
 
 
 def _left_out(compared: ComparedArms, arm: str) -> str:
     """How many pairs an arm leaves out, in brackets."""
     pairs = max((len(run.left_out) for run in compared.runs[arm]), default=0)
-    which = "those ranked worst"
-    if compared.arms[arm].filtered_by == "id":
+    by = compared.arms[arm].filtered_by
+    which = f"those ranked worst by {RANKINGS.get(by or '', 'an audit')}"
+    if by == "id":
         which = "those that pulled hardest in the study" if compared.follow else "the named ones"
     return f" ({pairs} pair{'s' if pairs > 1 else ''} left out, {which})" if pairs else ""
 

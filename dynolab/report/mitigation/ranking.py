@@ -90,19 +90,21 @@ class Gains:
 
     def clear_in_words(self, arm: str) -> str:
         """“in the mean (in training) and in the share that fell (held out)”: where it is better."""
-        clearly = self._clear(arm, 1)
-        means = [PLACES[place] for place in clearly if place in PLACES]
-        shares = [FELL[place] for place in clearly if place in FELL]
-        each = (("the mean", means), ("the share that fell", shares))
-        return join([f"in {what} ({', '.join(places)})" for what, places in each if places])
+        return _in_words(self._clear(arm, 1))
+
+    def lacks_in_words(self, arm: str, best: str) -> str:
+        """“is not clearly better in the mean (held out)”: where the best is and an arm is not."""
+        own = self._clear(arm, 1)
+        lacks = _in_words([place for place in self._clear(best, 1) if place not in own])
+        return f"it is not clearly better {lacks}"
 
     def end_in_words(self, arm: str) -> str:
         """“higher held out”: the place by which arms are ordered."""
         return f"higher {PLACES[self._ordered_by(arm)]}"
 
     def worse_in_words(self, arm: str) -> str:
-        """“in training and held out”: where an arm is clearly worse."""
-        return join([_NAMES[place] for place in self._clear(arm, -1)])
+        """“in the mean (in training)”: where an arm is clearly worse."""
+        return _in_words(self._clear(arm, -1))
 
     def difference_in_words(self, arm: str, place: str) -> str:
         """“ (+0.5 [0.1, 0.9])”: an arm's difference in nats; empty if it is of too few pairs."""
@@ -130,7 +132,11 @@ class Gains:
                 yield split, self.few[split]
 
 
-_NAMES = PLACES | {name: f"in the share that fell {place}" for name, place in FELL.items()}
+def _in_words(measures: Sequence[str]) -> str:
+    """“in the mean (in training, held out) and in the share that fell (held out)”."""
+    each = (("the mean", PLACES), ("the share that fell", FELL))
+    own = ((what, [names[place] for place in measures if place in names]) for what, names in each)
+    return join([f"in {what} ({', '.join(places)})" for what, places in own if places])
 
 
 def _better(place: str) -> int:

@@ -128,8 +128,8 @@ def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> list[str |
     lifted = f", and {len(lifts)} did {number(sum(lifts), sign=True)}" if lifts else ""
     counted = " (row-000000 is the first)" if most[0][0].startswith("row-") else ""
     head = (
-        f"Of this, {len(down)} pairs did {number(total, sign=True)} nats{lifted}. These pulled "
-        f"hardest, {share:.0%} of the {number(total, sign=True)}{counted}:"
+        f"Of the same change, {len(down)} pairs did {number(total, sign=True)} nats{lifted}. These "
+        f"pulled hardest, {share:.0%} of the {number(total, sign=True)}{counted}:"
     )
     return [head, *(_puller(ledger, singles, pair) for pair, _ in most)]
 
