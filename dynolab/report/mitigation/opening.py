@@ -15,7 +15,6 @@ from dynolab.report.mitigation.ranking import PLACES, Gains
 from dynolab.report.style import SPLITS
 from dynolab.report.text import join, mean_and_ends, number, steps_until, with_interval
 from dynolab.results.arms import ComparedArms
-from dynolab.statistics import Interval
 
 _IN_WORDS = {
     "negative_dose": "pushes on rejected answers times {}",
@@ -69,9 +68,8 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
             "trainings so far are kept."
         )
     else:
-        steps = "" if compared.steps is None else "; the steps are this comparison’s"
         sentences.append(
-            f"To train as {best} does (FILE is the study’s, whose page the new name keeps{steps}): "
+            f"To train as {best} does, under a name of its own, so that the study’s page stays: "
             f"dynolab study FILE --set name=trained-as-{best} {_settings(compared, best)}"
         )
     return sentences
@@ -174,24 +172,25 @@ def _ends(arm: str, gains: Gains, figures: ArmTable) -> str:
         if (end := figures.mean(arm, f"{split}/chosen")).n:
             difference = gains.difference_in_words(arm, split)
             changes.append(f"{number(end.mean, 2, sign=True)} {PLACES[split]}{difference}")
-    fell = [f"{100 * share.mean:.0f}%" for share in _of_splits(arm, figures, "fell")]
+    shares = [figures.mean(arm, f"{split}/fell") for split in SPLITS]
+    fell = [f"{100 * share.mean:.0f}%" for share in shares if share.n]
     return f"{', '.join(changes)}{f'; {join(fell)} fell' if fell else ''}"
 
 
 def _margins(best: str, gains: Gains, figures: ArmTable) -> list[str]:
-    """What an arm learned beside the baseline, and its difference where both learned as much."""
-    own, before = (
-        join([number(margin.mean, 2, sign=True) for margin in _of_splits(arm, figures, "margin")])
-        for arm in (best, gains.baseline)
-    )
-    if not own or not before:
+    """What the best arm learned, and its difference where both learned as much."""
+    margins = []
+    for split in SPLITS:
+        if (margin := figures.mean(best, f"{split}/margin")).n:
+            difference = figures.difference(best, gains.baseline, f"{split}/margin")
+            few = figures.few(f"{split}/margin")
+            beside = f" ({with_interval(difference)})" if difference.n and not few else ""
+            margins.append(f"{number(margin.mean, 2, sign=True)} {PLACES[split]}{beside}")
+    if not margins:
         return []
     matched = gains.difference_in_words(best, "matched")
-    where = f"; {PLACES['matched']}, in training, chosen answers differ{matched}" if matched else ""
-    return [
-        f"The margin, chosen minus rejected, changes by {own} nats under {best} in place of "
-        f"{before}{where}."
-    ]
+    where = f"; {PLACES['matched']}, chosen answers in training differ{matched}" if matched else ""
+    return [f"Under {best} the margin, chosen minus rejected, changes by {join(margins)}{where}."]
 
 
 def _higher(best: str, gains: Gains) -> list[str]:
@@ -203,12 +202,6 @@ def _higher(best: str, gains: Gains) -> list[str]:
         "it is worse elsewhere" if highest in gains.worse() else gains.lacks_in_words(highest, best)
     )
     return [f"On average {highest} ends {gains.end_in_words(highest)}, but {lacks}."]
-
-
-def _of_splits(arm: str, figures: ArmTable, figure: str) -> list[Interval]:
-    """An arm's figure in training and held out, where it is measured."""
-    means = (figures.mean(arm, f"{split}/{figure}") for split in SPLITS)
-    return [mean for mean in means if mean.n]
 
 
 def _left_out(compared: ComparedArms, arm: str) -> str:

@@ -174,7 +174,7 @@ def _mostly_one(each: Sequence[Pusher]) -> str:
     least = min(own.total for own in each)
     if len(each) == 1 or least > _MOSTLY * sum(own.total for own in each):
         return ""
-    return " (mostly on one of these answers)"
+    return f" (mostly on one of the {len(each)})"
 
 
 def _through_sides(pusher: Pusher, moments: Sequence[Moment], row: Example | None = None) -> str:
