@@ -246,4 +246,4 @@ def map_command(
     return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 33, report)
+REPORT = Stage("report", 34, report)

@@ -102,8 +102,8 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
         )
     notes.append(
         f"The file finetunes on the chosen answers first (SFT, learning rate "
-        f"{settings['sft_rate']}), as papers do, so that DPO starts from a model that gives such "
-        "answers; a model that is finetuned already needs `sft: null` there."
+        f"{settings['sft_rate']}), as papers do; if your DPO starts from the model as it is, write "
+        "`sft: null` there."
     )
     notes.append(
         f"DPO’s learning rate ({settings['preference_rate']}), β (0.1) and steps "

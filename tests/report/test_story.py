@@ -51,12 +51,10 @@ def test_the_answer_comes_first_with_both_halves_of_the_data(
     for split, name in (("train", "training"), ("heldout", "held-out")):
         changes = [row.change for row in inputs.audit.changes if row.split == split]
         assert f"{sum(c < 0 for c in changes)} of {len(changes)} {name} pairs" in fell
-    assert "watched answer that fell most (1 training) changed by −2.50 nats: pushes" in sides
-    assert "on rejected answers did −5.00, pushes on chosen answers +2.50." in sides
-    assert pulled == (
-        "Of the same change, 2 pairs did −4.50 nats, and 1 did +2.00. These pulled hardest, 100% "
-        "of the −4.50:"
-    )
+    assert "watched answer that fell most (1 training) changed by −2.50 nats. By side" in sides
+    assert "pushes on rejected answers did −5.00, pushes on chosen answers +2.50; by pair" in sides
+    assert sides.endswith("; by pair, 2 did −4.50 and 1 did +2.00.")
+    assert pulled == "These pulled hardest, by 100% of the −4.50:"
     assert first.startswith("a (“what is a”) −3.50: −4.00 through its rejected answer “")
     assert first.endswith("”, most by “no” −3.5, “way” −0.50; +0.500 through its chosen one.")
     assert tried.startswith("Try first a smaller push on rejected answers, then training without")

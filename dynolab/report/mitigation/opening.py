@@ -37,8 +37,9 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
     if best is not None:
         sentences = [
             f"The chosen answers hold up best under {best}{_what(compared, best)}.",
-            f"Over {_seeds(compared)} it is clearly better than {gains.baseline} "
-            f"{gains.clear_in_words(best)}.",
+            f"It is clearly better than {gains.baseline} in {gains.how_many_ways(best)} over "
+            f"{_seeds(compared)}: {gains.clear_in_words(best)}.",
+            *_higher(best, gains),
         ]
     elif len(compared.seeds) > 1:
         sentences = [
@@ -49,7 +50,7 @@ def answer(compared: ComparedArms, figures: ArmTable) -> list[str]:
         sentences = _of_one_seed(gains)
     sentences += _arm_lines(compared, gains, figures, best)
     if best is not None:
-        sentences += [*_margins(best, gains, figures), *_higher(best, gains)]
+        sentences += _margins(best, gains, figures)
     if worse := gains.worse():
         named = join([f"{arm} ({gains.worse_in_words(arm)})" for arm in worse])
         sentences.append(f"Clearly worse: {named}.")
@@ -181,16 +182,23 @@ def _margins(best: str, gains: Gains, figures: ArmTable) -> list[str]:
     """What the best arm learned, and its difference where both learned as much."""
     margins = []
     for split in SPLITS:
-        if (margin := figures.mean(best, f"{split}/margin")).n:
-            difference = figures.difference(best, gains.baseline, f"{split}/margin")
-            few = figures.few(f"{split}/margin")
-            beside = f" ({with_interval(difference)})" if difference.n and not few else ""
-            margins.append(f"{number(margin.mean, 2, sign=True)} {PLACES[split]}{beside}")
+        name = f"{split}/margin"
+        own, before = (figures.mean(arm, name) for arm in (best, gains.baseline))
+        if own.n and before.n:
+            change = figures.difference(best, gains.baseline, name)
+            less = " (clearly less)" if figures.decides(change, name) and change.mean < 0 else ""
+            margins.append(
+                f"{number(own.mean, 2, sign=True)} {PLACES[split]} in place of "
+                f"{number(before.mean, 2, sign=True)}{less}"
+            )
     if not margins:
         return []
     matched = gains.difference_in_words(best, "matched")
     where = f"; {PLACES['matched']}, chosen answers in training differ{matched}" if matched else ""
-    return [f"Under {best} the margin, chosen minus rejected, changes by {join(margins)}{where}."]
+    return [
+        f"Under {best} the margin, chosen minus rejected, changes by {' and by '.join(margins)}"
+        f"{where}."
+    ]
 
 
 def _higher(best: str, gains: Gains) -> list[str]:

@@ -88,6 +88,16 @@ class Gains:
         """The arms that are compared with the baseline."""
         return [arm for arm, own in self._of.items() if own]
 
+    def how_many_ways(self, best: str) -> str:
+        """“more ways than any other”: in how many measures the best is clearly better."""
+        own = len(self._clear(best, 1))
+        others = [len(self._clear(arm, 1)) for arm in self.best_first() if arm != best]
+        if not others:
+            return f"{own} way{'s' if own > 1 else ''}, and no other arm anywhere,"
+        return (
+            "more ways than any other arm" if own > max(others) else "as many ways as any other arm"
+        )
+
     def clear_in_words(self, arm: str) -> str:
         """“in the mean (in training) and in the share that fell (held out)”: where it is better."""
         return _in_words(self._clear(arm, 1))
@@ -96,7 +106,7 @@ class Gains:
         """“is not clearly better in the mean (held out)”: where the best is and an arm is not."""
         own = self._clear(arm, 1)
         lacks = _in_words([place for place in self._clear(best, 1) if place not in own])
-        return f"it is not clearly better {lacks}"
+        return f"it is not clearly better than {self.baseline} {lacks}"
 
     def end_in_words(self, arm: str) -> str:
         """“higher held out”: the place by which arms are ordered."""

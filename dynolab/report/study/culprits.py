@@ -101,9 +101,11 @@ def _of_singles(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
     together = " together" if several else ""
     change = sum(account.end - account.start for account in singles)
     sides = summed_sides(ledger, singles)
+    pulls = [nats for _, nats in net_pulls(ledger)]
+    down, up = [nats for nats in pulls if nats < 0], [nats for nats in pulls if nats > 0]
     return Markup(
-        "The {} that {} ({}) changed by {} nats{}: pushes on rejected answers did {}, pushes on "
-        "chosen answers {}."
+        "The {} that {} ({}) changed by {} nats{}. By side, pushes on rejected answers did {}, "
+        "pushes on chosen answers {}; by pair, {}."
     ).format(
         f"{len(singles)} watched answers" if several else "watched answer",
         extreme,
@@ -112,25 +114,20 @@ def _of_singles(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> Markup:
         together,
         number(sides["rejected"], sign=True),
         number(sides["chosen"], sign=True),
+        join([f"{len(nats)} did {number(sum(nats), sign=True)}" for nats in (down, up) if nats]),
     )
 
 
 def _pullers(ledger: Ledger, singles: Sequence[FunctionalAccount]) -> list[str | Markup]:
     """The pairs that in sum pulled these answers down most, with the side and tokens that did."""
-    pulls = net_pulls(ledger)
-    down = [(pair, nats) for pair, nats in pulls if nats < 0]
+    down = [(pair, nats) for pair, nats in net_pulls(ledger) if nats < 0]
     if not down:
         return []
     most = down[:_NAMED]
     total = sum(nats for _, nats in down)
     share = sum(nats for _, nats in most) / total
-    lifts = [nats for _, nats in pulls if nats > 0]
-    lifted = f", and {len(lifts)} did {number(sum(lifts), sign=True)}" if lifts else ""
     counted = " (row-000000 is the first)" if most[0][0].startswith("row-") else ""
-    head = (
-        f"Of the same change, {len(down)} pairs did {number(total, sign=True)} nats{lifted}. These "
-        f"pulled hardest, {share:.0%} of the {number(total, sign=True)}{counted}:"
-    )
+    head = f"These pulled hardest, by {share:.0%} of the {number(total, sign=True)}{counted}:"
     return [head, *(_puller(ledger, singles, pair) for pair, _ in most)]
 
 
