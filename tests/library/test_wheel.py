@@ -156,11 +156,13 @@ def test_every_public_name_is_there() -> None:
         dynolab.forse_map  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_examples_run(programs: Path, analysed: Analysed, tmp_path: Path) -> None:
+def test_the_examples_run(programs: Path, tmp_path: Path) -> None:
     """Of README, manual and notebooks, in one process, which imports torch and transformers once.
 
-    Readers have a folder `model` and the file `pairs.jsonl`.
+    Readers have a folder `model` and the file `pairs.jsonl`, and in a home of their own the newest
+    study, which a notebook opens.
     """
+    analysed = Analysed(tmp_path / "home")
     settings = TrainConfig(
         objective=DPOConfig(), engine=PLAIN, steps=2, batch_size=4, record_steps=(1,)
     )
