@@ -216,9 +216,10 @@ def _left_out(compared: ComparedArms, arm: str) -> str:
     """How many pairs an arm leaves out, in brackets."""
     pairs = max((len(run.left_out) for run in compared.runs[arm]), default=0)
     by = compared.arms[arm].filtered_by
-    which = f"those ranked worst by {RANKINGS.get(by or '', 'an audit')}"
     if by == "id":
         which = "those that pulled hardest in the study" if compared.follow else "the named ones"
+    else:
+        which = f"those ranked worst by {RANKINGS.get(by or '', 'an audit')}"
     return f" ({pairs} pair{'s' if pairs > 1 else ''} left out, {which})" if pairs else ""
 
 
