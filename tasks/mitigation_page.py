@@ -78,4 +78,4 @@ def _describe_training(config: MitigationPageConfig) -> str:
     )
 
 
-MITIGATION_PAGE = Stage("mitigation-page", 27, mitigation_page)
+MITIGATION_PAGE = Stage("mitigation-page", 28, mitigation_page)

@@ -20,6 +20,7 @@ from dynolab.report.mitigation.listed import mitigation_list
 from dynolab.report.mitigation.matched import matched_figure
 from dynolab.report.mitigation.opening import answer, more
 from dynolab.report.mitigation.page import write_mitigation_page
+from dynolab.report.mitigation.ranking import Gains
 from dynolab.report.text import true_minus, with_interval
 from dynolab.results.arms import ComparedArms, RunFigures
 from dynolab.statistics import mean_interval
@@ -99,6 +100,18 @@ def test_the_answer_has_a_line_for_every_arm_that_learned_the_best_first() -> No
     assert "of held-out pairs by" in baseline and "nats, at a margin of" in baseline
     single = mitigation(seeds=(4,))
     assert "decides nothing" in answer(single, arm_table_of(single))[0]
+
+
+def test_an_arm_that_is_better_in_more_ways_and_worse_elsewhere_is_not_passed_over() -> None:
+    """The best is then not said to be better in more ways than any other."""
+    compared = mitigation()
+    gains = Gains(compared, arm_table_of(compared), ["designed", "simpo"])
+    assert gains.how_many_ways("designed") == "5 ways, and no other arm anywhere,"
+    mixed = {place: change.times(-1) for place, change in gains.of("simpo").items()}
+    gains = Gains(compared, arm_table_of(compared), ["designed", "simpo"])
+    gains._of["simpo"] = mixed
+    gains._of["designed"] = {"train": gains.of("designed")["train"]}
+    assert gains.how_many_ways("designed") == "1 way"
 
 
 def test_the_answer_ends_with_the_settings_of_the_arm_that_holds_held_out_answers_up_best() -> None:

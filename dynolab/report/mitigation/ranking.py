@@ -91,12 +91,13 @@ class Gains:
     def how_many_ways(self, best: str) -> str:
         """“more ways than any other”: in how many measures the best is clearly better."""
         own = len(self._clear(best, 1))
-        others = [len(self._clear(arm, 1)) for arm in self.best_first() if arm != best]
-        if not others:
-            return f"{own} way{'s' if own > 1 else ''}, and no other arm anywhere,"
-        return (
-            "more ways than any other arm" if own > max(others) else "as many ways as any other arm"
-        )
+        most = max((len(self._clear(arm, 1)) for arm in self._of if arm != best), default=0)
+        ways = f"{own} way{'s' if own > 1 else ''}"
+        if not most:
+            return f"{ways}, and no other arm anywhere,"
+        if own < most:  # an arm that is worse elsewhere
+            return ways
+        return "more ways than any other arm" if own > most else "as many ways as any other arm"
 
     def clear_in_words(self, arm: str) -> str:
         """“in the mean (in training) and in the share that fell (held out)”: where it is better."""
