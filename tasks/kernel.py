@@ -90,8 +90,8 @@ def _fitting_rows(
     sides = {}
     for label in work.config.labels:
         encoder = load_encoder(work.input_folder(MODEL + label, "model"))
-        left = [encoder.response(row.pair_id, row.prompt, row.response) for row in observed]
-        right = [encoder.response(row.id, row.prompt, row.chosen) for row in updating]
+        left = [encoder.probe(row) for row in observed]
+        right = [encoder.response(row.id, row.prompt, row.chosen, row.turn) for row in updating]
         sides[label] = (left, right)
     kept = [
         [

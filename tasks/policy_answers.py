@@ -44,14 +44,14 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
         )
     with work.shown():
         model, tokenizer = load_model(work.input_folder("model", "model"))
-        responses = sample_responses(
-            model, tokenizer, [prompt.prompt for prompt in prompts], config.sampling
-        )
+        asked, turns = [row.prompt for row in prompts], [row.turn for row in prompts]
+        responses = sample_responses(model, tokenizer, asked, config.sampling, turns)
         rows = [
             PolicyAnswer(
                 id=row.id,
                 split=config.split,
                 prompt=row.prompt,
+                turn=row.turn,
                 truth=row.answer,
                 answer=response.text,
                 finished=response.finished,

@@ -134,14 +134,15 @@ def _score_and_answer(
         for row in [row for row in chosen if row.split == split][: config.answers]
     ]
     sampling = SampleConfig(temperature=0, max_new_tokens=config.answer_tokens)
-    responses = sample_responses(model, tokenizer, [row.prompt for row in prompted], sampling)
+    prompts, turns = [row.prompt for row in prompted], [row.turn for row in prompted]
+    responses = sample_responses(model, tokenizer, prompts, sampling, turns)
     answers = [
         Answer(
             model=name,
             pair_id=row.pair_id,
             split=row.split,
             prompt=row.prompt,
-            chosen=row.response,
+            chosen=row.content(row.response),
             answer=response.text,
             finished=response.finished,
         )

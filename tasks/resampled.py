@@ -24,8 +24,8 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     examples = list(read_rows(data / "train.jsonl", Example))
     with work.shown():
         model, tokenizer = load_model(work.input_folder("model", "model"))
-        prompts = [example.prompt for example in examples]
-        responses = sample_responses(model, tokenizer, prompts, work.config)
+        prompts, turns = [row.prompt for row in examples], [row.turn for row in examples]
+        responses = sample_responses(model, tokenizer, prompts, work.config, turns)
         work.write_tables(train=with_rejected(examples, [row.text for row in responses]))
         shutil.copyfile(data / "probes.jsonl", work.output / "probes.jsonl")
     return {

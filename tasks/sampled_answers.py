@@ -57,7 +57,10 @@ def _answers(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
         for number in range(config.samples)
     ]
     model, tokenizer = load_model(work.input_folder("model", "model"))
-    sampled = sample_responses(model, tokenizer, [pair.prompt for _, pair, _ in requests], config)
+    prompts, turns = [
+        [getattr(pair, name) for _, pair, _ in requests] for name in ("prompt", "turn")
+    ]
+    sampled = sample_responses(model, tokenizer, prompts, config, turns)
     end = tokenizer.eos_token_id
     return [
         _answer(split, pair, number, sample, end)
@@ -76,6 +79,7 @@ def _answer(
         id=f"{pair.id}/{number}",
         split=split,
         prompt=pair.prompt,
+        turn=pair.turn,
         truth=answered(pair.prompt, pair.chosen),
         answer=sample.text,
         finished=sample.finished,

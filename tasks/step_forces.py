@@ -151,7 +151,7 @@ def _mapped_answers(
     answers = [
         (row, observed)
         for row in (chosen[name] for name in moved or chosen)
-        if (observed := encoder.response(row.pair_id, row.prompt, row.response)) is not None
+        if (observed := encoder.probe(row)) is not None
     ]
     fitting = [answer for answer in answers if answer[1].response_length <= MAP_TOKENS]
     return (fitting or answers)[:FEW_PAIRS]

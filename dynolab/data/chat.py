@@ -1,40 +1,59 @@
-"""Turns chat messages into one prompt that a response can follow."""
+"""Chat messages as text: a prompt, and the answers that follow it."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import signal
-import subprocess
-import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dynolab.errors import ConfigError, reading
+from dynolab.data.rows import Turn, common_length
+from dynolab.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, Any]
-Write = Callable[[Sequence[Message], str], str]
-"""Turns messages into the prompt for the next answer; also takes their row's name, for errors."""
 
-SECONDS = 10.0
-"""CPU time that a chat template may use in total, on top of its allowance per text."""
-_TURNS = {"system": "System", "user": "Human", "assistant": "Assistant"}
+
+@dataclass(frozen=True)
+class Conversation:
+    """The messages of a row: those before its answers, and those of each answer.
+
+    `tools` and `options` (`chat_template_kwargs`) are for the chat template.
+    """
+
+    prompt: Sequence[Message]
+    answers: Sequence[Sequence[Message]] = ()
+    tools: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Texts(NamedTuple):
+    """What is written of a conversation; `turn`: see `dynolab.data.rows.Prompted`."""
+
+    prompt: str
+    answers: list[str]
+    turn: Turn | None
+
+
+Write = Callable[[Conversation, str], Texts]
+"""Writes a conversation; also takes its row's name, for errors."""
+
+NO_WRITER = "name the model whose chat template writes messages, or set data.chat: plain"
+"""Remedy if data hold chat messages and no setting says how to turn them into text."""
+
+_ROLES = {"system": "System", "user": "Human", "assistant": "Assistant"}
 _FILES = ("chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json")
+_MARK = "\ue000"
 
 
 def template_writer(tokenizer: PreTrainedTokenizerBase, name: str) -> Write:
-    """Returns a writer that applies the tokenizer's chat template.
+    """Returns a writer that applies the tokenizer's chat template, as TRL does.
 
-    The text omits begin-of-sequence if the tokenizer adds it to every text itself.
-
-    The template is foreign code: it runs in a process of its own, which ends if it runs forever or
-    fills the memory.
+    The prompt is written with a generation prompt, then with each answer; an answer is what comes
+    after their common beginning. Templates run in transformers' sandbox.
 
     **Raises:** `ConfigError` for a tokenizer without a template. The writer raises one that names
     the row if the template rejects its messages.
@@ -45,96 +64,132 @@ def template_writer(tokenizer: PreTrainedTokenizerBase, name: str) -> Write:
             name,
             "its tokenizer has no chat template; name a chat-tuned model, or set data.chat: plain",
         )
-    with reading("data.chat_model", name, "give the tokenizer that belongs to the model"):
-        bos = str(tokenizer.bos_token or "")
-        doubled = bool(bos) and list(tokenizer("a")["input_ids"])[:1] == [tokenizer.bos_token_id]
-        template, tokens = tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map)
-    renderer = _Renderer(template, tokens)
 
-    def write(messages: Sequence[Message], row: str) -> str:
-        answer = renderer.render(messages)
-        if "text" not in answer:
-            raise ConfigError(
-                row,
-                [message["role"] for message in messages],
-                f"the chat template of {name} rejects these turns: {answer['error']}",
-            )
-        return answer["text"].removeprefix(bos) if doubled else answer["text"]
+    def write(row: Conversation, where: str) -> Texts:
+        def rendered(messages: Sequence[Message], *, ask: bool = False) -> str:
+            try:
+                text = tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=row.tools,
+                    add_generation_prompt=ask,
+                    tokenize=False,
+                    **row.options,
+                )
+                str(text).encode()  # raises for lone surrogates
+            except Exception as error:
+                roles = [message["role"] for message in messages]
+                remedy = f"the chat template of {name} rejects these turns: "
+                remedy += f"{type(error).__name__}: {error}"[:300]
+                raise ConfigError(where, roles, remedy) from error
+            return str(text)
+
+        asked = rendered(row.prompt, ask=True)
+        whole = [rendered([*row.prompt, *answer]) for answer in row.answers]
+        prompt = _common_prompt(tokenizer, asked, whole, where, name)
+        marked = rendered([*row.prompt, {"role": "assistant", "content": _MARK}])
+        before, _, after = marked[len(prompt) :].partition(_MARK)
+        turn = (before, after) if marked.startswith(prompt) and _MARK in marked else ("", "")
+        return Texts(prompt, [text[len(prompt) :] for text in whole], turn)
 
     return write
 
 
-class _Renderer:
-    """A process of `dynolab.data.render`, started when the first text is rendered."""
+def writer_of(tokenizer: PreTrainedTokenizerBase) -> Write:
+    """The writer of a tokenizer's chat template, or of plain turns if it has none."""
+    if getattr(tokenizer, "chat_template", None):
+        return template_writer(tokenizer, tokenizer.name_or_path)
+    return plain_writer
 
-    def __init__(self, template: object, tokens: Mapping[str, object]) -> None:
-        header = {"template": template, "tokens": tokens, "seconds": SECONDS}
-        self._header = json.dumps(header, default=str)
-        self._process: subprocess.Popen[str] | None = None
 
-    def render(self, messages: Sequence[Message]) -> dict[str, str]:
-        """The `text` of the messages, or the template's `error`."""
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "dynolab.data.render"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            weakref.finalize(self, _kill, self._process)
-            self._send(self._header)
-        self._send(
-            json.dumps(
-                [{k: v for k, v in message.items() if v is not None} for message in messages]
-            )
+def _common_prompt(
+    tokenizer: PreTrainedTokenizerBase, asked: str, whole: Sequence[str], where: str, name: str
+) -> str:
+    """The prompt whose tokens begin all texts as far as those of the whole prompt do.
+
+    Most templates begin a conversation with the very text of its prompt. Of a prompt that goes on
+    differently (an empty thought, say) only the beginning counts.
+    """
+    if all(text.startswith(asked) for text in whole):
+        return asked
+
+    def shared(prompt: str) -> int:
+        alone, *ids = tokenizer([prompt, *whole], add_special_tokens=False)["input_ids"]
+        return min(common_length(alone, others) for others in ids)
+
+    length, prompt = shared(asked), asked
+    for text in whole:
+        prompt = prompt[: common_length(prompt, text)]
+    if shared(prompt) != length:
+        ids = tokenizer(whole[0], add_special_tokens=False, return_offsets_mapping=True)
+        prompt = whole[0][: ids["offset_mapping"][length - 1][1]] if length else ""
+    if shared(prompt) != length:
+        raise ConfigError(
+            where,
+            asked[-80:],
+            f"the chat template of {name} writes this prompt in another way before its answer, and "
+            "their tokens cannot be told apart; use a template that writes both alike",
         )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if line:
-            answer: dict[str, str] = json.loads(line)
-            return answer
-        code = self._process.wait()
-        self._process = None
-        if code == -signal.SIGXCPU:
-            return {"error": "it exceeds its CPU time"}
-        return {"error": f"its process ended with exit code {code}"}
-
-    def _send(self, line: str) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        with suppress(BrokenPipeError):  # `render` reports why it ended
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+    return prompt
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    with suppress(BrokenPipeError):
-        process.communicate()
+def plain_writer(row: Conversation, where: str) -> Texts:
+    """Writes messages as `\\n\\nHuman: … \\n\\nAssistant: …`, the form of HH transcripts."""
 
+    def turns(messages: Sequence[Message]) -> str:
+        unknown = {str(message["role"]) for message in messages} - set(_ROLES)
+        if unknown:
+            raise ConfigError(where, sorted(unknown), f"roles must be among {', '.join(_ROLES)}")
+        if not all(isinstance(message.get("content"), str) for message in messages):
+            raise ConfigError(where, "content without text", "data.chat: plain needs texts")
+        return "".join(
+            f"\n\n{_ROLES[message['role']]}: {message['content'].strip()}" for message in messages
+        )
 
-def plain_writer(messages: Sequence[Message], row: str) -> str:
-    """Writes messages as `\\n\\nHuman: … \\n\\nAssistant:`, the form of HH transcripts."""
-    unknown = {str(message["role"]) for message in messages} - set(_TURNS)
-    if unknown:
-        raise ConfigError(row, sorted(unknown), f"roles must be among {', '.join(_TURNS)}")
-    turns = [f"\n\n{_TURNS[message['role']]}: {message['content']}" for message in messages]
-    return "".join([*turns, f"\n\n{_TURNS['assistant']}:"])
+    opened = f"\n\n{_ROLES['assistant']}:"
+    answers = [turns(answer).removeprefix(opened).rstrip() for answer in row.answers]
+    return Texts(turns(row.prompt) + opened, answers, None)
 
 
 def messages_of(value: object, where: str) -> list[Message]:
-    """Checks that a value is a list of messages, each with a role and a text as content."""
-    good = isinstance(value, list) and all(
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-        for message in value
-    )
-    if not isinstance(value, list) or not value or not good:
+    """Checks that a value is a list of messages, each with a role and a content.
+
+    ShareGPT's `from` and `value` are read as role and content. A message with tool calls needs no
+    content. Keys without a value are left out, as tables fill them in.
+    """
+    if not isinstance(value, list) or not value or not all(map(_is_message, value)):
         raise ConfigError(
-            where, str(value)[:80], "must be a list of messages, each with role and content texts"
+            where,
+            str(value)[:80],
+            "must be a list of messages, each with a role and a text as content (no images)",
         )
-    return value
+    return [
+        {
+            _NAMES.get(key, key): _SPEAKERS.get(item, item) if key == "from" else item
+            for key, item in message.items()
+            if item is not None or key == "content"
+        }
+        for message in value
+    ]
+
+
+_NAMES = {"from": "role", "value": "content"}
+_SPEAKERS = {"human": "user", "gpt": "assistant", "function_call": "assistant"}
+
+
+def is_messages(value: object) -> bool:
+    """Whether a value looks like a list of messages."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _is_message(message: object) -> bool:
+    if not isinstance(message, Mapping):
+        return False
+    role = message.get("role", message.get("from"))
+    content = message.get("content", message.get("value"))
+    parts = content if isinstance(content, list) else []
+    texts = all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts)
+    good = isinstance(content, str) or bool(parts and texts) or bool(message.get("tool_calls"))
+    return isinstance(role, str) and good
 
 
 def template_digest(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Encodes prompts and responses separately, and handles rows that exceed the context."""
+"""Encodes prompts with their responses, and handles rows that exceed the context."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from dynolab.data.rows import Example, ProbeRow
+from dynolab.data.rows import Example, ProbeRow, Turn, common_length
 from dynolab.data.unknown import UnknownTokens
 from dynolab.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Overlong = Literal["error", "drop", "truncate_left"]
-
-ANCHOR = "\n"
-"""Prefix of a response while it is encoded: sentencepiece tokenizers prepend a space to every text,
-but a response continues its prompt."""
+Overlong = Literal["error", "drop", "truncate_left", "keep_start", "keep_end"]
 
 
 @dataclass(frozen=True)
@@ -65,17 +61,21 @@ class Counts:
 
 
 class Encoder:
-    """Encodes prompts and responses for one model.
+    """Encodes prompts and responses for one model, as TRL does.
+
+    A prompt is encoded alone and with its response. The response begins where both differ, which is
+    before the prompt's end if tokens merge over the boundary; a pair's prompt is what its two sides
+    have in common. A text gets the tokenizer's special tokens, and an end-of-sequence token unless
+    it ends with one; what a chat template wrote (a row with a `turn`) has all of its tokens.
 
     **Arguments:**
 
-    - `tokenizer`: prompts are encoded with its special tokens, responses without them and with
-      its end-of-sequence token appended. They are encoded separately, so that the boundary
-      between them never depends on the response.
+    - `tokenizer`: the model's.
     - `max_length`: the model's context in tokens.
     - `overlong`: what happens to rows that exceed `max_length`: `error` raises, `drop` leaves
       them out, `truncate_left` cuts the prompt's oldest tokens (a row whose response alone does
-      not fit is dropped).
+      not fit is dropped). TRL's `keep_start` keeps a row's first tokens (a row whose prompt alone
+      does not fit is dropped), its `keep_end` the last ones.
     """
 
     def __init__(
@@ -91,7 +91,9 @@ class Encoder:
     def example(self, row: Example) -> EncodedExample | None:
         """Both sides of an example, or None if the overlong rule drops it."""
         texts = [row.chosen] if row.rejected is None else [row.chosen, row.rejected]
-        sides = self._encode_sides(row.id, row.prompt, texts)
+        whole = self._whole(row.prompt, texts, row.turn)
+        common = min(side.prompt_length for side in whole)
+        sides = self._fitted(row.id, [Encoded(side.ids, common) for side in whole])
         if sides is None:
             return None
         for side, text in zip(sides, texts, strict=True):
@@ -100,47 +102,59 @@ class Encoder:
         rejected = sides[1] if row.rejected is not None else None
         return EncodedExample(row.id, sides[0], rejected, row.wins)
 
-    def response(self, name: str, prompt: str, response: str) -> Encoded | None:
+    def response(
+        self, name: str, prompt: str, response: str, turn: Turn | None = None
+    ) -> Encoded | None:
         """One prompt with one response, or None if the overlong rule drops it."""
-        sides = self._encode_sides(name, prompt, [response])
-        return None if sides is None else sides[0]
+        return self.responses(name, prompt, [response], turn)[0]
 
-    def responses(self, name: str, prompt: str, texts: Sequence[str]) -> list[Encoded | None]:
+    def responses(
+        self, name: str, prompt: str, texts: Sequence[str], turn: Turn | None = None
+    ) -> list[Encoded | None]:
         """One prompt with several responses; None for those that the overlong rule drops.
 
-        A prompt that must be cut is cut to the same tokens for all responses that can fit, so that
-        compared responses answer the same question.
+        Under `truncate_left` a prompt that must be cut is cut by as many tokens for all responses
+        that can fit, so that compared responses answer the same question.
         """
-        whole, tails = self._prompt_ids(name, prompt), self._encode_responses(texts)
-        common = whole
+        whole = self._whole(prompt, texts, turn)
+        cut = 0
         if self.overlong == "truncate_left":
-            excess = (len(whole) + len(tail) - self.max_length for tail in tails)
-            cuts = (cut_left(self.tokenizer, whole, tokens) for tokens in excess if tokens > 0)
-            common = min((cut for cut in cuts if cut), key=len, default=whole)
-        encoded = []
-        for tail in tails:
-            kept = self._fit_prompt(name, common, len(tail))
-            self.counts.truncated += kept is not None and kept is not whole
-            encoded.append(None if kept is None else Encoded((*kept, *tail), len(kept)))
-        return encoded
+            excesses = ((side, len(side.ids) - self.max_length) for side in whole)
+            cut = max((more for side, more in excesses if self._cut(side, more)), default=0)
+        fitted = (self._fitted(name, [side], cut) for side in whole)
+        return [None if sides is None else sides[0] for sides in fitted]
+
+    def probe(self, row: ProbeRow) -> Encoded | None:
+        """One probe row, or None if the overlong rule drops it."""
+        return self.response(row.pair_id, row.prompt, row.response, row.turn)
 
     def probes(self, rows: Sequence[ProbeRow]) -> list[Encoded | None]:
         """Encodes rows; rows with the same prompt are encoded together by `responses`."""
-        by_prompt: dict[str, list[int]] = {}
+        by_prompt: dict[tuple[str, Turn | None], list[int]] = {}
         for number, row in enumerate(rows):
-            by_prompt.setdefault(row.prompt, []).append(number)
+            by_prompt.setdefault((row.prompt, row.turn), []).append(number)
         encoded_rows: list[Encoded | None] = [None] * len(rows)
-        for prompt, members in by_prompt.items():
+        for (prompt, turn), members in by_prompt.items():
             texts = [rows[number].response for number in members]
-            responses = self.responses(rows[members[0]].pair_id, prompt, texts)
+            responses = self.responses(rows[members[0]].pair_id, prompt, texts, turn)
             for number, encoded in zip(members, responses, strict=True):
                 encoded_rows[number] = encoded
         return encoded_rows
 
-    def prompt(self, name: str, prompt: str, room: int) -> tuple[int, ...] | None:
+    def prompt(
+        self, name: str, prompt: str, room: int, turn: Turn | None = None
+    ) -> tuple[int, ...] | None:
         """A prompt, cut if necessary to leave room for `room` tokens; None if it is dropped."""
-        kept = self._fit_prompt(name, self._prompt_ids(name, prompt), room)
-        return None if kept is None else tuple(kept)
+        ids = encode_prompt(self.tokenizer, prompt, turn)
+        if not ids:
+            raise ConfigError(
+                f"prompt of row {name}", prompt, "it has no tokens; give every row a prompt"
+            )
+        # Only the beginning of a prompt is ever cut: `keep_start` drops it.
+        length = len(ids) if self.overlong == "truncate_left" else len(ids) + room
+        whole = Encoded((*ids, *[self.tokenizer.eos_token_id] * room), length)
+        kept = self._fitted(name, [whole])
+        return None if kept is None else kept[0].ids[: len(kept[0].ids) - room]
 
     def examples(self, rows: Iterable[Example]) -> list[EncodedExample]:
         """All rows that the overlong rule keeps; raises `ConfigError` if there are none."""
@@ -153,72 +167,72 @@ class Encoder:
             )
         return encoded
 
-    def _encode_sides(
-        self, name: str, prompt: str, responses: Sequence[str]
-    ) -> list[Encoded] | None:
-        prompt_ids = self._prompt_ids(name, prompt)
-        tails = self._encode_responses(responses)
-        kept = self._fit_prompt(name, prompt_ids, max(map(len, tails)))
-        return None if kept is None else [Encoded((*kept, *tail), len(kept)) for tail in tails]
+    def _whole(self, prompt: str, texts: Sequence[str], turn: Turn | None) -> list[Encoded]:
+        """Each response with its prompt, however long."""
+        end = "" if turn else str(self.tokenizer.eos_token)
+        written = [prompt + (text if text.endswith(end) else text + end) for text in texts]
+        alone, *whole = self.tokenizer([prompt, *written], add_special_tokens=turn is None)[
+            "input_ids"
+        ]
+        return [Encoded(tuple(ids), max(1, common_length(alone, ids))) for ids in whole]
 
-    def _prompt_ids(self, name: str, prompt: str) -> list[int]:
-        ids = encode_prompt(self.tokenizer, prompt)
-        if not ids:
-            raise ConfigError(
-                f"prompt of row {name}", prompt, "it has no tokens; give every row a prompt"
-            )
-        return ids
+    def _fitted(self, name: str, sides: list[Encoded], cut: int = 0) -> list[Encoded] | None:
+        """A row's sides under the overlong rule, which counts the row; None if it is dropped.
 
-    def _fit_prompt(self, name: str, prompt_ids: list[int], room: int) -> list[int] | None:
-        """Applies the overlong rule to a prompt before `room` tokens; counts the outcome."""
-        excess = len(prompt_ids) + room - self.max_length
-        kept = self._shorten(name, prompt_ids, excess) if excess > 0 else prompt_ids
-        if kept is None:
+        **Arguments:** `cut`: tokens that `truncate_left` cuts at least.
+        """
+        excess = max(max(len(side.ids) for side in sides) - self.max_length, cut)
+        fitted: list[Encoded | None] = list(sides)
+        if excess > 0:
+            if self.overlong == "error":
+                raise ConfigError(
+                    "overlong",
+                    "error",
+                    f"row {name} exceeds the model's context of {self.max_length} tokens by "
+                    f"{excess}; set overlong to drop, truncate_left, keep_start or keep_end, or "
+                    "use a model with a longer context",
+                )
+            fitted = [self._cut(side, excess) for side in sides]
+        kept = [side for side in fitted if side is not None]
+        if len(kept) < len(sides):
             self.counts.dropped += 1
             self.counts.dropped_ids.append(name)
-        else:
-            self.counts.kept += 1
-        return kept
-
-    def _encode_responses(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of each response without the anchor's, followed by end-of-sequence."""
-        written = [ANCHOR, *(ANCHOR + text for text in texts)]
-        anchored = self.tokenizer(written, add_special_tokens=False)["input_ids"]
-        anchor, tails = list(anchored[0]), []
-        for text, ids in zip(texts, anchored[1:], strict=True):
-            merged = list(ids[: len(anchor)]) != anchor
-            if merged:
-                ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            own = ids if merged else ids[len(anchor) :]
-            tails.append([*own, self.tokenizer.eos_token_id])
-        return tails
-
-    def _shorten(self, name: str, prompt_ids: list[int], excess: int) -> list[int] | None:
-        if self.overlong == "error":
-            raise ConfigError(
-                "overlong",
-                "error",
-                f"row {name} exceeds the model's context of {self.max_length} tokens by {excess}; "
-                "set overlong to drop or truncate_left, or use a model with a longer context",
-            )
-        if self.overlong == "drop":
             return None
-        kept = cut_left(self.tokenizer, prompt_ids, excess)
-        if not kept:
-            return None  # the response alone does not fit
-        self.counts.truncated += 1
+        self.counts.kept += 1
+        self.counts.truncated += excess > 0
         return kept
 
+    def _cut(self, side: Encoded, excess: int) -> Encoded | None:
+        """A side without `excess` tokens, by the overlong rule; None if it leaves nothing."""
+        ids, length = side.ids, side.prompt_length
+        if excess <= 0:
+            return side
+        if self.overlong == "truncate_left":
+            prompt = cut_left(self.tokenizer, ids[:length], excess)
+            return Encoded((*prompt, *ids[length:]), len(prompt)) if prompt else None
+        if self.overlong == "keep_start" and length < self.max_length:
+            return Encoded(ids[: self.max_length], length)
+        if self.overlong == "keep_end":
+            # A first token that belongs to the response is predicted by nothing.
+            kept = ids[-self.max_length :]
+            return Encoded(kept, max(1, length - (len(ids) - len(kept))))
+        return None
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, turn: Turn | None = None
+) -> list[int]:
     """Tokens of a prompt, without the end-of-sequence that some tokenizers append to every text."""
-    ids = list(tokenizer(prompt)["input_ids"])
-    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+    ids = list(tokenizer(prompt, add_special_tokens=turn is None)["input_ids"])
+    appended = turn is None and ids and ids[-1] == tokenizer.eos_token_id
+    return ids[:-1] if appended else ids
 
 
-def cut_left(tokenizer: PreTrainedTokenizerBase, prompt: list[int], excess: int) -> list[int]:
+def cut_left(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], excess: int
+) -> tuple[int, ...]:
     """A prompt without its `excess` oldest tokens, begin-of-sequence kept; empty if too short."""
     bos = tokenizer.bos_token_id
-    head = prompt[:1] if bos is not None and prompt[0] == bos else []
-    body = prompt[len(head) :]
-    return head + body[excess:] if excess <= len(body) else []
+    head = tuple(prompt[:1]) if bos is not None and prompt[0] == bos else ()
+    body = tuple(prompt[len(head) :])
+    return head + body[excess:] if excess <= len(body) else ()

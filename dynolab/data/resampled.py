@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynolab.data.rows import Example, spaced
+from dynolab.data.rows import Example, in_place_of
 
 
 def with_rejected(examples: Sequence[Example], responses: Sequence[str]) -> list[Example]:
@@ -16,6 +16,8 @@ def with_rejected(examples: Sequence[Example], responses: Sequence[str]) -> list
     (`Online`). A response that equals the chosen answer is kept: its pair's two forces cancel.
     """
     return [
-        example.model_copy(update={"rejected": spaced(response), "wins": None})
+        example.model_copy(
+            update={"rejected": in_place_of(example.chosen, response, example), "wins": None}
+        )
         for example, response in zip(examples, responses, strict=True)
     ]

@@ -20,7 +20,33 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Example(Row):
+Turn = tuple[str, str]
+"""What a chat template writes before and after the text of an answer."""
+
+
+class Prompted(Row):
+    """Base of rows with a prompt.
+
+    `turn` is there if a chat template wrote the row's texts: they then hold all of its special
+    tokens, the answers' end included. Without it they are plain texts, to which the tokenizer's own
+    special tokens are added.
+    """
+
+    # Excluded if None, so that rows without it keep their bytes.
+    turn: Turn | None = Field(default=None, exclude_if=lambda turn: turn is None)
+
+    def written(self, text: str) -> str:
+        """An answer from elsewhere, such as a sampled one, as an answer of this row is written."""
+        return text if self.turn is None else self.turn[0] + text.strip() + self.turn[1]
+
+    def content(self, answer: str) -> str:
+        """An answer of this row without what the chat template wrote around it."""
+        if self.turn is None:
+            return answer
+        return answer.removeprefix(self.turn[0]).removesuffix(self.turn[1])
+
+
+class Example(Prompted):
     """A prompt with its preferred answer and, for preference training, a rejected one.
 
     `wins` holds, for the chosen and the rejected answer, the probability P(y ≻ π | x) that a judge
@@ -37,7 +63,7 @@ class Example(Row):
     )
 
 
-class PromptRow(Row):
+class PromptRow(Prompted):
     """A prompt to sample responses to, with the answer to check them against, if there is one."""
 
     id: str
@@ -45,7 +71,7 @@ class PromptRow(Row):
     answer: str | None = None
 
 
-class ProbeRow(Row):
+class ProbeRow(Prompted):
     """One answer of a given kind whose likelihood is watched during training."""
 
     pair_id: str
@@ -72,17 +98,25 @@ Parsed = TypeVar("Parsed")
 
 
 def spaced(response: str) -> str:
-    """The response with exactly one leading space, so that all kinds are comparable.
-
-    A kind that kept its original leading space would differ in its first token from one without,
-    whatever training did.
-    """
+    """The response with exactly one leading space, as the answers of built-in worlds have."""
     return " " + response.strip()
 
 
-def answer(text: str) -> str:
-    """Like `spaced`, but an empty response stays empty: it is end-of-sequence alone."""
-    return spaced(text) if text.strip() else ""
+def in_place_of(answer: str, text: str, row: Prompted) -> str:
+    """A text as an answer of a row is written: with its turn, or its white space at both ends.
+
+    An answer that differs in these would differ in its first or last token, whatever training did.
+    """
+    if row.turn is not None or not answer.strip() or not text.strip():
+        return row.written(text.strip())
+    head, tail = answer[: -len(answer.lstrip())], answer[len(answer.rstrip()) :]
+    return head + text.strip() + tail
+
+
+def common_length(ids: Sequence[object], others: Sequence[object]) -> int:
+    """Number of leading items, such as tokens, that two sequences have in common."""
+    pairs = enumerate(zip(ids, others, strict=False))
+    return next((n for n, (one, other) in pairs if one != other), min(len(ids), len(others)))
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> int:

@@ -103,7 +103,7 @@ class Training:
         """
         with self.lock:
             encoder = self._loaded[1]
-            sequence = encoder.response(row.pair_id, row.prompt, row.response)
+            sequence = encoder.probe(row)
         if sequence is None:
             limit = encoder.max_length
             raise ConfigError(

@@ -50,6 +50,7 @@ def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> l
         Contest(
             id=name,
             prompt=answer.prompt,
+            turn=answer.turn,
             truth=answer.truth,
             a=a,
             b=b,

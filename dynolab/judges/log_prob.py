@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import answer
 from dynolab.endpoint.client import OnProgress, ignore_progress
 from dynolab.evaluation.samples import score_answers
 from dynolab.judges.scored import Scored, scored_judgements
@@ -58,7 +57,10 @@ class LogProbJudge:
             response
             for contest in contests
             for response in self._encoder.responses(
-                contest.id, contest.prompt, [answer(contest.answer_a), answer(contest.answer_b)]
+                contest.id,
+                contest.prompt,
+                [contest.written(contest.answer_a), contest.written(contest.answer_b)],
+                contest.turn,
             )
         ]
         # Score duplicates once: rounding must not separate equal answers.

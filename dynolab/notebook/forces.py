@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -12,8 +12,11 @@ from numpy import ndarray
 from pydantic import TypeAdapter
 
 from dynolab.data.batches import CHOSEN, REJECTED
+from dynolab.data.chat import Write, writer_of
 from dynolab.data.encode import Encoded, EncodedExample, Encoder, Overlong
+from dynolab.data.probes.build import Watched
 from dynolab.data.rows import Example, ProbeRow
+from dynolab.data.sources.readers import pairs as read_pairs
 from dynolab.data.unknown import warn_of_unread
 from dynolab.errors import ConfigError, check_installed
 from dynolab.forces.function.policy import PolicyFunction
@@ -154,9 +157,10 @@ def force_map(
 ) -> TextForces:
     """What one gradient step on some pairs does to some answers, token by token, to first order.
 
-    Pairs and answers are `Example`s, or rows with `prompt`, `chosen` and, for losses on pairs,
-    `rejected`; without an `id` their number is it. Of an observed pair, the chosen answer is
-    observed; a `ProbeRow` is any other answer, or a row with `prompt` and `response`.
+    Pairs and answers are `Example`s, or rows as `load_data` reads them, texts or chat messages,
+    with `prompt`, `chosen` and, for losses on pairs, `rejected`; without an `id` their number is
+    it. Of an observed pair, the chosen answer is observed; a `ProbeRow` is any other answer, or a
+    row with `prompt` and `response`.
 
     **Arguments:**
 
@@ -175,20 +179,23 @@ def force_map(
     """
     config = _objective(objective)
     encoder = Encoder(tokenizer, _context(model), overlong)
-    rows = [_answer(number, row) for number, row in enumerate(observed)]
-    encoded = [encoder.response(name, prompt, text) for name, prompt, text in rows]
+    write = writer_of(tokenizer)
+    rows = [_answer(number, row, write) for number, row in enumerate(observed)]
+    encoded = [encoder.probe(row) for row in rows]
     kept = [
-        (row[0], sequence)
+        (row.pair_id, sequence)
         for row, sequence in zip(rows, encoded, strict=True)
         if sequence is not None
     ]
     if not kept:
         raise ConfigError("observed", len(rows), "none fits the model's context; give shorter ones")
-    pairs = encoder.examples(_pair(number, row) for number, row in enumerate(updating))
+    examples = [_pair(number, row, write) for number, row in enumerate(updating)]
+    pairs = encoder.examples(examples)
     policy, built = PolicyFunction(model), build_objective(config)
     scores = _scores(reference or model, pairs, tokenizer) if built.needs_reference else None
     recorded = recorded_examples(pairs, scores)
-    warn_of_unread(tokenizer, _texts(rows, updating))
+    texts = [text for row in examples for text in (row.chosen, row.rejected) if text]
+    warn_of_unread(tokenizer, [*(row.response for row in rows), *texts])
     answers = tuple(sequence for _, sequence in kept)
     return TextForces(
         map_of_tokens(policy, answers, recorded, built, update=learning_rate),
@@ -221,29 +228,23 @@ def _context(model: PreTrainedModel) -> int:
     return int(length or 2**31)  # without a limit: a recurrent model
 
 
-def _pair(number: int, row: Pair) -> Example:
+def _pair(number: int, row: Pair, write: Write) -> Example:
     if isinstance(row, Example):
         return row
-    known = {name: row[name] for name in Example.model_fields if name in row}
-    return Example.model_validate({"id": str(number), **known})
+    (pair,) = read_pairs([row], "row", write)
+    if pair is None:
+        raise ConfigError(f"row {number}", sorted(row), "its two answers have no prompt in common")
+    return pair.model_copy(update={"id": str(row.get("id", number))})
 
 
-def _answer(number: int, row: Answer) -> tuple[str, str, str]:
-    """Id, prompt and text of an answer."""
+def _answer(number: int, row: Answer, write: Write) -> ProbeRow:
     if isinstance(row, ProbeRow):
-        return row.pair_id, row.prompt, row.response
+        return row
     if isinstance(row, Mapping) and "response" in row:
-        return str(row.get("id", number)), row["prompt"], row["response"]
-    pair = _pair(number, row)
-    return pair.id, pair.prompt, pair.chosen
-
-
-def _texts(rows: Sequence[tuple[str, str, str]], updating: Sequence[Pair]) -> Iterator[str]:
-    """All answers, of both kinds of rows."""
-    yield from (text for _, _, text in rows)
-    for number, row in enumerate(updating):
-        pair = _pair(number, row)
-        yield from (text for text in (pair.chosen, pair.rejected) if text is not None)
+        row = {"id": number, "prompt": row["prompt"], "chosen": row["response"], **row}
+        row.pop("response")
+    pair = _pair(number, row, write)
+    return Watched(pair, "train").row("watched", pair.chosen, "given")
 
 
 def _scores(

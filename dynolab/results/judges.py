@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from dynolab.data.rows import Row, Split
+from dynolab.data.rows import Prompted, Row, Split
 from dynolab.errors import ConfigError
 from dynolab.results.forces import Measured
 from dynolab.statistics import Interval
@@ -18,7 +18,7 @@ Outcome = Literal["a", "b", "tie", "refused", "unparsable", "failed"]
 PARSED: frozenset[Outcome] = frozenset({"a", "b", "tie"})
 
 
-class PolicyAnswer(Row):
+class PolicyAnswer(Prompted):
     """A policy's answer to a prompt: `answers.jsonl`.
 
     `truth` is the answer to check against, if any; `finished`: it ended with end-of-sequence within
@@ -34,7 +34,7 @@ class PolicyAnswer(Row):
     tokens: int
 
 
-class Contest(Row):
+class Contest(Prompted):
     """Two policies' answers to one prompt; `truth` is for judges that check against it."""
 
     id: str

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dynolab.data.encode import cut_left, encode_prompt
-from dynolab.data.rows import spaced
+from dynolab.data.rows import Turn
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.generator import SampleConfig, Sampled
 
@@ -22,12 +22,15 @@ def sample_responses(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     config: SampleConfig,
+    turns: Sequence[Turn | None] | None = None,
 ) -> list[Sampled]:
     """Samples one response per prompt, in order, from the full distribution (no top-k, no nucleus).
 
     Prompts are encoded as for training; one that fills the context loses its oldest tokens, as
-    under `truncate_left`. The responses' texts have the leading space of rows' answers. Equal
-    seeds give equal responses.
+    under `truncate_left`. The responses' texts go on where their prompts end, with the blank that
+    may stand there. Equal seeds give equal responses.
+
+    **Arguments:** `turns`: those of the prompts' rows; by default prompts are plain texts.
 
     **Raises:** `ConfigError` for a tokenizer without an end-of-sequence token.
     """
@@ -35,13 +38,24 @@ def sample_responses(
     context = int(model.config.max_position_embeddings) - 1
     generator = ModelGenerator(model, tokenizer, context)
     room = min(config.max_new_tokens, context // 2)
-    encoded = [_fitting(tokenizer, prompt, context, room) for prompt in prompts]
+    asked = zip(prompts, turns or [None] * len(prompts), strict=True)
+    encoded = [_fitting(tokenizer, prompt, turn, context, room) for prompt, turn in asked]
     groups = generator.generate(encoded, config)
-    return [replace(sample, text=spaced(sample.text)) for group in groups for sample in group]
+    return [_continued(tokenizer, sample) for group in groups for sample in group]
+
+
+def _continued(tokenizer: PreTrainedTokenizerBase, sample: Sampled) -> Sampled:
+    """A response whose text begins with the blank that its first token stands for."""
+    ids, length = list(sample.encoded.ids), sample.encoded.prompt_length
+    before, after = (
+        str(tokenizer.decode(part, skip_special_tokens=True)) for part in (ids[:length], ids)
+    )
+    start = after.find(sample.text, len(before)) if after.startswith(before) else -1
+    return sample if start < 0 else replace(sample, text=after[len(before) : start] + sample.text)
 
 
 def _fitting(
-    tokenizer: PreTrainedTokenizerBase, prompt: str, context: int, room: int
+    tokenizer: PreTrainedTokenizerBase, prompt: str, turn: Turn | None, context: int, room: int
 ) -> Sequence[int]:
-    ids = encode_prompt(tokenizer, prompt)
+    ids = encode_prompt(tokenizer, prompt, turn)
     return ids if len(ids) < context else cut_left(tokenizer, ids, len(ids) + room - context)

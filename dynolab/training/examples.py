@@ -46,7 +46,9 @@ def load_prompts(
     """
     rows = list(read_rows(file, PromptRow))
     try:
-        encoded = [(row, encoder.prompt(row.id, row.prompt, max_new_tokens)) for row in rows]
+        encoded = [
+            (row, encoder.prompt(row.id, row.prompt, max_new_tokens, row.turn)) for row in rows
+        ]
     except ConfigError as error:
         if error.field != "overlong":
             raise

@@ -13,7 +13,6 @@ import torch
 from dynolab import distributed
 from dynolab.data.batches import draw
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
-from dynolab.data.rows import spaced
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective
@@ -180,7 +179,7 @@ class Online:
 def _encode_answers(prompts: Sequence[Prompt], encoder: Encoder) -> dict[str, Encoded]:
     """The rows' own answers, encoded, by row id."""
     answers = {
-        row.id: encoder.response(row.id, row.prompt, spaced(row.answer))
+        row.id: encoder.response(row.id, row.prompt, row.written(row.answer), row.turn)
         for row, _ in prompts
         if row.answer is not None
     }

@@ -62,7 +62,7 @@ def measured_sizes(model: str, tokenizer: PreTrainedTokenizerBase, loaded: Loade
     if overlong == len(pairs):
         raise ConfigError("data", f"{len(pairs)} rows", f"all exceed the context of {context}")
     # A watched answer to another prompt can be longer than any pair.
-    responses = [encoder.response(row.pair_id, row.prompt, row.response) for row in loaded.probes]
+    responses = [encoder.probe(row) for row in loaded.probes]
     watched = [len(response.ids) for response in responses if response is not None]
     rows = [length for pair in pairs for length in pair]
     return Sizes(

@@ -5,7 +5,8 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
-from dynolab.data.probes.build import build_probes, other, shuffled
+from dynolab.data.probes.build import build_probes, other, rows_from_data, shuffled
+from dynolab.data.probes.kinds import DATA_KINDS
 from dynolab.data.probes.overlap import disjoint
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
@@ -40,9 +41,12 @@ def test_irr_test_avoids_training_rows_that_are_not_probed() -> None:
     assert not {row.pair_id for row in rows} & {"l0", "l1", "l2"}
 
 
-def test_too_few_disjoint_rows_are_refused() -> None:
+def test_too_few_disjoint_rows_leave_kinds_out() -> None:
+    fresh = [*HELDOUT[:1], *TRAIN]
+    kinds = {one.kind for one in build_probes(TRAIN, fresh, pairs=2, seed=0)}
+    assert kinds == {*DATA_KINDS} - {"irr_test", "random_nonhum"}
     with pytest.raises(ConfigError, match="held-out rows disjoint from training = 1"):
-        build_probes(TRAIN, [*HELDOUT[:1], *TRAIN], pairs=2, seed=0)
+        rows_from_data([], TRAIN, HELDOUT[:1], kinds=["irr_test"], seed=0)
 
 
 def test_rows_without_a_rejected_answer_have_no_rejected_probe() -> None:
@@ -54,9 +58,8 @@ def test_rows_without_a_rejected_answer_have_no_rejected_probe() -> None:
     }
 
 
-def test_other_refuses_rows_that_are_all_alike() -> None:
-    with pytest.raises(ConfigError, match="rows that differ"):
-        other([TRAIN[0], TRAIN[0]], TRAIN[0], random.Random(0))
+def test_rows_that_are_all_alike_have_no_other() -> None:
+    assert other([TRAIN[0], TRAIN[0]], TRAIN[0], random.Random(0)) is None
 
 
 @given(st.lists(st.sampled_from(["one", "two", "three"]), min_size=1, max_size=8), st.integers())

@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from dynolab.data import chat
-from dynolab.data.chat import messages_of, plain_writer, template_digest, template_writer
+from dynolab.data.chat import (
+    Conversation,
+    messages_of,
+    plain_writer,
+    template_digest,
+    template_writer,
+)
 from dynolab.data.encode import Encoder
 from dynolab.errors import ConfigError
 from models.language import load_tokenizer
@@ -33,21 +38,33 @@ def tokenizer(tmp_path: Path) -> PreTrainedTokenizerFast:
 
 
 def test_a_template_writes_turns_and_asks_for_the_next(tokenizer: PreTrainedTokenizerFast) -> None:
-    text = template_writer(tokenizer, "mine")(ASKED, "row 0")
-    assert text.split() == ["user", "w1", "assistant", "w2", "user", "w3", "assistant"]
+    answers = [[{"role": "assistant", "content": word}] for word in ("w4", "w5 w6")]
+    made = template_writer(tokenizer, "mine")(Conversation(ASKED, answers), "row 0")
+    assert made.prompt == "<bos> user w1  assistant w2  user w3  assistant"
+    assert made.answers == [" w4 ", " w5 w6 "]
+    assert made.turn == (" ", " ")
 
 
 def test_begin_of_sequence_stands_once(tokenizer: PreTrainedTokenizerFast) -> None:
-    text = template_writer(tokenizer, "mine")(ASKED, "row 0")
-    ids = Encoder(tokenizer, 99, "error").prompt("row 0", text, 1)
+    made = template_writer(tokenizer, "mine")(Conversation(ASKED), "row 0")
+    ids = Encoder(tokenizer, 99, "error").prompt("row 0", made.prompt, 1, made.turn)
     assert ids is not None and ids.count(tokenizer.bos_token_id) == 1 and ids[0] == 1
-    bare = make_tokenizer()
-    bare.backend_tokenizer.post_processor = None  # puts no begin-of-sequence itself
-    bare.chat_template = TEMPLATE
-    ids = Encoder(bare, 99, "error").prompt(
-        "row 0", template_writer(bare, "mine")(ASKED, "row 0"), 1
+
+
+EMPTY_THOUGHT = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}<assistant> w8 {% endif %}"
+)
+
+
+def test_a_prompt_that_goes_on_otherwise_counts_as_far_as_its_tokens_do(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer.chat_template = EMPTY_THOUGHT
+    made = template_writer(tokenizer, "mine")(
+        Conversation(ASKED, [[{"role": "assistant", "content": "w4"}]]), "row 0"
     )
-    assert ids is not None and ids.count(1) == 1 and ids[0] == 1
+    assert made.prompt.endswith("w3 <assistant> w") and made.answers == ["4 "]
 
 
 def test_a_missing_template_is_refused() -> None:
@@ -57,7 +74,9 @@ def test_a_missing_template_is_refused() -> None:
 
 def test_turns_that_a_template_refuses_are_named(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ConfigError, match=r"row 7 = \['system'\].*no such role"):
-        template_writer(tokenizer, "mine")([{"role": "system", "content": "x"}], "row 7")
+        template_writer(tokenizer, "mine")(
+            Conversation([{"role": "system", "content": "x"}]), "row 7"
+        )
 
 
 def test_a_template_runs_nothing(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -67,46 +86,26 @@ def test_a_template_runs_nothing(tokenizer: PreTrainedTokenizerFast, tmp_path: P
         f"{{{{ cycler.__init__.__globals__.os.system('touch {target}') }}}}"
     )
     with pytest.raises(ConfigError, match="row 0"):
-        template_writer(tokenizer, "mine")(ASKED, "row 0")
+        template_writer(tokenizer, "mine")(Conversation(ASKED), "row 0")
     assert not target.exists()
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            "CPU time",
-        ),
-        ("{% set number = 10 ** (10 ** (messages|length + 7)) %}", "exceeds its CPU time"),
-        ("{{ 'a'.ljust(2 * 10 ** 9) }}", "MemoryError"),
-        ("{{ 'a' * 2 * 10 ** 7 }}", "more than 16777216 characters"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{{ '\\ud800' }}", ""),
-    ],
-)
-def test_a_template_neither_hangs_nor_fills_the_memory_nor_raises_its_own(
-    tokenizer: PreTrainedTokenizerFast, template: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chat, "SECONDS", 0.5)
-    tokenizer.chat_template = template
-    with pytest.raises(ConfigError, match=f"row 0 = .*chat template of mine rejects.*{message}"):
-        template_writer(tokenizer, "mine")(ASKED, "row 0")
-
-
 def test_what_messages_say_is_no_template(tokenizer: PreTrainedTokenizerFast) -> None:
-    text = template_writer(tokenizer, "mine")([{"role": "user", "content": "{{ 7 * 7 }}"}], "r")
+    asked = Conversation([{"role": "user", "content": "{{ 7 * 7 }}"}])
+    text = template_writer(tokenizer, "mine")(asked, "r").prompt
     assert "{{ 7 * 7 }}" in text and "49" not in text
 
 
 def test_plain_turns() -> None:
     system = [{"role": "system", "content": "be brief"}]
-    assert plain_writer([*system, *ASKED], "row 0") == (
+    answer = [{"role": "assistant", "content": "w4"}, *ASKED[2:], ASKED[1]]
+    made = plain_writer(Conversation([*system, *ASKED], [answer]), "row 0")
+    assert made.prompt == (
         "\n\nSystem: be brief\n\nHuman: w1\n\nAssistant: w2\n\nHuman: w3\n\nAssistant:"
     )
+    assert made.answers == [" w4\n\nHuman: w3\n\nAssistant: w2"] and made.turn is None
     with pytest.raises(ConfigError, match=r"row 3 = \['tool'\]"):
-        plain_writer([{"role": "tool", "content": "x"}], "row 3")
+        plain_writer(Conversation([{"role": "tool", "content": "x"}]), "row 3")
 
 
 @pytest.mark.parametrize(

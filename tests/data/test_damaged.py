@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import json
@@ -24,10 +23,9 @@ from dynolab.data.images import readers as image_readers
 from dynolab.data.images.images import ImageConfig, load_images, read_images, resolve_images
 from dynolab.data.images.readers import read_arrays, read_hub, read_idx_array
 from dynolab.data.rows import Example, ProbeRow, read_rows, read_value
-from dynolab.data.sources import readers
 from dynolab.data.sources.config import DataConfig, resolve_data
+from dynolab.data.sources.files import hub_records, read_records
 from dynolab.data.sources.load import load_data
-from dynolab.data.sources.readers import hub_records, read_records
 from dynolab.data.topics.topics import TopicConfig, resolve_topics
 from dynolab.errors import ConfigError
 
@@ -150,34 +148,6 @@ def test_parquet_texts_that_are_no_text_are_refused(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"prompt": text}), file)
     with pytest.raises(ConfigError, match=r"rows\.parquet.*UnicodeDecodeError"):
         list(read_records(file))
-
-
-def test_one_long_value_of_many_parquet_rows_is_read_few_rows_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stands once in the file; 64 rows of it would be 512 MB at once."""
-    monkeypatch.setattr(readers, "_BATCH_BYTES", 2**25)
-    (tmp_path / "rows.parquet").write_bytes(
-        table_bytes([{"prompt": "a" * 2**23, "chosen": "c"}] * 64)
-    )
-    assert (tmp_path / "rows.parquet").stat().st_size < 2**21
-    before = pyarrow.total_allocated_bytes()
-    with contextlib.closing(read_records(tmp_path / "rows.parquet")) as records:
-        next(records)
-        assert pyarrow.total_allocated_bytes() - before < 2**27
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl.gz", "line.jsonl.gz", "rows.parquet"])
-def test_rows_without_end_are_refused_before_they_fill_the_memory(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readers, "_MAX_BYTES", 2**16)
-    row = {"prompt": " " * 1000, "chosen": "c"}
-    lines = b"[" + b" " * 10**4 if name.startswith("line") else json.dumps(row).encode() + b"\n"
-    content = table_bytes([row] * 99) if name.endswith("parquet") else gzip.compress(lines * 99)
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match="unpacks to more than 65536 bytes"):
-        list(read_records(tmp_path / name))
 
 
 def test_images_that_promise_too_much_take_no_memory(

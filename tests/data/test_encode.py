@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dynolab.data.encode import Encoder
+from dynolab.data.encode import Encoder, Overlong
 from dynolab.data.rows import Example
 
 LETTERS = {letter: number for number, letter in enumerate(["<end>", "▁", "\n", *"abcdefgh:"])}
@@ -48,9 +48,34 @@ def test_an_empty_response_is_the_end_alone() -> None:
     assert response_tokens(byte_level(), "") == ["<end>"]
 
 
-def test_a_response_whose_start_merges_with_a_line_break_is_encoded_alone() -> None:
-    merging = sentencepiece([("\n", "▁")])
-    assert response_tokens(merging, " ab") == ["▁", "▁", "a", "b", "<end>"]
+def test_a_response_begins_where_its_tokens_merge_with_the_prompt() -> None:
+    merging = sentencepiece([(":", "▁")])
+    assert response_tokens(merging, " ab") == [":▁", "a", "b", "<end>"]
+
+
+def test_the_sides_of_a_pair_have_one_prompt() -> None:
+    merging = sentencepiece([(":", "▁")])
+    row = Example(id="one", prompt="abc:", chosen=" a", rejected="b")
+    pair = Encoder(merging, 64, "error").example(row)
+    assert pair is not None and pair.rejected is not None
+    assert pair.chosen.prompt_length == pair.rejected.prompt_length == 4
+
+
+def test_a_response_that_ends_gets_no_second_end() -> None:
+    assert response_tokens(byte_level(), " ab<end>") == ["Ġ", "a", "b", "<end>"]
+
+
+@pytest.mark.parametrize(
+    ("overlong", "kept"),
+    [("keep_start", "abc:_a"), ("keep_end", ":_ab<"), ("truncate_left", "c:_ab<")],
+)
+def test_what_a_rule_keeps_of_a_long_row(overlong: Overlong, kept: str) -> None:
+    tokenizer = byte_level()
+    one = Encoder(tokenizer, 5 + (overlong != "keep_end"), overlong).response("a", "abc:", " ab")
+    assert one is not None
+    text = "".join(tokenizer.convert_ids_to_tokens(list(one.ids)))
+    assert text.replace("Ġ", "_").replace("<end>", "<") == kept
+    assert one.prompt_length == kept.index("_")
 
 
 @pytest.mark.parametrize(("room", "kept"), [(8, 1), (7, 0)])

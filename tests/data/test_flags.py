@@ -22,7 +22,7 @@ def flags(kind: str, response: str, *pairs: Example, tokenizer=None) -> tuple[st
 
 def test_empty_responses_are_kept_and_flagged() -> None:
     assert flags("chosen_initial", " \n ") == ("empty",)
-    assert Watched(PAIR, "train").row("chosen_initial", " \n ", "a test").response == ""
+    assert Watched(PAIR, "train").made("chosen_initial", " \n ", "a test").response == ""
 
 
 def test_a_rephrase_that_is_its_original_is_flagged() -> None:

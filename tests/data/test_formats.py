@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dynolab.data.rows import Example, PromptRow
+from dynolab.data.sources.files import read_records
 from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
-from dynolab.data.sources.readers import read_records
 from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from tasks.data import chat_tokenizer
@@ -56,34 +56,34 @@ def test_ultrafeedback_rows_become_pairs(tmp_path: Path, kind: str) -> None:
 def test_all_forms_of_chat_rows(tmp_path: Path) -> None:
     question, yes, no = turn("user", "q"), turn("assistant", "yes"), turn("assistant", "no")
     rows = [
-        {"id": "messages", "messages": [question, yes, turn("user", "r"), no]},
         {"id": "apart", "prompt": [question], "chosen": [yes], "rejected": [no]},
-        {"id": "bare", "chosen": [question, yes]},
         {"id": "unlike", "chosen": [question, yes], "rejected": [turn("user", "r"), no]},
         {"id": "equal", "chosen": [question, yes], "rejected": [question, yes]},
     ]
     data = load_data(file_config(write(tmp_path, rows), format="chat", chat="plain"))
     prompt = "\n\nHuman: q\n\nAssistant:"
     assert data.pairs == [
-        Example(id="messages", prompt=f"{prompt} yes\n\nHuman: r\n\nAssistant:", chosen=" no"),
         Example(id="apart", prompt=prompt, chosen=" yes", rejected=" no"),
-        Example(id="bare", prompt=prompt, chosen=" yes"),
         Example(id="equal", prompt=prompt, chosen=" yes", rejected=" yes"),
     ]
     assert data.counts["data/rows_without_common_prompt"] == 1
     assert data.counts["data/equal_answers"] == 1
+    rows = [{"messages": [question, yes, turn("user", "r"), no]}] * 2
+    alone, _ = load_data(file_config(write(tmp_path, rows), format="chat", chat="plain")).pairs
+    assert (alone.prompt, alone.chosen) == (f"{prompt} yes\n\nHuman: r\n\nAssistant:", " no")
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "x"}, r"row 0 = \['text'\].*columns chosen"),
-        ({"chosen": "text"}, "column chosen.*list of messages"),
-        ({"chosen": [turn("user", "q")]}, r"column chosen = \['user'\]"),
-        ({"chosen": [turn("assistant", "a")]}, r"column chosen = \['assistant'\]"),
+        ({"text": "x"}, r"row 0 .line 1. = \['text'\].*columns prompt and chosen"),
+        ({"chosen": "text"}, "needs a prompt"),
+        ({"chosen": [turn("user", "q")]}, r"\['user'\]"),
+        ({"chosen": [turn("assistant", "a")]}, r"\['assistant'\]"),
         ({"messages": [turn("user", "q"), turn("user", "r")]}, "answer of the assistant last"),
         ({"chosen": [turn("tool", "q"), turn("assistant", "a")]}, "roles must be among"),
         ({"prompt": [], "chosen": [turn("assistant", "a")]}, "column prompt.*list of messages"),
+        ({"prompt": 3, "chosen": "a"}, "column prompt = 3"),
     ],
 )
 def test_broken_chat_rows_are_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -93,7 +93,7 @@ def test_broken_chat_rows_are_refused(tmp_path: Path, row: dict[str, Any], messa
 
 def test_the_models_template_writes_chat_rows(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}>"
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}"
     tokenizer.save_pretrained(tmp_path / "model")
     asked = file_config(
         write(tmp_path, [ultrafeedback(0), ultrafeedback(1)]),
@@ -103,7 +103,8 @@ def test_the_models_template_writes_chat_rows(tmp_path: Path) -> None:
     resolved = resolve_data(asked)
     assert resolved.chat_revision and resolve_data(resolved) == resolved
     data = load_data(resolved, chat_tokenizer(resolved))
-    assert data.pairs[1].prompt == "<user> q 1 >"
+    assert data.pairs[1].prompt == "<user> q 1 "
+    assert data.pairs[1].chosen == "<assistant> good 1 "
     tokenizer.chat_template = "changed"
     tokenizer.save_pretrained(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"data\.chat_revision"):
@@ -143,17 +144,20 @@ def test_prompts_with_and_without_answers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"row row-000002 = None.*no answer to train on"):
         load_data(asked)
     pairs = load_data(asked.model_copy(update={"rows": 2})).pairs
-    assert [row.chosen for row in pairs] == [" a", " 42"]
+    assert [row.chosen for row in pairs] == ["a", "42"]
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "p"}, "column 'prompt' is missing"),
-        ({"prompt": 3}, "column prompt = 3"),
+        ({"question": "p"}, "needs a column prompt"),
+        ({"prompt": 3}, "= 3: needs a column prompt"),
         ({"prompt": "p", "answer": ["a"]}, r"column answer = \['a'\]"),
         ({"prompt": "p", "answer": True}, "column answer = True"),
-        ({"prompt": [turn("user", "p")]}, r"data\.chat_model = None: rows\.jsonl row 0 holds chat"),
+        (
+            {"prompt": [turn("user", "p")]},
+            r"data\.chat_model = None: .*row 0 .line 1. holds",
+        ),
     ],
 )
 def test_broken_prompts_are_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -210,13 +214,13 @@ def test_the_worlds_questions_with_their_values() -> None:
 def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     file.write_bytes(b"PAR1 and nothing more")
-    with pytest.raises(ConfigError, match=r"rows\.parquet.*cannot be read \(ArrowInvalid"):
+    with pytest.raises(ConfigError, match=r"rows\.parquet.*cannot be read"):
         load_data(file_config(str(file)))
     good = Path(write(tmp_path, [ultrafeedback(n) for n in range(50)], "parquet"))
     content = bytearray(good.read_bytes())
     content[40:400] = bytes(360)
     good.write_bytes(bytes(content))
-    with pytest.raises(ConfigError, match=r"rows\.parquet.*cannot be read \(OSError"):
+    with pytest.raises(ConfigError, match=r"rows\.parquet.*cannot be read"):
         load_data(file_config(str(good), format="chat", chat="plain"))
 
 

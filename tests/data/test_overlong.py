@@ -58,4 +58,4 @@ def test_a_prompt_without_tokens_is_refused() -> None:
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.post_processor = None
     with pytest.raises(ConfigError, match="prompt of row a"):
-        Encoder(tokenizer, 8, "error").response("a", " ", " w1")
+        Encoder(tokenizer, 8, "error").prompt("a", " ", 1)

@@ -81,7 +81,7 @@ def test_sequences_with_prompts_of_their_own_are_a_plain_batch() -> None:
 
 def test_a_cut_prompt_is_cut_alike_for_all_its_responses() -> None:
     tokenizer = make_tokenizer()
-    prompt, texts = " ".join(f"w{n}" for n in range(10)), ["w1 w2", "w3 w4 w5 w6 w7", "w1 " * 30]
+    prompt, texts = " ".join(f"w{n}" for n in range(10)), [" w1 w2", " w3 w4 w5 w6 w7", " w1" * 30]
     cut = Encoder(tokenizer, 12, "truncate_left")
     short, long, none = cut.responses("a", prompt, texts)
     assert none is None

@@ -38,8 +38,8 @@ def test_unknown_tokens_of_answers_are_counted() -> None:
     encoder = Encoder(tokenizer(), 32, "error")
     encoder.examples(
         [
-            Example(id="1", prompt="a é", chosen="b é é", rejected="c"),
-            Example(id="2", prompt="a", chosen="b c", rejected="A é"),
+            Example(id="1", prompt="a é", chosen=" b é é", rejected=" c"),
+            Example(id="2", prompt="a", chosen=" b c", rejected=" A é"),
         ]
     )
     metrics = encoder.counts.as_metrics()
@@ -115,7 +115,7 @@ def test_the_callback_warns_of_both(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "splits 8 of 8 answers otherwise than its tokenizer.json" in second
 
 
-@pytest.mark.parametrize(("rows", "heldout"), [(200, 20), (2_000, 100), (15, 1), (5, 0)])
+@pytest.mark.parametrize(("rows", "heldout"), [(200, 20), (2_000, 100), (15, 2), (4, 2), (3, 0)])
 def test_a_tenth_of_the_rows_is_held_out_by_default(
     rows: int, heldout: int, tmp_path: Path
 ) -> None:

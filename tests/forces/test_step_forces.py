@@ -23,7 +23,7 @@ from tests.forces.small_models import neox, probe, recorded
 class Numbers:
     """A tokenizer of numbers between blanks."""
 
-    eos_token_id, bos_token_id, pad_token_id = 2, None, 0
+    eos_token_id, eos_token, bos_token_id, pad_token_id = 2, " 2", None, 0
 
     def __call__(
         self, text: str | list[str], add_special_tokens: bool = True

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dynolab.data.probes.kinds import DATA_KINDS, DataKind
 from dynolab.data.probes.overlap import bare, disjoint
-from dynolab.data.rows import Example, ProbeRow, Split, answer, spaced
+from dynolab.data.rows import Example, ProbeRow, Split, in_place_of
 from dynolab.errors import ConfigError
 
 MADE_BY: dict[DataKind, str] = {
@@ -28,16 +28,22 @@ class Watched(NamedTuple):
     split: Split
 
     def row(self, kind: str, response: str, made_by: str, *flags: str) -> ProbeRow:
-        """A probe row of this pair; its response gets the leading space that all kinds have."""
+        """A probe row of this pair, with an answer as the data have it."""
         return ProbeRow(
             pair_id=self.example.id,
             split=self.split,
             kind=kind,
             prompt=self.example.prompt,
-            response=answer(response),
+            response=response,
             made_by=made_by,
             flags=flags,
+            turn=self.example.turn,
         )
+
+    def made(self, kind: str, text: str, made_by: str, *flags: str) -> ProbeRow:
+        """A probe row of this pair, with a text that is not the data's, written as its chosen."""
+        response = in_place_of(self.example.chosen, text, self.example)
+        return self.row(kind, response, made_by, *flags)
 
 
 def watched_pairs(train: Sequence[Example], fresh: Sequence[Example], pairs: int) -> list[Watched]:
@@ -53,12 +59,15 @@ def build_probes(
 ) -> list[ProbeRow]:
     """Builds probe rows of the first `pairs` training and the first `pairs` held-out examples.
 
-    Makes all kinds of `rows_from_data`, without held-out examples that occur in the training rows.
-    See there for arguments and errors.
+    Makes all kinds of `rows_from_data` that the examples allow, without held-out examples that
+    occur in the training rows. See there for arguments.
     """
     fresh = disjoint(heldout, train)
     watched = watched_pairs(train, fresh, pairs)
-    return rows_from_data(watched, train, fresh, kinds=DATA_KINDS, seed=seed)
+    few = {"irr_train"} if len(train) < 2 else set()
+    few |= {"irr_test", "random_nonhum"} if len(fresh) < 2 else set()
+    kinds = [kind for kind in DATA_KINDS if kind not in few]
+    return rows_from_data(watched, train, fresh, kinds=kinds, seed=seed)
 
 
 def rows_from_data(
@@ -72,7 +81,7 @@ def rows_from_data(
     """Builds probe rows of some kinds, pair by pair (Ren & Sutherland, arXiv 2407.10490, §4).
 
     A row's random draw depends on its pair, its kind and the seed alone. A pair without a rejected
-    answer gets no `rejected` row.
+    answer gets no `rejected` row, and one without another prompt beside it no unrelated answer.
 
     **Arguments:**
 
@@ -102,7 +111,7 @@ def rows_from_data(
     ]
 
 
-def other(examples: Sequence[Example], than: Example, rng: random.Random) -> Example:
+def other(examples: Sequence[Example], than: Example, rng: random.Random) -> Example | None:
     """A random example with another prompt and another chosen answer, which is not empty."""
     start = rng.randrange(len(examples))
     for step in range(len(examples)):
@@ -110,9 +119,7 @@ def other(examples: Sequence[Example], than: Example, rng: random.Random) -> Exa
         differs = bare(row.prompt) != bare(than.prompt) and bare(row.chosen) != bare(than.chosen)
         if differs and row.chosen.strip():
             return row
-    raise ConfigError(
-        "data", than.id, "every row has this row's prompt or answer; give rows that differ"
-    )
+    return None
 
 
 def shuffled(text: str, rng: random.Random) -> str:
@@ -122,7 +129,7 @@ def shuffled(text: str, rng: random.Random) -> str:
     if len(set(words)) > 1:
         while order == words:
             rng.shuffle(order)
-    return spaced(" ".join(order))
+    return " ".join(order)
 
 
 def _makers(
@@ -131,18 +138,25 @@ def _makers(
     def rng(watched: Watched, kind: str) -> random.Random:
         return random.Random(f"{seed}/probes/{watched.split}/{watched.example.id}/{kind}")
 
-    def unseen(watched: Watched) -> str:
-        return other(fresh, watched.example, rng(watched, "irr_test")).chosen
+    def unrelated(watched: Watched, rows: Sequence[Example], kind: str) -> str | None:
+        found = other(rows, watched.example, rng(watched, kind))
+        return None if found is None else found.chosen
+
+    def permuted(watched: Watched, answer: str | None, kind: str) -> str | None:
+        if answer is None:
+            return None
+        row = watched.example
+        return in_place_of(row.chosen, shuffled(row.content(answer), rng(watched, kind)), row)
 
     return {
         "chosen": lambda watched: watched.example.chosen,
         "rejected": lambda watched: watched.example.rejected,
-        "irr_train": lambda watched: (
-            other(train, watched.example, rng(watched, "irr_train")).chosen
+        "irr_train": lambda watched: unrelated(watched, train, "irr_train"),
+        "irr_test": lambda watched: unrelated(watched, fresh, "irr_test"),
+        "random_permute": lambda watched: permuted(
+            watched, watched.example.chosen, "random_permute"
         ),
-        "irr_test": unseen,
-        "random_permute": lambda watched: shuffled(
-            watched.example.chosen, rng(watched, "random_permute")
+        "random_nonhum": lambda watched: permuted(
+            watched, unrelated(watched, fresh, "irr_test"), "random_nonhum"
         ),
-        "random_nonhum": lambda watched: shuffled(unseen(watched), rng(watched, "random_nonhum")),
     }

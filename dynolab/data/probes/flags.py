@@ -45,13 +45,13 @@ def flag_rows(
         if row.pair_id in duplicates:
             flags.append("duplicate")
         if tokenizer is not None:
-            flags += _token_flags(row.response, tokenizer)
+            flags += _token_flags(row.content(row.response), tokenizer)
         flagged.append(row.model_copy(update={"flags": tuple(dict.fromkeys(flags))}))
     return flagged
 
 
 def _text_flags(row: ProbeRow, pair: Example, training: TrainingTexts) -> list[str]:
-    if not row.response.strip():
+    if not row.content(row.response).strip():
         return ["empty"]
     flags = []
     side = ORIGINAL.get(row.kind, "chosen")

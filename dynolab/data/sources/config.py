@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.data.chat import template_digest
+from dynolab.data.chat import NO_WRITER, template_digest
 from dynolab.data.source_checks import (
     FilePath,
     FolderOrName,
@@ -19,13 +19,11 @@ from dynolab.data.source_checks import (
     named_path,
     pinned,
 )
+from dynolab.data.sources.files import REMEDY
 from dynolab.data.world.world import WorldConfig
 from dynolab.data.world.worlds import AnyWorldConfig
 from dynolab.errors import ConfigError, reading
 from dynolab.hub import resolve_commit
-
-NO_WRITER = "name the model whose chat template writes messages, or set data.chat: plain"
-"""Remedy if data hold chat messages and no setting says how to turn them into text."""
 
 
 class DataConfig(BaseModel):
@@ -41,17 +39,26 @@ class DataConfig(BaseModel):
         "solve prompts, or of sums in several steps.",
     )
     path: FilePath | None = Field(
-        default=None, description="Source `file`: a .jsonl, .jsonl.gz or .parquet file."
+        default=None,
+        description="Source `file`: JSON lines or an array, CSV, Parquet, Arrow (text also as .gz, "
+        ".zst), or a folder of `save_to_disk`.",
     )
     hub_name: str | None = Field(default=None, description="Source `hub`: owner/name.")
     hub_folder: str | None = Field(default=None, description="Folder inside the Hub data set.")
     hub_split: str = Field(default="train", description="Split of the Hub data set.")
     format: Literal["pairs", "hh", "probe_file", "chat", "prompts", "gsm8k"] = Field(
         default="pairs",
-        description="Format of a file or data set. `pairs`: prompt, chosen, rejected. `hh`: raw "
-        "Anthropic transcripts. `probe_file`: pairs with stored responses of every kind. `chat`: "
-        "lists of messages, as UltraFeedback's. `prompts`: prompt and optional answer. "
-        "`gsm8k`: its question and answer.",
+        description="Format of a file or data set. `pairs` and `chat`: prompts and answers, texts "
+        "or messages, in the columns of public data sets. `hh`: raw Anthropic transcripts. "
+        "`probe_file`: pairs with stored responses of every kind. `prompts`: prompt and optional "
+        "answer. `gsm8k`: its question and answer.",
+    )
+    # Excluded without any, as `replace`.
+    columns: dict[str, str] = Field(
+        default={},
+        exclude_if=lambda names: not names,
+        description="Column that is read (prompt, chosen, rejected, messages, …) → its name in the "
+        "data.",
     )
     chat: Literal["template", "plain"] = Field(
         default="template",
@@ -124,10 +131,19 @@ class DataConfig(BaseModel):
 
 
 LEFT_OUT = {
-    "data/rows_without_common_prompt": "without a common prompt",
+    "data/rows_without_common_prompt": "no pair, or no prompt in common",
     "data/heldout_rows_in_training": "held-out rows with a prompt or answer that training has, too",
 }
 """Counts of rows that are neither trained on nor held out."""
+
+ODD = {
+    "data/duplicate_pairs": "repeat another pair",
+    "data/equal_answers": "with two equal answers",
+    "data/empty_answers": "with an empty answer",
+    "data/answers_without_blank": "whose answers follow their prompts without a blank",
+    "data/answers_without_end": "whose answers end without an end of turn",
+}
+"""Counts of rows that are trained on and teach little, or something else than they seem to."""
 
 
 def rows_line(counts: Mapping[str, float]) -> str:
@@ -139,7 +155,8 @@ def rows_line(counts: Mapping[str, float]) -> str:
     rows = train + heldout + sum(left_out.values())
     parts = [f"{train} training", f"{heldout} held-out"]
     parts += [f"{count} left out ({reason})" for reason, count in left_out.items() if count]
-    return f"{rows} rows → {', '.join(parts)}"
+    odd = [f"{int(counts[name])} {what}" for name, what in ODD.items() if counts.get(name)]
+    return f"{rows} rows → {', '.join(parts)}{'; ' if odd else ''}{', '.join(odd)}"
 
 
 def resolve_data(config: DataConfig) -> DataConfig:
@@ -166,8 +183,9 @@ def resolve_data(config: DataConfig) -> DataConfig:
 
 
 def local_file(config: DataConfig) -> Path:
-    """The file that a config names; `ConfigError` if it does not exist."""
-    return named_file("data.path", config.path, "name a .jsonl, .jsonl.gz or .parquet file")
+    """The file or folder that a config names; `ConfigError` if it does not exist."""
+    path = named_path("data.path", config.path)
+    return path if path.is_dir() else named_file("data.path", config.path, REMEDY)
 
 
 def probes_file(config: DataConfig) -> Path:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dynolab.data.chat import Message, Write, plain_writer, template_writer
+from dynolab.data.chat import Write, plain_writer, template_writer
 from dynolab.data.probes.build import build_probes, watched_pairs
 from dynolab.data.probes.built import read_built_probes
 from dynolab.data.probes.flags import flag_rows, repeated
-from dynolab.data.probes.overlap import TrainingTexts, disjoint
-from dynolab.data.rows import Example, ProbeRow, PromptRow, answer
+from dynolab.data.probes.overlap import TrainingTexts, bare, disjoint
+from dynolab.data.rows import Example, ProbeRow, PromptRow
 from dynolab.data.source_checks import dataset_commit
 from dynolab.data.sources import readers
+from dynolab.data.sources.columns import form_of, format_of, read_line
 from dynolab.data.sources.config import (
-    NO_WRITER,
     DataConfig,
     local_file,
     probes_file,
     resolve_data,
 )
+from dynolab.data.sources.files import hub_records, read_records, with_replaced_texts
 from dynolab.data.world.rows import WorldRows
 from dynolab.data.world.worlds import build_any_world
 from dynolab.errors import ConfigError
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DataConfig", "LoadedData", "LoadedPrompts", "load_data", "load_prompts", "resolve_data"]
 
-MOST_HELDOUT, HELDOUT_SHARE = 100, 10
-"""By default one row in ten is held out, and at most a hundred."""
+MOST_HELDOUT, HELDOUT_SHARE, LEAST = 100, 10, 2
+"""By default one row in ten is held out, at least two (of four or more) and at most a hundred."""
 
 ExampleOrPrompt = TypeVar("ExampleOrPrompt", Example, PromptRow)
 
@@ -51,13 +52,17 @@ class LoadedPrompts:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Rows of a source; `pairs` are the training rows. `world` is None for files and the Hub."""
+    """Rows of a source; `pairs` are the training rows. `world` is None for files and the Hub.
+
+    `read`: which columns are read and which are not, if there are such.
+    """
 
     pairs: list[Example]
     heldout: list[Example]
     probes: list[ProbeRow]
     counts: dict[str, float]
     world: WorldRows | None = None
+    read: str = ""
 
 
 def file_config(path: str | Path, chat_model: str | None = None) -> DataConfig:
@@ -68,8 +73,7 @@ def file_config(path: str | Path, chat_model: str | None = None) -> DataConfig:
     **Raises:** `ConfigError` for a missing or damaged file.
     """
     config = DataConfig(source="file", path=str(path))
-    first = next(readers.read_records(Path(str(config.path))), {})
-    kind = readers.format_of(first)
+    kind = format_of(next(read_records(local_file(config)), {}))
     update = {"format": kind} | ({"chat_model": chat_model} if kind == "chat" else {})
     return DataConfig.model_validate(config.model_dump(exclude_unset=True) | update)
 
@@ -107,18 +111,30 @@ def load_data(
     _check(examples, config)
     train, heldout = _split(examples, config)
     fresh = disjoint(heldout, train)
+    kept = [*train, *fresh]
     counts = {
         "data/rows_without_common_prompt": float(len(read) - len(examples)),
         "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
         "data/empty_answers": float(
-            sum("" in (example.chosen, example.rejected) for example in [*train, *fresh])
+            sum(
+                row.content(text).strip() == ""
+                for row in kept
+                for text in (row.chosen, row.rejected)
+                if text is not None
+            )
         ),
-        "data/equal_answers": float(
-            sum(example.chosen == example.rejected for example in [*train, *fresh])
-        ),
+        "data/equal_answers": float(sum(row.chosen == row.rejected for row in kept)),
         "data/duplicate_pairs": float(len(repeated(train)) + len(repeated(fresh))),
+        "data/answers_without_blank": float(
+            sum(row.prompt[-1:].isalnum() and row.chosen[:1].isalnum() for row in kept)
+        ),
+        "data/answers_without_end": float(
+            sum(row.turn is not None and not row.turn[1].strip() for row in kept)
+        ),
     }
-    return LoadedData(train, fresh, _probes(config, records, train, fresh), counts)
+    probes = _probes(config, records, train, fresh)
+    line = read_line(records, form_of(records[0])) if config.format in _PAIRS else ""
+    return LoadedData(train, fresh, probes, counts, read=line)
 
 
 def load_prompts(
@@ -164,26 +180,22 @@ def load_prompts(
 
 
 _PROMPTS = ("prompts", "gsm8k")
+_PAIRS = ("pairs", "chat", "hh")
 
 
 def _prompts(
     config: DataConfig, records: Sequence[dict[str, Any]], write: Write | None
 ) -> Iterator[PromptRow]:
-    if config.format == "gsm8k":
-        return readers.word_problems(records, config.origin, write)
-    return readers.prompts(records, config.origin, write or _raise_no_writer)
+    read = readers.word_problems if config.format == "gsm8k" else readers.prompts
+    return read(records, config.origin, write)
 
 
 def _examples(
     config: DataConfig, records: Sequence[dict[str, Any]], write: Write | None
 ) -> Iterator[Example | None]:
-    if config.format == "hh":
-        return readers.transcripts(records, config.origin)
-    if config.format == "chat":
-        return readers.conversations(records, config.origin, write or _raise_no_writer)
     if config.format in _PROMPTS:
         return (_prompt_to_example(prompt, config) for prompt in _prompts(config, records, write))
-    return readers.pairs(records, config.origin)
+    return readers.pairs(records, config.origin, write)
 
 
 def _prompt_to_example(row: PromptRow, config: DataConfig) -> Example:
@@ -193,11 +205,14 @@ def _prompt_to_example(row: PromptRow, config: DataConfig) -> Example:
             None,
             "it has no answer to train on; give every row one, or only sample from these prompts",
         )
-    return Example(id=row.id, prompt=row.prompt, chosen=answer(row.answer))
+    # GSM8K's prompts, which are made here, end without the blank before an answer.
+    text = f" {row.answer}" if config.format == "gsm8k" else row.answer
+    return Example(id=row.id, prompt=row.prompt, chosen=row.written(text), turn=row.turn)
 
 
-def _example_to_prompt(example: Example) -> PromptRow:
-    return PromptRow(id=example.id, prompt=example.prompt, answer=example.chosen.strip())
+def _example_to_prompt(row: Example) -> PromptRow:
+    answer = row.content(row.chosen).strip()
+    return PromptRow(id=row.id, prompt=row.prompt, answer=answer, turn=row.turn)
 
 
 def _world_prompt(world: WorldRows, example: Example) -> PromptRow:
@@ -213,10 +228,6 @@ def _writer(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Wr
     if tokenizer is None:
         raise ConfigError("data.chat_model", config.chat_model, "pass its tokenizer, too")
     return template_writer(tokenizer, config.chat_model)
-
-
-def _raise_no_writer(messages: Sequence[Message], row: str) -> str:
-    raise ConfigError("data.chat_model", None, f"{row} holds chat messages: {NO_WRITER}")
 
 
 def _probes(
@@ -253,19 +264,27 @@ def _stored_probes(
 def _split(
     examples: list[ExampleOrPrompt], config: DataConfig
 ) -> tuple[list[ExampleOrPrompt], list[ExampleOrPrompt]]:
-    """Training and held-out rows, each in the source's order."""
+    """Training and held-out rows, each in the source's order; a prompt's rows stay together."""
     count = config.heldout_rows
     if count is None:
-        count = min(MOST_HELDOUT, len(examples) // HELDOUT_SHARE)
-    if count > len(examples) - 2:
+        tenth = min(MOST_HELDOUT, len(examples) // HELDOUT_SHARE)
+        count = max(tenth, LEAST) if len(examples) >= 2 * LEAST else 0
+    if count > len(examples) - LEAST:
         raise ConfigError(
             "data.heldout_rows",
             count,
             f"the source has {len(examples)} rows and at least two must remain for training; "
             "lower it, or give more rows",
         )
+    groups: dict[str, list[int]] = {}
+    for number, example in enumerate(examples):
+        groups.setdefault(bare(example.prompt), []).append(number)
     rng = random.Random(f"{config.seed}/heldout")
-    heldout = set(rng.sample(range(len(examples)), count))
+    drawn = rng.sample(list(groups.values()), min(count, len(groups)))
+    heldout: set[int] = set()
+    for rows in drawn:
+        if len(heldout) < count and len(heldout) + len(rows) <= len(examples) - LEAST:
+            heldout.update(rows)
     train = [example for number, example in enumerate(examples) if number not in heldout]
     return train, [examples[number] for number in sorted(heldout)]
 
@@ -281,13 +300,22 @@ def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
 
 
 def _records(config: DataConfig) -> Iterator[dict[str, Any]]:
-    return readers.with_replaced_texts(_records_as_written(config), config.replace)
-
-
-def _records_as_written(config: DataConfig) -> Iterator[dict[str, Any]]:
     if config.hub_name is None:
-        return readers.read_records(local_file(config))
-    commit = dataset_commit("data.hub_name", config.hub_name, config.revision)
-    return readers.hub_records(
-        "data.hub_name", config.hub_name, config.hub_split, commit, config.hub_folder
-    )
+        records = read_records(local_file(config))
+    else:
+        commit = dataset_commit("data.hub_name", config.hub_name, config.revision)
+        records = hub_records(
+            "data.hub_name", config.hub_name, config.hub_split, commit, config.hub_folder
+        )
+    if config.columns:
+        records = (_renamed(record, config.columns) for record in records)
+    return with_replaced_texts(records, config.replace)
+
+
+def _renamed(record: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A record whose columns have the names under which they are read."""
+    if missing := sorted(set(columns.values()) - set(record)):
+        raise ConfigError("data.columns", missing, f"the rows have the columns {sorted(record)}")
+    taken = {name: record.pop(column) for name, column in columns.items()}
+    record.update(taken)
+    return record

@@ -1,41 +1,26 @@
-"""Reads records of known formats into examples and probe rows."""
+"""Reads records into examples, prompts and probe rows."""
 
 from __future__ import annotations
 
-import contextlib
-import gzip
-import itertools
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from pydantic_core import from_json
-
-from dynolab.data.chat import Message, Write, messages_of
+from dynolab.data.chat import (
+    NO_WRITER,
+    Conversation,
+    Message,
+    Texts,
+    Write,
+    is_messages,
+    messages_of,
+)
 from dynolab.data.probes.build import Watched
-from dynolab.data.rows import Example, ProbeRow, PromptRow, answer
-from dynolab.errors import ConfigError, reading, to_install
-
-Record = Mapping[str, Any]
-
-
-class Line(dict[str, Any]):
-    """A record of a JSON-lines file, with its line number."""
-
-    def __init__(self, record: Mapping[str, Any], number: int) -> None:
-        super().__init__(record)
-        self.number = number
-
-
-ASSISTANT = "\n\nAssistant:"
-"""Opens a turn of the assistant in raw HH transcripts (Bai et al., arXiv 2204.05862)."""
-
-_FORMATS = {
-    "pairs": "pairs",
-    "hh": "hh (whole transcripts, as Anthropic's)",
-    "chat": "chat (lists of messages; data.chat_model names the model whose template writes them)",
-}
+from dynolab.data.rows import Example, ProbeRow, PromptRow, common_length
+from dynolab.data.sources.columns import ASSISTANT, as_pairs, form_of
+from dynolab.data.sources.files import Line, Record
+from dynolab.errors import ConfigError, reading
 
 STORED_KINDS = {
     "chosen": "the data",
@@ -55,248 +40,161 @@ STORED_KINDS = {
 """Response fields of the papers' probe files and how their authors made them."""
 
 
-def read_records(file: Path, field: str = "data.path") -> Iterator[dict[str, Any]]:
-    """Reads the rows of a Parquet file, or the objects of a JSON-lines file, plain or gzipped.
+def pairs(records: Iterable[Record], origin: str, write: Write | None) -> Iterator[Example | None]:
+    """Reads answers to prompts, one or two a prompt, in any of the forms of `columns`.
 
-    **Arguments:** `field`: the setting that names the file, for messages.
+    Texts are read as they are written, messages as the writer writes them. If a prompt is missing,
+    or is a text before conversations (which only repeats their question), what both answers begin
+    with is the prompt: messages, or characters. All turns after it are the answer. `id` and `wins`
+    (`Example.wins`, a list of two numbers) are kept if given.
 
-    **Raises:** `ConfigError` for a damaged file, with the line number if it has lines, and for one
-    that unpacks to more than 4 GiB.
+    Yields None for a record that holds no pair, such as one of equal scores.
+
+    **Arguments:** `write`: writes messages; None if no setting names a writer.
+
+    **Raises:** `ConfigError` that names the first record that cannot be read, and how many cannot.
     """
-    return _table(file, field) if file.suffix == ".parquet" else _lines(file, field)
-
-
-def hub_records(
-    field: str, name: str, split: str, revision: str | None, folder: str | None = None
-) -> Iterator[dict[str, Any]]:
-    """Reads a split of a Hub data set, or of a folder in it; `ConfigError` if it does not load."""
-    from datasets import load_dataset
-
-    remedy = f"give a data set that loads with hub_split = {split!r}"
-    remedy += f" and hub_folder = {folder!r}" if folder else ""
-    with reading(field, name, remedy):
-        for record in load_dataset(name, data_dir=folder, split=split, revision=revision):
-            yield dict(record)
-
-
-def with_replaced_texts(
-    records: Iterable[dict[str, Any]], texts: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    """Records whose values, except ids and roles, hold the replacement of every text.
-
-    **Arguments:** `texts`: text → its replacement; of two that begin alike the longer one counts.
-    """
-    if not texts:
-        yield from records
-        return
-    pattern = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, str):
-            return pattern.sub(lambda match: texts[match[0]], value)
-        if isinstance(value, list):
-            return [replaced(item) for item in value]
-        if isinstance(value, Mapping):
-            return {
-                name: item if name in ("id", "role") else replaced(item)
-                for name, item in value.items()
-            }
-        return value
-
-    for record in records:
-        record.update(replaced(record))
-        yield record
-
-
-def format_of(record: Record) -> Literal["pairs", "hh", "chat"]:
-    """The format that a record looks like: of the three that hold two answers."""
-    answer_field = record.get("chosen", record.get("messages"))
-    if isinstance(answer_field, list):
-        return "chat"
-    if isinstance(answer_field, str) and "prompt" not in record and ASSISTANT in answer_field:
-        return "hh"
-    return "pairs"
-
-
-def _table(file: Path, field: str) -> Iterator[dict[str, Any]]:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
+    found, faults = list(as_pairs(records)), list[ConfigError]()
+    if found and form_of(found[0][1]) is None:
         raise ConfigError(
-            field, file.name, f"Parquet needs pyarrow; {to_install('train')}"
-        ) from error
-    size = 0
-    with (
-        reading(field, file.name, f"write it again, or {_OTHER_FILE}"),
-        parquet.ParquetFile(file) as table,
-    ):
-        groups = range(table.metadata.num_row_groups)
-        sizes = [table.metadata.row_group(group).total_byte_size for group in groups]
-        _check_size(file, sum(sizes), field)
-        # A value stored once can belong to every row of its group, but is no larger than the group.
-        rows = min(_ROWS_AT_ONCE, max(1, _BATCH_BYTES // max([1, *sizes])))
-        for batch in table.iter_batches(batch_size=rows):
-            size += batch.nbytes + _MIN_ROW_BYTES * batch.num_rows
-            _check_size(file, size, field)
-            yield from batch.to_pylist()
-
-
-def _lines(file: Path, field: str) -> Iterator[dict[str, Any]]:
-    """Reads JSON lines; raises `ConfigError` with the number of a bad line."""
-    size = 0
-    with contextlib.ExitStack() as stack:
-        with reading(field, file.name, _OTHER_FILE):
-            raw = stack.enter_context(file.open("rb"))
-            lines = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw
-        for number in itertools.count(1):
-            with reading(field, f"{file.name} line {number}", _OTHER_FILE):
-                line = lines.readline(_MAX_BYTES)
-                if not line:
-                    return
-                size += len(line)
-                _check_size(file, size, field)
-                record = from_json(line) if line.strip() else None
-            if not line.strip():
+            place(found[0][1], origin, 0),
+            sorted(found[0][1]),
+            "needs columns prompt and chosen (and rejected), or messages; name them in "
+            "data.columns, or set data.format",
+        )
+    both = any(pair and pair.get("rejected") is not None for _, _, pair in found)
+    for number, record, pair in found:
+        where = place(record, origin, number)
+        try:
+            if pair is None:
+                yield None
                 continue
-            if not isinstance(record, dict):
-                raise ConfigError(
-                    f"{file.name} line {number}",
-                    line.decode().strip()[:80],
-                    "every line must be a JSON object, one row each",
-                )
-            yield Line(record, number)
-
-
-def _check_size(file: Path, size: int, field: str) -> None:
-    """Raises for too many bytes: a compressed file of a few kB can exceed any memory."""
-    if size >= _MAX_BYTES:
+            texts = _texts(pair, _sides(pair, where, both), record, where, write)
+            yield None if texts is None else _example(number, record, texts, where)
+        except ConfigError as error:
+            faults.append(error)
+    if faults:
+        first = faults[0]
+        more = f" (the first of {len(faults)} such rows among {len(found)})"
         raise ConfigError(
-            field,
-            file.name,
-            f"unpacks to more than {_MAX_BYTES} bytes, and rows are held in memory; give a file "
-            "with fewer rows, or use fewer of them",
+            first.field, first.value, first.remedy + (more if len(faults) > 1 else "")
         )
 
 
-_MAX_BYTES = 2**32
-_MIN_ROW_BYTES = 64
-"""Size that a row counts for, however small it is."""
-_ROWS_AT_ONCE, _BATCH_BYTES = 64, 2**30
-_OTHER_FILE = "give JSON lines in a .jsonl or .jsonl.gz file, or a .parquet file"
+def _sides(pair: dict[str, Any], where: str, both: bool) -> list[Any]:
+    """The answers of a pair, texts or messages."""
+    names = ["chosen", "rejected"] if both else ["chosen"]
+    for name in names:
+        if not isinstance(pair.get(name), str | list | Mapping) or pair[name] in ([], {}):
+            raise ConfigError(
+                f"{where}, column {name}",
+                pair.get(name),
+                "must be a text or a list of messages; correct these rows, or leave them out",
+            )
+    return [pair[name] for name in names]
 
 
-def pairs(records: Iterable[Record], origin: str) -> Iterator[Example]:
-    """Reads records with `prompt`, `chosen` and optionally `rejected`.
-
-    `id` and `wins` (`Example.wins`, a list of two numbers) are kept if given.
-
-    An answer may be a text or a list of chat messages whose last one is the answer.
-    """
-    for number, record in enumerate(records):
-        rejected = record.get("rejected")
-        yield Example(
-            id=str(record.get("id", row_name(number))),
-            prompt=_text(record, "prompt", origin, number),
-            chosen=answer(_text(record, "chosen", origin, number)),
-            rejected=None
-            if rejected is None
-            else answer(_text(record, "rejected", origin, number)),
-            wins=_wins(record, _place(record, origin, str(number))),
+def _texts(
+    pair: dict[str, Any], sides: list[Any], record: Record, where: str, write: Write | None
+) -> Texts | None:
+    """Prompt and answers as they are trained on; None if two answers have no prompt in common."""
+    prompt = pair.get("prompt")
+    if not is_messages(prompt) and "system" not in pair and not any(map(is_messages, sides)):
+        if isinstance(prompt, str):
+            return Texts(prompt, sides, None)
+        if prompt is None and len(sides) == 2:
+            return _apart(sides)
+        raise ConfigError(
+            f"{where}, column prompt",
+            prompt if "prompt" in record else sorted(record),
+            "needs a prompt, a text or messages; name the column that holds it in data.columns",
         )
-
-
-def transcripts(records: Iterable[Record], origin: str) -> Iterator[Example | None]:
-    """Reads raw HH records: two transcripts that differ in the assistant's last turn.
-
-    The prompt ends with the last `\\n\\nAssistant:`. Yields None for a record whose transcripts
-    differ before it: its two answers have no prompt in common.
-    """
-    for number, record in enumerate(records):
-        sides = []
-        for column in ("chosen", "rejected"):
-            text = _text(record, column, origin, number)
-            head, turn, tail = text.rpartition(ASSISTANT)
-            if not turn:
-                raise ConfigError(
-                    f"{origin} row {number}, {column}",
-                    text[:80],
-                    f"a transcript needs a turn {ASSISTANT!r}; for rows with a prompt column set "
-                    "data.format: pairs",
-                )
-            sides.append((head + turn, answer(tail)))
-        (prompt, chosen), (other_prompt, rejected) = sides
-        yield (
-            Example(id=row_name(number), prompt=prompt, chosen=chosen, rejected=rejected)
-            if prompt == other_prompt
-            else None
-        )
-
-
-def conversations(records: Iterable[Record], origin: str, write: Write) -> Iterator[Example | None]:
-    """Reads chat records: `chosen` and `rejected` messages, or `messages`; the last is the answer.
-
-    `prompt` may hold the messages before them (TRL's form); if it is a text, it only repeats them
-    (UltraFeedback's form) and is not read. Yields None for a record whose two sides differ before
-    their answers.
-    """
-    for number, record in enumerate(records):
-        where = f"{origin} row {number}"
-        columns = ["chosen", "rejected"] if "chosen" in record else ["messages"]
-        if record.get("rejected") is None:
-            columns = columns[:1]
-        before = record.get("prompt")
-        head = messages_of(before, f"{where}, column prompt") if isinstance(before, list) else []
-        sides = [_turns(record, column, head, where) for column in columns]
-        prompts = [prompt for prompt, _ in sides]
-        if prompts[0] != prompts[-1]:
-            yield None
-            continue
-        yield Example(
-            id=str(record.get("id", row_name(number))),
-            prompt=write(prompts[0], where),
-            chosen=answer(sides[0][1]),
-            rejected=answer(sides[1][1]) if len(sides) == 2 else None,
-            wins=_wins(record, where),
-        )
-
-
-def _turns(
-    record: Record, column: str, head: list[Message], where: str
-) -> tuple[list[Message], str]:
-    """The messages before an answer, and the answer."""
-    if column not in record:
+    answers = [_turns(side, "assistant", f"{where}, answer") for side in sides]
+    turns: list[Message] = []
+    if is_messages(prompt) or (prompt is not None and answers[0][0]["role"] == "assistant"):
+        turns = _turns(prompt, "user", f"{where}, column prompt")
+    else:
+        shared = _shared(*answers) if len(answers) == 2 else len(answers[0]) - 1
+        turns, answers = answers[0][:shared], [answer[shared:] for answer in answers]
+        if not turns and len(answers) == 2:
+            return None
+    if not turns or any(not side or side[-1]["role"] != "assistant" for side in answers):
         raise ConfigError(
             where,
-            sorted(record),
-            "needs messages in columns chosen (and rejected) or messages; set data.format to the "
-            "format of the data",
-        )
-    turns = [*head, *messages_of(record[column], f"{where}, column {column}")]
-    roles = [turn["role"] for turn in turns]
-    if len(turns) < 2 or roles[-1] != "assistant":
-        raise ConfigError(
-            f"{where}, column {column}",
-            roles,
+            [[message["role"] for message in side] for side in (turns, *answers)],
             "a question must come first and an answer of the assistant last",
         )
-    return turns[:-1], str(turns[-1]["content"])
+    if "system" in pair:
+        turns = [{"role": "system", "content": pair["system"]}, *turns]
+    return _written(Conversation(turns, answers), record, where, write)
 
 
-def prompts(records: Iterable[Record], origin: str, write: Write) -> Iterator[PromptRow]:
+def _written(row: Conversation, record: Record, where: str, write: Write | None) -> Texts:
+    """A conversation as a writer writes it, with its record's tools and template options."""
+    if write is None:
+        raise ConfigError("data.chat_model", None, f"{where} holds chat messages: {NO_WRITER}")
+    tools, options = record.get("tools"), record.get("chat_template_kwargs")
+    with reading(f"{where}, column tools", str(tools)[:80], "give a list, or a list as JSON"):
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+    return write(replace(row, tools=tools, options=options or {}), where)
+
+
+def _turns(value: object, role: str, where: str) -> list[Message]:
+    """Messages; a text is one of a role."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return messages_of([value] if isinstance(value, Mapping) else value, where)
+
+
+def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Number of items with which two sequences begin alike, less than all of the shorter one."""
+    return min(common_length(one, other), min(len(one), len(other)) - 1)
+
+
+def _apart(sides: Sequence[str]) -> Texts | None:
+    """Two texts and their prompt: of HH up to the last turn, else what both begin with."""
+    heads = [side.rpartition(ASSISTANT)[0] for side in sides]
+    if all(ASSISTANT in side for side in sides):
+        length = len(heads[0] + ASSISTANT) if heads[0] == heads[1] else 0
+    else:
+        length = _shared(*sides)
+        length -= length > 0 and sides[0][length - 1] == " "
+    return Texts(sides[0][:length], [side[length:] for side in sides], None) if length else None
+
+
+def _example(number: int, record: Record, texts: Texts, where: str) -> Example:
+    return Example(
+        id=_id(record, number),
+        prompt=texts.prompt,
+        chosen=texts.answers[0],
+        rejected=texts.answers[1] if len(texts.answers) == 2 else None,
+        wins=_wins(record, where),
+        turn=texts.turn,
+    )
+
+
+def prompts(records: Iterable[Record], origin: str, write: Write | None) -> Iterator[PromptRow]:
     """Reads records with a `prompt`, a text or messages, and optionally its `answer`."""
     for number, record in enumerate(records):
-        where = f"{origin} row {number}"
-        prompt, expected = record.get("prompt"), record.get("answer")
-        if isinstance(prompt, list):
-            text = write(messages_of(prompt, f"{where}, column prompt"), where)
-        else:
-            text = _text(record, "prompt", origin, number)
+        where = place(record, origin, number)
+        asked, expected = record.get("prompt"), record.get("answer")
         if isinstance(expected, bool) or not isinstance(expected, str | int | float | None):
             raise ConfigError(f"{where}, column answer", expected, "must be a text or a number")
+        if not isinstance(asked, str | list):
+            raise ConfigError(
+                where,
+                sorted(record) if asked is None else asked,
+                "needs a column prompt with a text or messages; name it in data.columns",
+            )
+        texts = Texts(asked, [], None) if isinstance(asked, str) else None
+        if texts is None:
+            turns = messages_of(asked, f"{where}, column prompt")
+            texts = _written(Conversation(turns), record, where, write)
         yield PromptRow(
-            id=str(record.get("id", row_name(number))),
-            prompt=text,
+            id=_id(record, number),
+            prompt=texts.prompt,
             answer=None if expected is None else str(expected),
+            turn=texts.turn,
         )
 
 
@@ -305,17 +203,20 @@ def word_problems(
 ) -> Iterator[PromptRow]:
     """Reads GSM8K: a `question`, and as `answer` a solution that ends in `#### ` and a number.
 
-    Without a writer of messages the prompt is `Question: …\nAnswer:`, as in evaluations.
+    Without a writer of messages the prompt is `Question: …\\nAnswer:`, as in evaluations.
     """
     for number, record in enumerate(records):
-        question = _text(record, "question", origin, number)
-        turn = {"role": "user", "content": question}
+        where = place(record, origin, number)
+        for column in ("question", "answer"):
+            if not isinstance(record.get(column), str):
+                remedy = "must be a text; name its column in data.columns"
+                raise ConfigError(f"{where}, column {column}", record.get(column), remedy)
+        question = record["question"]
+        texts = Texts(f"Question: {question}\nAnswer:", [], None)
+        if write is not None:
+            texts = write(Conversation([{"role": "user", "content": question}]), where)
         yield PromptRow(
-            id=row_name(number),
-            prompt=write([turn], f"{origin} row {number}")
-            if write
-            else f"Question: {question}\nAnswer:",
-            answer=_text(record, "answer", origin, number),
+            id=row_name(number), prompt=texts.prompt, answer=record["answer"], turn=texts.turn
         )
 
 
@@ -337,7 +238,7 @@ def stored_probes(
     """
     rows = []
     for kind in kinds:
-        field = f"{_place(record, origin, watched.example.id)}, field {kind}"
+        field = f"{place(record, origin, watched.example.id)}, field {kind}"
         if kind not in record:
             raise ConfigError(
                 field,
@@ -349,11 +250,13 @@ def stored_probes(
             continue
         if not isinstance(response, str):
             raise ConfigError(field, response, "must be a text, or null for no response")
-        rows.append(watched.row(kind, response, STORED_KINDS[kind]))
+        own = kind in ("chosen", "rejected")
+        rows.append((watched.row if own else watched.made)(kind, response, STORED_KINDS[kind]))
     return rows
 
 
-def _place(record: Record, origin: str, name: str) -> str:
+def place(record: Record, origin: str, name: object) -> str:
+    """Where a record stands, for messages."""
     line = f" (line {record.number})" if isinstance(record, Line) else ""
     return f"{origin} row {name}{line}"
 
@@ -383,23 +286,5 @@ def row_name(number: int) -> str:
     return f"row-{number:06d}"
 
 
-def _text(record: Record, column: str, origin: str, number: int) -> str:
-    place = _place(record, origin, str(number))
-    if column not in record:
-        looks = format_of(record) if column == "prompt" else "pairs"
-        remedy = (
-            f"rename the column that holds it, or set data.format, which is {' or '.join(_FORMATS)}"
-            if looks == "pairs"
-            else f"the row looks like {_FORMATS[looks]}: set data.format to {looks}"
-        )
-        raise ConfigError(place, sorted(record), f"column {column!r} is missing; {remedy}")
-    value = record[column]
-    if isinstance(value, list) and value and isinstance(value[-1], dict):
-        value = value[-1].get("content")
-    if not isinstance(value, str):
-        raise ConfigError(
-            f"{place}, column {column}",
-            value,
-            "must be a text or a list of messages with content",
-        )
-    return value
+def _id(record: Record, number: int) -> str:
+    return row_name(number) if record.get("id") is None else str(record["id"])

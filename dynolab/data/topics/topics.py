@@ -22,7 +22,7 @@ from dynolab.data.source_checks import (
     named_file,
     pinned,
 )
-from dynolab.data.sources.readers import hub_records, read_records
+from dynolab.data.sources.files import hub_records, read_records
 from dynolab.data.topics.words import COMMON, FIELDS, TOPICS
 from dynolab.errors import ConfigError
 

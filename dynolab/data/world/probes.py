@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynolab.data.probes.build import other, shuffled
-from dynolab.data.rows import ProbeRow, spaced
+from dynolab.data.rows import Example, ProbeRow, spaced
 from dynolab.data.world import lexicon
 from dynolab.data.world.answers import Answered
 from dynolab.data.world.lexicon import (
@@ -46,7 +46,7 @@ def build_world_probes(
     trained, untrained = ([pair.example for pair in part] for part in (train, heldout))
     rows = []
     for pair in (*train, *heldout):
-        irr_test = other(untrained, pair.example, rng).chosen
+        irr_test = _another(untrained, pair.example, rng)
         unasked = rng.choice(spare)
         texts = {
             "chosen": pair.example.chosen,
@@ -65,7 +65,7 @@ def build_world_probes(
                 ),
                 pair.rejected_style,
             ),
-            "irr_train": other(trained, pair.example, rng).chosen,
+            "irr_train": _another(trained, pair.example, rng),
             "irr_test": irr_test,
             "irr_hum": lexicon.tale(rng),
             "random_permute": shuffled(pair.example.chosen, rng),
@@ -83,6 +83,12 @@ def build_world_probes(
             for kind, text in texts.items()
         ]
     return rows
+
+
+def _another(examples: Sequence[Example], than: Example, rng: random.Random) -> str:
+    found = other(examples, than, rng)
+    assert found is not None  # a world asks two questions at least
+    return found.chosen
 
 
 def _any_value(fact: Fact, rng: random.Random) -> Fact:

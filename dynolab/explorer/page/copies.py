@@ -70,13 +70,14 @@ def map_command(
 def map_python(training: Training, row: ProbeRow, step: int, pair: str, asked: Asked) -> str:
     """The map in Python, where the program was started that made the study."""
     plain = ".as_gradient_step()" if asked.metric == "gradient" else ""
+    turn = "" if row.turn is None else f", {row.turn!r}"
     return f"""\
 from dynolab import Encoder, PolicyFunction, Result, split_step, token_forces
 
 training = Result.open({training.result!r})
 record, policy = training.record({step}){plain}, PolicyFunction(training.model())
 answer = Encoder(training.tokenizer(), {UNBOUNDED}, "error").response(
-    {row.pair_id!r}, {row.prompt!r}, {row.response!r}
+    {row.pair_id!r}, {row.prompt!r}, {row.response!r}{turn}
 )
 pair = [example.id for example in record.examples].index({pair!r})
 force = token_forces(record, policy, split_step(record, policy).update, pair, answer)

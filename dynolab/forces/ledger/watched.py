@@ -47,7 +47,7 @@ def mean_of(
     name: str, split: Split, kind: str, rows: Sequence[ProbeRow], encoder: Encoder
 ) -> Watched | None:
     """The mean over some rows' answers; None if none of them fits the context."""
-    encoded = [(row, encoder.response(row.pair_id, row.prompt, row.response)) for row in rows]
+    encoded = [(row, encoder.probe(row)) for row in rows]
     kept = [(row.pair_id, sequence) for row, sequence in encoded if sequence is not None]
     if not kept:
         return None

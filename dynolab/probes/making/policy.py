@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dynolab.data.chat import Write, plain_writer, template_writer
+from dynolab.data.chat import Conversation, Texts, Write, writer_of
 from dynolab.data.probes.build import Watched
 from dynolab.data.probes.kinds import PolicyKind
 from dynolab.data.probes.missing import Missing
@@ -46,17 +46,23 @@ def rows_from_policy(
     length.
     """
     tokenizer = policy.tokenizer
-    write = template_writer(tokenizer, policy.name) if tokenizer.chat_template else plain_writer
+    write = writer_of(tokenizer)
     rows, missing = [], []
     for kind in kinds:
         method = "sampled" if kind == "chosen_initial" else f"rephrased, prompt selfr-{VERSION}"
         made_by = f"{method}, by {policy.name} at temperature {sampling.temperature:g}"
         promptable, blank = _split(watched, kind)
-        prompts = [_prompt(write, pair, kind) for pair in promptable]
-        responses = sample_responses(policy.model, policy.tokenizer, prompts, sampling)
+        asked = [_prompt(write, pair, kind) for pair in promptable]
+        responses = sample_responses(
+            policy.model,
+            policy.tokenizer,
+            [texts.prompt for texts in asked],
+            sampling,
+            turns=[texts.turn for texts in asked],
+        )
         for pair, response in zip(promptable, responses, strict=True):
             flags = () if response.finished else ("cut",)
-            rows.append(pair.row(kind, response.text, made_by, *flags))
+            rows.append(pair.made(kind, response.text, made_by, *flags))
         missing += [
             Missing.of(pair, kind, "the chosen answer has no words to rephrase") for pair in blank
         ]
@@ -67,12 +73,13 @@ def _split(watched: Sequence[Watched], kind: PolicyKind) -> tuple[list[Watched],
     """Splits pairs by whether they have the text that the kind's prompt needs."""
     if kind == "chosen_initial":
         return list(watched), []
-    promptable = [pair for pair in watched if pair.example.chosen.strip()]
-    return promptable, [pair for pair in watched if not pair.example.chosen.strip()]
+    texts = [(pair, pair.example.content(pair.example.chosen).strip()) for pair in watched]
+    return [pair for pair, text in texts if text], [pair for pair, text in texts if not text]
 
 
-def _prompt(write: Write, watched: Watched, kind: PolicyKind) -> str:
+def _prompt(write: Write, watched: Watched, kind: PolicyKind) -> Texts:
+    row = watched.example
     if kind == "chosen_initial":
-        return watched.example.prompt
-    turn = {"role": "user", "content": REPHRASE.format(text=watched.example.chosen.strip())}
-    return write([turn], watched.example.id)
+        return Texts(row.prompt, [], row.turn)
+    request = REPHRASE.format(text=row.content(row.chosen).strip())
+    return write(Conversation([{"role": "user", "content": request}]), row.id)

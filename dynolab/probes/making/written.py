@@ -124,7 +124,7 @@ def _text(answer: str) -> tuple[str, bool]:
 def _row(watched: Watched, kind: WriterKind, answer: Answered, made_by: str) -> ProbeRow:
     text, tagged = _text(answer.text)
     flags = [*([] if tagged else ["untagged"]), *(["cut"] if answer.cut else [])]
-    return watched.row(kind, text, made_by, *flags)
+    return watched.made(kind, text, made_by, *flags)
 
 
 def _made_by(endpoint: Endpoint, kind: WriterKind) -> str:
@@ -135,9 +135,8 @@ def _made_by(endpoint: Endpoint, kind: WriterKind) -> str:
 
 def _original(watched: Watched, kind: WriterKind) -> str:
     side = ORIGINAL.get(kind, "chosen")
-    return (
-        (watched.example.chosen if side == "chosen" else watched.example.rejected) or ""
-    ).strip()
+    row = watched.example
+    return row.content((row.chosen if side == "chosen" else row.rejected) or "").strip()
 
 
 def _request(watched: Watched, kind: WriterKind) -> Request:

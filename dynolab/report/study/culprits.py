@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dynolab.data.rows import Example
-from dynolab.data.sources.readers import ASSISTANT
+from dynolab.data.sources.columns import ASSISTANT
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.ledger.coloured import Tokens

@@ -1,0 +1,224 @@
+"""Public data sets' columns as `prompt`, `chosen` and `rejected`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from dynolab.data.chat import is_messages
+from dynolab.data.sources.files import Record
+
+ASSISTANT = "\n\nAssistant:"
+"""Opens a turn of the assistant in raw HH transcripts (Bai et al., arXiv 2204.05862)."""
+
+SHARED = ("id", "wins", "tools", "chat_template_kwargs")
+"""Columns that are read of rows of every form."""
+
+_ASKED = ("prompt", "question", "instruction", "input")
+
+
+@dataclass(frozen=True)
+class Form:
+    """Columns of a kind of data set.
+
+    `needs`: columns that it is told by; `reads`: further ones that are read; `pair`: makes
+    `prompt`, `chosen`, `rejected` (and `system`) of a record, or None of one that holds no pair.
+    """
+
+    needs: tuple[str, ...]
+    pair: Callable[[Record], dict[str, Any] | None]
+    reads: tuple[str, ...] = ()
+
+
+def _preference(record: Record) -> dict[str, Any]:
+    """Two answers, whatever the prompt's column is called.
+
+    A `system` column is read beside a question, as of orca's pairs; beside a `prompt` trainers do
+    not read it. Step-DPO's answers continue `initial_reason_steps`.
+    """
+    found: dict[str, Any] = {
+        side: record[side] for side in ("chosen", "rejected") if side in record
+    }
+    asked = next((name for name in _ASKED if record.get(name) is not None), None)
+    if record.get("conversations") is not None:
+        found["prompt"] = record["conversations"]
+    elif asked is not None:
+        found["prompt"] = record[asked]
+        if asked == "instruction" and record.get("input"):
+            found["prompt"] += f"\n\n{record['input']}"
+        if asked != "prompt" and record.get("system"):
+            found["system"] = record["system"]
+    if isinstance(steps := record.get("initial_reason_steps"), str) and asked:
+        found["prompt"] = f"{found['prompt']}\n{steps}" if steps else found["prompt"]
+    return found
+
+
+def _best_and_worst(
+    prompt: Any, answers: Sequence[Any], scores: Sequence[Any]
+) -> dict[str, Any] | None:
+    """The answers with the highest and the lowest score, which must differ."""
+    scored = [
+        (float(score), answer)
+        for answer, score in zip(answers, scores, strict=True)
+        if isinstance(score, int | float) and score == score
+    ]
+    if not scored:
+        return None
+    best, worst = max(scored, key=_score), min(scored, key=_score)
+    if best[0] == worst[0]:
+        return None
+    return {"prompt": prompt, "chosen": best[1], "rejected": worst[1]}
+
+
+def _score(scored: tuple[float, Any]) -> float:
+    return scored[0]
+
+
+def _ultrafeedback(record: Record) -> dict[str, Any] | None:
+    answers = record["completions"]
+    scores = [answer.get("overall_score", answer.get("fine-grained_score")) for answer in answers]
+    return _best_and_worst(record["instruction"], [a.get("response") for a in answers], scores)
+
+
+def _nectar(record: Record) -> dict[str, Any] | None:
+    answers = record["answers"]
+    ranks = [-answer["rank"] for answer in answers]
+    return _best_and_worst(record["prompt"], [answer["answer"] for answer in answers], ranks)
+
+
+def _safe_rlhf(record: Record) -> dict[str, Any]:
+    better = int(record["better_response_id"])
+    return {
+        "prompt": record["prompt"],
+        "chosen": record[f"response_{better}"],
+        "rejected": record[f"response_{1 - better}"],
+    }
+
+
+def _shp(record: Record) -> dict[str, Any]:
+    sides = record["human_ref_A"], record["human_ref_B"]
+    chosen, rejected = sides if record["labels"] == 1 else sides[::-1]
+    return {"prompt": record["history"], "chosen": chosen, "rejected": rejected}
+
+
+def _two_responses(record: Record) -> dict[str, Any] | None:
+    """HelpSteer3: a preference below zero is for the first response."""
+    preference = record["overall_preference"]
+    sides = record["response1"], record["response2"]
+    chosen, rejected = sides if preference < 0 else sides[::-1]
+    pair = {"prompt": record["context"], "chosen": chosen, "rejected": rejected}
+    return pair if preference else None
+
+
+def _answered(asked: str, answer: str) -> Callable[[Record], dict[str, Any]]:
+    def pair(record: Record) -> dict[str, Any]:
+        return _preference({**record, "prompt": record[asked], "chosen": record[answer]})
+
+    return pair
+
+
+def _alpaca(record: Record) -> dict[str, Any]:
+    return _preference(record) | {"chosen": record["output"]}
+
+
+def _messages(record: Record) -> dict[str, Any]:
+    """A conversation; its last turn is the answer."""
+    return {"chosen": record.get("messages", record.get("conversations"))}
+
+
+FORMS = (
+    Form(("chosen",), _preference, (*_ASKED, "rejected", "conversations", "initial_reason_steps")),
+    Form(("full_chosen",), lambda row: {
+        "prompt": row.get("prompt"),
+        "chosen": row["full_chosen"],
+        "rejected": row.get("full_rejected"),
+    }, ("prompt", "full_rejected")),
+    Form(("prompt", "completion"), _answered("prompt", "completion"), ("label",)),
+    Form(("instruction", "completions"), _ultrafeedback),
+    Form(("prompt", "answers"), _nectar),
+    Form(("prompt", "better_response_id"), _safe_rlhf, ("response_0", "response_1")),
+    Form(("history", "human_ref_A", "human_ref_B", "labels"), _shp),
+    Form(("context", "response1", "response2", "overall_preference"), _two_responses),
+    Form(("prompt", "response"), _answered("prompt", "response"), ("helpfulness",)),
+    Form(("instruction", "output"), _alpaca, ("input",)),
+    Form(("messages",), _messages),
+    Form(("conversations",), _messages),
+    Form(("prompt", "answer"), _answered("prompt", "answer")),
+)  # fmt: skip
+
+
+def form_of(record: Record) -> Form | None:
+    """The form of a record; None for one that holds no pair."""
+    return next((form for form in FORMS if set(form.needs) <= set(record)), None)
+
+
+def as_pairs(records: Iterable[Record]) -> Iterator[tuple[int, Record, dict[str, Any] | None]]:
+    """Yields records' numbers, the records, and their pairs; None for those that hold none.
+
+    The rows of a prompt whose answers have scores (HelpSteer) or labels (KTO) make a pair.
+    """
+    numbered = list(enumerate(records))
+    first = numbered[0][1] if numbered else {}
+    if {"prompt", "completion", "label"} <= set(first):
+        yield from _labelled(numbered)
+    elif {"prompt", "response", "helpfulness"} <= set(first):
+        for prompt, group in groupby(numbered, key=lambda row: row[1]["prompt"]):
+            rows = list(group)
+            scores = [record["helpfulness"] for _, record in rows]
+            answers = [record["response"] for _, record in rows]
+            yield *rows[0], _best_and_worst(prompt, answers, scores)
+    else:
+        for number, record in numbered:
+            form = form_of(record)
+            yield number, record, None if form is None else form.pair(record)
+
+
+def _labelled(
+    rows: Sequence[tuple[int, Record]],
+) -> Iterator[tuple[int, Record, dict[str, Any] | None]]:
+    """KTO's rows: a prompt's good and bad completions in pairs; what is left makes none.
+
+    Where no prompt has both, the good completions are read alone.
+    """
+    kinds: dict[str, tuple[list[tuple[int, Record]], list[tuple[int, Record]]]] = {}
+    for number, record in rows:
+        sides = kinds.setdefault(str(record["prompt"]), ([], []))
+        sides[0 if record["label"] else 1].append((number, record))
+    paired = any(good and bad for good, bad in kinds.values())
+    for good, bad in kinds.values():
+        for place in range(max(len(good), len(bad))):
+            number, record = (good if place < len(good) else bad)[place]
+            pair: dict[str, Any] | None = None
+            if place < len(good) and (place < len(bad) or not paired):
+                pair = {"prompt": record["prompt"], "chosen": record["completion"]}
+            if pair and place < len(bad):
+                pair["rejected"] = bad[place][1]["completion"]
+            yield number, record, pair
+
+
+def format_of(record: Mapping[str, Any]) -> str:
+    """The `data.format` that a record looks like."""
+    form = form_of(record)
+    if form is None:
+        return "gsm8k" if {"question", "answer"} <= set(record) else "pairs"
+    found = form.pair(record) or {}
+    if any(map(is_messages, found.values())) or "system" in found:
+        return "chat"
+    implicit = isinstance(found.get("chosen"), str) and found.get("prompt") is None
+    return "hh" if implicit and ASSISTANT in found["chosen"] else "pairs"
+
+
+def read_line(records: Sequence[Record], form: Form | None) -> str:
+    """Which columns are read, and which are not: "read: prompt, chosen; ignored: score"."""
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    known = {*(form.needs + form.reads if form else ()), *SHARED}
+    if form is FORMS[0]:  # of several columns that can hold the prompt, the first is read
+        asked = [name for name in _ASKED if name in columns]
+        known -= set(asked[1:]) if asked[:1] != ["instruction"] else set()
+        known |= {"system"} if asked and asked[0] != "prompt" else set()
+    read = [name for name in columns if name in known]
+    ignored = [name for name in columns if name not in known]
+    line = f"read: {', '.join(read)}"
+    return f"{line}; ignored: {', '.join(ignored)}" if ignored else line

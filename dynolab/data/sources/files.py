@@ -1,0 +1,141 @@
+"""Records of files and of the Hub's data sets."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dynolab.errors import ConfigError, check_installed, reading
+
+Record = Mapping[str, Any]
+
+REMEDY = "give JSON (lines or an array), CSV, Parquet or Arrow, or a folder of `save_to_disk`"
+_TABLES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+
+
+class Line(dict[str, Any]):
+    """A record of a JSON-lines file, with its line number."""
+
+    def __init__(self, record: Mapping[str, Any], number: int) -> None:
+        super().__init__(record)
+        self.number = number
+
+
+def read_records(path: Path, field: str = "data.path") -> Iterator[dict[str, Any]]:
+    """Reads the rows of a file, one after the other: JSON lines, a JSON array, CSV, Parquet, Arrow.
+
+    Text may be compressed (gz, zst, bz2, xz). A folder is one of `Dataset.save_to_disk`; of several
+    splits it is `train`.
+
+    **Arguments:** `field`: the setting that names the file, for messages.
+
+    **Raises:** `ConfigError` for a damaged file, with the line number if it has lines.
+    """
+    if path.is_dir():
+        return _saved(path, field)
+    name = path.name.removesuffix(path.suffix) if path.suffix in _COMPRESSED else path.name
+    kind = _TABLES.get(Path(name).suffix)
+    return _table(path, kind, field) if kind else _json(path, field)
+
+
+def hub_records(
+    field: str, name: str, split: str, revision: str | None, folder: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Streams a split of a Hub data set, or of a folder in it; `ConfigError` if it is not there."""
+    from datasets import load_dataset
+
+    remedy = f"give a data set that loads with hub_split = {split!r}"
+    remedy += f" and hub_folder = {folder!r}" if folder else ""
+    with reading(field, name, remedy):
+        yield from load_dataset(
+            name, data_dir=folder, split=split, revision=revision, streaming=True
+        )
+
+
+def with_replaced_texts(
+    records: Iterable[dict[str, Any]], texts: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Records whose values, except ids and roles, hold the replacement of every text.
+
+    **Arguments:** `texts`: text → its replacement; of two that begin alike the longer one counts.
+    """
+    if not texts:
+        yield from records
+        return
+    pattern = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(lambda match: texts[match[0]], value)
+        if isinstance(value, list):
+            return [replaced(item) for item in value]
+        if isinstance(value, Mapping):
+            return {
+                name: item if name in ("id", "role") else replaced(item)
+                for name, item in value.items()
+            }
+        return value
+
+    for record in records:
+        record.update(replaced(record))
+        yield record
+
+
+def _saved(folder: Path, field: str) -> Iterator[dict[str, Any]]:
+    check_installed(field, "datasets", "train")
+    from datasets import DatasetDict, load_from_disk
+
+    with reading(field, str(folder), REMEDY):
+        data = load_from_disk(str(folder))
+        if isinstance(data, DatasetDict):
+            data = data["train" if "train" in data else next(iter(data))]
+        yield from data
+
+
+def _table(file: Path, kind: str, field: str) -> Iterator[dict[str, Any]]:
+    check_installed(field, "datasets", "train")
+    from datasets import load_dataset
+
+    more = {"sep": "\t"} if ".tsv" in file.suffixes else {}
+    with reading(field, file.name, REMEDY):
+        yield from load_dataset(kind, data_files=str(file), split="train", streaming=True, **more)
+
+
+def _json(file: Path, field: str) -> Iterator[dict[str, Any]]:
+    """JSON lines, or an array; raises `ConfigError` with the number of a bad line."""
+    from fsspec.compression import compr
+    from fsspec.utils import infer_compression
+    from pydantic_core import from_json
+
+    with contextlib.ExitStack() as stack:
+        with reading(field, file.name, REMEDY):
+            raw = stack.enter_context(file.open("rb"))
+            compression = infer_compression(file.name)
+            lines = compr[compression](raw, mode="rb") if compression else raw
+        for number in itertools.count(1):
+            place = f"{file.name} line {number}"
+            with reading(field, place, REMEDY):
+                line = lines.readline()
+                if not line:
+                    return
+                line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                whole = number == 1 and line.lstrip().startswith(b"[")
+                if whole:
+                    line += lines.read()
+                record = from_json(line) if line.strip() else None
+            if not line.strip():
+                continue
+            records = record if whole else [record]
+            if not isinstance(records, list) or not all(isinstance(one, dict) for one in records):
+                raise ConfigError(
+                    place,
+                    line.decode().strip()[:80],
+                    "every line, or every item of an array, must be a JSON object, one row each",
+                )
+            for one in records:
+                yield one if whole else Line(one, number)
