@@ -123,4 +123,4 @@ def _content_hash(folder: Path) -> str:
 _FIELD = "base.source"
 
 # The hash of its content identifies a folder, so its path is no part of the key.
-BASE = Stage("base", 1, make_base, operational=frozenset({"source"}))
+BASE = Stage("base", 2, make_base, operational=frozenset({"source"}))

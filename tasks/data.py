@@ -33,7 +33,7 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
         if data.world is not None:
             write_rows(work.output / "corpus.jsonl", data.world.corpus)
             data.world.tokenizer().save_pretrained(work.output / "tokenizer")
-        progress.update(0, rows_line(data.counts | counts))
+        progress.update(0, "; ".join(filter(None, (rows_line(data.counts | counts), data.read))))
     return {**data.counts, **counts, "seconds": work.seconds}
 
 
@@ -68,4 +68,4 @@ def file_for_model(path: Path, model: str | None) -> DataConfig:
 
 
 # The hash of its content identifies a file, so its path is no part of the key.
-DATA = Stage("data", 3, freeze_data, operational=frozenset({"path", "chat_model", "probes"}))
+DATA = Stage("data", 4, freeze_data, operational=frozenset({"path", "chat_model", "probes"}))

@@ -165,4 +165,4 @@ def _questions(
     ]
 
 
-DISPLACEMENT = Stage("displacement", 2, displace)
+DISPLACEMENT = Stage("displacement", 3, displace)

@@ -100,4 +100,4 @@ def _changes(
     return changes
 
 
-EVALUATE = Stage("evaluate", 3, evaluate)
+EVALUATE = Stage("evaluate", 4, evaluate)

@@ -238,7 +238,7 @@ def _reference(
 
 ANALYSIS = Stage(
     "analysis",
-    4,
+    5,
     analyse_forces,
     operational=frozenset({"memory_bytes", "batch_tokens", "reference_batch", "ranks"}),
 )

@@ -76,4 +76,4 @@ def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenC
     ]
 
 
-FORESIGHT = Stage("foresight", 1, foresee, operational=frozenset({"batch"}))
+FORESIGHT = Stage("foresight", 2, foresee, operational=frozenset({"batch"}))

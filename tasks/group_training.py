@@ -35,8 +35,8 @@ def train_on_groups(work: Work[GroupTrainConfig]) -> dict[str, float]:
 # The hash of its content identifies a file, so its path is no part of the key.
 PROMPTS = Stage(
     "prompts",
-    1,
+    2,
     freeze_prompts,
     operational=frozenset({"path", "chat_model", "probes", "probes_revision"}),
 )
-GROUP = Stage("group", 4, train_on_groups)
+GROUP = Stage("group", 5, train_on_groups)

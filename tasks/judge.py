@@ -105,7 +105,7 @@ def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
 # Timeouts and retries change when a judge answers, not what it answers.
 JUDGE = Stage(
     "judge",
-    1,
+    2,
     judge_answers,
     operational=frozenset({f"judge.endpoint.{name}" for name in PATIENCE} | {"judge.batch"}),
 )

@@ -82,6 +82,6 @@ def watched(work: Work[MetagradientConfig]) -> list[Functional]:
 
 
 METAGRADIENT = Stage(
-    "metagradient", 1, differentiate, operational=frozenset({"disk_bytes", "batch_tokens"})
+    "metagradient", 2, differentiate, operational=frozenset({"disk_bytes", "batch_tokens"})
 )
 """`disk_bytes` decides how often training is run again, not what comes of it."""

@@ -69,4 +69,4 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
     }
 
 
-ANSWERS = Stage("answers", 1, answer_prompts)
+ANSWERS = Stage("answers", 2, answer_prompts)

@@ -151,4 +151,4 @@ def _score_and_answer(
     return scores, answers
 
 
-PROBE = Stage("probe", 4, probe)
+PROBE = Stage("probe", 5, probe)

@@ -67,7 +67,7 @@ def _policy(work: Work[ProbeSetConfig]) -> Policy | None:
 # Timeouts and retries change when a writer answers, not what it answers.
 PROBE_SET = Stage(
     "probe-set",
-    1,
+    2,
     make_probe_set,
     operational=frozenset(f"writer.{name}" for name in PATIENCE),
 )

@@ -45,4 +45,4 @@ def push_answers(work: Work[PushConfig]) -> dict[str, float]:
     return work.log_metrics(metrics) | {"pairs": float(len(pairs))}
 
 
-PUSH = Stage("push", 1, push_answers)
+PUSH = Stage("push", 2, push_answers)

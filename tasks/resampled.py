@@ -34,4 +34,4 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     }
 
 
-RESAMPLED = Stage("resampled", 1, resample)
+RESAMPLED = Stage("resampled", 2, resample)

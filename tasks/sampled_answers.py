@@ -100,4 +100,4 @@ def _pairs(work: Work[SampledAnswersConfig], split: Split) -> list[Example]:
     return rows[: work.config.prompts]
 
 
-SAMPLED_ANSWERS = Stage("said", 2, sample_answers)
+SAMPLED_ANSWERS = Stage("said", 3, sample_answers)

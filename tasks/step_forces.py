@@ -205,4 +205,4 @@ def _length(example: Recorded) -> int:
     return sum(sequence.response_length for sequence in example.named().values())
 
 
-FORCES = Stage("forces", 4, measure_forces)
+FORCES = Stage("forces", 5, measure_forces)

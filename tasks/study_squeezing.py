@@ -222,4 +222,4 @@ def _repeaters(generations: Sequence[Generation]) -> dict[str, float]:
     return {f"squeeze/repeaters/{name}": sum(each) / len(each) for name, each in flags.items()}
 
 
-SQUEEZING = Stage("squeezing", 2, measure_squeezing, operational=frozenset({"batch_tokens"}))
+SQUEEZING = Stage("squeezing", 3, measure_squeezing, operational=frozenset({"batch_tokens"}))

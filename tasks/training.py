@@ -176,5 +176,5 @@ def _start_ranks(
     )
 
 
-SFT = Stage("sft", 4, train)
-PREFERENCE = Stage("preference", 4, train)
+SFT = Stage("sft", 5, train)
+PREFERENCE = Stage("preference", 5, train)

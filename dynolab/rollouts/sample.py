@@ -38,15 +38,29 @@ def sample_responses(
     context = int(model.config.max_position_embeddings) - 1
     generator = ModelGenerator(model, tokenizer, context)
     room = min(config.max_new_tokens, context // 2)
-    asked = zip(prompts, turns or [None] * len(prompts), strict=True)
+    asked = list(zip(prompts, turns or [None] * len(prompts), strict=True))
     encoded = [_fitting(tokenizer, prompt, turn, context, room) for prompt, turn in asked]
     groups = generator.generate(encoded, config)
-    return [_continued(tokenizer, sample) for group in groups for sample in group]
+    return [
+        _continued(tokenizer, sample, turn)
+        for (_, turn), group in zip(asked, groups, strict=True)
+        for sample in group
+    ]
 
 
-def _continued(tokenizer: PreTrainedTokenizerBase, sample: Sampled) -> Sampled:
-    """A response whose text begins with the blank that its first token stands for."""
+def _continued(
+    tokenizer: PreTrainedTokenizerBase, sample: Sampled, turn: Turn | None
+) -> Sampled:
+    """A response whose text begins with the blank that its first token stands for.
+
+    It ends with its turn, whose end may be another token than end-of-sequence.
+    """
     ids, length = list(sample.encoded.ids), sample.encoded.prompt_length
+    ends = tokenizer(turn[1].strip(), add_special_tokens=False)["input_ids"] if turn else []
+    if ends and ends[0] in ids[length:]:
+        ids = ids[: ids.index(ends[0], length)]
+        text = str(tokenizer.decode(ids[length:], skip_special_tokens=True))
+        sample = replace(sample, text=text, finished=True)
     before, after = (
         str(tokenizer.decode(part, skip_special_tokens=True)) for part in (ids[:length], ids)
     )

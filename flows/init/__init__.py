@@ -93,7 +93,7 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     seconds = _seconds(parameters)
     time = _time(seconds)
     file.write_text(TEMPLATE.format(**settings, time=comment(time)), encoding="utf-8")
-    notes = [settings["rows"], str(sizes)]
+    notes = [settings["rows"], f"Columns {loaded.read}.", str(sizes)]
     if unknown.tokens:
         notes.append(_about_unknown(unknown, replace, sizes.unknown))
     if config.chat == "plain":

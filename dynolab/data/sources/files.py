@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -116,7 +117,7 @@ def _json(file: Path, field: str) -> Iterator[dict[str, Any]]:
         with reading(field, file.name, REMEDY):
             raw = stack.enter_context(file.open("rb"))
             compression = infer_compression(file.name)
-            lines = compr[compression](raw, mode="rb") if compression else raw
+            lines = io.BufferedReader(compr[compression](raw, mode="rb")) if compression else raw
         for number in itertools.count(1):
             place = f"{file.name} line {number}"
             with reading(field, place, REMEDY):
