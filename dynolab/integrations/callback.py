@@ -7,13 +7,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
-
 from dynolab import distributed
-from dynolab.data.encode import Encoder, Overlong
+from dynolab.data.encode import Encoded, Encoder, Overlong
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.data.unknown import warn_of_unread
 from dynolab.errors import ConfigError, check_installed
+from dynolab.integrations.trained import check_trainer, context_of, unwrapped, watched_answers
+from dynolab.integrations.watching import Watching
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
@@ -25,18 +25,22 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 
-class ProbeCallback(TrainerCallback):
+class ProbeCallback(Watching):
     """Scores probe rows before the first update, every `every` updates, and at the end.
 
     Writes one line per row and probe (`ProbeScore`) to `file`, and logs the means of each kind
     (`probe/<kind>/logp`, …) through the trainer. Data-parallel ranks split the rows. The policy is
-    in eval mode while it is scored, and computes in its weights' precision.
+    in eval mode while it is scored, and computes in its weights' precision. If a probe fails, one
+    warning says why, no further ones are made, and training goes on.
 
     **Arguments:**
 
     - `trainer`: a `transformers.Trainer`, or one of TRL's, of a causal language model.
-    - `rows`: the probe rows (`build_probes`, `read_rows(path, ProbeRow)`).
+    - `rows`: the probe rows (`build_probes`, `read_rows(path, ProbeRow)`). Default: the answers of
+      the first rows of `trainer.eval_dataset`, else of the training rows, token by token as the
+      trainer reads them.
     - `every`: optimizer steps between probes.
+    - `pairs`: rows of each of those datasets, where `rows` are not given.
     - `file`: default: `probes.jsonl` in the trainer's output folder. A run that starts at step 0
       replaces it, a resumed one appends to it.
     - `batch_tokens`: bound of rows × padded length per forward.
@@ -44,15 +48,16 @@ class ProbeCallback(TrainerCallback):
     - `alarm`: on the squeezing gap; it can end the training early.
 
     **Raises:** `ConfigError` for a trainer without a tokenizer or with weights split by FSDP, and
-    at the start of training for rows that do not fit.
+    for datasets without answers.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        rows: Sequence[ProbeRow],
+        rows: Sequence[ProbeRow] | None = None,
         *,
         every: int = 50,
+        pairs: int = 20,
         file: Path | None = None,
         batch_tokens: int = 16_384,
         overlong: Overlong = "error",
@@ -60,28 +65,24 @@ class ProbeCallback(TrainerCallback):
     ) -> None:
         if every < 1:
             raise ConfigError("every", every, "must be 1 optimizer step or more")
-        if not rows:
+        if rows is not None and not rows:
             raise ConfigError("rows", 0, "give at least one probe row")
-        tokenizer: Any = trainer.processing_class
-        if not hasattr(tokenizer, "eos_token_id"):
-            raise ConfigError(
-                "trainer.processing_class",
-                type(tokenizer).__name__,
-                "pass the model's tokenizer to the trainer",
-            )
-        if trainer.is_fsdp_enabled:
-            raise ConfigError(
-                "trainer.args.fsdp",
-                True,
-                "probes need unsharded weights; train with DDP or DeepSpeed",
-            )
+        check_trainer(trainer, "probes")
+        self._encoder = Encoder(trainer.processing_class, context_of(trainer), overlong)  # type: ignore[arg-type]
+        self._sequences: Sequence[Encoded | None]
+        if rows is None:
+            rows, self._sequences = watched_answers(trainer, pairs)
+        else:
+            self._sequences = self._encoder.probes(rows)
+            if distributed.rank() == 0:
+                warn_of_unread(self._encoder.tokenizer, [row.response for row in rows])
         check_watched(alarm, rows)
         self.trainer, self.rows, self.every = trainer, list(rows), every
         self.alarm = Alarm(alarm) if alarm is not None else None
         self.file = file or Path(str(trainer.args.output_dir)) / "probes.jsonl"
-        self._batch_tokens, self._overlong = batch_tokens, overlong
-        self._tokenizer = tokenizer
+        self._batch_tokens = batch_tokens
         self._scorer: ProbeScorer | None = None
+        self._scores_all = False
         self._last: int | None = None
 
     def on_train_begin(
@@ -89,10 +90,8 @@ class ProbeCallback(TrainerCallback):
     ) -> None:
         """Probes the model before the first update."""
         self._scorer = None  # the trainer may have wrapped or moved its model
-        if state.global_step == 0 and distributed.rank() == 0:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.unlink(missing_ok=True)
-        self._replay_alarm(state.global_step)
+        self.off = ""
+        self.attempt(lambda: self._begin(state.global_step))
         self._probe(state.global_step)
 
     def on_step_end(
@@ -120,16 +119,22 @@ class ProbeCallback(TrainerCallback):
         return paths_figure(self.file, title)
 
     def _probe(self, step: int) -> None:
+        self._last = step
+        mine = self.attempt(self._scores)
+        if mine is not None:
+            self.attempt(lambda: self._report(step, mine))
+
+    def _report(self, step: int, mine: list[Score]) -> None:
+        """Writes the scores of all ranks, logs their means, and asks the alarm."""
         from transformers import Trainer
 
-        self._last = step
-        scores = self._scores()
+        scores = mine if self._scores_all else list(chain.from_iterable(distributed.gather(mine)))
         if distributed.rank() == 0:
             with self.file.open("a") as file:
                 file.writelines(ProbeScore(step=step, **dict(score)).line() for score in scores)
         # Logs with the base class: TRL's `log` would also log and reset its running averages.
         # Logging clears `should_log`, but the trainer's own log of this step is still to come.
-        due, means = self.trainer.control.should_log, mean_by_kind(scores)
+        due, means = self.trainer.control.should_log, self._means(scores)
         if self.alarm is not None:
             means |= self.alarm.update(step, means)
             # Only rank 0 decides, so that ranks cannot diverge.
@@ -138,8 +143,17 @@ class ProbeCallback(TrainerCallback):
         Trainer.log(self.trainer, means)
         self.trainer.control.should_log = due
 
-    def _replay_alarm(self, step: int) -> None:
-        """Resets the alarm and replays the probes before `step`."""
+    def _means(self, scores: list[Score]) -> dict[str, float]:
+        """Means of the training rows' scores; of the held-out ones where no others are watched."""
+        if not any(score.split == "train" for score in scores):
+            scores = [score.model_copy(update={"split": "train"}) for score in scores]
+        return mean_by_kind(scores)
+
+    def _begin(self, step: int) -> None:
+        """Makes room for the scores, resets the alarm and replays the probes before `step`."""
+        if step == 0 and distributed.rank() == 0:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.unlink(missing_ok=True)
         if self.alarm is None:
             return
         self.alarm = Alarm(self.alarm.config)
@@ -148,34 +162,23 @@ class ProbeCallback(TrainerCallback):
             for score in read_rows(self.file, ProbeScore):
                 if score.step < step:
                     before.setdefault(score.step, []).append(score)
-        by_step = {probed: mean_by_kind(scores) for probed, scores in before.items()}
+        by_step = {probed: self._means(scores) for probed, scores in before.items()}
         for probed, means in distributed.gather(by_step)[0].items():
             self.alarm.update(probed, means)
 
     def _scores(self) -> list[Score]:
-        """Scores all rows; returns all scores on every rank."""
-        model: Any = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        # Under ZeRO-3 every forward gathers weights from all ranks, so all must run the same ones.
-        scores_all = any(hasattr(weights, "ds_id") for weights in model.parameters())
+        """Scores this rank's rows."""
+        model: Any = unwrapped(self.trainer)
         if self._scorer is None:
-            text_config = model.config.get_text_config()
-            context = getattr(text_config, "max_position_embeddings", None)
-            if context is None:
-                raise ConfigError(
-                    "trainer.model.config.max_position_embeddings",
-                    None,
-                    "not set; set it to the length of the longest row in tokens",
-                )
-            encoder = Encoder(self._tokenizer, int(context), self._overlong)
-            if distributed.rank() == 0:
-                warn_of_unread(self._tokenizer, [row.response for row in self.rows])
-            share = (0, 1) if scores_all else (distributed.rank(), distributed.world_size())
+            # Under ZeRO-3 every forward gathers weights from all ranks: all must run the same ones.
+            self._scores_all = any(hasattr(weights, "ds_id") for weights in model.parameters())
+            ranks = (distributed.rank(), distributed.world_size())
             self._scorer = ProbeScorer(
                 ResponseLogits(model),
                 self.rows,
-                encoder,
+                self._encoder,
                 batch_tokens=self._batch_tokens,
-                share=share,
+                share=(0, 1) if self._scores_all else ranks,
+                sequences=self._sequences,
             )
-        mine = self._scorer.score()
-        return mine if scores_all else list(chain.from_iterable(distributed.gather(mine)))
+        return self._scorer.score()

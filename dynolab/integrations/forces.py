@@ -1,4 +1,4 @@
-"""Forces in other people's trainers: `transformers.Trainer` and TRL's SFT, DPO and GRPO."""
+"""Forces in other people's trainers: `transformers.Trainer` and TRL's of causal language models."""
 
 from __future__ import annotations
 
@@ -9,202 +9,363 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
-from transformers import TrainerCallback
 
-from dynolab.data.encode import Encoder
+from dynolab import distributed
+from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example, ProbeRow, write_rows
 from dynolab.errors import ConfigError, check_installed
 from dynolab.forces.function.blocks import block_columns
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.flat import flatten
-from dynolab.forces.ledger.functional import Slopes, slopes_of
+from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.live import Forward, LiveGradients
+from dynolab.forces.ledger.live import LiveGradients
 from dynolab.forces.ledger.step_account import StepAccount, StepMade, account_of
 from dynolab.forces.ledger.tables import LedgerTables
-from dynolab.forces.ledger.watched import check_kinds, training_means
+from dynolab.forces.ledger.watched import Watched, check_kinds, training_means
+from dynolab.forces.map.memory import memory_for
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.optimizers import OptimizerMap, UpdateFacts, optimizer_map
+from dynolab.integrations.trained import (
+    TrainedRows,
+    check_trainer,
+    context_of,
+    unwrapped,
+    watched_answers,
+)
+from dynolab.integrations.watching import Watching
+from dynolab.results.ledger import FunctionalRow
+from dynolab.results.study import ARGMAX
 from dynolab.training.config import OptimizerConfig
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
-UNEXPLAINED = 1e-3
-"""Share of the gradient above which its sequences do not explain it."""
+ROUNDED = {True: 0.05, False: 1e-3}
+"""What rounding may leave of a parameter's gradient, as a share of its sequences' norms, under
+16-bit arithmetic and without; more of it is a part that no sequence explains."""
 
 EXCERPT = 160  # characters of a sequence in tables
 
 
-class ForceCallback(TrainerCallback):
+class ForceCallback(Watching):
     """Says at chosen steps which sequence of the batch moved which answers, and what else did.
 
-    `Δq = Σ_i line_i + decay + momentum + residual` for the mean log-probability q of the watched
-    answers of a kind, in nats. Sums over sequences that are pushed up (`chosen`) and down
-    (`rejected`) go through the trainer's log, `ledger/<kind>/<part>`; every sequence's line goes to
-    `folder` (`dynolab.results.ledger`), and at the end a page, `ledger.html`. Gradients are read
-    from the trainer's own backward pass, whatever its loss. Training goes on as without the
-    callback, to the bit.
+    `Δq = Σ_i line_i + decay + momentum + unexplained + arithmetic + residual` for the mean
+    log-probability q of the watched answers of a kind, in nats. Sums over sequences that are pushed
+    up (`chosen`) and down (`rejected`) go through the trainer's log, `ledger/<kind>/<part>`; every
+    sequence's line goes to `folder` (`dynolab.results.ledger`), and at the end a page,
+    `ledger.html`. Gradients are those of the trainer's own backward pass, whatever its loss;
+    `unexplained` is what they have beside the sequences', such as an auxiliary loss, and what an
+    optimizer of unknown form did beside them; `arithmetic` is what rounding did.
+
+    Training goes on as without the callback, to the bit. If an account fails, one warning says why,
+    and no further ones are made.
 
     **Arguments:**
 
-    - `trainer`: a `transformers.Trainer`, or one of TRL's, of a causal language model, in one
-      process and float32.
-    - `rows`: what is watched (`build_probes`, `read_rows(path, ProbeRow)`), split `train`.
-    - `examples`: pairs that are trained on: their sequences are named by the pairs' ids, all others
-      by a checksum of their text.
+    - `trainer`: a `transformers.Trainer`, or one of TRL's, of a causal language model.
+    - `rows`: what is watched (`build_probes`, `read_rows(path, ProbeRow)`), split `train`. Default:
+      the answers of the first rows of `trainer.eval_dataset`, else of the training rows.
+    - `examples`: pairs that are trained on: their sequences are named by the pairs' ids. Others
+      have their row's `id` in `trainer.train_dataset`, or its number (`row-000012`); what is in
+      none of its rows, a checksum of its text.
     - `every`: optimizer steps between accounts.
-    - `kinds`: of the watched answers; each has an account.
+    - `kinds`: of the watched answers; each has an account. Default: those of chosen and rejected
+      ones that are watched.
     - `pairs`: watched pairs, the first ones, whose answers are averaged.
     - `folder`: default: `ledger` in the trainer's output folder.
+    - `memory_bytes`: for the sequences' gradients, float32 times the trained parameters each;
+      default: half of what is free. Parameters that need a backward pass per sequence are left out
+      (`unexplained`) where they do not fit.
 
-    **Raises:** `ConfigError` for a trainer whose steps it cannot account for, and at the first
-    account for a gradient that its sequences do not make up.
+    **Raises:** `ConfigError` for a trainer whose steps it cannot account for.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        rows: Sequence[ProbeRow],
+        rows: Sequence[ProbeRow] | None = None,
         *,
         examples: Sequence[Example] = (),
         every: int = 10,
-        kinds: Sequence[str] = ("chosen", "rejected"),
+        kinds: Sequence[str] | None = None,
         pairs: int = 8,
         folder: Path | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         if every < 1:
             raise ConfigError("every", every, "must be 1 optimizer step or more")
         check_installed("ForceCallback", "plotly", "report")  # for the page, after training
-        _check_trainer(trainer)
-        check_kinds(kinds, rows, "kinds")
+        check_trainer(trainer, "forces")
+        for option in ("packing", "padding_free"):
+            if getattr(trainer.args, option, False):
+                raise ConfigError(
+                    f"trainer.args.{option}",
+                    True,
+                    "forces tell sequences apart by their rows; turn off packing and padding_free",
+                )
         self.trainer, self.every = trainer, every
         self.folder = folder or Path(str(trainer.args.output_dir)) / "ledger"
-        self._rows = list(rows)
-        self._kinds, self._pairs = tuple(kinds), pairs
+        if rows is None:
+            answers, sequences = watched_answers(trainer, pairs)
+            known = [row.kind for row in answers]
+            self._kinds = tuple(kinds or (k for k in ("chosen", "rejected") if k in known))
+            as_training = [row.model_copy(update={"split": "train"}) for row in answers]
+            check_kinds(self._kinds, as_training, "kinds")
+            self._watched = [_mean(kind, answers, sequences) for kind in self._kinds]
+        else:
+            self._kinds = tuple(kinds or ("chosen", "rejected"))
+            encoder = Encoder(trainer.processing_class, context_of(trainer), "drop")  # type: ignore[arg-type]
+            self._watched = training_means(self._kinds, rows, encoder, pairs, "kinds")
+        self._memory = memory_bytes
         self._examples = {example.id: example for example in examples}
         self._texts: dict[str, str] = {}
+        self._named: dict[str, int] = {}
+        self._gradients: Tensor | None = None
         self._pending: _Pending | None = None
+        self._tables: LedgerTables | None = None
+        self._live: LiveGradients | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Looks at the model and the optimizer."""
-        model: Any = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        self._policy = PolicyFunction(model)
-        context = model.config.get_text_config().max_position_embeddings
-        encoder = Encoder(self.trainer.processing_class, int(context), "drop")  # type: ignore[arg-type]
-        self._watched = training_means(self._kinds, self._rows, encoder, self._pairs, "kinds")
-        temperature = float(getattr(self.trainer, "temperature", 1.0))
-        self._ids = self._ids_by_content()
-        self._live = LiveGradients(self._policy, temperature)
-        answers = [term.sequence for _, functional in self._watched for term in functional.terms]
-        self._gradients = GroupedGradients.build(self._policy, self._weights(), answers[:2])
-        self._tables = LedgerTables([row.name for row, _ in self._watched], whole=False)
+        """Looks at model, rows and optimizer, and tries the model's rules against autograd."""
+        self.off, self._pending = "", None
+        self.attempt(self._prepare)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Sets the hooks where an account is due."""
-        if state.global_step % self.every == 0:
-            self._live.begin()
+        live = self._live
+        if live is not None and state.global_step % self.every == 0:
+            self.attempt(live.begin)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Takes the sequences' gradients and the state before the step."""
-        if state.global_step % self.every:
-            return
-        self._live.end()
-        gradients = self._live.gradients()
-        parameters = dict(self._policy.model.named_parameters())
-        clipped = flatten(
-            {
-                name: torch.zeros_like(p) if (p := parameters[name]).grad is None else p.grad
-                for name in self._live.names
-            }
-        )
-        total = gradients.sum(0)
-        # Groups of equal rewards have no gradient: such a step moves by momentum and decay alone.
-        clip = float(clipped @ total / (total @ total)) if total.any() else 1.0
-        left = (clipped - clip * total).norm()
-        if not left <= UNEXPLAINED * clipped.norm():
-            error = float(left / clipped.norm())
-            raise ConfigError(
-                "trainer",
-                f"a gradient of which {error:.2g} is not made by its sequences' tokens",
-                "train without auxiliary losses, soft prompts and shared experts",
-            )
-        labels = [label for forward in self._live.forwards for label in self._label(forward)]
-        self._pending = _Pending(
-            labels=tuple(labels),
-            gradients=gradients,
-            before=flatten(self._weights()).clone(),
-            map=self._map(clip * total, clip),
-            start=self._slopes(),
-        )
+        if state.global_step % self.every == 0:
+            self.attempt(self._take)
+            self._pending = self.attempt(self._before)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Accounts for the step that has just been made."""
-        if self._pending is None:
-            return
         pending, self._pending = self._pending, None
-        step = StepMade(
-            number=state.global_step,
-            labels=pending.labels,
-            gradients=pending.gradients,
-            map=pending.map,
-            change=flatten(self._weights()) - pending.before,
-            blocks=block_columns(self._weights()),
-        )
-        account, _ = account_of(step, pending.start, self._slopes())
-        self._tables.add(account)
-        self._log(account)
+        if pending is None:
+            return
+        account = self.attempt(lambda: self._account(pending, state.global_step))
+        if account is not None:
+            self.attempt(lambda: self._enter(account))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Writes tables and page."""
+        """Writes tables and page of the accounts that were made."""
+        tables, before, self.off = self._tables, self.off, ""
+        if tables is not None and tables.entered:
+            self.attempt(lambda: self._write(tables) if distributed.rank() == 0 else None)
+        self.off = before or self.off
+
+    def give_up(self) -> None:
+        """Lets go of gradients and hooks; accounts that were made are written at the end."""
+        self._pending = self._gradients = None
+        if self._live is not None:
+            self._live.end()
+
+    def _prepare(self) -> None:
+        trainer: Any = self.trainer
+        model, wrapped = unwrapped(trainer), trainer.model_wrapped
+        self._policy = PolicyFunction(model, derivatives=False)
+        answers = [term.sequence for _, functional in self._watched for term in functional.terms]
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        weights = {name: p.detach().to(self._policy.dtype) for name, p in trained.items()}
+        # Two answers of different length show whether a rule tells sequences apart.
+        by_length = sorted(answers, key=lambda answer: len(answer.ids))
+        with torch.random.fork_rng():
+            route = GroupedGradients.build(self._policy, weights, [by_length[0], by_length[-1]])
+        rows = TrainedRows(trainer, trainer.train_dataset)
+        self._rows = rows
+        self._by_ids: dict[int, int] = {}
+        several = 1
+        for each in rows.answers():
+            several = max(several, 2 if each.kind == "rejected" else 1)
+            self._by_ids.setdefault(hash(each.ids), each.row)
+        left_out = self._without_room(route, several)
+        names = sorted(weights, key=lambda name: name in left_out)
+        self._route = replace(route, names=tuple(names))
+        self._parameters = {name: trained[name] for name in names}
+        self._live = LiveGradients(
+            self._route,
+            model,
+            wrapped if hasattr(wrapped, "_orig_mod") else model,
+            arithmetic=trainer.compute_loss_context_manager,
+            rounding=ROUNDED[self._sixteen_bit()],
+            temperature=float(getattr(trainer, "temperature", 1.0)),
+            left_out=left_out,
+        )
+        self._by_content = self._ids_by_content()
+        self._tables = LedgerTables([row.name for row, _ in self._watched], whole=False)
+
+    def _without_room(self, route: GroupedGradients, several: int) -> frozenset[str]:
+        """The parameters without a rule, where the sequences' gradients do not fit with them."""
+        args = self.trainer.args
+        sequences = several * args.per_device_train_batch_size * args.gradient_accumulation_steps
+        room = memory_for(self._policy.device, self._memory)
+        size = {name: self._policy.weights[name].numel() for name in route.names}
+        by_rule = sum(size[name] for name in route.names if name not in route.generic)
+        if 4 * sequences * sum(size.values()) <= room:
+            return frozenset()
+        if 4 * sequences * by_rule > room or not by_rule:
+            raise ConfigError(
+                "memory_bytes",
+                room,
+                f"{sequences} sequences' gradients take {4 * sequences * by_rule} bytes; train "
+                "adapters (LoRA), or smaller batches",
+            )
+        return route.generic
+
+    def _take(self) -> None:
+        """The gradients of this rank's sequences."""
+        assert self._live is not None
+        self._gradients = self._live.gradients().div_(distributed.world_size())
+
+    def _before(self) -> _Pending:
+        """The step between its gradient and its update."""
+        assert self._gradients is not None and self._live is not None
+        own, self._gradients = self._gradients, None
+        clipped = flatten(
+            {
+                name: torch.zeros_like(p) if p.grad is None else p.grad
+                for name, p in self._parameters.items()
+            }
+        ).to(own.dtype)
+        sizes = [p.numel() for p in self._parameters.values()]
+        kept = sizes[: len(self._live.names)]
+        total = distributed.add_up(own.sum(0))
+        norms = distributed.add_up(
+            torch.stack([part.norm(dim=1).sum() for part in own.split(kept, dim=1)])
+        )
+        most = self.trainer.args.max_grad_norm
+        explained = clipped[: len(total)]
+        # Groups of equal rewards have no gradient: such a step moves by momentum and decay alone.
+        clip = 1.0
+        if most and clipped.norm() >= 0.98 * most and total.any():
+            clip = float(explained @ total / (total @ total))
+        gradient = clipped / clip
+        rest = torch.stack([torch.zeros_like(gradient), gradient])
+        rest[1, : len(total)] -= total
+        rounded, beside = rest[0].split(sizes), rest[1].split(sizes)
+        coarse = ROUNDED[self._sixteen_bit()]
+        least = 1e-6 * float(gradient.norm())
+        for place, norm in enumerate(norms.tolist()):
+            if float(beside[place].norm()) <= max(coarse * norm, least):
+                rounded[place].copy_(beside[place])
+                beside[place].zero_()
+        sequences = [each for forward in self._live.forwards for each in forward.sequences()]
+        pushes = [push for f in self._live.forwards for push in f.push.tolist()]  # type: ignore[union-attr]
+        return _Pending(
+            labels=tuple(map(self._label, sequences, pushes)),
+            gradients=own,
+            rest=rest,
+            gradient=gradient,
+            clip=clip,
+            before=flatten(self._weights()).clone(),
+            map=self._map(gradient, clip),
+            start=self._slopes(),
+        )
+
+    def _sixteen_bit(self) -> bool:
+        weights = {p.dtype for p in self._parameters.values()}
+        return self.trainer.args.bf16 or self.trainer.args.fp16 or weights != {torch.float32}
+
+    def _account(self, pending: _Pending, step: int) -> StepAccount:
+        """This rank's account of the step that has just been made."""
+        change = flatten(self._weights()) - pending.before
+        made = pending.map or self._realised(pending, change)
+        account, _ = account_of(
+            StepMade(
+                number=step,
+                labels=pending.labels,
+                gradients=pending.gradients,
+                map=made,
+                change=change,
+                blocks=block_columns(self._weights()),
+                rest=pending.rest,
+                total=pending.gradient,
+            ),
+            pending.start,
+            self._slopes(),
+        )
+        if pending.map is None:  # what the optimizer did beside the gradient is no rounding
+            beside = account.unexplained + account.rounding
+            account = replace(account, unexplained=beside, rounding=torch.zeros_like(beside))
+        return account
+
+    def _enter(self, account: StepAccount) -> None:
+        """Joins the ranks' accounts, logs the sums and keeps the lines."""
+        ranks = distributed.gather((account.responses, account.lines, dict(account.blocks)))
+        account = replace(
+            account,
+            responses=tuple(label for labels, _, _ in ranks for label in labels),
+            lines=torch.cat([lines for _, lines, _ in ranks]),
+            blocks={
+                name: torch.stack([blocks[name] for _, _, blocks in ranks]).sum(0)
+                for name in account.blocks
+            },
+        )
+        assert self._tables is not None
+        self._tables.add(account)
+        self._log(account)
+
+    def _write(self, tables: LedgerTables) -> None:
         from dynolab.report.inputs.ledger import read_ledger
         from dynolab.report.ledger.page import write_ledger_page
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._tables.write(self.folder)
+        tables.write(self.folder)
         write_rows(self.folder / "functionals.jsonl", [row for row, _ in self._watched])
-        (self.folder / "ledger.json").write_text(self._tables.summary().model_dump_json(indent=1))
-        unnamed = (Example(id=name, prompt=text, chosen="") for name, text in self._texts.items())
-        write_rows(self.folder / "train.jsonl", [*self._examples.values(), *unnamed])
+        (self.folder / "ledger.json").write_text(tables.summary().model_dump_json(indent=1))
+        named = {name: self._rows.example(number) for name, number in self._named.items()}
+        texts = {
+            name: Example(id=name, prompt=text, chosen="") for name, text in self._texts.items()
+        }
+        write_rows(self.folder / "train.jsonl", (texts | named | self._examples).values())
         ledger = read_ledger(self.folder, self.folder)
         write_ledger_page(ledger, "ledger", "", (), self.folder)
 
     def _weights(self) -> dict[str, Tensor]:
         """The trained parameters as they are now."""
-        return {name: self._policy.weights[name] for name in self._live.names}
+        dtype = self._policy.dtype
+        return {name: p.detach().to(dtype) for name, p in self._parameters.items()}
 
     def _slopes(self) -> Slopes:
         functionals = [functional for _, functional in self._watched]
-        return slopes_of(functionals, self._gradients, self._weights())
+        return slopes_of(functionals, self._route, self._weights())
 
-    def _label(self, forward: Forward) -> list[Updating]:
-        """What each sequence is, told apart by its tokens; its text goes into the tables."""
-        tokenizer: Any = self.trainer.processing_class
-        labels = []
-        for ids, push in zip(forward.ids.tolist(), forward.push.tolist(), strict=True):
-            read = [token for token in ids if token != tokenizer.pad_token_id]
-            text = tokenizer.decode(read)  # the unknown token, too
-            name = self._ids.get(self._content(read))
-            if name is None:
-                name = f"{zlib.crc32(text.encode()):08x}"
-                self._texts[name] = text[-EXCERPT:]
-            side: Literal["chosen", "rejected"] = "rejected" if push < 0 else "chosen"
-            labels.append(Updating(name, side, tuple(ids)))
-        return labels
+    def _label(self, sequence: tuple[tuple[int, ...], int], push: float) -> Updating:
+        """What a sequence is, by its tokens; without a row its text goes into the tables."""
+        ids, prompt = sequence
+        side: Literal["chosen", "rejected"] = "rejected" if push < 0 else "chosen"
+        name = self._by_content.get(self._content(ids))
+        number = self._by_ids.get(hash(ids), self._by_ids.get(hash(ids[:prompt])))
+        if name is None and number is not None:
+            name = self._rows.name(number)
+            self._named[name] = number
+        if name is None:
+            tokenizer: Any = self.trainer.processing_class
+            text = tokenizer.decode(ids)  # the unknown token, too
+            name = f"{zlib.crc32(text.encode()):08x}"
+            self._texts[name] = text[-EXCERPT:]
+        return Updating(name, side, ids)
 
     def _ids_by_content(self) -> dict[tuple[int, ...], str]:
-        """Tokens of a sequence → the id of the pair that it is an answer of."""
+        """Tokens of a sequence → the id of the given pair that it is an answer of."""
         tokenizer: Any = self.trainer.processing_class
         return {
             self._content(tokenizer(example.prompt + response)["input_ids"]): example.id
@@ -219,44 +380,60 @@ class ForceCallback(TrainerCallback):
         added = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
         return tuple(token for token in ids if token not in added)
 
-    def _map(self, clipped: Tensor, clip: float) -> OptimizerMap:
-        """The optimizer's step as one map of flat vectors."""
+    def _map(self, gradient: Float[Tensor, " parameters"], clip: float) -> OptimizerMap | None:
+        """The optimizer's step as one map of flat vectors; None for one of unknown form.
+
+        **Arguments:** `gradient`: before clipping.
+        """
         optimizer: Any = self.trainer.optimizer
         optimizer = getattr(optimizer, "optimizer", optimizer)
-        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        parameters = dict(self._policy.model.named_parameters())
-        sizes = [parameters[name].numel() for name in self._live.names]
+        configs = {
+            id(p): (group, _config(optimizer, group))
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        sizes = [p.numel() for p in self._parameters.values()]
         maps = []
-        for name, gradient in zip(self._live.names, clipped.split(sizes), strict=True):
-            parameter = parameters[name]
+        for parameter, own in zip(self._parameters.values(), gradient.split(sizes), strict=True):
             state = optimizer.state.get(parameter, {})
-            group = groups.get(id(parameter), optimizer.param_groups[0])
+            group, config = configs.get(id(parameter), next(iter(configs.values())))
+            if config is None:
+                return None
             facts = UpdateFacts(
                 step=int(state.get("step", 0)),
                 learning_rate=float(group["lr"]),
                 clip_factor=clip,
-                optimizer=_config(optimizer, group),
+                optimizer=config,
             )
             tensors = {
-                key: value.detach().flatten()
+                key: value.detach().flatten().to(own.dtype)
                 for key, value in state.items()
                 if isinstance(value, Tensor) and value.shape == parameter.shape
             }
-            theta = parameter.detach().flatten()
-            made = optimizer_map(facts, theta, tensors, gradient / clip)
-            if parameter.grad is None or id(parameter) not in groups:  # torch leaves it alone
+            theta = parameter.detach().flatten().to(own.dtype)
+            made = optimizer_map(facts, theta, tensors, own)
+            if parameter.grad is None or id(parameter) not in configs:  # torch leaves it alone
                 still = torch.zeros_like(theta)
                 made = replace(made, out=still, direct=still)
             maps.append(made)
         if len({made.carry for made in maps}) > 1:
-            raise ConfigError("trainer.optimizer", "groups", "give all parameters one momentum")
-        return OptimizerMap(
-            carry=maps[0].carry,
-            **{
-                part: torch.cat([getattr(made, part) for made in maps])
-                for part in ("momentum", "into", "pull", "out", "direct")
-            },
-        )
+            return None
+        return _joined(maps)
+
+    def _realised(self, pending: _Pending, change: Float[Tensor, " parameters"]) -> OptimizerMap:
+        """A step of unknown form by its part along the gradient, tensor by tensor."""
+        sizes = [p.numel() for p in self._parameters.values()]
+        maps = []
+        for moved, own in zip(change.split(sizes), pending.gradient.split(sizes), strict=True):
+            square = float(own.double() @ own.double())
+            rate = max(0.0, -float(moved.double() @ own.double()) / square) if square else 0.0
+            still = torch.zeros_like(own)
+            maps.append(
+                OptimizerMap(
+                    still, 0.0, torch.ones_like(own), still, torch.full_like(own, rate), still
+                )
+            )
+        return _joined(maps)
 
     def _log(self, account: StepAccount) -> None:
         """Sums by side, through the trainer's log."""
@@ -273,30 +450,54 @@ class ForceCallback(TrainerCallback):
         self.trainer.control.should_log = due
 
 
+def _mean(kind: str, rows: Sequence[ProbeRow], sequences: Sequence[Encoded]) -> Watched:
+    """The mean over the answers of a kind."""
+    asked = "chosen" if kind == ARGMAX else kind
+    own = [(row, ids) for row, ids in zip(rows, sequences, strict=True) if row.kind == asked]
+    split, name = own[0][0].split, f"{own[0][0].split}/{kind}"
+    functional = Functional.mean(name, [ids for _, ids in own], likeliest=kind == ARGMAX)
+    pairs = tuple(row.pair_id for row, _ in own)
+    return FunctionalRow(name=name, split=split, kind=kind, pairs=pairs), functional
+
+
 @dataclass(frozen=True)
 class _Pending:
-    """A step between its gradient and its update."""
+    """A step between its gradient and its update.
+
+    `gradient` is the whole one before clipping, `rest` what it has beside this batch's sequences.
+    """
 
     labels: tuple[Updating, ...]
     gradients: Tensor
+    rest: Tensor
+    gradient: Tensor
+    clip: float
     before: Tensor
-    map: OptimizerMap
+    map: OptimizerMap | None
     start: Slopes
 
 
-def _config(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> OptimizerConfig:
-    """One of torch's optimizers as ours; **Raises** `ConfigError` for any other."""
+def _joined(maps: Sequence[OptimizerMap]) -> OptimizerMap:
+    """The maps of a model's parameters as one."""
+    return OptimizerMap(
+        carry=maps[0].carry,
+        **{
+            part: torch.cat([getattr(made, part) for made in maps])
+            for part in ("momentum", "into", "pull", "out", "direct")
+        },
+    )
+
+
+def _config(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> OptimizerConfig | None:
+    """One of torch's optimizers as ours; None for one of another form."""
     kind = type(optimizer)
-    field = "trainer.optimizer"
-    for option in ("amsgrad", "maximize", "nesterov", "centered", "dampening"):
-        if group.get(option):
-            raise ConfigError(field, f"{kind.__name__} with {option}", f"turn {option} off")
-    if kind is torch.optim.Adam and group["weight_decay"]:
-        raise ConfigError(field, "Adam with weight_decay", "use AdamW, or no decay")
+    special = ("amsgrad", "maximize", "nesterov", "centered", "dampening")
+    if any(group.get(option) for option in special):
+        return None
     common = {"learning_rate": group["lr"], "weight_decay": group.get("weight_decay", 0.0)}
     if kind is torch.optim.SGD:
         return OptimizerConfig.model_construct(name="sgd", momentum=group["momentum"], **common)
-    if kind in (torch.optim.Adam, torch.optim.AdamW):
+    if kind is torch.optim.AdamW or (kind is torch.optim.Adam and not group["weight_decay"]):
         return OptimizerConfig.model_construct(
             name="adamw", betas=group["betas"], epsilon=group["eps"], **common
         )
@@ -308,29 +509,4 @@ def _config(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimize
             epsilon=group["eps"],
             **common,
         )
-    raise ConfigError(
-        field, kind.__name__, "forces know torch's SGD, Adam, AdamW and RMSprop; set args.optim"
-    )
-
-
-def _check_trainer(trainer: Trainer) -> None:
-    """Refuses trainers whose steps are not those of one process in float32."""
-    args: Any = trainer.args
-    refused = {
-        "fsdp": (trainer.is_fsdp_enabled, "train in one process"),
-        "deepspeed": (trainer.is_deepspeed_enabled, "train in one process"),
-        "world_size": (args.world_size > 1, "train in one process"),
-        "bf16": (args.bf16, "train in float32"),
-        "fp16": (args.fp16, "train in float32"),
-        "torch_compile": (args.torch_compile, "train without it"),
-    }
-    for name, (is_on, remedy) in refused.items():
-        if is_on:
-            raise ConfigError(f"trainer.args.{name}", getattr(args, name, True), remedy)
-    if not hasattr(trainer.processing_class, "eos_token_id"):
-        kind = type(trainer.processing_class).__name__
-        raise ConfigError("trainer.processing_class", kind, "pass the model's tokenizer")
-    model: Any = trainer.model
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype != torch.float32:
-            raise ConfigError(f"trainer.model {name}", parameter.dtype, "train in float32")
+    return None

@@ -54,6 +54,7 @@ class ProbeScorer:
     - `batch_tokens`: bound of rows × padded length per forward; a longer row is scored alone.
     - `share`: `(rank, world)`: scores only this rank's contiguous share of the rows; concatenated
       in rank order, the ranks' results are in the rows' order.
+    - `sequences`: the rows' tokens, where the encoder shall not read their texts.
     - `in_step`: whether all ranks run the same number of forwards, as they must where each needs
       the others' weights (ZeRO-3). All ranks then build their scorers together.
 
@@ -69,17 +70,18 @@ class ProbeScorer:
         *,
         batch_tokens: int,
         share: tuple[int, int] = (0, 1),
+        sequences: Sequence[Encoded | None] = (),
         in_step: bool = False,
     ) -> None:
         self.model = model
         copy = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
-        encoded = zip(rows, copy.probes(rows), strict=True)
+        encoded = zip(rows, sequences or copy.probes(rows), strict=True)
         kept = [(row, sequence) for row, sequence in encoded if sequence is not None]
         mine = _share(kept, *share)
         self.rows = [row for row, _ in mine]
         """This rank's rows, without dropped ones."""
-        sequences = [sequence for _, sequence in mine]
-        _check_vocabulary(model, sequences)
+        own = [sequence for _, sequence in mine]
+        _check_vocabulary(model, own)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         shared, near = shares_prompts(model), next(model.parameters()).device.type == "cpu"
@@ -91,7 +93,7 @@ class ProbeScorer:
                 for together in plan_prefixes(sequences, most, shared)
             ]
 
-        self._batches = batches_of(sequences)
+        self._batches = batches_of(own)
         if in_step and kept:
             first = kept[0][1]
             one_token = Encoded(first.ids[: first.prompt_length + 1], first.prompt_length)

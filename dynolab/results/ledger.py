@@ -8,7 +8,8 @@
   `predicted` (to first order along the step's change of the weights), `rounding` (the part of it
   that the trainer's arithmetic did beside the optimizer's formula), `decay` (what the step's
   weight decay did, then and later), `carried_in` (what the momentum before the step did from it
-  on), `weight` (the number of steps that this one stands for: 1, unless steps were sampled).
+  on), `unexplained` (what the part of the gradient did that no response made; 0 in older files),
+  `weight` (the number of steps that this one stands for: 1, unless steps were sampled).
 - `tokens.parquet`: `step`, `response`, `functional`, `place` (in the response), `token`, `nats`: of
   some lines the tokens, which add up to them; the hardest pulls on a single answer are among them
   (`dynolab.forces.ledger.hardest_pulls`).
@@ -19,8 +20,8 @@
 - `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`. `token_map.json`, if asked
   for: the `dynolab.results.study.TokenMap` of the hardest pull on the answer that fell most.
 
-For every functional `Σ nats + Σ decay + Σ rounding + carried_in of the first step + Σ (after −
-before − predicted)` is the whole change. Where steps were sampled, the sums are over `weight` times
+For every functional `Σ nats + Σ decay + Σ rounding + Σ unexplained + carried_in of the first step +
+Σ (after − before − predicted)` is the whole change. Where steps were sampled, the sums are over `weight` times
 what a step has, and estimate it (`dynolab.statistics.stratified_total`); the first and the last
 step are always there.
 """
@@ -53,6 +54,7 @@ TABLES = {
         "rounding": "float64",
         "decay": "float64",
         "carried_in": "float64",
+        "unexplained": "float64",
         "weight": "int32",
     },
     "tokens": {
@@ -147,7 +149,10 @@ def read_table(folder: Path, name: str) -> dict[str, list[Any]]:
     """Columns of one of `TABLES`."""
     from pyarrow import parquet
 
-    return parquet.read_table(folder / f"{name}.parquet").to_pydict()
+    columns = parquet.read_table(folder / f"{name}.parquet").to_pydict()
+    if name == "steps":
+        columns.setdefault("unexplained", [0.0] * len(columns["step"]))
+    return columns
 
 
 def _type(kind: str):  # type: ignore[no-untyped-def]

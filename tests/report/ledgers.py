@@ -58,6 +58,7 @@ def write_ledger(
         "carried_in": [0] * 4,
         "weight": [1] * 4,
         "rounding": [0] * 4,
+        "unexplained": [0] * 4,
     }
     write_table(folder, "steps", steps | more)
     write_table(

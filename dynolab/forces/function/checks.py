@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from dynolab.training.step_record import StepRecord
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module, *, derivatives: bool = True) -> None:
     """Rejects models whose parameters are not the numbers that they compute with.
+
+    **Arguments:** `derivatives`: their gradients must be derivatives, too.
 
     **Raises:** `ConfigError` for ZeRO-3 placeholders, for weights that are quantised, offloaded, on
     several devices or not finite, and for adapters that are merged, switched off or of a kind whose
@@ -47,7 +49,7 @@ def check_model(model: nn.Module) -> None:
             )
         if getattr(module, "_disable_adapters", False):
             raise ConfigError(name, "adapters are switched off", "switch them on, or unload them")
-        if getattr(module, "lora_variant", None):
+        if derivatives and getattr(module, "lora_variant", None):
             kinds = sorted({type(variant).__name__ for variant in module.lora_variant.values()})
             raise ConfigError(
                 name,

@@ -44,14 +44,21 @@ class PolicyFunction:
       left unchanged.
     - `dtype`: of weights and arithmetic. Under float64, norms and attention that would fall back
       to float32 keep their dtype.
+    - `derivatives`: its gradients must be derivatives; DoRA's are not, though training uses them.
 
     **Raises:** `ConfigError` for a model that `checks.check_model` rejects, for float32 products
     that torch may round (TF32), and at the first derivative for a model whose derivatives are not
     those of its own forward (`derivatives_of`).
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-        check_model(model)
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        *,
+        derivatives: bool = True,
+    ) -> None:
+        check_model(model, derivatives=derivatives)
         check_float32_products()
         self.model, self.dtype = model, dtype
         self.causal = causal_model(model)

@@ -101,7 +101,11 @@ class GroupedGradients:
         named = dict(zip(self.names, parts, strict=True))
         with torch.no_grad(), policy.differentiable():
             for call, delta in zip(calls, deltas, strict=True):
-                where = _groups_of(call, batch, group.to(into.device))
+                own, positions = group.to(into.device), call.output.shape[:-1]
+                where = groups_of(positions, batch.input_ids.shape, own)
+                # The head and what is in it are called on positions that predict a response token.
+                if where is None and positions.numel() == len(batch.sequence):
+                    where = own[batch.sequence]
                 if where is not None:
                     add_call(call, delta.flatten(0, -2), where, named)
         if leaves:
@@ -124,20 +128,18 @@ def _add_generic(
             parts[name][number] += gradient.flatten()
 
 
-def _groups_of(
-    call: Call, batch: TokenBatch, group: Int[Tensor, " sequences"]
+def groups_of(
+    positions: torch.Size, rows: torch.Size, group: Int[Tensor, " sequences"]
 ) -> Int[Tensor, " positions"] | None:
     """The group of each of a call's positions; None for calls on something else.
 
-    Most modules are called on whole sequences, the head and what is in it on the positions that
-    predict a response token.
+    **Arguments:** `positions`: the output's shape without features: that of `rows`, sequences ×
+    length, with heads or other axes beside them, or flattened.
     """
-    positions = call.output.shape[:-1]
-    if positions == batch.input_ids.shape:
-        return group.repeat_interleave(positions[1])
-    if positions.numel() == len(batch.sequence):
-        return group[batch.sequence]
-    return None
+    times, rest = divmod(positions.numel(), rows.numel())
+    if rest or positions[0] not in (rows[0], rows.numel()):
+        return None
+    return group.repeat_interleave(times * rows[1])
 
 
 def add_call(

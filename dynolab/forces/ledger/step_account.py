@@ -46,7 +46,8 @@ class StepAccount:
     `lines[i]` belongs to response `responses[i]`: what it did from this step to the last. `before`
     and `after` are the functionals at both ends of the step, `predicted` is ⟨q̄, Δθ⟩ with the
     step's real Δθ, and `rounding` the part of it that the optimizer's formula does not give.
-    `carried_in` is what the momentum that the step began with did from here on.
+    `carried_in` is what the momentum that the step began with did from here on, `unexplained` what
+    the part of the gradient did that no response made.
     `tokens` are those of some lines; `blocks` the sums of the lines of each of `SIDES` through the
     parameters of a block (`block_of`).
     """
@@ -60,6 +61,7 @@ class StepAccount:
     after: Float[Tensor, " functionals"]
     predicted: Float[Tensor, " functionals"]
     rounding: Float[Tensor, " functionals"]
+    unexplained: Float[Tensor, " functionals"]
     tokens: tuple[TokenLines, ...] = ()
     blocks: Mapping[str, Float[Tensor, "functionals 2"]] = field(default_factory=dict)
 
@@ -83,7 +85,8 @@ class StepAccount:
             **sides,
             "decay": self.decay,
             "momentum": self.carried_in,
-            "rounding": self.rounding,
+            "unexplained": self.unexplained,
+            "arithmetic": self.rounding,
             "residual": self.residual,
             "measured": self.measured,
         }
@@ -104,6 +107,7 @@ def joined(parts: Sequence[StepAccount]) -> StepAccount:
         after=columns("after"),
         predicted=columns("predicted"),
         rounding=columns("rounding"),
+        unexplained=columns("unexplained"),
         tokens=tuple(own for part in parts for own in part.tokens),
         blocks={name: torch.cat([part.blocks[name] for part in parts]) for name in parts[0].blocks},
     )
@@ -114,14 +118,26 @@ class StepMade:
     """What an optimizer step was made of: its responses' gradients, its map, and its change Δθ.
 
     `blocks`: columns of flat vectors by the block that they belong to (`block_columns`).
+    `rest`: what the whole gradient has beside the responses' (zero if None): what is due to
+    rounding, and what no response explains. `gradients` may lack the last parameters' columns.
+    `total`: the whole gradient, where other ranks have responses, too.
     """
 
     number: int
     labels: tuple[Updating, ...]
-    gradients: Float[Tensor, "responses parameters"]
+    gradients: Float[Tensor, "responses explained"]
     map: OptimizerMap
     change: Float[Tensor, " parameters"]
     blocks: Mapping[str, Sequence[slice]]
+    rest: Float[Tensor, "2 parameters"] | None = None
+    total: Float[Tensor, " parameters"] | None = None
+
+    def entering(self, columns: slice) -> Float[Tensor, "entries columns"]:
+        """The responses' gradients by some parameters, and below them the rest's two parts."""
+        own = self.gradients[:, columns]
+        own = torch.nn.functional.pad(own, (0, columns.stop - columns.start - own.shape[1]))
+        rest = own.new_zeros(2, own.shape[1]) if self.rest is None else self.rest[:, columns]
+        return torch.cat([own, rest])
 
     def slices(self) -> Iterator[tuple[str, slice]]:
         """All columns, at most `SLICE` at once, with their block."""
@@ -183,7 +199,7 @@ def account_of(
       has beside the formula, from rounding, acts there and is counted here.
     """
     count, responses = len(start.values), len(step.gradients)
-    by_sensitivity = start.values.new_zeros(count, responses + 2, dtype=torch.float64)
+    by_sensitivity = start.values.new_zeros(count, responses + 4, dtype=torch.float64)
     by_slope = start.values.new_zeros(count, 3, dtype=torch.float64)
     of_momentum = start.values.new_zeros(count, dtype=torch.float64)
     blocks = {block: start.values.new_zeros(count, 2, dtype=torch.float64) for block in step.blocks}
@@ -192,18 +208,18 @@ def account_of(
     if pushed is None and not whole:
         pushed = torch.empty_like(end.gradients)
     for block, columns in step.slices():
-        made, gradients = step.map.at(columns), step.gradients[:, columns]
+        made, gradients = step.map.at(columns), step.entering(columns)
         mean = (start.gradients[:, columns] + end.gradients[:, columns]) / 2
         own = push = made.out * mean
         if later is not None:
             own = later.at(columns).sensitivity_before(push, made.carry, gap)
-        # Products of rows with rows; single vectors stand below the responses.
+        # Products of rows with rows; the rest's parts and single vectors stand below the responses.
         entering = torch.cat([gradients * made.into, torch.stack([made.pull, made.momentum])])
         along = products(own, entering)
         by_sensitivity += along
-        blocks[block] -= torch.stack([along[:, :-2][:, side].sum(1) for side in sides], 1)
+        blocks[block] -= torch.stack([along[:, :-4][:, side].sum(1) for side in sides], 1)
         change = step.change[columns]
-        total = gradients.sum(0)
+        total = gradients.sum(0) if step.total is None else step.total[columns]
         by_formula = made.history - made.scale * total
         by_slope += products(mean, torch.stack([made.direct, change, change - by_formula]))
         if later is not None and left is not None:
@@ -213,7 +229,8 @@ def account_of(
         end.gradients[:, columns] = own
         if pushed is not None:
             pushed[:, columns] = push
-    lines, (pull, momentum) = -by_sensitivity[:, :-2].T, by_sensitivity[:, -2:].T
+    lines = -by_sensitivity[:, :-4].T
+    rounded, beside_all, pull, momentum = by_sensitivity[:, -4:].T
     direct, predicted, rounding = by_slope.T
     account = StepAccount(
         step=step.number,
@@ -224,7 +241,8 @@ def account_of(
         before=start.values,
         after=end.values,
         predicted=predicted,
-        rounding=rounding + of_momentum,
+        rounding=rounding + of_momentum - rounded,
+        unexplained=-beside_all,
         blocks=blocks,
     )
     return account, Later(end.gradients, pushed)

@@ -13,7 +13,7 @@ from dynolab.forces.ledger.sources import SourceMeasures
 from dynolab.forces.ledger.step_account import SIDES, StepAccount
 from dynolab.results.ledger import TABLES, LedgerSummary, read_table, write_table
 
-PER_STEP = ("before", "after", "predicted", "rounding", "decay", "carried_in")
+PER_STEP = ("before", "after", "predicted", "rounding", "decay", "carried_in", "unexplained")
 
 
 class HardestPull(NamedTuple):
@@ -44,6 +44,11 @@ class LedgerTables:
         self._tables: dict[str, dict[str, list[object]]] = {
             name: {column: [] for column in columns} for name, columns in TABLES.items()
         }
+
+    @property
+    def entered(self) -> int:
+        """How many steps' entries there are."""
+        return len(set(self._tables["steps"]["step"]))
 
     def add(self, entries: StepAccount, weight: int = 1) -> None:
         """Appends the entries of a step that stands for `weight` steps."""
@@ -144,7 +149,7 @@ class LedgerTables:
         for name in self._names:
             own = steps["functional"] == name
             order = np.argsort(steps["step"][own])
-            before, after, predicted, rounding, decay, carried_in, weight = (
+            before, after, predicted, rounding, decay, carried_in, beside, weight = (
                 steps[column][own][order].astype(float) for column in (*PER_STEP, "weight")
             )
             change = after - before
@@ -153,7 +158,7 @@ class LedgerTables:
             mine = lines["functional"] == name
             nats = (stands_for[mine] * lines["nats"][mine].astype(float)).sum()
             momentum = carried_in[0] if self._whole else carried_in.sum()
-            explained = nats + (weight * (decay + rounding)).sum() + momentum
+            explained = nats + (weight * (decay + rounding + beside)).sum() + momentum
             measured = change.sum() if self._every == 1 else after[-1] - before[0]
             # What never moved has no path, and nothing that could fail to close.
             closures.append(abs(explained + residual - measured) / (path or 1.0))

@@ -26,6 +26,7 @@ class FunctionalAccount:
     `start`, `end`: its values; `lines`: one for each of the responses accounted for; `decay`: what
     weight decay did; `carried_in`: what momentum from before the first step did, or in single steps
     momentum from before each; `residual`: what the first order and rounding leave unexplained;
+    `arithmetic`: what rounding did of it; `unexplained`: what gradients did that no answer made;
     `path`: its value before every step, and after the last. Sums over sampled steps are estimates.
     """
 
@@ -36,6 +37,8 @@ class FunctionalAccount:
     decay: float
     carried_in: float
     residual: float
+    arithmetic: float
+    unexplained: float
     path: Float[ndarray, " states"]
 
 
@@ -123,8 +126,8 @@ class Ledger:
     def not_sampled(self, account: FunctionalAccount) -> float:
         """How far the estimated parts miss the measured change."""
         sides = (self.side_total(account, side).mean for side in ("chosen", "rejected"))
-        parts = sum(sides) + account.decay + account.carried_in + account.residual
-        return account.end - account.start - parts
+        others = account.decay + account.carried_in + account.unexplained + account.residual
+        return account.end - account.start - sum(sides) - others
 
     def by_example(self, account: FunctionalAccount) -> Float[ndarray, " examples"]:
         """What each of `examples` did in the steps accounted for."""
@@ -253,9 +256,9 @@ def _account(
 ) -> FunctionalAccount:
     own = steps["functional"] == row.name
     order = np.argsort(steps["step"][own])
-    columns = ("before", "after", "predicted", "rounding", "decay", "carried_in", "weight")
-    before, after, predicted, rounding, decay, carried_in, weight = (
-        steps[name][own][order] for name in columns
+    columns = ("before", "after", "predicted", "rounding", "decay", "carried_in", "unexplained")
+    before, after, predicted, rounding, decay, carried_in, unexplained, weight = (
+        steps[name][own][order] for name in (*columns, "weight")
     )
     return FunctionalAccount(
         row=row,
@@ -265,5 +268,7 @@ def _account(
         decay=float((weight * decay).sum()),
         carried_in=float(carried_in[0] if whole else carried_in.sum()),
         residual=float((weight * (after - before - predicted + rounding)).sum()),
+        arithmetic=float((weight * rounding).sum()),
+        unexplained=float((weight * unexplained).sum()),
         path=np.append(before, after[-1]),
     )

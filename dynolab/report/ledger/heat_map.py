@@ -21,7 +21,8 @@ _PROMPT = 60  # characters of a prompt
 
 def ledger_map_figure(ledger: Ledger) -> Figure:
     """The strongest examples by steps; a menu chooses the functional."""
-    shown = [account for account in ledger.accounts if account.row.split == "train"]
+    trained = [account for account in ledger.accounts if account.row.split == "train"]
+    shown = trained or list(ledger.accounts)
     plot = go.Figure(
         layout=base_layout(
             620,
