@@ -46,7 +46,7 @@ sft:
   steps: {steps}
   batch_size: {batch}
   micro_batch_size: {micro}
-  overlong: {overlong}  # rows beyond the context: error, drop or truncate_left
+  overlong: {overlong}  # rows beyond the context: error, drop, truncate_left, keep_start, keep_end
   probe_every: {probe_every}
   # record_steps: {record_steps}    takes these steps apart, as below
 
