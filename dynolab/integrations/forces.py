@@ -100,6 +100,12 @@ class ForceCallback(Watching):
             raise ConfigError("every", every, "must be 1 optimizer step or more")
         check_installed("ForceCallback", "plotly", "report")  # for the page, after training
         check_trainer(trainer, "forces")
+        if trainer.is_deepspeed_enabled:
+            raise ConfigError(
+                "trainer.args.deepspeed",
+                trainer.args.deepspeed,
+                "forces need gradients before the step is made; train with DDP, or LoRA",
+            )
         for option in ("packing", "padding_free"):
             if getattr(trainer.args, option, False):
                 raise ConfigError(
@@ -319,6 +325,8 @@ class ForceCallback(Watching):
                 for name in account.blocks
             },
         )
+        made = account.decay + account.carried_in + account.unexplained + account.lines.sum(0)
+        account = replace(account, rounding=account.predicted - made)
         assert self._tables is not None
         self._tables.add(account)
         self._log(account)

@@ -124,9 +124,7 @@ def check_trainer(trainer: Trainer, what: str) -> None:
             "trainer.processing_class", kind, "pass the model's tokenizer to the trainer"
         )
     if trainer.is_fsdp_enabled:
-        raise ConfigError(
-            "trainer.args.fsdp", True, f"{what} need whole weights; train with DDP, or ZeRO-1 or -2"
-        )
+        raise ConfigError("trainer.args.fsdp", True, f"{what} need whole weights; train with DDP")
 
 
 def watched_answers(trainer: Trainer, pairs: int) -> tuple[list[ProbeRow], list[Encoded]]:
