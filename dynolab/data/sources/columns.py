@@ -35,8 +35,8 @@ class Form:
 def _preference(record: Record) -> dict[str, Any]:
     """Two answers, whatever the prompt's column is called.
 
-    A `system` column is read beside a question, as of orca's pairs; beside a `prompt` trainers do
-    not read it. Step-DPO's answers continue `initial_reason_steps`.
+    A `system` column beside a question, as of orca's pairs, makes messages of a row; beside a
+    `prompt` trainers do not read it. Step-DPO's answers continue `initial_reason_steps`.
     """
     found: dict[str, Any] = {
         side: record[side] for side in ("chosen", "rejected") if side in record
@@ -48,7 +48,7 @@ def _preference(record: Record) -> dict[str, Any]:
         found["prompt"] = record[asked]
         if asked == "instruction" and record.get("input"):
             found["prompt"] += f"\n\n{record['input']}"
-        if asked != "prompt" and record.get("system"):
+        if asked != "prompt" and "system" in record:
             found["system"] = record["system"]
     if isinstance(steps := record.get("initial_reason_steps"), str) and asked:
         found["prompt"] = f"{found['prompt']}\n{steps}" if steps else found["prompt"]
@@ -130,6 +130,9 @@ def _messages(record: Record) -> dict[str, Any]:
 
 FORMS = (
     Form(("chosen",), _preference, (*_ASKED, "rejected", "conversations", "initial_reason_steps")),
+    Form(("chosen_response", "rejected_response"), lambda row: _preference(
+        {**row, "chosen": row["chosen_response"], "rejected": row["rejected_response"]}
+    ), _ASKED),
     Form(("full_chosen",), lambda row: {
         "prompt": row.get("prompt"),
         "chosen": row["full_chosen"],
@@ -214,7 +217,7 @@ def read_line(records: Sequence[Record], form: Form | None) -> str:
     """Which columns are read, and which are not: "read: prompt, chosen; ignored: score"."""
     columns = list(dict.fromkeys(name for record in records for name in record))
     known = {*(form.needs + form.reads if form else ()), *SHARED}
-    if form is FORMS[0]:  # of several columns that can hold the prompt, the first is read
+    if form in FORMS[:2]:  # of several columns that can hold the prompt, the first is read
         asked = [name for name in _ASKED if name in columns]
         known -= set(asked[1:]) if asked[:1] != ["instruction"] else set()
         known |= {"system"} if asked and asked[0] != "prompt" else set()

@@ -124,7 +124,7 @@ def _texts(
             [[message["role"] for message in side] for side in (turns, *answers)],
             "a question must come first and an answer of the assistant last",
         )
-    if "system" in pair:
+    if pair.get("system"):
         turns = [{"role": "system", "content": pair["system"]}, *turns]
     return _written(Conversation(turns, answers), record, where, write)
 
