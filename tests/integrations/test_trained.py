@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from dynolab.errors import ConfigError
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
 from dynolab.report.inputs.ledger import Ledger, read_ledger
+from dynolab.report.ledger.waterfall import waterfall_figure
 from tests.benchmarks.families import build
 from tests.integrations.test_callback import SHARED, probes
 from tests.integrations.test_forces import PARTS, grpo, sft, some_reward
@@ -265,8 +267,11 @@ def test_a_gradient_that_no_sequence_makes_is_a_part_of_its_own(tmp_path: Path) 
         trainer.compute_loss = more  # type: ignore[method-assign]
         return trainer
 
-    _, logged = trained(penalised, tmp_path)
+    forces, logged = trained(penalised, tmp_path)
     assert share(logged, "unexplained") > 0.01
+    for own in (ledger := account(forces)).accounts:
+        bars = waterfall_figure(replace(ledger, accounts=(own,))).plot.data[0]
+        assert sum(bars.y[:-1]) == pytest.approx(own.end, abs=1e-3)
 
 
 @pytest.mark.parametrize("place", ["gradients", "_use_pulls", "begin"])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from dynolab.data.rows import Split
 from dynolab.report.figure import Figure, base_layout
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.style import DOWN, MUTED, PAPER, SPLITS, UP, ZERO, style_of
@@ -21,13 +22,16 @@ PARTS = (
     "earlier momentum",
     "not explained",
 )
+BESIDE = ("gradient of no answer", "rounding")
+"""Where they matter, as in somebody's own training: auxiliary losses, 16-bit arithmetic."""
 
 
 def waterfall_figure(ledger: Ledger) -> Figure:
     """One bar per source of change; a menu chooses the functional."""
     account = ledger.accounts[0]
     plot = go.Figure(layout=base_layout(420, showlegend=False))
-    parts = (*PARTS, "steps not drawn") if ledger.sampled else PARTS
+    parts = (*PARTS, *BESIDE) if _beside(ledger) else PARTS
+    parts = (*parts, "steps not drawn") if ledger.sampled else parts
     plot.add_waterfall(
         x=["start", *parts, "end"],
         measure=["absolute", *["relative"] * len(parts), "total"],
@@ -85,6 +89,9 @@ def menu(choices: list[tuple[str, list[Any]]]) -> dict[str, Any]:
 def _bars(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
     sides = [ledger.side_total(account, side) for side in ("chosen", "rejected")]
     others = [account.decay, account.carried_in, account.residual]
+    if _beside(ledger):
+        others[-1] -= account.arithmetic
+        others += [account.unexplained, account.arithmetic]
     if ledger.sampled:
         others.append(ledger.not_sampled(account))
     changes = [*(side.mean for side in sides), *others]
@@ -97,6 +104,11 @@ def _bars(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
             number(account.end),
         ],
     }
+
+
+def _beside(ledger: Ledger) -> bool:
+    rounds = ledger.summary.rounding_share > 0.01
+    return rounds or any(account.unexplained for account in ledger.accounts)
 
 
 def _range(values: list[float]) -> list[float]:
@@ -116,8 +128,10 @@ def _with_margin(total: Interval) -> str:
 
 def _message(ledger: Ledger) -> str:
     sums, pairs = [], 0
+    splits = [account.row.split for account in ledger.accounts]
+    split: Split = "train" if "train" in splits else "heldout"
     for account in ledger.accounts:
-        if account.row.split == "train" and account.row.kind in ("chosen", "rejected", ARGMAX):
+        if account.row.split == split and account.row.kind in ("chosen", "rejected", ARGMAX):
             if account.row.single:
                 continue
             change = number(account.end - account.start, sign=True)
@@ -128,7 +142,8 @@ def _message(ledger: Ledger) -> str:
             label = style_of(account.row.kind).label
             sums.append(f"{label} {change} = {up} from chosen and {down} from rejected answers")
     summary = ledger.summary
-    of = f"Of {pairs} training pair{'s' if pairs > 1 else ''}: " if pairs else ""
+    where = "training" if split == "train" else "held-out"
+    of = f"Of {pairs} {where} pair{'s' if pairs > 1 else ''}: " if pairs else ""
     if ledger.sampled:
         return (
             f"{of}{'; '.join(sums)}. One step of {summary.every} was drawn, {summary.steps} in "
