@@ -50,6 +50,36 @@ def check_source(source: str | Path, needed: str, content: str) -> None:
         raise ConfigError("model", str(source), "no such folder; give a folder or a Hub name")
 
 
+def adapter_base(source: str | Path, field: str = "model") -> tuple[str, str | None] | None:
+    """The model that a folder's adapters belong to, and its revision; None for other sources.
+
+    **Returns:** a folder's path (adapter_config.json may name it from its own folder), or a Hub
+    name.
+
+    **Raises:** `ConfigError` for adapters that name no base model, or a folder that is missing.
+    """
+    folder = Path(source)
+    if not (folder / ADAPTER_SETTINGS).is_file():
+        return None
+    settings = _json_object(folder / ADAPTER_SETTINGS, field)
+    named, revision = settings.get("base_model_name_or_path"), settings.get("revision")
+    if isinstance(named, str) and named:
+        for base in (folder / named, Path(named).expanduser()):
+            if base.is_dir() and base.resolve() != folder.resolve():
+                return str(base), None
+        if not named.startswith((".", "/", "~")) and named.count("/") <= 1:
+            return named, revision
+    raise ConfigError(
+        f"{field}.base_model_name_or_path",
+        named,
+        f"no such base model; set it in {folder / ADAPTER_SETTINGS} to a folder or a Hub name, or "
+        "give the merged model",
+    )
+
+
+ADAPTER_SETTINGS = "adapter_config.json"
+
+
 def check_settings(source: str | Path, settings: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for a config.json that would load another model than the weights hold.
 
@@ -64,21 +94,15 @@ def loaded_files(folder: Path, field: str = "model") -> list[str]:
     """Paths, relative to a model folder, of all its files that loading can read.
 
     These are the files at its top level, the shards in its index, and additional chat templates.
+    Of adapters, the base model's files are not among them.
 
-    **Raises:** `ConfigError` for a folder that has no weights, holds ranks' shards or adapters, or
+    **Raises:** `ConfigError` for a folder that has no weights, holds ranks' shards, or
     refers to files outside it.
     """
     _check_shards(folder, field)
     with reading(field, str(folder), "give a folder that you can read"):
         names = [file.name for file in folder.iterdir() if file.is_file()]
         names += [f"{_TEMPLATES}/{file.name}" for file in folder.glob(f"{_TEMPLATES}/*")]
-    if "adapter_config.json" in names:
-        raise ConfigError(
-            field,
-            str(folder),
-            "the folder holds adapters (adapter_config.json), which belong to another model; merge "
-            "them into it and save the merged model",
-        )
     if not any(name.endswith(".safetensors") for name in names) and INDEX not in names:
         raise ConfigError(
             field,

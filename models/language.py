@@ -19,9 +19,12 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
+from dynolab.costs.shape import context_of
 from dynolab.errors import ConfigError, reading
+from dynolab.training.adapters import merge_adapters
 from dynolab.training.shards import FILE_BYTES
 from models.folder import (
+    adapter_base,
     check_counts,
     check_settings,
     check_size,
@@ -46,7 +49,8 @@ def load_language_model(
 
     **Arguments:**
 
-    - `source`: a folder that `save_pretrained` wrote, or a Hub name.
+    - `source`: a folder that `save_pretrained` wrote, or a Hub name. For a folder of adapters, the
+      model is their base with the adapters merged into its weights.
     - `attention`: `sdpa` or `eager`, whatever the source's configuration says. A model that
       transformers has no sdpa for (Gemma 2, Bloom, Mamba) is loaded with `eager`, with a warning.
     - `revision`: commit of a Hub name, see `dynolab.hub.resolve_commit`.
@@ -54,10 +58,18 @@ def load_language_model(
     - `device`: device of the weights.
 
     **Raises:** `ConfigError` for an unknown folder, a folder without weights or configuration, one
-    that holds ranks' shards or adapters, or refers to files outside it; for weights that are
-    missing, unexpected, of another shape, damaged or quantised; for a model that is not causal; and
-    for a tokenizer with ids that the model does not have.
+    that holds ranks' shards, or refers to files outside it; for adapters without their base; for
+    weights that are missing, unexpected, of another shape, damaged or quantised; for a model that
+    is not causal; and for a tokenizer with ids that the model does not have.
     """
+    if (base := adapter_base(source)) is not None:
+        loaded_files(Path(source))
+        whole = load_language_model(base[0], dtype, attention, revision=base[1])
+        merged = merge_adapters(whole, Path(source))
+        if tokenizer is not None:
+            check_vocabulary(merged, tokenizer)
+        torch.nn.Module.to(merged, device)
+        return merged
     check_source(source, "config.json", "model configuration")
     folder, commit = Path(source), revision or "main"
     is_folder = folder.is_dir()
@@ -68,14 +80,14 @@ def load_language_model(
     with reading("model", str(source), _REMEDY):
         if not is_folder and find_adapter_config_file(str(source), revision=commit):
             raise ConfigError(
-                "model", str(source), "holds adapters; merge them and save the merged model"
+                "model", str(source), "holds adapters; download it, and give the folder"
             )
         settings, _ = PreTrainedConfig.get_config_dict(str(source), revision=commit)
         check_settings(source, settings)
         if weights is not None:
             check_counts(folder, settings, weights)
         config = AutoConfig.from_pretrained(str(source), revision=commit, trust_remote_code=False)
-        attention = _supported_attention(config, attention)
+        attention = supported_attention(config, attention)
         config._attn_implementation = attention
         _reset_output_options(config)
         if weights is not None:
@@ -103,7 +115,7 @@ def load_language_model(
     return model.eval()
 
 
-def _supported_attention(config: PreTrainedConfig, attention: str) -> str:
+def supported_attention(config: PreTrainedConfig, attention: str) -> str:
     """`attention`, or `eager` if transformers has no sdpa for the model."""
     model = cast(
         "type[PreTrainedModel] | None", MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -123,9 +135,7 @@ def _reset_output_options(config: PreTrainedConfig) -> None:
         part.output_hidden_states = part.output_attentions = False
         if hasattr(part, "output_router_logits"):
             part.output_router_logits = False
-        if (
-            part.pad_token_id is not None and part.pad_token_id < 0
-        ):  # torch would count it from the last row
+        if (getattr(part, "pad_token_id", None) or 0) < 0:  # torch would count it from the last row
             part.pad_token_id = None
 
 
@@ -185,6 +195,8 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> PreTra
     rebuild it from vocabulary and merges and lose the rest: a rebuilt Llama tokenizer without byte
     tokens silently leaves unknown characters out of the text.
     """
+    if not (Path(source) / "tokenizer.json").is_file() and (base := adapter_base(source)):
+        return load_tokenizer(base[0], revision=base[1])
     check_source(source, "tokenizer.json", "tokenizer")
     with reading("model.tokenizer", str(source), "give the tokenizer that belongs to the model"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(
@@ -215,23 +227,23 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 
 def context_length(model: PreTrainedModel) -> int:
     """The model's context length, in tokens."""
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if length is None:
-        raise ConfigError(
-            "max_length", None, "config.json has no max_position_embeddings; set max_length"
-        )
+    length = context_of(model.config.get_text_config())
     if length < 1:
         raise ConfigError(
             "max_length", length, "must be at least 1; fix max_position_embeddings in config.json"
         )
-    return int(length)
+    return length
 
 
 def folder_context(folder: Path) -> int:
-    """Context length of the model in a folder, from its config.json alone, in tokens."""
+    """Context length of the model in a folder, from its config.json alone, in tokens.
+
+    That of adapters is their base model's.
+    """
+    source, revision = adapter_base(folder) or (str(folder), None)
     with reading("model", str(folder), _REMEDY):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
-        return int(config.max_position_embeddings)
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        return context_of(config.get_text_config())
 
 
 def save_language_model(

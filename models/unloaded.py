@@ -11,7 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from dynolab.errors import ConfigError
-from models.folder import check_source
+from models.folder import adapter_base, check_source
+from models.language import supported_attention
 
 _NEOX = {"model_type": "gpt_neox", "vocab_size": 50_304, "tie_word_embeddings": False}
 
@@ -59,6 +60,8 @@ def read_config(source: str, revision: str | None = None) -> PreTrainedConfig:
     """
     if source in KNOWN:
         return AutoConfig.for_model(**KNOWN[source])
+    if (base := adapter_base(source)) is not None:
+        return read_config(*base)
     check_source(source, "config.json", "model configuration")
     folder = Path(source).is_dir()
     try:
@@ -77,14 +80,19 @@ def read_config(source: str, revision: str | None = None) -> PreTrainedConfig:
 def builder(
     config: PreTrainedConfig, attention: str = "sdpa"
 ) -> Callable[[int, torch.dtype], PreTrainedModel]:
-    """A function from a number of layers and a dtype to a model of this configuration."""
+    """A function from a number of layers and a dtype to a model of this configuration.
+
+    Settings of single layers (`layer_types`, …) are repeated or cut to the number of layers.
+    """
+    attention = supported_attention(config, attention)
 
     def build(layers: int, dtype: torch.dtype) -> PreTrainedModel:
         shortened = copy.deepcopy(config)
         text = shortened.get_text_config()
-        text.num_hidden_layers = layers
-        if getattr(text, "layer_types", None):
-            text.layer_types = text.layer_types[:layers]
+        depth, text.num_hidden_layers = text.num_hidden_layers, layers
+        for name, value in list(vars(text).items()):
+            if "layer" in name and isinstance(value, list) and len(value) == depth:
+                setattr(text, name, (value * layers)[:layers])
         shortened._attn_implementation = attention
         model: PreTrainedModel = AutoModelForCausalLM.from_config(shortened, dtype=dtype)
         return model

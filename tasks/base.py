@@ -15,7 +15,7 @@ from dynolab.errors import ConfigError, reading
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
-from models.folder import check_settings, loaded_files, read_settings
+from models.folder import adapter_base, check_settings, loaded_files, read_settings
 from tasks.runtime.stage import Stage
 from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import StageConfig, Work
@@ -113,10 +113,14 @@ def resolve_base(config: BaseConfig) -> BaseConfig:
 
 def _content_hash(folder: Path) -> str:
     """The sha256 over the names and hashes of all files that loading the model can read."""
-    check_settings(folder, read_settings(folder, _FIELD))
+    base = adapter_base(folder, _FIELD)
+    if base is None:
+        check_settings(folder, read_settings(folder, _FIELD))
     files = loaded_files(folder, _FIELD)
     with reading(_FIELD, str(folder), "give a folder that you can read"):
-        hashes = {name: hash_file(folder / name).sha256 for name in files}
+        hashes: dict[str, object] = {name: hash_file(folder / name).sha256 for name in files}
+    if base is not None:
+        hashes["base"] = _content_hash(Path(base[0])) if Path(base[0]).is_dir() else list(base)
     return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
 

@@ -32,6 +32,19 @@ class ModelShape:
     largest: int
 
 
+UNBOUNDED = 2048
+"""Tokens that a row may have where config.json sets no limit, as models with ALiBi and recurrent
+ones do; its `max_position_embeddings` sets another."""
+
+
+def context_of(config: Any) -> int:
+    """The context length of a text model's configuration, in tokens."""
+    for name in ("max_position_embeddings", "max_seq_len"):
+        if (length := getattr(config, name, None)) is not None:
+            return int(length)
+    return UNBOUNDED
+
+
 def shape_of(model: nn.Module) -> ModelShape:
     """The shape of a transformers model; its weights may be on the meta device."""
     config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
@@ -39,8 +52,8 @@ def shape_of(model: nn.Module) -> ModelShape:
     head = model.get_output_embeddings().weight  # type: ignore[operator]
     weights = list(model.parameters())
     matrices = [w for w in weights if w.ndim == 2 and id(w) not in {*tables, id(head)}]
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads = getattr(config, "num_attention_heads", None) or 0  # Mamba has none
+    size = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
     return ModelShape(
         parameters=sum(w.numel() for w in weights),
         trained=sum(w.numel() for w in weights if w.requires_grad),
@@ -50,6 +63,6 @@ def shape_of(model: nn.Module) -> ModelShape:
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         vocabulary=config.vocab_size,
-        context=config.max_position_embeddings,
+        context=context_of(config),
         largest=max(w.numel() for w in weights),
     )

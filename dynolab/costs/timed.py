@@ -12,6 +12,7 @@ from dynolab.costs.batches import positions_of
 from dynolab.costs.operations import gradient_flops
 from dynolab.costs.shape import ModelShape
 from dynolab.costs.traced import MicroBatch, forward_backward, zero_tokens
+from dynolab.likelihood.token_logps import causal_model
 
 MOST_PARAMETERS = 2 * 10**8
 """Larger models are not built for a plan; their products take nearly all of the time."""
@@ -25,7 +26,8 @@ def model_speed(
     Small models reach a small part of the speed of matrix products: the quicker of two passes after
     a first one is taken. Weights are random.
     """
-    model, tokens = build(shape.layers, torch.float32).eval(), zero_tokens(batch)
+    model = build(shape.layers, torch.float32).eval()
+    tokens = zero_tokens(batch, causal_model(model))
     seconds = []
     for _ in range(3):
         began = time.perf_counter()

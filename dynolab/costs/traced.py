@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dynolab.costs.live_bytes import LiveBytes
-from dynolab.data.batches import Totals
+from dynolab.data.batches import TokenBatch, Totals
 from dynolab.data.packing import PackedBatch
 from dynolab.likelihood.decoder import logits_of
 from dynolab.likelihood.layouts import response_hidden
@@ -88,7 +89,7 @@ def trace(
     """As `activation_bytes`, of the model itself, whose tensors may be real."""
     if checkpoint:
         prepare_checkpointing(causal_model(model))
-    tokens = zero_tokens(batch)
+    tokens = zero_tokens(batch, causal_model(model))
     hooks = [
         weight.register_post_accumulate_grad_hook(_drop)
         for weight in model.parameters()
@@ -103,7 +104,7 @@ def trace(
 
 
 def forward_backward(
-    model: nn.Module, tokens: PackedBatch, after_decoder: Callable[[], int] = lambda: 0
+    model: nn.Module, tokens: TokenBatch, after_decoder: Callable[[], int] = lambda: 0
 ) -> int:
     """Adds the gradient of a batch's log-likelihood; returns what `after_decoder` gave."""
     causal = causal_model(model)
@@ -128,12 +129,13 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def zero_tokens(batch: MicroBatch) -> PackedBatch:
-    """A batch of these sizes; all its tokens are number 0."""
+def zero_tokens(batch: MicroBatch, causal: Any) -> TokenBatch:
+    """A batch of these sizes, packed if the model takes masks of that kind (Bloom does not); all
+    its tokens are number 0."""
     rows, length = torch.zeros(2, batch.rows, batch.length, dtype=torch.long)
     tokens = torch.zeros(batch.responses, dtype=torch.long)
     sequences = torch.zeros(batch.rows, dtype=torch.long)
-    return PackedBatch(
+    plain = TokenBatch(
         input_ids=rows,
         attention_mask=rows,
         position_ids=length,
@@ -144,6 +146,7 @@ def zero_tokens(batch: MicroBatch) -> PackedBatch:
         side=sequences,
         ids=(),
         totals=Totals(batch.rows, batch.responses, batch.rows),
-        row=sequences,
-        segment=rows,
     )
+    if not causal._supports_attention_backend:
+        return plain
+    return PackedBatch(**vars(plain), row=sequences, segment=rows)

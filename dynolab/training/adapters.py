@@ -71,11 +71,32 @@ def unmerge_adapters(merged: PreTrainedModel, folder: Path) -> PreTrainedModel:
     **Raises:** `ConfigError` if peft is missing, and if the folder does not hold exactly this
     model's adapters: peft would initialize missing ones at random and ignore extra ones.
     """
-    peft = _peft()
     from peft.tuners.lora import LoraLayer
 
-    with reading("adapter", str(folder), _REMEDY):
-        adapted = peft.PeftModel.from_pretrained(merged, str(folder), is_trainable=True).eval()
+    adapted = _with_adapters(merged, folder, _REMEDY)
+    for layer in adapted.modules():
+        if isinstance(layer, LoraLayer):
+            layer.merged_adapters.extend(layer.active_adapters)  # its weight is merged
+            layer.unmerge()
+    return cast("PreTrainedModel", adapted)
+
+
+def merge_adapters(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The base model with a folder's adapters merged into its weights; modified in place.
+
+    **Arguments:** `folder`: as peft's `save_pretrained` wrote it.
+
+    **Raises:** `ConfigError` if peft is missing, and if the adapters do not fit the model.
+    """
+    adapted = _with_adapters(base, folder, "give adapters with the base model they were trained on")
+    merged = adapted.merge_and_unload().eval()
+    return cast("PreTrainedModel", merged.requires_grad_(True))  # peft froze the base
+
+
+def _with_adapters(model: PreTrainedModel, folder: Path, remedy: str) -> Any:
+    peft = _peft()
+    with reading("adapter", str(folder), remedy):
+        adapted = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True).eval()
         wanted = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
         stored = load_file(folder / ADAPTERS).keys()
     for problem, names in (("lacks", wanted - stored), ("has an unexpected", stored - wanted)):
@@ -83,13 +104,9 @@ def unmerge_adapters(merged: PreTrainedModel, folder: Path) -> PreTrainedModel:
             raise ConfigError(
                 "adapter",
                 str(folder),
-                f"{problem} {min(names)}; {_REMEDY}",
+                f"{problem} {min(names)}; {remedy}",
             )
-    for layer in adapted.modules():
-        if isinstance(layer, LoraLayer):
-            layer.merged_adapters.extend(layer.active_adapters)  # its weight is merged
-            layer.unmerge()
-    return cast("PreTrainedModel", adapted)
+    return adapted
 
 
 _REMEDY = "give the adapter/ folder that this model's training wrote"

@@ -152,9 +152,9 @@ def test_settings_that_would_load_another_model_are_refused(
     assert_refused(folder, f"config.json sets {name}: ")
 
 
-def test_a_folder_of_adapters_is_refused(folder: Path) -> None:
+def test_adapters_without_their_base_are_refused(folder: Path) -> None:
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
-    assert_refused(folder, "holds adapters")
+    assert_refused(folder, "no such base model")
 
 
 def test_shards_that_transformers_prefers_to_whole_weights_are_refused(folder: Path) -> None:
