@@ -71,8 +71,8 @@ def refusal(lab: Lab, *changes: str, config: Path) -> str:
     ("rows", "message"),
     [
         (
-            [{"prompt": "what ?", "answer": "it ."}],
-            "column 'chosen' is missing; rename the column that",
+            [{"prompt": "what ?", "text": "it ."}],
+            "needs columns prompt and chosen (and rejected), or messages",
         ),
         ([], "data = 'pairs.jsonl': has no rows; give a source with rows"),
     ],
@@ -89,7 +89,7 @@ def test_a_row_longer_than_the_context(lab: Lab, tmp_path: Path, model_folder: P
     ranks = ["sft.engine={kind: deepspeed, ranks: 2}"]
     message = refusal(lab, *ranks, config=file)
     assert "overlong = 'error': row row-0000" in message
-    assert "set overlong to drop or truncate_left" in message
+    assert "set overlong to drop, truncate_left" in message
 
 
 def test_a_model_folder_without_weights(lab: Lab, tmp_path: Path, model_folder: Path) -> None:
