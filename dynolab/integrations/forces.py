@@ -261,7 +261,8 @@ class ForceCallback(Watching):
         explained = clipped[: len(total)]
         # Groups of equal rewards have no gradient: such a step moves by momentum and decay alone.
         clip = 1.0
-        if most and clipped.norm() >= 0.98 * most and total.any():
+        scaled = self.trainer.args.fp16 or (most and clipped.norm() >= 0.98 * most)
+        if scaled and total.any():
             clip = float(explained @ total / (total @ total))
         gradient = clipped / clip
         rest = torch.stack([torch.zeros_like(gradient), gradient])

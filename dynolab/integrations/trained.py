@@ -46,7 +46,7 @@ class TrainedRows:
         self._trainer, self._dataset = trainer, dataset
         self._tokenizer: Any = trainer.processing_class
         self._kept = dataset
-        if hasattr(dataset, "column_names") and trainer.args.remove_unused_columns:
+        if hasattr(dataset, "column_names") and len(self) and trainer.args.remove_unused_columns:
             self._kept = trainer._remove_unused_columns(dataset, description="")
 
     def __len__(self) -> int:

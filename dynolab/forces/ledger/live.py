@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,14 +155,12 @@ class LiveGradients:
     def _leave(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         if not torch.is_grad_enabled() or self.error is not None or self._busy:
             return
-        forward = self.forwards[-1]
-        for name, value in _differentiable(output, len(forward.ids)).items():
-
-            def keep(pull: Tensor | None, name: str = name) -> None:
-                if pull is not None:  # as compiled passes say of what the loss does not use
-                    forward.pulls[name] = pull.detach()
-
-            value.register_hook(keep)
+        try:
+            forward = self.forwards[-1]
+            for name, value in _differentiable(output, len(forward.ids)).items():
+                value.register_hook(partial(_keep, forward.pulls, name))
+        except Exception as error:
+            self.error = error
 
     def _use_pulls(self) -> None:
         """Takes the gradients of passes whose backward is done; lets go of their outputs'."""
@@ -287,6 +286,12 @@ class LiveGradients:
             gradients = torch.autograd.grad(value, list(leaves.values()))
             for name, gradient in zip(leaves, gradients, strict=True):
                 rows[name][number] += gradient.flatten()
+
+
+def _keep(pulls: dict[str, Tensor], name: str, pull: Tensor | None) -> None:
+    """A hook; compiled passes call it with None for what the loss does not use."""
+    if pull is not None:
+        pulls[name] = pull.detach()
 
 
 def _differentiable(output: Any, sequences: int) -> dict[str, Tensor]:
