@@ -65,7 +65,7 @@ def adapter_base(source: str | Path, field: str = "model") -> tuple[str, str | N
     named, revision = settings.get("base_model_name_or_path"), settings.get("revision")
     if isinstance(named, str) and named:
         for base in (folder / named, Path(named).expanduser()):
-            if base.is_dir() and base.resolve() != folder.resolve():
+            if base.is_dir() and not (base / ADAPTER_SETTINGS).is_file():
                 return str(base), None
         if not named.startswith((".", "/", "~")) and named.count("/") <= 1:
             return named, revision

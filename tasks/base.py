@@ -12,6 +12,7 @@ from pydantic import Field
 from dynolab.data.source_checks import FolderOrName, named_path
 from dynolab.data.unknown import auto_reads_otherwise
 from dynolab.errors import ConfigError, reading
+from dynolab.hub import resolve_commit
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
@@ -102,8 +103,6 @@ def resolve_base(config: BaseConfig) -> BaseConfig:
         return config
     folder = named_path(_FIELD, config.source)
     if not folder.is_dir():
-        from dynolab.hub import resolve_commit
-
         revision = resolve_commit(
             "model", config.source, config.revision or "main", field="base.source"
         )
@@ -120,7 +119,10 @@ def _content_hash(folder: Path) -> str:
     with reading(_FIELD, str(folder), "give a folder that you can read"):
         hashes: dict[str, object] = {name: hash_file(folder / name).sha256 for name in files}
     if base is not None:
-        hashes["base"] = _content_hash(Path(base[0])) if Path(base[0]).is_dir() else list(base)
+        name, revision = base
+        local = Path(name).is_dir()
+        commit = "" if local else resolve_commit("model", name, revision or "main", field=_FIELD)
+        hashes["base"] = _content_hash(Path(name)) if local else [name, commit]
     return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
 

@@ -53,7 +53,8 @@ def measured_sizes(model: str, tokenizer: PreTrainedTokenizerBase, loaded: Loade
     language_model = load_language_model(model, tokenizer=tokenizer, device=torch.device("cpu"))
     context = context_length(language_model)
     trained_on, encoder = (Encoder(tokenizer, 2**31, "error") for _ in range(2))
-    encoded = [*trained_on.examples(loaded.pairs), *encoder.examples(loaded.heldout)]
+    heldout = [pair for row in loaded.heldout if (pair := encoder.example(row)) is not None]
+    encoded = [*trained_on.examples(loaded.pairs), *heldout]
     pairs = [
         [len(side.ids) for side in (pair.chosen, pair.rejected) if side is not None]
         for pair in encoded
