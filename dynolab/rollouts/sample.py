@@ -48,9 +48,7 @@ def sample_responses(
     ]
 
 
-def _continued(
-    tokenizer: PreTrainedTokenizerBase, sample: Sampled, turn: Turn | None
-) -> Sampled:
+def _continued(tokenizer: PreTrainedTokenizerBase, sample: Sampled, turn: Turn | None) -> Sampled:
     """A response whose text begins with the blank that its first token stands for.
 
     It ends with its turn, whose end may be another token than end-of-sequence.
