@@ -21,8 +21,8 @@
   for: the `dynolab.results.study.TokenMap` of the hardest pull on the answer that fell most.
 
 For every functional `Σ nats + Σ decay + Σ rounding + Σ unexplained + carried_in of the first step +
-Σ (after − before − predicted)` is the whole change. Where steps were sampled, the sums are over `weight` times
-what a step has, and estimate it (`dynolab.statistics.stratified_total`); the first and the last
+Σ (after − before − predicted)` is the whole change. Where steps were sampled, the sums are over
+`weight` times what a step has, and estimate it (`dynolab.statistics.stratified_total`); the first and the last
 step are always there.
 """
 
