@@ -22,8 +22,8 @@
 
 For every functional `Σ nats + Σ decay + Σ rounding + Σ unexplained + carried_in of the first step +
 Σ (after − before − predicted)` is the whole change. Where steps were sampled, the sums are over
-`weight` times what a step has, and estimate it (`dynolab.statistics.stratified_total`); the first and the last
-step are always there.
+`weight` times what a step has, and estimate it (`dynolab.statistics.stratified_total`); the first
+and the last step are always there.
 """
 
 from __future__ import annotations
