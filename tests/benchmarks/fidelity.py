@@ -1,0 +1,135 @@
+"""Rows, columns, callbacks and forecasts beside what TRL trains on.
+
+    python -m tests.benchmarks.fidelity
+
+Prints one JSON object on its last line; what differs goes to stderr. Sets of keys: those of
+`tests.fidelity.reading` (chat templates and tokenizers by shapes of rows: token ids and completion
+masks of both sides), `tests.fidelity.public` (files in public data sets' columns) and
+`tests.fidelity.callbacks`. With a folder of models and data in `DYNOLAB_TEST_DATA`:
+
+- `gemma_shape_rank_correlation`: Spearman's, over 24 pairs, between the changes of their chosen
+  answers that the audit foresees for a step on all of them, and those that a step of TRL's DPO loss
+  makes, in float64 and on TRL's tokens.
+- `gemma_shape_relative_error`: the largest difference between both, each divided by its largest
+  change.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import load_dataset
+from scipy.stats import spearmanr
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from trl import DPOConfig as TRLConfig, DPOTrainer
+
+from dynolab import Encoder, load_data
+from dynolab.audit.audit import audit_pairs
+from dynolab.data.sources.load import file_config
+from dynolab.forces import PolicyFunction
+from dynolab.objectives import DPO, DPOConfig
+from tests.benchmarks.figures import gather, report
+from tests.fidelity import callbacks, public, reading
+
+RATE, CONTEXT = 1e-3, 256
+"""Of rates from 1e-7 to 1e-1, smaller ones drown in the float32 of Gemma's norms, larger ones in
+curvature."""
+
+AT_LEAST = {
+    "template_shapes": 24,
+    "row_shapes": 30,
+    "public_datasets_recognised": 14,
+    "callback_families": 24,
+    "rows_named": 1.0,
+    "callback_weights_identical": True,
+    "gemma_shape_rank_correlation": 0.99,
+}
+AT_MOST = {
+    "tokens_silently_different": 0,
+    "probe_vs_trl_max": 1e-4,
+    "trainings_ended": 0,
+    "account_closure_max": 1e-5,
+    "ddp_equals_one_process": 1e-6,
+}
+
+
+def forecasts() -> dict[str, float]:
+    """What the audit foresees beside a float64 step of TRL's loss on TRL's tokens."""
+    source = Path(os.environ["DYNOLAB_TEST_DATA"])
+    folder, file = source / "models/gemma-shape", source / "data/cases/c24.jsonl"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    config = file_config(file, str(folder)).model_copy(update={"heldout_rows": 0, "probe_pairs": 0})
+    pairs = Encoder(tokenizer, CONTEXT, "error").examples(load_data(config, tokenizer).pairs)
+    policy = PolicyFunction(copy.deepcopy(model), torch.float64)
+    foreseen = [row.from_all for row in audit_pairs(policy, pairs, DPO(DPOConfig()))]
+    changed = _changes_by_a_step(model, tokenizer, file)
+    scaled = [np.array(changes) / np.abs(changes).max() for changes in (foreseen, changed)]
+    return {
+        "gemma_shape_rank_correlation": float(spearmanr(foreseen, changed).statistic),
+        "gemma_shape_relative_error": float(np.abs(scaled[0] - scaled[1]).max()),
+    }
+
+
+def _changes_by_a_step(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, file: Path
+) -> list[float]:
+    """Changes of the chosen answers' log-probabilities by one step of TRL's loss on all rows."""
+    plain = copy.deepcopy(model).eval()  # the trainer gives its model another head
+    with tempfile.TemporaryDirectory() as home:
+        trainer: Any = DPOTrainer(
+            model=model,
+            ref_model=copy.deepcopy(model),
+            args=TRLConfig(output_dir=home, report_to=[], bf16=False, use_cpu=True),
+            train_dataset=load_dataset("json", data_files=str(file), split="train", cache_dir=home),
+            processing_class=tokenizer,
+        )
+        batch = trainer.data_collator(list(trainer.train_dataset))
+        trainer.compute_loss(trainer.model.eval(), batch).backward()
+        before = _chosen(plain, batch)
+        gradients = {name: weight.grad for name, weight in trainer.model.named_parameters()}
+        with torch.no_grad():
+            for name, weight in plain.named_parameters():
+                weight -= RATE * gradients[name]
+        return (_chosen(plain, batch) - before).tolist()
+
+
+@torch.no_grad()
+def _chosen(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Log-probabilities of the chosen answers, which are a batch's first half."""
+    half = len(batch["input_ids"]) // 2
+    ids, mask, held = (
+        batch[name][:half] for name in ("input_ids", "attention_mask", "completion_mask")
+    )
+    logp = model(input_ids=ids, attention_mask=mask).logits[:, :-1].log_softmax(-1)
+    return (logp.gather(-1, ids[:, 1:, None])[..., 0] * held[:, 1:]).sum(-1)
+
+
+def main() -> None:
+    parts: list[Callable[[], Mapping[str, float]]] = [
+        reading.measure,
+        public.measure,
+        callbacks.measure,
+    ]
+    if "DYNOLAB_TEST_DATA" in os.environ:
+        parts.append(forecasts)
+    else:
+        print("DYNOLAB_TEST_DATA names no folder: no forecasts", file=sys.stderr)
+    report(gather(parts), at_least=AT_LEAST, at_most=AT_MOST)
+
+
+if __name__ == "__main__":
+    main()
