@@ -74,7 +74,7 @@ def refusal(lab: Lab, *changes: str, config: Path) -> str:
             [{"prompt": "what ?", "text": "it ."}],
             "needs columns prompt and chosen (and rejected), or messages",
         ),
-        ([], "data = 'pairs.jsonl': has no rows; give a source with rows"),
+        ([], "data = 'pairs.jsonl': has no rows; give a source with two"),
     ],
     ids=["missing-column", "empty"],
 )

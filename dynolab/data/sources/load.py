@@ -290,8 +290,9 @@ def _split(
 
 
 def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
-    if not examples:
-        raise ConfigError("data", config.origin, "has no rows; give a source with rows")
+    if len(examples) < LEAST:
+        had = f"has {len(examples) or 'no'} rows"
+        raise ConfigError("data", config.origin, f"{had}; give a source with two rows or more")
     name, count = Counter(example.id for example in examples).most_common(1)[0]
     if count > 1:
         raise ConfigError(
