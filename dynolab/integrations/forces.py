@@ -18,7 +18,7 @@ from dynolab.data.rows import Example, ProbeRow, write_rows
 from dynolab.errors import ConfigError, check_installed
 from dynolab.forces.function.blocks import block_columns
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.flat import flatten
+from dynolab.forces.ledger.flat import flatten, unflatten
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.live import LiveGradients
@@ -36,6 +36,7 @@ from dynolab.integrations.trained import (
     watched_answers,
 )
 from dynolab.integrations.watching import Watching
+from dynolab.integrations.zero import ZeroShares, around_next_step
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX
 from dynolab.training.config import OptimizerConfig
@@ -100,11 +101,12 @@ class ForceCallback(Watching):
             raise ConfigError("every", every, "must be 1 optimizer step or more")
         check_installed("ForceCallback", "plotly", "report")  # for the page, after training
         check_trainer(trainer, "forces")
-        if trainer.is_deepspeed_enabled:
+        plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+        if plugin is not None and plugin.zero_stage not in (1, 2):
             raise ConfigError(
-                "trainer.args.deepspeed",
-                trainer.args.deepspeed,
-                "forces need gradients before the step is made; train with DDP, or LoRA",
+                "zero_optimization.stage",
+                plugin.zero_stage,
+                "forces need whole weights on every rank; set stage 1 or 2, or train with DDP",
             )
         for option in ("packing", "padding_free"):
             if getattr(trainer.args, option, False):
@@ -131,6 +133,8 @@ class ForceCallback(Watching):
         self._texts: dict[str, str] = {}
         self._named: dict[str, int] = {}
         self._gradients: Tensor | None = None
+        self._zero: ZeroShares | None = None
+        self._shares: dict[str, Tensor] = {}
         self._pending: _Pending | None = None
         self._tables: LedgerTables | None = None
         self._live: LiveGradients | None = None
@@ -149,25 +153,25 @@ class ForceCallback(Watching):
         live = self._live
         if live is not None and state.global_step % self.every == 0:
             self.attempt(live.begin)
+            if self._zero is not None and not self.off:
+                around_next_step(
+                    self.trainer.model_wrapped,
+                    self._before_step,
+                    lambda: self._after_step(state.global_step),
+                )
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Takes the sequences' gradients and the state before the step."""
-        if state.global_step % self.every == 0:
-            self.attempt(self._take)
-            self._pending = self.attempt(self._before)
+        if self._zero is None and state.global_step % self.every == 0:
+            self._before_step()
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Accounts for the step that has just been made."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        account = self.attempt(lambda: self._account(pending, state.global_step))
-        if account is not None:
-            self.attempt(lambda: self._enter(account))
+        self._after_step(state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -181,8 +185,22 @@ class ForceCallback(Watching):
     def give_up(self) -> None:
         """Lets go of gradients and hooks; accounts that were made are written at the end."""
         self._pending = self._gradients = None
+        self._shares = {}
         if self._live is not None:
             self._live.end()
+
+    def _before_step(self) -> None:
+        self.attempt(self._take)
+        self._pending = self.attempt(self._before)
+
+    def _after_step(self, step: int) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        weights = self.attempt(self._weights)
+        account = self.attempt(lambda: self._account(pending, weights or {}, step))
+        if account is not None:
+            self.attempt(lambda: self._enter(account))
 
     def _prepare(self) -> None:
         trainer: Any = self.trainer
@@ -206,6 +224,8 @@ class ForceCallback(Watching):
         names = sorted(weights, key=lambda name: name in left_out)
         self._route = replace(route, names=tuple(names))
         self._parameters = {name: trained[name] for name in names}
+        if trainer.is_deepspeed_enabled:
+            self._zero = ZeroShares(wrapped, self._parameters)
         self._live = LiveGradients(
             self._route,
             model,
@@ -240,31 +260,39 @@ class ForceCallback(Watching):
         """The gradients of this rank's sequences."""
         assert self._live is not None
         self._gradients = self._live.gradients().div_(distributed.world_size())
+        if self._zero is not None:
+            self._shares = self._zero.before_step()
 
     def _before(self) -> _Pending:
         """The step between its gradient and its update."""
         assert self._gradients is not None and self._live is not None
         own, self._gradients = self._gradients, None
-        clipped = flatten(
-            {
-                name: torch.zeros_like(p) if p.grad is None else p.grad
-                for name, p in self._parameters.items()
-            }
-        ).to(own.dtype)
+        shares, self._shares = self._shares, {}
+        whole = {key: distributed.add_up(share) for key, share in shares.items()}
+        weights = self._weights()
         sizes = [p.numel() for p in self._parameters.values()]
         kept = sizes[: len(self._live.names)]
         total = distributed.add_up(own.sum(0))
         norms = distributed.add_up(
             torch.stack([part.norm(dim=1).sum() for part in own.split(kept, dim=1)])
         )
-        most = self.trainer.args.max_grad_norm
-        explained = clipped[: len(total)]
-        # Groups of equal rewards have no gradient: such a step moves by momentum and decay alone.
         clip = 1.0
-        scaled = self.trainer.args.fp16 or (most and clipped.norm() >= 0.98 * most)
-        if scaled and total.any():
-            clip = float(explained @ total / (total @ total))
-        gradient = clipped / clip
+        if self._zero is not None:
+            gradient = whole.pop("gradients").to(own.dtype)
+            clip = self._zero.clip_factor(float(gradient.norm()))
+        else:
+            clipped = flatten(
+                {
+                    name: torch.zeros_like(p) if p.grad is None else p.grad
+                    for name, p in self._parameters.items()
+                }
+            ).to(own.dtype)
+            most = self.trainer.args.max_grad_norm
+            scaled = self.trainer.args.fp16 or (most and clipped.norm() >= 0.98 * most)
+            # Groups of equal rewards have no gradient: momentum and decay alone make such a step.
+            if scaled and total.any():
+                clip = float(clipped[: len(total)] @ total / (total @ total))
+            gradient = clipped / clip
         rest = torch.stack([torch.zeros_like(gradient), gradient])
         rest[1, : len(total)] -= total
         rounded, beside = rest[0].split(sizes), rest[1].split(sizes)
@@ -282,18 +310,18 @@ class ForceCallback(Watching):
             rest=rest,
             gradient=gradient,
             clip=clip,
-            before=flatten(self._weights()).clone(),
-            map=self._map(gradient, clip),
-            start=self._slopes(),
+            before=flatten(weights).clone(),
+            map=self._map(gradient, clip, weights, whole),
+            start=self._slopes(weights),
         )
 
     def _sixteen_bit(self) -> bool:
         weights = {p.dtype for p in self._parameters.values()}
         return self.trainer.args.bf16 or self.trainer.args.fp16 or weights != {torch.float32}
 
-    def _account(self, pending: _Pending, step: int) -> StepAccount:
-        """This rank's account of the step that has just been made."""
-        change = flatten(self._weights()) - pending.before
+    def _account(self, pending: _Pending, weights: dict[str, Tensor], step: int) -> StepAccount:
+        """This rank's account of the step that led to some weights."""
+        change = flatten(weights) - pending.before
         made = pending.map or self._realised(pending, change)
         account, _ = account_of(
             StepMade(
@@ -302,12 +330,12 @@ class ForceCallback(Watching):
                 gradients=pending.gradients,
                 map=made,
                 change=change,
-                blocks=block_columns(self._weights()),
+                blocks=block_columns(weights),
                 rest=pending.rest,
                 total=pending.gradient,
             ),
             pending.start,
-            self._slopes(),
+            self._slopes(weights),
         )
         if pending.map is None:  # what the optimizer did beside the gradient is no rounding
             beside = account.unexplained + account.rounding
@@ -351,11 +379,14 @@ class ForceCallback(Watching):
     def _weights(self) -> dict[str, Tensor]:
         """The trained parameters as they are now."""
         dtype = self._policy.dtype
+        if self._zero is not None:
+            whole = distributed.add_up(self._zero.weights()).to(dtype)
+            return unflatten(whole, self._parameters)
         return {name: p.detach().to(dtype) for name, p in self._parameters.items()}
 
-    def _slopes(self) -> Slopes:
+    def _slopes(self, weights: dict[str, Tensor]) -> Slopes:
         functionals = [functional for _, functional in self._watched]
-        return slopes_of(functionals, self._route, self._weights())
+        return slopes_of(functionals, self._route, weights)
 
     def _label(self, sequence: tuple[tuple[int, ...], int], push: float) -> Updating:
         """What a sequence is, by its tokens; without a row its text goes into the tables."""
@@ -389,28 +420,40 @@ class ForceCallback(Watching):
         added = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
         return tuple(token for token in ids if token not in added)
 
-    def _map(self, gradient: Float[Tensor, " parameters"], clip: float) -> OptimizerMap | None:
+    def _map(
+        self,
+        gradient: Float[Tensor, " parameters"],
+        clip: float,
+        weights: dict[str, Tensor],
+        whole: dict[str, Tensor],
+    ) -> OptimizerMap | None:
         """The optimizer's step as one map of flat vectors; None for one of unknown form.
 
-        **Arguments:** `gradient`: before clipping.
+        **Arguments:** `gradient`: before clipping; `whole`: the state that ZeRO splits.
         """
         optimizer: Any = self.trainer.optimizer
         optimizer = getattr(optimizer, "optimizer", optimizer)
-        configs = {
-            id(p): (group, _config(optimizer, group))
-            for group in optimizer.param_groups
-            for p in group["params"]
-        }
+        if self._zero is not None:
+            optimizer, states = optimizer.optimizer, self._zero.states(whole)
+        else:
+            groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+            states = {
+                name: (groups.get(id(p)), optimizer.state.get(p, {}))
+                for name, p in self._parameters.items()
+            }
         sizes = [p.numel() for p in self._parameters.values()]
         maps = []
-        for parameter, own in zip(self._parameters.values(), gradient.split(sizes), strict=True):
-            state = optimizer.state.get(parameter, {})
-            group, config = configs.get(id(parameter), next(iter(configs.values())))
+        for (name, parameter), own in zip(
+            self._parameters.items(), gradient.split(sizes), strict=True
+        ):
+            group, state = states[name]
+            options = group or optimizer.param_groups[0]
+            config = _config(optimizer, options)
             if config is None:
                 return None
             facts = UpdateFacts(
                 step=int(state.get("step", 0)),
-                learning_rate=float(group["lr"]),
+                learning_rate=float(options["lr"]),
                 clip_factor=clip,
                 optimizer=config,
             )
@@ -419,10 +462,10 @@ class ForceCallback(Watching):
                 for key, value in state.items()
                 if isinstance(value, Tensor) and value.shape == parameter.shape
             }
-            theta = parameter.detach().flatten().to(own.dtype)
+            theta = weights[name].flatten()
             made = optimizer_map(facts, theta, tensors, own)
-            if parameter.grad is None or id(parameter) not in configs:  # torch leaves it alone
-                still = torch.zeros_like(theta)
+            if group is None or (self._zero is None and parameter.grad is None):
+                still = torch.zeros_like(theta)  # torch leaves it alone
                 made = replace(made, out=still, direct=still)
             maps.append(made)
         if len({made.carry for made in maps}) > 1:

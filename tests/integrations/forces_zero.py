@@ -1,0 +1,85 @@
+"""The same batches by ZeRO-1 and ZeRO-2, accounted for and not; started by `torchrun`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import LoraConfig
+from torch import Tensor
+from transformers import Trainer
+
+from dynolab import distributed
+from dynolab.errors import ConfigError
+from dynolab.forces.ledger.live import LiveGradients
+from dynolab.integrations import forces
+from dynolab.integrations.forces import ForceCallback
+from dynolab.training.deepspeed_engine import init_ranks
+from tests.integrations.test_trained import dpo
+
+SGD: dict[str, Any] = {"learning_rate": 0.1, "optim": "sgd", "optim_args": "momentum=0.9"}
+LORA = LoraConfig(r=2, target_modules="all-linear")
+CASES: dict[str, dict[str, Any]] = {
+    "stage-1": {"stage": 1, **SGD},
+    "stage-2": {"stage": 2, **SGD},
+    "accumulated": {"stage": 2, "gradient_accumulation_steps": 2, **SGD},
+    "adamw": {"stage": 1, "weight_decay": 0.1},
+    "offloaded": {"stage": 2, "offload": "cpu", "weight_decay": 0.1},
+    "lora": {"stage": 2, "peft": LORA},
+    "bf16": {"stage": 2, "bf16": True},
+}
+
+
+def trainer_of(folder: Path, stage: int, offload: str = "none", **more: Any) -> Trainer:
+    micro_steps = more.get("gradient_accumulation_steps", 1)
+    zero: dict[str, Any] = {"stage": stage, "offload_optimizer": {"device": offload}}
+    return dpo(
+        folder,
+        per_device_train_batch_size=4 // distributed.world_size() // micro_steps,
+        max_steps=2,
+        deepspeed={
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+            "bf16": {"enabled": "auto"},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "zero_optimization": zero,
+        },
+        **more,
+    )
+
+
+def train(folder: Path, watched: bool, **settings: Any) -> str:
+    """Why the callback gave up."""
+    trainer = trainer_of(folder, **settings)
+    forces = ForceCallback(trainer, every=1)
+    if watched:
+        trainer.add_callback(forces)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert "step" not in vars(trainer.model_wrapped)
+    trainer.save_model(str(folder / "model"))
+    return forces.off
+
+
+class FailsOnOneRank(LiveGradients):
+    def gradients(self) -> Tensor:
+        if distributed.rank() == 1:
+            raise ZeroDivisionError
+        return super().gradients()
+
+
+if __name__ == "__main__":
+    init_ranks()
+    inputs = Path(sys.argv[1])
+    for name, settings in CASES.items():
+        assert train(inputs / name / "watched", True, **settings) == ""
+        train(inputs / name / "alone", False, **settings)
+    forces.LiveGradients = FailsOnOneRank  # type: ignore[misc]
+    assert "ZeroDivisionError" in train(inputs / "failed" / "watched", True, **CASES["stage-2"])
+    with pytest.raises(ConfigError, match="stage"):
+        ForceCallback(trainer_of(inputs / "split", stage=3))
+    distributed.leave()

@@ -1,0 +1,75 @@
+"""Accounts of trainings whose gradients and optimizer states ZeRO splits over ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dynolab.integrations.forces import ForceCallback
+from dynolab.report.inputs.ledger import Ledger, read_ledger
+from tests.integrations.forces_zero import CASES, SGD
+from tests.integrations.test_trained import dpo
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("zero")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node=2", "-m", "tests.integrations.forces_zero", str(folder)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=600,
+        cwd=Path(__file__).parents[2],
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
+        | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    return folder
+
+
+def ledger(trained: Path, case: str) -> Ledger:
+    folder = trained / case / "watched" / "ledger"
+    return read_ledger(folder, folder)
+
+
+def test_ranks_with_zero_account_for_what_one_process_does(trained: Path, tmp_path: Path) -> None:
+    trainer = dpo(tmp_path, per_device_train_batch_size=4, max_steps=2, **SGD)
+    trainer.add_callback(forces := ForceCallback(trainer, every=1))
+    trainer.train()
+    alone = read_ledger(forces.folder, forces.folder)
+    for case in ("stage-1", "stage-2", "accumulated"):
+        shared = ledger(trained, case)
+        assert sorted(shared.example) == sorted(alone.example)
+        for one, two in zip(alone.accounts, shared.accounts, strict=True):
+            assert alone.by_example(one) == pytest.approx(shared.by_example(two), abs=1e-6)
+            assert one.carried_in == pytest.approx(two.carried_in, abs=1e-6)
+            assert one.residual == pytest.approx(two.residual, abs=1e-6)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "bf16"])
+def test_the_parts_of_a_step_with_zero_add_up(trained: Path, case: str) -> None:
+    accounts = ledger(trained, case).accounts
+    assert len(accounts) == 2
+    for account in accounts:
+        assert abs(account.unexplained) + abs(account.arithmetic) < 1e-5
+
+
+@pytest.mark.parametrize("case", [*CASES, "failed"])
+def test_weights_are_those_of_a_training_without_the_callback(trained: Path, case: str) -> None:
+    watched, alone = (
+        load_file(next((trained / folder / "model").glob("*.safetensors")))
+        for folder in (f"{case}/watched", f"{case.replace('failed', 'stage-2')}/alone")
+    )
+    assert watched.keys() == alone.keys()
+    assert all(torch.equal(watched[name], alone[name]) for name in alone)
