@@ -100,13 +100,18 @@ def gather_dealt(mine: Sequence[Item]) -> list[Item]:
 
 
 def _gather_bytes(mine: bytes) -> list[bytes]:
-    sizes = torch.zeros(world_size(), dtype=torch.long)
-    dist.all_gather(list(sizes.split(1)), torch.tensor([len(mine)]))
-    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    # Trainers on GPUs may start NCCL alone, which moves no tensor of the CPU.
+    place = torch.device("cpu") if "cpu:" in dist.get_backend_config() else device()
+    sizes = torch.zeros(world_size(), dtype=torch.long, device=place)
+    dist.all_gather(list(sizes.split(1)), torch.tensor([len(mine)], device=place))
+    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=place)
+    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(place)
     parts = [torch.empty_like(padded) for _ in range(world_size())]
     dist.all_gather(parts, padded)
-    return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes.tolist(), strict=True)]
+    return [
+        part[:size].cpu().numpy().tobytes()
+        for part, size in zip(parts, sizes.tolist(), strict=True)
+    ]
 
 
 def gpus_usable() -> bool:
