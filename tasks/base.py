@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import Field
 
+from dynolab import hub
 from dynolab.data.source_checks import FolderOrName, named_path
 from dynolab.data.unknown import auto_reads_otherwise
 from dynolab.errors import ConfigError, reading
-from dynolab.hub import resolve_commit
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
@@ -103,7 +103,7 @@ def resolve_base(config: BaseConfig) -> BaseConfig:
         return config
     folder = named_path(_FIELD, config.source)
     if not folder.is_dir():
-        revision = resolve_commit(
+        revision = hub.resolve_commit(
             "model", config.source, config.revision or "main", field="base.source"
         )
         return config.model_copy(update={"revision": revision})
@@ -121,7 +121,9 @@ def _content_hash(folder: Path) -> str:
     if base is not None:
         name, revision = base
         local = Path(name).is_dir()
-        commit = "" if local else resolve_commit("model", name, revision or "main", field=_FIELD)
+        commit = (
+            "" if local else hub.resolve_commit("model", name, revision or "main", field=_FIELD)
+        )
         hashes["base"] = _content_hash(Path(name)) if local else [name, commit]
     return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 

@@ -174,7 +174,7 @@ def test_a_study_file_runs_nothing(tag: str, tmp_path: Path, refused: Refused) -
 def test_sources(tmp_path: Path, refused: Refused) -> None:
     data = f"data={{source: file, path: {tmp_path}/none.jsonl}}"
     missing = refused(*study(data, f"base.source={tmp_path}"))
-    assert "none.jsonl': no such file; name a .jsonl" in missing
+    assert "none.jsonl': no such file; give JSON" in missing
     missing = refused(*study(f"base.source={tmp_path}/none"))
     assert f"base.source = '{tmp_path}/none': neither an existing folder" in missing
 
