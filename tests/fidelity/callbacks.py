@@ -32,8 +32,8 @@ from tests.integrations.test_trained import dpo
 NOT_CAUSAL = {"bert"}
 PATHS = [family for family in FAMILIES if family not in NOT_CAUSAL]
 OTHERWISE = {"modernbert_decoder", "recurrent_gemma"}
-"""TRL's fused head leaves out a module before the head, or the cap of the logits (which these models
-call `logits_soft_cap`): it trains another function than the model's own forward, which is scored."""
+"""TRL's fused head leaves out a module before the head, or a cap of the logits: it trains another
+function than the model's own forward, which is scored."""
 BF16 = ("llama", "gpt2", "gemma3", "qwen3")
 TURNS = 5
 """Trainings of each kind of which the overhead is the median."""
