@@ -105,7 +105,7 @@ def spaced(response: str) -> str:
 def in_place_of(answer: str, text: str, row: Prompted) -> str:
     """A text as an answer of a row is written: with its turn, or its white space at both ends.
 
-    An answer that differs in these would differ in its first or last token, whatever training did.
+    Without them its first or last token would differ from the answer's, before any training.
     """
     if row.turn is not None or not answer.strip() or not text.strip():
         return row.written(text.strip())

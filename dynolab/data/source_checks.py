@@ -65,7 +65,7 @@ def named_path(field: str, name: str | None) -> Path:
 def file_digest(field: str, file: Path) -> bytes:
     """The sha256 of a file's bytes, or of a folder's files; `ConfigError` if it cannot be read."""
     if file.is_dir():
-        names = sorted(one.relative_to(file) for one in file.rglob("*") if one.is_file())
+        names = sorted(path.relative_to(file) for path in file.rglob("*") if path.is_file())
         parts = [str(name).encode() + file_digest(field, file / name) for name in names]
         return hashlib.sha256(b"".join(parts)).digest()
     with reading(field, str(file), "give a file that you can read"), file.open("rb") as content:

@@ -26,7 +26,7 @@ TOGETHER = 64  # rows that are collated at once
 class Answer:
     """One sequence of a row: all its tokens, and which of them are trained as an answer.
 
-    `answer` is None where none is. `kind` is `rejected` for what the trainer is told is worse.
+    `answer` is None if the row holds none. `kind` is `rejected` for answers labelled as worse.
     """
 
     row: int

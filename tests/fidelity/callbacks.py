@@ -36,7 +36,7 @@ OTHERWISE = {"modernbert_decoder", "recurrent_gemma"}
 function than the model's own forward, which is scored."""
 BF16 = ("llama", "gpt2", "gemma3", "qwen3")
 TURNS = 5
-"""Trainings of each kind of which the overhead is the median."""
+"""Trainings of each kind; the overhead is the ratio of their medians."""
 
 
 def train(folder: Path, family: str, *, every: int = 1, **more: Any) -> dict[str, Any]:

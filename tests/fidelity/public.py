@@ -61,190 +61,410 @@ WRITTEN = [Pair(f"Question: {question}\nAnswer:", f" {good} #### 1") for questio
 
 
 def _sets() -> Iterator[tuple[str, Public]]:
-    yield "ultrafeedback_binarized", Public([
-        {
-            "prompt": question, "prompt_id": f"{number:064x}",
-            "chosen": talk(question, good), "rejected": talk(question, bad),
-            "messages": talk(question, good), "score_chosen": 8.5, "score_rejected": 4.0,
-        }
-        for number, (question, good, bad) in enumerate(ALL)
-    ], "parquet", CHATS)  # fmt: skip
-    yield "ultrafeedback", Public([
-        {
-            "source": "evol_instruct", "instruction": question, "models": ["a", "b", "c"],
-            "completions": [
+    yield (
+        "ultrafeedback_binarized",
+        Public(
+            [
                 {
-                    "annotations": {"helpfulness": {"Rating": "4", "Rationale": "Right."}},
-                    "custom_system_prompt": "Help.", "model": model, "principle": "helpfulness",
-                    "response": text, "overall_score": score, "fine-grained_score": score / 2,
+                    "prompt": question,
+                    "prompt_id": f"{number:064x}",
+                    "chosen": talk(question, good),
+                    "rejected": talk(question, bad),
+                    "messages": talk(question, good),
+                    "score_chosen": 8.5,
+                    "score_rejected": 4.0,
                 }
-                for model, text, score in (("a", bad, 2.0), ("b", good, 9.0), ("c", "Hm.", 5.0))
+                for number, (question, good, bad) in enumerate(ALL)
             ],
-            "correct_answers": ["None"], "incorrect_answers": ["None"],
-        }
-        for question, good, bad in ALL
-    ], "jsonl", TEXTS)  # fmt: skip
-    yield "orca_dpo_pairs", Public([
-        {
-            "system": "" if number else SYSTEM,
-            "question": question, "chosen": good, "rejected": bad,
-        }
-        for number, (question, good, bad) in enumerate(ALL)
-    ], "jsonl", [
-        Pair(asked(ASKED[0], ("system", SYSTEM)), GOOD[0], BAD[0]), *TEXTS[1:]
-    ])  # fmt: skip
-    yield "argilla_orca_pairs", Public([
-        {
-            "system": SYSTEM, "input": question, "chosen": good, "rejected": bad,
-            "generations": [good, bad], "order": ["a", "b"], "labelling_model": "c",
-            "rating": [9.0, 7.0], "rationale": "Right.", "status": "unchanged",
-            "original_chosen": good, "original_rejected": bad, "chosen_score": 9.0,
-            "in_gsm8k_train": False,
-        }
-        for question, good, bad in ALL
-    ], "parquet", [
-        Pair(asked(question, ("system", SYSTEM)), good, bad) for question, good, bad in ALL
-    ])  # fmt: skip
-    yield "capybara_preferences", Public([
-        {
-            "source": "Airoboros", "conversation": [{"input": "Hi.", "output": "Hello."}],
-            "original_response": good, "generation_prompt": ["<s>"],
-            "raw_generation_responses": [bad], "new_generations": [bad], "prompt": "<s>",
-            "chosen": talk("Hi.", "Hello.", question, good),
-            "rejected": talk("Hi.", "Hello.", question, bad),
-            "rating_chosen": 5, "rating_rejected": 2, "chosen_model": "a", "rejected_model": "b",
-        }
-        for question, good, bad in ALL
-    ], "arrow", [
-        Pair(asked(question, ("user", "Hi."), ("assistant", "Hello.")), good, bad)
-        for question, good, bad in ALL
-    ])  # fmt: skip
-    yield "tulu_preference_mix", Public([
-        {
-            "id": f"tulu_{number}", "source": "ai2-adapt-dev/x", "prompt": question,
-            "chosen": talk(question, good), "rejected": talk(question, bad),
-            "chosen_model": "a", "rejected_model": "b",
-        }
-        for number, (question, good, bad) in enumerate(ALL)
-    ], "saved", CHATS)  # fmt: skip
-    yield "anthropic_hh", Public([
-        {side: f"\n\nHuman: {question}\n\nAssistant: {text}" for side, text in sides}
-        for question, sides in (
-            (question, (("chosen", good), ("rejected", bad))) for question, good, bad in ALL
-        )
-    ], "jsonl.gz", [
-        Pair(f"\n\nHuman: {question}\n\nAssistant:", f" {good}", f" {bad}")
-        for question, good, bad in ALL
-    ])  # fmt: skip
-    yield "pku_saferlhf", Public([
-        {
-            "prompt": question, "response_0": bad, "response_1": good,
-            "prompt_source": "x", "response_0_source": "a", "response_1_source": "b",
-            "is_response_0_safe": False, "is_response_1_safe": True,
-            "response_0_severity_level": 2, "response_1_severity_level": 0,
-            "better_response_id": 1, "safer_response_id": 0,
-            "response_0_sha256": "0", "response_1_sha256": "1",
-        }
-        for question, good, bad in ALL
-    ], "csv", TEXTS)  # fmt: skip
-    yield "shp", Public([
-        {
-            "post_id": f"p{number}", "domain": "askculinary_train", "upvote_ratio": 0.98,
-            "history": question, "c_root_id_A": "a", "c_root_id_B": "b",
-            "created_at_utc_A": 1, "created_at_utc_B": 2, "score_A": 8, "score_B": 3,
-            "human_ref_A": bad if number else good, "human_ref_B": good if number else bad,
-            "labels": 0 if number else 1, "seconds_difference": 1.0, "score_ratio": 2.7,
-        }
-        for number, (question, good, bad) in enumerate(ALL)
-    ], "jsonl.zst", TEXTS)  # fmt: skip
-    yield "helpsteer2", Public([
-        {
-            "prompt": question, "response": text, "helpfulness": score, "correctness": 3,
-            "coherence": 4, "complexity": 1, "verbosity": 2,
-        }
-        for question, good, bad in ALL
-        for text, score in ((bad, 1), (good, 4))
-    ], "jsonl.gz", TEXTS)  # fmt: skip
-    yield "helpsteer3", Public([
-        {
-            "domain": "general", "language": "english", "context": talk(question),
-            "response1": good if number else bad, "response2": bad if number else good,
-            "overall_preference": -2 if number else 3,
-            "individual_preference": [{"score": 1, "reasoning": "Right.", "feedback1": "Good."}],
-        }
-        for number, (question, good, bad) in enumerate(ALL)
-    ], "json", CHATS)  # fmt: skip
-    yield "nectar", Public([
-        {
-            "prompt": f"\n\nHuman: {question}\n\nAssistant: ",
-            "answers": [
-                {"answer": text, "model": model, "rank": rank}
-                for text, model, rank in ((bad, "a", 7.0), (good, "b", 1.0), ("Hm.", "c", 3.0))
+            "parquet",
+            CHATS,
+        ),
+    )
+    yield (
+        "ultrafeedback",
+        Public(
+            [
+                {
+                    "source": "evol_instruct",
+                    "instruction": question,
+                    "models": ["a", "b", "c"],
+                    "completions": [
+                        {
+                            "annotations": {"helpfulness": {"Rating": "4", "Rationale": "Right."}},
+                            "custom_system_prompt": "Help.",
+                            "model": model,
+                            "principle": "helpfulness",
+                            "response": text,
+                            "overall_score": score,
+                            "fine-grained_score": score / 2,
+                        }
+                        for model, text, score in (
+                            ("a", bad, 2.0),
+                            ("b", good, 9.0),
+                            ("c", "Hm.", 5.0),
+                        )
+                    ],
+                    "correct_answers": ["None"],
+                    "incorrect_answers": ["None"],
+                }
+                for question, good, bad in ALL
             ],
-            "turns": 1, "num_responses": 3, "source": ["x"], "good_natured": True,
-        }
-        for question, good, bad in ALL
-    ], "parquet", [
-        Pair(f"\n\nHuman: {question}\n\nAssistant: ", good, bad) for question, good, bad in ALL
-    ])  # fmt: skip
-    yield "step_dpo", Public([
-        {
-            "dataset": "gsm8k_synthetic", "prompt": question, "answer": "42",
-            "initial_reason_steps": "Let's think step by step.\nStep 1:",
-            "chosen": f" {good}", "rejected": f" {bad}",
-            "full_chosen": f"{good} So it is.", "full_rejected": f"{bad} So it is.",
-        }
-        for question, good, bad in ALL
-    ], "jsonl", [
-        Pair(f"{question}\nLet's think step by step.\nStep 1:", f" {good}", f" {bad}")
-        for question, good, bad in ALL
-    ])  # fmt: skip
-    yield "kto_mix", Public([
-        {"prompt": talk(question), "completion": talk("", text)[1:], "label": label}
-        for question, good, bad in ALL
-        for text, label in ((good, True), (bad, False))
-    ], "parquet", CHATS)  # fmt: skip
-    yield "sharegpt", Public([
-        {
-            "id": f"x_{number}",
-            "conversations": [
-                {"from": "system", "value": SYSTEM},
-                {"from": "human", "value": question},
-                {"from": "gpt", "value": good},
+            "jsonl",
+            TEXTS,
+        ),
+    )
+    yield (
+        "orca_dpo_pairs",
+        Public(
+            [
+                {
+                    "system": "" if number else SYSTEM,
+                    "question": question,
+                    "chosen": good,
+                    "rejected": bad,
+                }
+                for number, (question, good, bad) in enumerate(ALL)
             ],
-        }
-        for number, (question, good, _) in enumerate(ALL)
-    ], "json", [
-        Pair(asked(question, ("system", SYSTEM)), good) for question, good, _ in ALL
-    ])  # fmt: skip
-    yield "sharegpt_preferences", Public([
-        {
-            "conversations": [{"from": "human", "value": question}],
-            "chosen": {"from": "gpt", "value": good}, "rejected": {"from": "gpt", "value": bad},
-        }
-        for question, good, bad in ALL
-    ], "jsonl", CHATS)  # fmt: skip
-    yield "prompt_completion", Public([
-        {"prompt": question, "completion": f" {good}"} for question, good, _ in ALL
-    ], "csv", [Pair(question, f" {good}") for question, good, _ in ALL])  # fmt: skip
-    yield "alpaca", Public([
-        {"instruction": question, "input": "", "output": good} for question, good, _ in ALL
-    ], "json", [Pair(question, good) for question, good, _ in ALL])  # fmt: skip
-    yield "gsm8k", Public([
-        {"question": question, "answer": f"{good} #### 1"} for question, good, _ in ALL
-    ], "arrow", WRITTEN)  # fmt: skip
-    yield "distilabel_math", Public([
-        {
-            "metadata": "{}", "instruction": question,
-            "chosen_response": good, "rejected_response": bad,
-            "chosen_rating": 9.0, "rejected_rating": 6.0,
-        }
-        for question, good, bad in ALL
-    ], "jsonl", TEXTS)  # fmt: skip
-    yield "skywork_preferences", Public([
-        {"chosen": talk(question, good), "rejected": talk(question, bad), "source": "magpie"}
-        for question, good, bad in ALL
-    ], "saved", CHATS)  # fmt: skip
+            "jsonl",
+            [Pair(asked(ASKED[0], ("system", SYSTEM)), GOOD[0], BAD[0]), *TEXTS[1:]],
+        ),
+    )
+    yield (
+        "argilla_orca_pairs",
+        Public(
+            [
+                {
+                    "system": SYSTEM,
+                    "input": question,
+                    "chosen": good,
+                    "rejected": bad,
+                    "generations": [good, bad],
+                    "order": ["a", "b"],
+                    "labelling_model": "c",
+                    "rating": [9.0, 7.0],
+                    "rationale": "Right.",
+                    "status": "unchanged",
+                    "original_chosen": good,
+                    "original_rejected": bad,
+                    "chosen_score": 9.0,
+                    "in_gsm8k_train": False,
+                }
+                for question, good, bad in ALL
+            ],
+            "parquet",
+            [Pair(asked(question, ("system", SYSTEM)), good, bad) for question, good, bad in ALL],
+        ),
+    )
+    yield (
+        "capybara_preferences",
+        Public(
+            [
+                {
+                    "source": "Airoboros",
+                    "conversation": [{"input": "Hi.", "output": "Hello."}],
+                    "original_response": good,
+                    "generation_prompt": ["<s>"],
+                    "raw_generation_responses": [bad],
+                    "new_generations": [bad],
+                    "prompt": "<s>",
+                    "chosen": talk("Hi.", "Hello.", question, good),
+                    "rejected": talk("Hi.", "Hello.", question, bad),
+                    "rating_chosen": 5,
+                    "rating_rejected": 2,
+                    "chosen_model": "a",
+                    "rejected_model": "b",
+                }
+                for question, good, bad in ALL
+            ],
+            "arrow",
+            [
+                Pair(asked(question, ("user", "Hi."), ("assistant", "Hello.")), good, bad)
+                for question, good, bad in ALL
+            ],
+        ),
+    )
+    yield (
+        "tulu_preference_mix",
+        Public(
+            [
+                {
+                    "id": f"tulu_{number}",
+                    "source": "ai2-adapt-dev/x",
+                    "prompt": question,
+                    "chosen": talk(question, good),
+                    "rejected": talk(question, bad),
+                    "chosen_model": "a",
+                    "rejected_model": "b",
+                }
+                for number, (question, good, bad) in enumerate(ALL)
+            ],
+            "saved",
+            CHATS,
+        ),
+    )
+    yield (
+        "anthropic_hh",
+        Public(
+            [
+                {side: f"\n\nHuman: {question}\n\nAssistant: {text}" for side, text in sides}
+                for question, sides in (
+                    (question, (("chosen", good), ("rejected", bad))) for question, good, bad in ALL
+                )
+            ],
+            "jsonl.gz",
+            [
+                Pair(f"\n\nHuman: {question}\n\nAssistant:", f" {good}", f" {bad}")
+                for question, good, bad in ALL
+            ],
+        ),
+    )
+    yield (
+        "pku_saferlhf",
+        Public(
+            [
+                {
+                    "prompt": question,
+                    "response_0": bad,
+                    "response_1": good,
+                    "prompt_source": "x",
+                    "response_0_source": "a",
+                    "response_1_source": "b",
+                    "is_response_0_safe": False,
+                    "is_response_1_safe": True,
+                    "response_0_severity_level": 2,
+                    "response_1_severity_level": 0,
+                    "better_response_id": 1,
+                    "safer_response_id": 0,
+                    "response_0_sha256": "0",
+                    "response_1_sha256": "1",
+                }
+                for question, good, bad in ALL
+            ],
+            "csv",
+            TEXTS,
+        ),
+    )
+    yield (
+        "shp",
+        Public(
+            [
+                {
+                    "post_id": f"p{number}",
+                    "domain": "askculinary_train",
+                    "upvote_ratio": 0.98,
+                    "history": question,
+                    "c_root_id_A": "a",
+                    "c_root_id_B": "b",
+                    "created_at_utc_A": 1,
+                    "created_at_utc_B": 2,
+                    "score_A": 8,
+                    "score_B": 3,
+                    "human_ref_A": bad if number else good,
+                    "human_ref_B": good if number else bad,
+                    "labels": 0 if number else 1,
+                    "seconds_difference": 1.0,
+                    "score_ratio": 2.7,
+                }
+                for number, (question, good, bad) in enumerate(ALL)
+            ],
+            "jsonl.zst",
+            TEXTS,
+        ),
+    )
+    yield (
+        "helpsteer2",
+        Public(
+            [
+                {
+                    "prompt": question,
+                    "response": text,
+                    "helpfulness": score,
+                    "correctness": 3,
+                    "coherence": 4,
+                    "complexity": 1,
+                    "verbosity": 2,
+                }
+                for question, good, bad in ALL
+                for text, score in ((bad, 1), (good, 4))
+            ],
+            "jsonl.gz",
+            TEXTS,
+        ),
+    )
+    yield (
+        "helpsteer3",
+        Public(
+            [
+                {
+                    "domain": "general",
+                    "language": "english",
+                    "context": talk(question),
+                    "response1": good if number else bad,
+                    "response2": bad if number else good,
+                    "overall_preference": -2 if number else 3,
+                    "individual_preference": [
+                        {"score": 1, "reasoning": "Right.", "feedback1": "Good."}
+                    ],
+                }
+                for number, (question, good, bad) in enumerate(ALL)
+            ],
+            "json",
+            CHATS,
+        ),
+    )
+    yield (
+        "nectar",
+        Public(
+            [
+                {
+                    "prompt": f"\n\nHuman: {question}\n\nAssistant: ",
+                    "answers": [
+                        {"answer": text, "model": model, "rank": rank}
+                        for text, model, rank in (
+                            (bad, "a", 7.0),
+                            (good, "b", 1.0),
+                            ("Hm.", "c", 3.0),
+                        )
+                    ],
+                    "turns": 1,
+                    "num_responses": 3,
+                    "source": ["x"],
+                    "good_natured": True,
+                }
+                for question, good, bad in ALL
+            ],
+            "parquet",
+            [
+                Pair(f"\n\nHuman: {question}\n\nAssistant: ", good, bad)
+                for question, good, bad in ALL
+            ],
+        ),
+    )
+    yield (
+        "step_dpo",
+        Public(
+            [
+                {
+                    "dataset": "gsm8k_synthetic",
+                    "prompt": question,
+                    "answer": "42",
+                    "initial_reason_steps": "Let's think step by step.\nStep 1:",
+                    "chosen": f" {good}",
+                    "rejected": f" {bad}",
+                    "full_chosen": f"{good} So it is.",
+                    "full_rejected": f"{bad} So it is.",
+                }
+                for question, good, bad in ALL
+            ],
+            "jsonl",
+            [
+                Pair(f"{question}\nLet's think step by step.\nStep 1:", f" {good}", f" {bad}")
+                for question, good, bad in ALL
+            ],
+        ),
+    )
+    yield (
+        "kto_mix",
+        Public(
+            [
+                {"prompt": talk(question), "completion": talk("", text)[1:], "label": label}
+                for question, good, bad in ALL
+                for text, label in ((good, True), (bad, False))
+            ],
+            "parquet",
+            CHATS,
+        ),
+    )
+    yield (
+        "sharegpt",
+        Public(
+            [
+                {
+                    "id": f"x_{number}",
+                    "conversations": [
+                        {"from": "system", "value": SYSTEM},
+                        {"from": "human", "value": question},
+                        {"from": "gpt", "value": good},
+                    ],
+                }
+                for number, (question, good, _) in enumerate(ALL)
+            ],
+            "json",
+            [Pair(asked(question, ("system", SYSTEM)), good) for question, good, _ in ALL],
+        ),
+    )
+    yield (
+        "sharegpt_preferences",
+        Public(
+            [
+                {
+                    "conversations": [{"from": "human", "value": question}],
+                    "chosen": {"from": "gpt", "value": good},
+                    "rejected": {"from": "gpt", "value": bad},
+                }
+                for question, good, bad in ALL
+            ],
+            "jsonl",
+            CHATS,
+        ),
+    )
+    yield (
+        "prompt_completion",
+        Public(
+            [{"prompt": question, "completion": f" {good}"} for question, good, _ in ALL],
+            "csv",
+            [Pair(question, f" {good}") for question, good, _ in ALL],
+        ),
+    )
+    yield (
+        "alpaca",
+        Public(
+            [{"instruction": question, "input": "", "output": good} for question, good, _ in ALL],
+            "json",
+            [Pair(question, good) for question, good, _ in ALL],
+        ),
+    )
+    yield (
+        "gsm8k",
+        Public(
+            [{"question": question, "answer": f"{good} #### 1"} for question, good, _ in ALL],
+            "arrow",
+            WRITTEN,
+        ),
+    )
+    yield (
+        "distilabel_math",
+        Public(
+            [
+                {
+                    "metadata": "{}",
+                    "instruction": question,
+                    "chosen_response": good,
+                    "rejected_response": bad,
+                    "chosen_rating": 9.0,
+                    "rejected_rating": 6.0,
+                }
+                for question, good, bad in ALL
+            ],
+            "jsonl",
+            TEXTS,
+        ),
+    )
+    yield (
+        "skywork_preferences",
+        Public(
+            [
+                {
+                    "chosen": talk(question, good),
+                    "rejected": talk(question, bad),
+                    "source": "magpie",
+                }
+                for question, good, bad in ALL
+            ],
+            "saved",
+            CHATS,
+        ),
+    )
 
 
 SETS = dict(_sets())

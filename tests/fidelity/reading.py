@@ -74,12 +74,14 @@ class Oracle:
         for row in prepared:
             batch = collator([row])
             kept = batch["attention_mask"].bool()
-            found.append([
-                Side(tuple(ids[own].tolist()), tuple(mask[own][1:].bool().tolist()))
-                for ids, mask, own in zip(
-                    batch["input_ids"], batch["completion_mask"], kept, strict=True
-                )
-            ])  # fmt: skip
+            found.append(
+                [
+                    Side(tuple(ids[own].tolist()), tuple(mask[own][1:].bool().tolist()))
+                    for ids, mask, own in zip(
+                        batch["input_ids"], batch["completion_mask"], kept, strict=True
+                    )
+                ]
+            )
         return found
 
     def _prepared(

@@ -23,7 +23,7 @@ _ASKED = ("prompt", "question", "instruction", "input")
 class Form:
     """Columns of a kind of data set.
 
-    `needs`: columns that it is told by; `reads`: further ones that are read; `pair`: makes
+    `needs`: columns that identify it; `reads`: further columns that are read; `pair`: makes
     `prompt`, `chosen`, `rejected` (and `system`) of a record, or None of one that holds no pair.
     """
 
@@ -33,26 +33,24 @@ class Form:
 
 
 def _preference(record: Record) -> dict[str, Any]:
-    """Two answers, whatever the prompt's column is called.
+    """Two answers to a prompt, whose column has one of several names.
 
     A `system` column beside a question, as of orca's pairs, makes messages of a row; beside a
     `prompt` trainers do not read it. Step-DPO's answers continue `initial_reason_steps`.
     """
-    found: dict[str, Any] = {
-        side: record[side] for side in ("chosen", "rejected") if side in record
-    }
+    pair: dict[str, Any] = {side: record[side] for side in ("chosen", "rejected") if side in record}
     asked = next((name for name in _ASKED if record.get(name) is not None), None)
     if record.get("conversations") is not None:
-        found["prompt"] = record["conversations"]
+        pair["prompt"] = record["conversations"]
     elif asked is not None:
-        found["prompt"] = record[asked]
+        pair["prompt"] = record[asked]
         if asked == "instruction" and record.get("input"):
-            found["prompt"] += f"\n\n{record['input']}"
+            pair["prompt"] += f"\n\n{record['input']}"
         if asked != "prompt" and "system" in record:
-            found["system"] = record["system"]
+            pair["system"] = record["system"]
     if isinstance(steps := record.get("initial_reason_steps"), str) and asked:
-        found["prompt"] = f"{found['prompt']}\n{steps}" if steps else found["prompt"]
-    return found
+        pair["prompt"] = f"{pair['prompt']}\n{steps}" if steps else pair["prompt"]
+    return pair
 
 
 def _best_and_worst(
@@ -128,16 +126,21 @@ def _messages(record: Record) -> dict[str, Any]:
     return {"chosen": record.get("messages", record.get("conversations"))}
 
 
+def _distilabel(record: Record) -> dict[str, Any]:
+    sides = {side: record[f"{side}_response"] for side in ("chosen", "rejected")}
+    return _preference({**record, **sides})
+
+
+def _full_answers(record: Record) -> dict[str, Any]:
+    """Step-DPO without its single steps."""
+    sides = {side: record.get(f"full_{side}") for side in ("chosen", "rejected")}
+    return {"prompt": record.get("prompt"), **sides}
+
+
 FORMS = (
     Form(("chosen",), _preference, (*_ASKED, "rejected", "conversations", "initial_reason_steps")),
-    Form(("chosen_response", "rejected_response"), lambda row: _preference(
-        {**row, "chosen": row["chosen_response"], "rejected": row["rejected_response"]}
-    ), _ASKED),
-    Form(("full_chosen",), lambda row: {
-        "prompt": row.get("prompt"),
-        "chosen": row["full_chosen"],
-        "rejected": row.get("full_rejected"),
-    }, ("prompt", "full_rejected")),
+    Form(("chosen_response", "rejected_response"), _distilabel, _ASKED),
+    Form(("full_chosen",), _full_answers, ("prompt", "full_rejected")),
     Form(("prompt", "completion"), _answered("prompt", "completion"), ("label",)),
     Form(("instruction", "completions"), _ultrafeedback),
     Form(("prompt", "answers"), _nectar),
@@ -149,7 +152,7 @@ FORMS = (
     Form(("messages",), _messages),
     Form(("conversations",), _messages),
     Form(("prompt", "answer"), _answered("prompt", "answer")),
-)  # fmt: skip
+)
 
 
 def form_of(record: Record) -> Form | None:
@@ -158,7 +161,7 @@ def form_of(record: Record) -> Form | None:
 
 
 def as_pairs(records: Iterable[Record]) -> Iterator[tuple[int, Record, dict[str, Any] | None]]:
-    """Yields records' numbers, the records, and their pairs; None for those that hold none.
+    """Yields each record's number, the record, and its pair, or None if it holds none.
 
     The rows of a prompt whose answers have scores (HelpSteer) or labels (KTO) make a pair.
     """
@@ -206,11 +209,11 @@ def format_of(record: Mapping[str, Any]) -> str:
     form = form_of(record)
     if form is None:
         return "gsm8k" if {"question", "answer"} <= set(record) else "pairs"
-    found = form.pair(record) or {}
-    if any(map(is_messages, found.values())) or "system" in found:
+    pair = form.pair(record) or {}
+    if any(map(is_messages, pair.values())) or "system" in pair:
         return "chat"
-    implicit = isinstance(found.get("chosen"), str) and found.get("prompt") is None
-    return "hh" if implicit and ASSISTANT in found["chosen"] else "pairs"
+    implicit = isinstance(pair.get("chosen"), str) and pair.get("prompt") is None
+    return "hh" if implicit and ASSISTANT in pair["chosen"] else "pairs"
 
 
 def read_line(records: Sequence[Record], form: Form | None) -> str:

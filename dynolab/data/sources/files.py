@@ -132,11 +132,11 @@ def _json(file: Path, field: str) -> Iterator[dict[str, Any]]:
             if not line.strip():
                 continue
             records = record if whole else [record]
-            if not isinstance(records, list) or not all(isinstance(one, dict) for one in records):
+            if not isinstance(records, list) or not all(isinstance(row, dict) for row in records):
                 raise ConfigError(
                     place,
                     line.decode().strip()[:80],
                     "every line, or every item of an array, must be a JSON object, one row each",
                 )
-            for one in records:
-                yield one if whole else Line(one, number)
+            for row in records:
+                yield row if whole else Line(row, number)

@@ -54,16 +54,16 @@ def pairs(records: Iterable[Record], origin: str, write: Write | None) -> Iterat
 
     **Raises:** `ConfigError` that names the first record that cannot be read, and how many cannot.
     """
-    found, faults = list(as_pairs(records)), list[ConfigError]()
-    if found and form_of(found[0][1]) is None:
+    read, faults = list(as_pairs(records)), list[ConfigError]()
+    if read and form_of(read[0][1]) is None:
         raise ConfigError(
-            place(found[0][1], origin, 0),
-            sorted(found[0][1]),
+            place(read[0][1], origin, 0),
+            sorted(read[0][1]),
             "needs columns prompt and chosen (and rejected), or messages; name them in "
             "data.columns, or set data.format",
         )
-    both = any(pair and pair.get("rejected") is not None for _, _, pair in found)
-    for number, record, pair in found:
+    both = any(pair and pair.get("rejected") is not None for _, _, pair in read)
+    for number, record, pair in read:
         where = place(record, origin, number)
         try:
             if pair is None:
@@ -75,7 +75,7 @@ def pairs(records: Iterable[Record], origin: str, write: Write | None) -> Iterat
             faults.append(error)
     if faults:
         first = faults[0]
-        more = f" (the first of {len(faults)} such rows among {len(found)})"
+        more = f" (the first of {len(faults)} such rows among {len(read)})"
         raise ConfigError(
             first.field, first.value, first.remedy + (more if len(faults) > 1 else "")
         )
