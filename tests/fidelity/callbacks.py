@@ -9,9 +9,6 @@ Tiny models of real configuration classes, each in a short DPO training of TRL, 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -28,6 +25,7 @@ from dynolab.report.inputs.ledger import read_ledger
 from tests.benchmarks.families import FAMILIES
 from tests.integrations.test_forces import PARTS
 from tests.integrations.test_trained import dpo
+from tests.torchrun import run_ranks
 
 NOT_CAUSAL = {"bert"}
 PATHS = [family for family in FAMILIES if family not in NOT_CAUSAL]
@@ -88,10 +86,7 @@ def rounded(log: list[dict[str, Any]]) -> float:
 
 def over_ranks(folder: Path, ranks: int) -> list[float]:
     """Every row's sum over two steps of one batch, trained over so many ranks."""
-    starter = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    program = [f"--nproc-per-node={ranks}", "-m", "tests.integrations.forces_ranks", str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*starter, *program], check=True, capture_output=True, env=environment)
+    run_ranks("tests.integrations.forces_ranks", folder, ranks)
     ledger = read_ledger(folder / "ledger", folder / "ledger")
     return [nats for account in ledger.accounts for nats in ledger.by_example(account).tolist()]
 

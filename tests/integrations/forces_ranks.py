@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from dynolab import distributed
 from dynolab.integrations.forces import ForceCallback
 from tests.integrations.test_trained import dpo
 
@@ -22,3 +23,4 @@ if __name__ == "__main__":
     )
     trainer.add_callback(ForceCallback(trainer, every=1))
     trainer.train()
+    distributed.leave()  # else the group's threads can abort a process that exits

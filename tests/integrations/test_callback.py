@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.results.study import ProbeScore
 from dynolab.training.alarm import AlarmConfig
+from tests.torchrun import run_ranks
 from tests.training.small import make_policy, make_rows, make_tokenizer
 
 STEPS = 5
@@ -178,23 +178,7 @@ def test_an_alarm_ends_a_trainer_where_the_gap_has_grown(tmp_path: Path) -> None
 
 @pytest.mark.ranks
 def test_ranks_share_the_rows_and_one_writes_them(tmp_path: Path) -> None:
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            "-m",
-            "tests.integrations.callback_ranks",
-            str(tmp_path),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=120,
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    run_ranks("tests.integrations.callback_ranks", tmp_path, 2)
     rows = list(read_rows(tmp_path / "probes.jsonl", ProbeScore))
     assert [row.step for row in rows] == [0] * len(probes()) + [STEPS] * len(probes())
     tokenizer = make_tokenizer()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from dynolab.integrations.forces import ForceCallback
 from dynolab.report.inputs.ledger import Ledger, read_ledger
 from tests.integrations.forces_zero import CASES, SGD
 from tests.integrations.test_trained import dpo
+from tests.torchrun import run_ranks
 
 pytestmark = pytest.mark.ranks
 
@@ -22,19 +20,8 @@ pytestmark = pytest.mark.ranks
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("zero")
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node=2", "-m", "tests.integrations.forces_zero", str(folder)),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=600,
-        cwd=Path(__file__).parents[2],
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
-        | {"CUDA_VISIBLE_DEVICES": ""},
-    )
+    module = "tests.integrations.forces_zero"
+    run_ranks(module, folder, 2, DS_BUILD_OPS="0", DS_ACCELERATOR="cpu")
     return folder
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +30,7 @@ from dynolab.report.ledger.waterfall import waterfall_figure
 from tests.benchmarks.families import build
 from tests.integrations.test_callback import SHARED, probes
 from tests.integrations.test_forces import PARTS, grpo, sft, some_reward
+from tests.torchrun import run_ranks
 from tests.training.small import make_policy, make_rows, make_tokenizer
 
 TEMPLATE = (
@@ -329,18 +327,7 @@ def test_two_ranks_account_for_what_one_does(tmp_path: Path) -> None:
     ledgers = []
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                f"--nproc-per-node={ranks}",
-                *("-m", "tests.integrations.forces_ranks", str(folder)),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=300,
-            cwd=Path(__file__).parents[2],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        run_ranks("tests.integrations.forces_ranks", folder, ranks)
         ledgers.append(read_ledger(folder / "ledger", folder / "ledger"))
     one, two = ledgers
     assert sorted(one.example) == sorted(two.example)
