@@ -57,6 +57,7 @@ lint: setup
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports
+	$(RUN) tests.budget
 
 check: lint
 	$(MAKE) test
