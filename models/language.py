@@ -107,6 +107,9 @@ def load_language_model(
                 output_loading_info=True,
             ),
         )
+    if type(config.get_text_config()) is type(model.config) is not type(config):
+        # The text model of a multimodal checkpoint, which has the weights of other parts as well.
+        report["unexpected_keys"] = set()
     _check_complete(source, report)
     _check_causal(source, model)
     if tokenizer is not None:

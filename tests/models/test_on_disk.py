@@ -8,7 +8,14 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3Config,
+    MllamaConfig,
+    MllamaForConditionalGeneration,
+    PreTrainedModel,
+)
 
 from dynolab.costs.shape import UNBOUNDED, shape_of
 from dynolab.costs.traced import MicroBatch, activation_bytes
@@ -26,14 +33,19 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
         return model.eval()(input_ids=IDS).logits
 
 
-def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapters_are_merged_into_their_base(dora: bool, tmp_path: Path) -> None:
     """The base is named from the adapters' folder; its content and theirs make the revision."""
     tokenizer = make_tokenizer()
     policy = make_policy(tokenizer)
     for content in (policy, tokenizer):
         content.save_pretrained(tmp_path / "base")
     config = peft.LoraConfig(
-        r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
+        r=2,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+        init_lora_weights=False,
+        use_dora=dora,
     )
     adapted = peft.get_peft_model(policy, config)
     folder = tmp_path / "adapter"
@@ -65,6 +77,21 @@ def test_text_model_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)
     loaded = load_language_model(tmp_path)
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-6)
+
+
+def test_text_model_without_the_weights_of_other_parts(tmp_path: Path) -> None:
+    """Where transformers has a text model of its own, a checkpoint's images have no place in it."""
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**size, "vocab_size": 64, "intermediate_size": 32, "num_key_value_heads": 1}
+    text |= {"cross_attention_layers": [1], "pad_token_id": 0}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    vision |= {"num_global_layers": 1, "image_size": 28, "intermediate_layers_indices": [0]}
+    config = MllamaConfig(text_config=text, vision_config=vision | {"vision_output_dim": 64})
+    model = MllamaForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    loaded = load_language_model(tmp_path)
+    assert type(loaded) is not type(model)
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-6)
 
 
