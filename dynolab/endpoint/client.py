@@ -1,23 +1,17 @@
-"""Queries a model behind an OpenAI-compatible endpoint, with retries and a cache.
-
-The retries are our own: those of openai's client share no rate limit between threads, count
-nothing, wait two minutes at most, and accept empty answers and replies that are not completions.
-"""
+"""Queries a model behind an OpenAI-compatible endpoint, with openai's retries and a cache."""
 
 from __future__ import annotations
 
 import os
-import random
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from dynolab.endpoint.answers import AnswerCache
 from dynolab.endpoint.config import Answered, EndpointConfig, Failure, Request
-from dynolab.endpoint.pace import Clock, Pace
-from dynolab.endpoint.trouble import LONGEST_WAIT, Trouble, status_trouble
 from dynolab.errors import ConfigError, EndpointFailed, to_install
 
 FAILURES_IN_A_ROW = 10
@@ -67,12 +61,11 @@ class Endpoint:
 
     - `cache`: stores every answer as soon as it arrives.
     - `key`, `address`: secret and URL; neither appears in any message, count or file.
-    - `usable`: whether an answer is acceptable; others count as `empty` and are retried.
-    - `clock`: replaces this machine's time.
+    - `usable`: whether an answer is acceptable; others count as `empty` and are asked for again.
 
-    `counts` holds `requests`, `answered` and among these `declined`, `kept` (answers from the
-    cache), `given_up`, and failed requests by name (`rate_limited`, `server_errors`, `refused`,
-    `timeouts`, `unreachable`, `not_json`, `empty`). `answered` holds the keys of all answers.
+    `counts` holds `requests` (without openai's own retries), `answered` and among these `declined`,
+    `kept` (answers from the cache), `empty` and `given_up`. `answered` holds the keys of all
+    answers.
     """
 
     def __init__(
@@ -83,7 +76,6 @@ class Endpoint:
         key: str,
         address: str | None = None,
         usable: Callable[[str], bool] = any_text,
-        clock: Clock | None = None,
     ) -> None:
         try:
             from openai import OpenAI
@@ -93,11 +85,12 @@ class Endpoint:
             ) from error
         self.config, self.counts, self.answered = config, Counter[str](), set[str]()
         self._cache, self._key, self._usable = cache, key, usable
-        self._clock = clock or Clock()
-        self._pace = Pace(config.requests_per_minute, self._clock)
-        self._lock = threading.Lock()
+        self._lock, self._next = threading.Lock(), 0.0
         self._client = OpenAI(
-            api_key=key, base_url=address, max_retries=0, timeout=config.timeout_seconds
+            api_key=key,
+            base_url=address,
+            max_retries=config.attempts - 1,
+            timeout=config.timeout_seconds,
         )
 
     def ask(
@@ -117,80 +110,59 @@ class Endpoint:
         self._count("kept", len(answers))
         self.answered |= answers.keys()
         on_progress(len(answers), len(wanted))
-        failures = 0
-        for key, answer in self._answers({k: v for k, v in wanted.items() if k not in answers}):
-            answers[key] = answer
-            if isinstance(answer, Answered):
-                self.answered.add(key)
-            on_progress(len(answers), len(wanted))
-            failures = failures + 1 if isinstance(answer, Failure) else 0
-            if isinstance(answer, Failure) and failures == FAILURES_IN_A_ROW:
-                raise EndpointFailed(self.config.model, failures, answer.reason)
+        stopped, failures = threading.Event(), 0
+
+        def answer(key: str) -> Answer:
+            try:
+                return self._answer(key, wanted[key], stopped)
+            except BaseException:
+                stopped.set()  # before the next request starts
+                raise
+
+        pool = ThreadPoolExecutor(self.config.concurrency)
+        sent = {pool.submit(answer, key): key for key in wanted if key not in answers}
+        try:
+            for done in as_completed(sent):
+                answers[sent[done]] = given = done.result()
+                if isinstance(given, Answered):
+                    self.answered.add(sent[done])
+                on_progress(len(answers), len(wanted))
+                failures = failures + 1 if isinstance(given, Failure) else 0
+                if isinstance(given, Failure) and failures == FAILURES_IN_A_ROW:
+                    raise EndpointFailed(self.config.model, failures, given.reason)
+        finally:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
         return [answers[key] for key in keys]
 
-    def _answers(self, wanted: Mapping[str, Request]) -> Iterator[tuple[str, Answer]]:
-        """Yields answers as they arrive. Daemon threads: a hung request does not block exit."""
-        todo: SimpleQueue[tuple[str, Request]] = SimpleQueue()
-        done: SimpleQueue[tuple[str, Answer | BaseException]] = SimpleQueue()
-        for item in wanted.items():
-            todo.put(item)
-
-        def work() -> None:
-            while not self._clock.stopped:
-                try:
-                    key, request = todo.get_nowait()
-                except Empty:
-                    return
-                try:
-                    done.put((key, self._answer(key, request)))
-                except BaseException as error:  # raised again in the consuming thread
-                    self._clock.stop()
-                    done.put((key, error))
-
-        for _ in range(min(self.config.concurrency, len(wanted))):
-            threading.Thread(target=work, daemon=True).start()
-        try:
-            for _ in wanted:
-                key, answer = done.get()
-                if isinstance(answer, BaseException):
-                    raise answer
-                yield key, answer
-        except BaseException:
-            self._clock.stop()
-            raise
-
-    def _answer(self, key: str, request: Request) -> Answer:
-        reason = "stopped before it was sent"
-        for attempt in range(1, self.config.attempts + 1):
-            self._pace.wait()
-            if self._clock.stopped:
-                return Failure(reason=reason)
+    def _answer(self, key: str, request: Request, stopped: threading.Event) -> Answer:
+        outcome: Answer = Failure(reason="stopped before it was sent")
+        for _ in range(self.config.attempts):
+            self._keep_pace(stopped)
+            if stopped.is_set():
+                return outcome
             outcome = self._request(request)
-            if isinstance(outcome, Answered):
+            if isinstance(outcome, Failure):
+                break
+            if outcome.declined or (outcome.text.strip() and self._usable(outcome.text)):
                 self._cache.put(key, outcome)
                 self._count("answered")
+                if outcome.declined:
+                    self._count("declined")
                 return outcome
-            self._count(outcome.name)
-            reason = outcome.reason
-            if not outcome.retryable:
-                break
-            if attempt < self.config.attempts:
-                self._back_off(outcome, attempt)
+            self._count("empty")
+            outcome = Failure(reason="the answer holds no text")
         self._count("given_up")
-        return Failure(reason=reason)
+        return outcome
 
-    def _back_off(self, trouble: Trouble, attempt: int) -> None:
-        """Waits as long as the server asks, or backs off exponentially.
+    def _keep_pace(self, stopped: threading.Event) -> None:
+        """Waits until a request may start; those of all threads are `60 / per minute` s apart."""
+        with self._lock:
+            start = max(self._next, time.monotonic())
+            self._next = start + 60 / self.config.requests_per_minute
+        stopped.wait(start - time.monotonic())
 
-        All threads wait if the server names a time or limits the rate."""
-        backoff = min(2.0 ** (attempt - 1) * random.uniform(0.75, 1.25), LONGEST_WAIT)
-        seconds = backoff if trouble.retry_after is None else trouble.retry_after
-        if trouble.rate_limited or trouble.retry_after is not None:
-            self._pace.hold(seconds)
-        else:
-            self._clock.sleep(seconds)
-
-    def _request(self, request: Request) -> Answered | Trouble:
+    def _request(self, request: Request) -> Answer:
         import openai
 
         self._count("requests")
@@ -201,42 +173,38 @@ class Endpoint:
                 **self.config.sampling,
             )
         except openai.APITimeoutError:
-            return Trouble("timeouts", f"no answer within {self.config.timeout_seconds:g} s")
+            return Failure(reason=f"no answer within {self.config.timeout_seconds:g} s")
         except openai.APIConnectionError:
-            return Trouble("unreachable", "the endpoint cannot be reached")
+            return Failure(reason="the endpoint cannot be reached")
         except openai.APIStatusError as error:
-            reason = f"status {error.status_code}, {self._clean(error.message)}"
-            return status_trouble(error, self.config.model, reason)
+            message = " ".join(error.message.replace(self._key, "(key)").split())[:200]
+            reason = f"status {error.status_code}, {message}"
+            # Every other request would fail in the same way. The cause may repeat the key.
+            if error.status_code in (401, 403) or error.code == "insufficient_quota":
+                remedy = f"the endpoint rejects it: {reason}"
+                raise ConfigError("OPENAI_API_KEY", "(not shown)", remedy) from None
+            if error.status_code == 404:
+                remedy = f"no such model at the endpoint, or OPENAI_BASE_URL is wrong: {reason}"
+                raise ConfigError("model", self.config.model, remedy) from None
+            return Failure(reason=reason)
         except (openai.APIError, ValueError):
-            return Trouble("not_json", "the answer is not JSON")
-        outcome = _parse_completion(completion)
-        if isinstance(outcome, Trouble):
-            return outcome
-        if outcome.declined:
-            self._count("declined")
-        elif not self._usable(outcome.text):
-            return Trouble("empty", "the answer holds no text")
-        return outcome
-
-    def _clean(self, message: str) -> str:
-        """The start of a server's message, with the key redacted in case the server repeats it."""
-        return " ".join(message.replace(self._key, "(key)").split())[:200]
+            return Failure(reason="the answer is not JSON")
+        return _read(completion)
 
     def _count(self, name: str, number: int = 1) -> None:
         with self._lock:
             self.counts[name] += number
 
 
-def _parse_completion(completion: Any) -> Answered | Trouble:
-    """Reads the first choice's text; openai's client also returns replies of other forms."""
+def _read(completion: Any) -> Answer:
+    """The first choice's text; openai's client also returns replies of other forms."""
     choices = getattr(completion, "choices", None)
     if not isinstance(choices, list) or not choices:
-        return Trouble("not_json", "the answer is not a chat completion")
+        return Failure(reason="the answer is not a chat completion")
     message, ended = (getattr(choices[0], name, None) for name in ("message", "finish_reason"))
     refusal, content = (getattr(message, name, None) for name in ("refusal", "content"))
     if isinstance(refusal, str) and refusal.strip():
         return Answered(text=refusal, declined=True)
-    filtered, empty = ended == "content_filter", Trouble("empty", "the answer is empty")
-    if not isinstance(content, str) or not content.strip():
-        return Answered(text=FILTERED, declined=True) if filtered else empty
-    return Answered(text=content, cut=ended == "length", declined=filtered)
+    filtered = ended == "content_filter"
+    text = content if isinstance(content, str) and content.strip() else FILTERED * filtered
+    return Answered.model_construct(text=text, cut=ended == "length", declined=filtered)

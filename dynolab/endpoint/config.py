@@ -24,10 +24,10 @@ class EndpointConfig(BaseModel):
     max_tokens: int | None = Field(
         1024, ge=1, description="Maximum length of an answer; null: the endpoint's default."
     )
-    requests_per_minute: float = Field(60, gt=0, description="Rate limit; retries count.")
+    requests_per_minute: float = Field(60, gt=0, description="Rate limit, without retries.")
     concurrency: int = Field(4, ge=1, description="Concurrent requests.")
     timeout_seconds: float = Field(60, gt=0, description="Timeout of one request.")
-    attempts: int = Field(6, ge=1, description="Requests per answer before giving up.")
+    attempts: int = Field(6, ge=1, description="Tries of a request before giving up.")
 
     @property
     def sampling(self) -> dict[str, Any]:

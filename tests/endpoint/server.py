@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from dynolab.endpoint.pace import Clock
-
 KEY = "sk-secret-of-the-tests-0123456789"
 
 Said = tuple[int, dict[str, str], bytes] | None
 """Status, headers and body; None: nothing ever comes."""
-
-
-class FakeClock(Clock):
-    """Time that passes by being slept, so that no test waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._time, self._moved = 1000.0, threading.Lock()
-
-    def now(self) -> float:
-        return self._time
-
-    def sleep(self, seconds: float) -> None:
-        with self._moved:
-            self._time += max(seconds, 0.0)
 
 
 @dataclass
@@ -54,7 +38,6 @@ class ChatServer:
 
     address: str = ""
     answer: Callable[[Seen], Said] = lambda seen: good(seen.text.upper())
-    clock: Clock = field(default_factory=Clock)
     seen: list[Seen] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -83,8 +66,9 @@ def html(status: int = 200) -> Said:
     return status, {"Content-Type": "text/html"}, b"<html><body>Welcome to the proxy</body></html>"
 
 
-def trouble(status: int, message: str = "no", code: str | None = None, **headers: str) -> Said:
-    return said(status, {"error": {"message": message, "code": code}}, **headers)
+def trouble(status: int, message: str = "no", code: str | None = None) -> Said:
+    """A refusal, which openai's client may repeat at once."""
+    return said(status, {"error": {"message": message, "code": code}}, Retry_After_Ms="1")
 
 
 @contextmanager
@@ -102,7 +86,7 @@ def chat_server() -> Iterator[ChatServer]:
                     text,
                     body,
                     self.headers["Authorization"],
-                    state.clock.now(),
+                    time.monotonic(),
                     len(state.seen),
                     state.texts.count(text),
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +21,10 @@ from dynolab.endpoint import (
     endpoint_from_environment,
 )
 from dynolab.endpoint.client import FILTERED, any_text
-from dynolab.endpoint.pace import Pace
-from dynolab.endpoint.trouble import LONGEST_WAIT, status_trouble
 from dynolab.errors import ConfigError, EndpointFailed
 from tests.endpoint.server import (
     KEY,
     ChatServer,
-    FakeClock,
     Said,
     chat_server,
     good,
@@ -43,13 +41,10 @@ def server() -> Iterator[ChatServer]:
 
 
 def endpoint(server: ChatServer, folder: Path, **settings: Any) -> Endpoint:
-    clock = FakeClock()
-    server.clock = clock
     usable = settings.pop("usable", any_text)
-    config = EndpointConfig.model_validate({"model": "m", "timeout_seconds": 20} | settings)
-    return Endpoint(
-        config, AnswerCache(folder), key=KEY, address=server.address, clock=clock, usable=usable
-    )
+    quick = {"model": "m", "timeout_seconds": 20, "requests_per_minute": 60_000}
+    config = EndpointConfig.model_validate(quick | settings)
+    return Endpoint(config, AnswerCache(folder), key=KEY, address=server.address, usable=usable)
 
 
 def asked(*texts: str) -> list[Request]:
@@ -101,44 +96,35 @@ def test_samples_of_one_text_are_answers_of_their_own(server: ChatServer, tmp_pa
     assert first == again
 
 
-TROUBLES: dict[str, Said] = {
-    "rate_limited": trouble(429, Retry_After="7"),
-    "server_errors": trouble(500),
-    "not_json": html(),
-    "empty": good(" \n "),
-}
-
-
-@pytest.mark.parametrize("name", TROUBLES)
-def test_troubles_are_counted_and_asked_again(
-    server: ChatServer, tmp_path: Path, name: str
-) -> None:
-    server.answer = lambda seen: TROUBLES[name] if seen.number < 2 else good("at last")
-    asking = endpoint(server, tmp_path)
-    assert asking.ask(asked("a")) == [Answered(text="at last")]
-    assert asking.counts == {"kept": 0, "requests": 3, name: 2, "answered": 1}
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
+def test_what_may_pass_is_asked_again(server: ChatServer, tmp_path: Path, status: int) -> None:
+    server.answer = lambda seen: trouble(status) if seen.number < 2 else good("at last")
+    assert endpoint(server, tmp_path).ask(asked("a")) == [Answered(text="at last")]
+    assert len(server.seen) == 3
 
 
 @pytest.mark.parametrize(
-    ("answer", "name"),
+    "answer",
     [
-        (html(502), "server_errors"),
-        (good(None), "empty"),
-        (good(3), "empty"),
-        (said(200, {"choices": []}), "not_json"),
-        (said(200, [1, 2]), "not_json"),
-        ((200, {"Content-Type": "application/json"}, b"<html>"), "not_json"),
+        html(),
+        trouble(502),
+        good(None),
+        good(3),
+        good(" \n "),
+        said(200, {"choices": []}),
+        said(200, [1, 2]),
+        (200, {"Content-Type": "application/json"}, b"<html>"),
     ],
 )
 def test_what_stays_without_an_answer_is_given_up_with_its_reason(
-    server: ChatServer, tmp_path: Path, answer: Said, name: str
+    server: ChatServer, tmp_path: Path, answer: Said
 ) -> None:
     server.answer = lambda seen: answer if seen.text == "bad" else good("fine")
     asking = endpoint(server, tmp_path, attempts=3)
     bad, fine = asking.ask(asked("bad", "fine"))
     assert isinstance(bad, Failure) and bad.reason
     assert fine == Answered(text="fine")
-    assert asking.counts[name] == 3 and asking.counts["given_up"] == 1
+    assert asking.counts["given_up"] == 1
     server.answer = lambda seen: good("recovered")
     later = endpoint(server, tmp_path)
     assert later.ask(asked("bad", "fine")) == [Answered(text="recovered"), fine]
@@ -152,7 +138,7 @@ def test_a_request_that_the_server_refuses_is_not_repeated(
     asking = endpoint(server, tmp_path)
     (failed,) = asking.ask(asked("a"))
     assert isinstance(failed, Failure) and "prompt too long" in failed.reason
-    assert asking.counts == {"kept": 0, "requests": 1, "refused": 1, "given_up": 1}
+    assert asking.counts == {"kept": 0, "requests": 1, "given_up": 1}
 
 
 def test_an_answer_that_will_not_do_is_asked_again(server: ChatServer, tmp_path: Path) -> None:
@@ -199,7 +185,7 @@ def test_a_server_that_hangs_is_left_after_the_timeout(server: ChatServer, tmp_p
     server.answer = lambda seen: None if seen.number == 0 else good("awake")
     asking = endpoint(server, tmp_path, timeout_seconds=0.5)
     assert asking.ask(asked("a")) == [Answered(text="awake")]
-    assert asking.counts["timeouts"] == 1
+    assert len(server.seen) == 2
 
 
 def test_a_server_that_is_gone_ends_it_and_keeps_what_was_answered(
@@ -209,65 +195,18 @@ def test_a_server_that_is_gone_ends_it_and_keeps_what_was_answered(
     asking = endpoint(server, tmp_path, concurrency=1, attempts=2)
     with pytest.raises(EndpointFailed, match=r"10 requests in a row .* status 503"):
         asking.ask(asked(*map(str, range(40))))
-    assert 1 + 10 * 2 <= asking.counts["requests"] < 40
+    assert 1 + 10 <= asking.counts["requests"] < 40
     assert endpoint(server, tmp_path).ask(asked("0")) == [Answered(text="kept")]
     server.address = "http://127.0.0.1:9/v1"
     nobody = endpoint(server, tmp_path / "other", attempts=1)
     assert nobody.ask(asked("a")) == [Failure(reason="the endpoint cannot be reached")]
 
 
-def test_requests_keep_the_agreed_rate_with_retries(server: ChatServer, tmp_path: Path) -> None:
-    server.answer = lambda seen: trouble(500) if seen.number == 0 else good("ok")
-    asking = endpoint(server, tmp_path, concurrency=1, requests_per_minute=6)
-    asking.ask(asked(*map(str, range(8))))
-    times = [request.time for request in server.seen]
-    assert len(times) == 16
-    for start in times:
-        assert sum(start <= time < start + 60 for time in times) <= 6
-
-
-def test_threads_share_the_rate() -> None:
-    clock = FakeClock()
-    pace, starts = Pace(30, clock), []
-    for _ in range(5):
-        pace.wait()
-        starts.append(clock.now())
-    assert starts == [1000, 1002, 1004, 1006, 1008]
-    pace.hold(20)
-    pace.wait()
-    assert clock.now() == 1028
-
-
-def test_all_wait_as_long_as_a_crowded_server_asks(server: ChatServer, tmp_path: Path) -> None:
-    server.answer = lambda seen: (
-        trouble(429, Retry_After="40") if seen == server.seen[0] else good("ok")
-    )
-    endpoint(server, tmp_path, concurrency=1, requests_per_minute=600).ask(asked("a", "b"))
-    assert server.seen[1].time - server.seen[0].time >= 40
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        ("3", 3),
-        ("0.5", 0.5),
-        ("-4", 0),
-        ("99999", LONGEST_WAIT),
-        ("soon", None),
-        ("nan", None),
-        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
-        (None, None),
-    ],
-)
-def test_how_long_a_server_asks_to_wait(header: str | None, seconds: float | None) -> None:
-    class Response:
-        headers = {} if header is None else {"retry-after": header}
-
-    class Status(Exception):
-        status_code, code, response = 429, None, Response
-
-    trouble = status_trouble(Status(), "m", "r")  # type: ignore[arg-type]
-    assert (trouble.retry_after, trouble.retryable, trouble.rate_limited) == (seconds, True, True)
+def test_threads_share_the_rate(server: ChatServer, tmp_path: Path) -> None:
+    asking = endpoint(server, tmp_path, requests_per_minute=600)
+    before = time.monotonic()
+    asking.ask(asked(*map(str, range(6))))
+    assert time.monotonic() - before >= 0.5
 
 
 @pytest.mark.parametrize(
@@ -287,7 +226,7 @@ def test_what_no_request_can_mend_ends_all_at_once(
     with pytest.raises(ConfigError) as raised:
         endpoint(server, tmp_path, concurrency=1).ask(asked(*map(str, range(40))))
     assert raised.value.field == field
-    assert len(server.seen) == 1
+    assert set(server.texts) == {"0"}
     assert KEY not in "".join(traceback.format_exception(raised.value))
 
 

@@ -18,7 +18,7 @@ from dynolab.probes.making.policy import Policy, rows_from_policy
 from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
 from dynolab.probes.making.written import SUBJECTS, has_text
 from dynolab.rollouts.sample import SampleConfig, sample_responses
-from tests.endpoint.server import KEY, ChatServer, FakeClock, Said, Seen, chat_server, good
+from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good
 from tests.training.small import make_policy, make_tokenizer
 
 TRAIN = [
@@ -53,12 +53,11 @@ def config(*kinds: str, **settings: Any) -> ProbeSetConfig:
 
 def writer(server: ChatServer, folder: Path, **settings: Any) -> Endpoint:
     return Endpoint(
-        EndpointConfig(model="m", **settings),
+        EndpointConfig(model="m", requests_per_minute=60_000, **settings),
         AnswerCache(folder),
         key=KEY,
         address=server.address,
         usable=has_text,
-        clock=FakeClock(),
     )
 
 
@@ -199,7 +198,7 @@ def test_too_many_unanswered_rows_end_it_and_the_next_run_asks_only_for_them(
 ) -> None:
     server.answer = lambda seen: good("") if "w2 w1" in seen.text else write(seen)
     kinds = config("chosen_gptsemantic")
-    with pytest.raises(ConfigError, match=r"1 of the writer's 6 rows .* the answer is empty"):
+    with pytest.raises(ConfigError, match=r"1 of the writer's 6 rows .* the answer holds no text"):
         build_probe_set(kinds, TRAIN, HELDOUT, endpoint=writer(server, tmp_path))
     server.answer = write
     again = writer(server, tmp_path)
