@@ -167,7 +167,6 @@ FLOW = StagedFlow(
                 "beta": "audit.objective.beta",
                 "pairs": "audit.pairs",
             },
-            objective="audit.objective",
             objectives=PREFERENCE_OBJECTIVES,
         )
     },

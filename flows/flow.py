@@ -58,6 +58,16 @@ class Plan:
     """Files beside that page, by the ends of their names."""
 
 
+SOURCE_FIELDS = {
+    "model": "base.source",
+    "data_source": "data.source",
+    "data_path": "data.path",
+    "hub_name": "data.hub_name",
+    "data_format": "data.format",
+}
+"""Fields of a form that choose the model and the rows."""
+
+
 @dataclass(frozen=True)
 class Form:
     """The fields of a deployment's form besides the study file: the settings most often changed.
@@ -69,13 +79,10 @@ class Form:
     """The deployment's description in Prefect."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Field → dotted name of its setting."""
-
-    objective: str | None = None
-    """Setting that holds the objective; fields under it apply to the chosen objective."""
+    """Field → dotted name of its setting; `objective` → the name of a loss."""
 
     objectives: tuple[str, ...] = ()
-    """Names of the objectives that the form offers."""
+    """Names of the objectives that the form offers; default: all."""
 
     file: str | None = None
     """Default study file, in deploy/studies; default: the flow's built-in one."""

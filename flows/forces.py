@@ -234,7 +234,6 @@ FLOW = StagedFlow(
                 "updating_pairs": "analysis.updating_pairs",
                 "observed_pairs": "analysis.observed_pairs",
             },
-            objective="analysis.objective",
         )
     },
 )

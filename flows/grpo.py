@@ -13,8 +13,7 @@ from dynolab.objectives.simko import SimKOConfig
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows.comparison import Comparison, Label, resolved_comparison
-from flows.flow import Form, Name, Plan, StagedFlow
-from flows.form import SOURCE_FIELDS
+from flows.flow import SOURCE_FIELDS, Form, Name, Plan, StagedFlow
 from tasks.data import DATA
 from tasks.displacement import DISPLACEMENT, DisplacementConfig, DisplacementJob
 from tasks.evaluate import EVALUATE, EvaluationConfig, EvaluationJob
@@ -246,7 +245,6 @@ FLOW = StagedFlow(
                 "temperature": "training.temperature",
                 "max_new_tokens": "training.max_new_tokens",
             },
-            objective="arms.chosen",
             objectives=("grpo", "simko"),
         )
     },

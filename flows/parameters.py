@@ -1,24 +1,28 @@
-"""Parses study files, with changes, into the parameters of flows."""
+"""Parses study files, with changes, into the parameters of flows.
+
+A file is merged into the defaults, and its relative paths start from its own folder.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import (
     BaseModel,
     ValidationError,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from dynolab.data.source_checks import OnDisk
 from dynolab.errors import ConfigError
-from flows.written import default_settings, with_defaults, with_paths
 from tasks.runtime.system.secret_files import holds_secret
 
 STUDIES = Path(__file__).resolve().parents[1] / "deploy" / "studies"
@@ -62,53 +66,14 @@ def read_study(file: Path) -> str:
 
 
 def read_settings(text: str, origin: str) -> dict[str, Any]:
-    """A study's settings by name, from YAML that is bounded in size and can hold only data."""
+    """A study's settings by name, from YAML, which can hold only data."""
     try:
-        content = _plain_yaml(text) or {}
+        content = yaml.safe_load(text) or {}
     except _YAML_ERRORS as error:
         raise _unreadable(origin, error) from error
     if not isinstance(content, dict):
         raise ConfigError("config", origin, "must hold settings by name (key: value)")
     return content
-
-
-_MOST_CHARACTERS, _MOST_NODES, _DEEPEST = 2**16, 5_000, 50
-"""Bounds on a study's text, far above what any study needs."""
-
-
-def _plain_yaml(text: str) -> Any:
-    """Parses a YAML text with bounds on its size, depth and nodes (aliases counted in full).
-
-    Checks the bounds on the parser's events first, so that nothing is built from a text beyond
-    them.
-
-    **Raises:** `ValueError` for a text beyond a bound, `yaml.YAMLError` for invalid YAML.
-    """
-    if len(text) > _MOST_CHARACTERS:
-        raise ValueError(f"it has more than {_MOST_CHARACTERS} characters")
-    nodes = 0
-    sizes: dict[str, int] = {}  # nodes under each anchor
-    collections: list[tuple[str | None, int]] = []  # open ones: anchor, nodes before it
-    for event in yaml.parse(text, yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in collections):
-                raise ValueError(f"the anchor {event.anchor} refers to itself")
-            nodes += sizes.get(event.anchor, 1)
-        elif isinstance(event, yaml.NodeEvent):
-            if isinstance(event, yaml.CollectionStartEvent):
-                collections.append((event.anchor, nodes))
-            elif event.anchor is not None:
-                sizes[event.anchor] = 1
-            nodes += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = collections.pop()
-            if anchor is not None:
-                sizes[anchor] = nodes - before
-        if len(collections) > _DEEPEST:
-            raise ValueError(f"it has more than {_DEEPEST} levels")
-        if nodes > _MOST_NODES:
-            raise ValueError(f"it has more than {_MOST_NODES} settings, with aliases written out")
-    return yaml.safe_load(text)
 
 
 def parse_parameters(
@@ -236,7 +201,7 @@ def _apply(kind: type[BaseModel], content: dict[str, Any], change: str) -> None:
                 "--set", change, f"{name} holds a value, not settings; give a setting of its own"
             )
     try:
-        inner[leaf] = _plain_yaml(text)
+        inner[leaf] = yaml.safe_load(text)
     except _YAML_ERRORS as error:
         remedy = f"the value cannot be read as YAML ({_yaml_problem(error)}); quote it"
         raise ConfigError("--set", change, remedy) from error
@@ -270,4 +235,135 @@ def _variable(match: re.Match[str], field: str) -> str:
         raise ConfigError(
             field, match[0], "holds a login or key, which parameters would store; leave it out"
         )
+    return value
+
+
+def with_defaults(kind: type[BaseModel], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings merged into their defaults: a setting changes what it names, and nothing beside it.
+
+    `preference: {steps: 30}` keeps the other settings that the default of `preference` sets. A
+    section whose `name` differs from the default's, such as another objective, starts from its own
+    defaults.
+    """
+    return {
+        name: _completed(kind.model_fields[name], value) if name in kind.model_fields else value
+        for name, value in content.items()
+    }
+
+
+def default_settings(kind: type[BaseModel], path: tuple[str, ...]) -> dict[str, Any]:
+    """The settings by name that stand at a dotted path by default; empty if there are none."""
+    default: Any = kind
+    for name in path:
+        if isinstance(default, type) and issubclass(default, BaseModel):
+            info = default.model_fields.get(name)
+            default = info.get_default(call_default_factory=True) if info else None
+        elif isinstance(default, Mapping):
+            default = default.get(name)
+        else:
+            default = getattr(default, name, None)
+    written = _written(default) if isinstance(default, Mapping) else {}
+    assert isinstance(written, dict)
+    return written
+
+
+def with_paths(kind: type[BaseModel], content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Settings in which relative paths (`OnDisk`) start from `folder`."""
+    return {
+        name: _located(kind.model_fields[name], value, folder)
+        if name in kind.model_fields
+        else value
+        for name, value in content.items()
+    }
+
+
+def choices(annotation: Any) -> Iterator[Any]:
+    """The types that an annotation allows, without None."""
+    if get_origin(annotation) is Annotated:
+        yield from choices(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for inner in get_args(annotation):
+            yield from choices(inner)
+    elif annotation is not NoneType:
+        yield annotation
+
+
+def _completed(info: FieldInfo, given: Any) -> Any:
+    if not isinstance(given, dict):
+        return given
+    default = info.get_default(call_default_factory=True)
+    if isinstance(default, BaseModel) and not _is_another(type(default), given):
+        written = _written(default)
+        fields = {
+            name: FieldInfo(annotation=field.annotation, default=getattr(default, name))
+            for name, field in type(default).model_fields.items()
+        }
+        inner = {
+            name: _completed(fields[name], value) if name in fields else value
+            for name, value in given.items()
+        }
+        return {**written, **inner}
+    return _within(info.annotation, given, with_defaults)
+
+
+def _written(value: Any) -> Any:
+    """A default as a study file would hold it: what it sets, and what tells its kind."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        return {
+            name: _written(getattr(value, name))
+            for name, info in fields.items()
+            if name in value.model_fields_set or _tag(info) is not None
+        }
+    if isinstance(value, Mapping):
+        return {name: _written(inner) for name, inner in value.items()}
+    return value
+
+
+def _tag(info: FieldInfo) -> Any:
+    """The only value of a field that tells its class from others, such as an objective's name."""
+    values = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
+    return values[0] if len(values) == 1 else None
+
+
+def _is_another(kind: type[BaseModel], given: Mapping[str, Any]) -> bool:
+    """Whether the settings are tagged as those of another class."""
+    return any(
+        name in given and _tag(info) not in (None, given[name])
+        for name, info in kind.model_fields.items()
+    )
+
+
+def _located(info: FieldInfo, value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return _within(
+            info.annotation, value, lambda kind, content: with_paths(kind, content, folder)
+        )
+    if isinstance(value, str) and value != info.default:
+        for marker in _metadata(info):
+            if isinstance(marker, OnDisk):
+                return marker.beside(folder, value)
+    return value
+
+
+def _metadata(info: FieldInfo) -> Iterator[Any]:
+    """What is annotated to a field, or to one of the types that it allows."""
+    yield from info.metadata
+    for kind in get_args(info.annotation):
+        if get_origin(kind) is Annotated:
+            yield from get_args(kind)[1:]
+
+
+def _within(annotation: Any, value: dict[str, Any], change: Any) -> dict[str, Any]:
+    """Applies `change(class, settings)` to settings, or to every value of a dictionary of them."""
+    for kind in choices(annotation):
+        if get_origin(kind) is dict:
+            inner = get_args(kind)[1]
+            return {
+                name: _within(inner, entry, change) if isinstance(entry, dict) else entry
+                for name, entry in value.items()
+            }
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and not _is_another(kind, value):
+            changed: dict[str, Any] = change(kind, value)
+            return changed
     return value

@@ -7,8 +7,7 @@ from pydantic import Field, model_validator
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.probes.making.probe_set import ProbeSetConfig
-from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
-from flows.form import SOURCE_FIELDS
+from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow
 from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.probe_set import PROBE_SET

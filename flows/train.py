@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from dynolab.errors import ConfigError
-from flows.flow import Form, Plan, StagedFlow
-from flows.form import SOURCE_FIELDS
+from flows.flow import SOURCE_FIELDS, Form, Plan, StagedFlow
 from flows.study import PREFERENCE_FIELDS, PREFERENCE_OBJECTIVES
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
@@ -73,7 +72,6 @@ FLOW = StagedFlow(
                 "ranks": "sft.engine.ranks",
                 "probe_every": "sft.probe_every",
             },
-            objective="sft.objective",
             objectives=("sft", "sft_extended"),
             file="builtin.yaml",
             fixed=("until=sft",),
@@ -81,7 +79,6 @@ FLOW = StagedFlow(
         "preference": Form(
             "Training on pairs of a chosen and a rejected answer, after SFT.",
             PREFERENCE_FIELDS,
-            objective="preference.objective",
             objectives=PREFERENCE_OBJECTIVES,
             file="builtin.yaml",
             fixed=("until=preference",),

@@ -107,7 +107,7 @@ def work_for(services: Services) -> Iterator[Services]:
 
 def _register(home: Path, environment: Mapping[str, str]) -> None:
     log = home / "logs" / "register.log"
-    process = start_child("flows.register", ["alone"], environment=environment, log=log)
+    process = start_child("flows.deploy", ["alone"], environment=environment, log=log)
     try:
         if process.wait(REGISTER_SECONDS) != 0:
             raise ServiceFailed("the registration of deployments", last_lines(log))

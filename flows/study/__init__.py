@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from flows.comparison import resolved_comparison
-from flows.flow import Form, Plan, StagedFlow
-from flows.form import SOURCE_FIELDS
+from flows.flow import SOURCE_FIELDS, Form, Plan, StagedFlow
 from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.parameters import load_parameters
 from flows.reproduce import ReproduceParameters, reproduce_steps
@@ -135,7 +134,6 @@ FLOW = StagedFlow(
         "study": Form(
             "SFT, preference training, and the forces behind them.",
             {**PREFERENCE_FIELDS, "contrasts": "contrasts"},
-            objective="preference.objective",
             objectives=PREFERENCE_OBJECTIVES,
             file="builtin.yaml",
         )

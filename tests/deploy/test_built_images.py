@@ -92,7 +92,7 @@ def test_a_study_goes_through_the_images(images: Images, s3_server: str) -> None
         made = requests.post(
             f"{api}/deployments/{study.json()['id']}/create_flow_run",
             headers=headers,
-            json={"parameters": {"settings": {"study_file": FILE, "more": {"study_text": STUDY}}}},
+            json={"parameters": {"settings": {"study_file": FILE, "study_text": STUDY}}},
             timeout=30,
         )
         assert made.ok, made.text

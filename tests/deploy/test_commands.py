@@ -34,7 +34,7 @@ def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check(
         kept = requests.get(f"{api}/work_pools/training", headers=headers, timeout=30).json()
         assert (kept["type"], kept["base_job_template"]) == ("kubernetes", TEMPLATE)
         study = requests.get(f"{api}/deployments/name/study/a-study", headers=headers, timeout=30)
-        assert study.ok and study.json()["entrypoint"] == "flows.deployments.study"
+        assert study.ok and study.json()["entrypoint"] == "flows.deploy.study"
 
         def workers() -> list[tuple[str, str]]:
             found = requests.post(

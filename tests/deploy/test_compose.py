@@ -19,7 +19,7 @@ import yaml
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from flows.register import POOLS
+from flows.deploy import POOLS
 from flows.up import worker_arguments
 from tasks.runtime.servers.postgres_redis import ADMIN, DATABASES, variables as backing_variables
 from tasks.runtime.servers.serve import _APPLICATIONS
@@ -158,7 +158,7 @@ def test_servers_are_started_by_the_program_that_the_command_up_starts(
 
 
 def test_registering_again_ends_no_run_of_workers_that_are_there() -> None:
-    assert SERVICES["bootstrap"]["command"] == ["python", "-m", "flows.register"]
+    assert SERVICES["bootstrap"]["command"] == ["python", "-m", "flows.deploy"]
 
 
 def environment(*names: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
+from flows.deploy import COMMAND
 from flows.parameters import load_parameters
-from flows.register import COMMAND
 from flows.study.parameters import StudyParameters
 from tasks.runtime.system.settings import Settings
 from tests.deploy.kubeflow import TRAIN_JOB, TRAINING_RUNTIME

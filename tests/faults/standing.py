@@ -154,8 +154,8 @@ class Standing:
     def start(self, project: str) -> str:
         """A preference training of the small study, by its deployment; gives the flow run."""
         one = self.api("GET", "deployments/name/train/preference")["id"]
-        more = {"study_text": SMALL.read_text(), "project": project}
-        form = {"study_file": "builtin.yaml", "more": more}
+        text = SMALL.read_text()
+        form = {"study_file": "builtin.yaml", "study_text": text, "project": project}
         run = self.api("POST", f"deployments/{one}/create_flow_run", parameters={"settings": form})
         return str(run["id"])
 

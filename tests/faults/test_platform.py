@@ -13,7 +13,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.flow_engine import MINIMUM_HEARTBEAT_INTERVAL
 
-from flows.register import register_automations
+from flows.deploy import register_automations
 from tasks.runtime.servers.server_processes import MLFLOW, PREFECT
 from tests.faults.points import POINTS, Point, dead, goes_on, paused
 from tests.faults.records import Record, tell

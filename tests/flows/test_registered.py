@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +16,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from flows import register
-from flows.deployments import deployment_specs
-from tests.flows.lab import ROOT
+from flows import deploy
 
 pytestmark = pytest.mark.services
 
@@ -39,7 +33,7 @@ def settings_of(servers: dict[str, str]) -> dict[Any, Any]:
 def client(servers: dict[str, str]) -> Iterator[SyncPrefectClient]:
     """A server that everything is registered with once."""
     with temporary_settings(settings_of(servers)), get_client(sync_client=True) as client:
-        register.main()
+        deploy.main()
         yield client
 
 
@@ -50,7 +44,7 @@ def test_runs_of_the_first_queue_start_before_those_that_waited_longer(
     given = {"settings": {"study_file": "builtin.yaml"}}
     late = client.create_flow_run_from_deployment(one, parameters=given)
     urgent = client.create_flow_run_from_deployment(
-        one, parameters=given, work_queue_name=register.FIRST
+        one, parameters=given, work_queue_name=deploy.URGENT
     )
     started = []
     for _ in range(2):  # the pool has one place
@@ -68,41 +62,9 @@ def test_what_people_chose_in_prefect_outlives_the_next_registration(
     client.create_deployment_schedules(one.id, [(early, False)])
     client.update_work_pool("training", WorkPoolUpdate(concurrency_limit=3))
     for _ in range(2):
-        register.main()
+        deploy.main()
         (kept,) = client.read_deployment_by_name("study/a-study").schedules
         assert kept.schedule == early and not kept.active
         assert client.read_work_pool("training").concurrency_limit == 3
     client.delete_deployment_schedule(one.id, kept.id)
     assert client.read_deployment_by_name("study/a-study").id == one.id
-
-
-@pytest.mark.study
-def test_prefects_own_command_deploys_the_same(
-    client: SyncPrefectClient, servers: dict[str, str], tmp_path: Path
-) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "--no-prompt",
-        "deploy",
-        "--all",
-        "--prefect-file",
-        "deploy/prefect.yaml",
-    ]
-    environment = os.environ | servers | {"PREFECT_HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for deployment_spec in deployment_specs():
-        found = client.read_deployment_by_name(f"{deployment_spec.flow}/{deployment_spec.name}")
-        assert (found.entrypoint, found.work_pool_name) == (
-            deployment_spec.entrypoint,
-            deployment_spec.pool,
-        )
-        assert found.parameters == deployment_spec.parameters and set(found.tags) == set(
-            deployment_spec.tags
-        )
-        if deployment_spec.schema is not None:
-            theirs = found.parameter_openapi_schema["definitions"]
-            for kind, ours in deployment_spec.schema["definitions"].items():
-                assert theirs[kind].get("properties", {}).keys() == ours["properties"].keys()

@@ -8,10 +8,10 @@ import pytest
 
 from dynolab.errors import ConfigError
 from flows.audit import AuditParameters
-from flows.form import STUDIES, FilledForm
+from flows.deploy import FilledForm
 from flows.judge import JudgeParameters
 from flows.mitigation import ARMS, MitigationParameters
-from flows.parameters import load_parameters, parse_parameters
+from flows.parameters import STUDIES, load_parameters, parse_parameters
 from flows.study.parameters import StudyParameters
 from flows.sweep import SweepParameters
 

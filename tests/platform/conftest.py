@@ -16,7 +16,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from flows.deployments import PARAMETER, deployments
+from flows.deploy import PARAMETER, deployments
 from tests.flows.lab import ROOT, Lab, until
 
 START_SECONDS = 240.0
@@ -65,7 +65,9 @@ class Platform:
     def start(self, deployment: str, /, **settings: Any) -> str:
         """A run of a deployment, from its form: its id."""
         form = deployments()[deployment.partition("/")[2]].form_model
-        filled = form(**{"study_file": "builtin.yaml", **settings}).in_sections()
+        filled = form(**{"study_file": "builtin.yaml", **settings}).model_dump(
+            mode="json", exclude_none=True
+        )
         known = self.read(f"deployments/name/{deployment}")
         parameters = {PARAMETER: filled}
         run = self.ask(f"deployments/{known['id']}/create_flow_run", parameters=parameters)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.form import SECTIONS
 from tests.browsing import CHROMIUM
 from tests.flows.lab import SMALL, until
 from tests.platform.conftest import Platform, result_folder
@@ -73,9 +72,6 @@ class Person:
         page.get_by_role("button", name="Run", exact=True).first.click()
         self.click(page.get_by_text("Custom run").first, "/run")
         self.field("Name").wait_for()
-        for title, sentence in SECTIONS.values():
-            page.get_by_text(title).first.wait_for()
-            page.get_by_text(sentence).wait_for()
         page.get_by_text("Additional Options").first.click()  # where the queue is chosen
         self.look(f"{name}-empty-form")
         for label, value in {"Name": name, **fields}.items():
@@ -104,7 +100,7 @@ def person(platform: Platform, request: pytest.FixtureRequest) -> Iterator[Perso
 @pytest.mark.timeout(2 * RUN_SECONDS + 600)
 @pytest.mark.parametrize(
     "written",
-    [{"Project": "small", "Study text": SMALL.read_text()}, {"Project": "builtin"}],
+    [{"Project": "small", "Study Text": SMALL.read_text()}, {"Project": "builtin"}],
     ids=["small", "builtin"],
 )
 def test_a_study_from_its_form_to_the_comparison_in_mlflow(

@@ -11,8 +11,9 @@ import pytest
 import requests
 import yaml
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.schedules import CronSchedule
 
-from flows import deployments as deployments_module, register
 from tests.flows.lab import SMALL, Lab, until
 from tests.platform.conftest import RUN_SECONDS, Platform, platform_of
 
@@ -24,7 +25,9 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
     good = platform.start("train/sft", study_text=text, name="from a form", steps=4)
     bad = platform.start("train/preference", study_text=text, objective="ipo", margin=1.0)
     assert platform.awaited_end(bad) == "Failed"
-    assert "ipo does not take it" in platform.read(f"flow_runs/{bad}")["state"]["message"]
+    assert (
+        "preference.objective.margin = 1.0" in platform.read(f"flow_runs/{bad}")["state"]["message"]
+    )
     assert platform.awaited_end(good) == "Completed"
     stages = platform.lab.home / "store" / "stages"
     assert {path.parent.parent.name for path in stages.glob("*/*/COMMITTED")} == {
@@ -44,7 +47,7 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
 
 
 def test_a_sweep_by_the_clock_has_its_trials_run_by_the_training_worker(
-    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    platform: Platform,
 ) -> None:
     sweep = {
         "name": "clock",
@@ -55,25 +58,15 @@ def test_a_sweep_by_the_clock_has_its_trials_run_by_the_training_worker(
         "space": {"preference.objective.beta": {"values": [0.1, 1.0]}},
         "settings": ["preference.engine={kind: plain, ranks: 1}"],
     }
-    minutely = {
-        "name": "minutely",
-        "cron": "* * * * *",
-        "settings": {"study_text": yaml.safe_dump(sweep)},
-    }
-    file = tmp_path / "schedules.yaml"
-    file.write_text(yaml.safe_dump({"sweep": [minutely]}))
-    monkeypatch.setattr(deployments_module, "SCHEDULES", file)
-    address = f"{platform.prefect}/api"
-    login = {"headers": platform.login}
-    monkeypatch.setattr(
-        register, "get_client", lambda **_: SyncPrefectClient(address, httpx_settings=login)
+    form = {"study_file": "sweep_beta.yaml", "study_text": yaml.safe_dump(sweep)}
+    minutely = DeploymentScheduleCreate(
+        schedule=CronSchedule(cron="* * * * *"), parameters={"settings": form}
     )
-    register.main()
-    first = until(lambda: runs_of(platform, "sweep", "RUNNING", "COMPLETED"), RUN_SECONDS)[0]
-    with SyncPrefectClient(address, httpx_settings=login) as client:
+    login = {"headers": platform.login}
+    with SyncPrefectClient(f"{platform.prefect}/api", httpx_settings=login) as client:
         deployment = client.read_deployment_by_name("sweep/sweep")
-        (schedule,) = deployment.schedules
-        assert schedule.slug == "minutely"
+        (schedule,) = client.create_deployment_schedules(deployment.id, [minutely])
+        first = until(lambda: runs_of(platform, "sweep", "RUNNING", "COMPLETED"), RUN_SECONDS)[0]
         client.delete_deployment_schedule(deployment.id, schedule.id)
     assert platform.awaited_end(first["id"]) == "Completed"
     assert first["work_pool_name"] == "cpu"

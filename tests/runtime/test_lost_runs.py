@@ -7,7 +7,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelling, Completed, Running, Scheduled, State
 
-from flows.register import close_lost_runs
+from flows.deploy import close_lost_runs
 
 
 @pytest.mark.services

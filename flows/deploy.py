@@ -1,0 +1,464 @@
+"""Prefect deployments: one for every form of every flow, one for trials, one to reconcile.
+
+    python -m flows.deploy [alone]    # registers them; alone: no worker runs yet
+
+Prefect imports an entry by its dotted name, `flows.deploy.<name>`. Registration is a separate
+program, so that the command that starts the servers need not load the flows.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_origin
+
+import prefect
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    WorkPoolCreate,
+    WorkPoolUpdate,
+)
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Crashed, State
+from prefect.workers.process import ProcessWorker
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic.fields import FieldInfo
+
+from dynolab.errors import ConfigError
+from flows.flow import Flow, FlowParameters, Form
+from flows.parameters import (
+    STUDIES,
+    Parameters,
+    as_change,
+    choices,
+    parse_parameters,
+    read_study,
+)
+from flows.reconcile import reconcile
+from flows.registry import FLOWS, load_flow
+from flows.run import run_flow
+
+PARAMETER = "settings"
+"""The only parameter of a deployed flow: its form."""
+
+FIRST = {"study": "a-study"}
+"""Deployment → the name under which Prefect, which lists by name, shows it before all others."""
+
+INTERNAL = "~internal-{}"
+"""Name of a deployment that only flows and schedules start: clear, and after all others."""
+
+POOLS = {"cpu": 4, "training": 1}
+"""Work pools, and the concurrency limit that each is created with."""
+
+URGENT = "high"
+"""Queue of the training pool whose runs start before those in `default`."""
+
+ENGINE = ("-m", "tasks.runtime.flow_run_process")
+"""Arguments of python for a flow run, in place of Prefect's own engine."""
+
+VARIABLES = {
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",  # seconds
+    # A run waits eight minutes for a restarting server, which answers 500 while its database is
+    # down.
+    "PREFECT_CLIENT_MAX_RETRIES": "8",
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+}
+"""Environment of a flow run."""
+
+COMMAND = [sys.executable, *ENGINE]
+
+SILENCE = timedelta(minutes=10)
+"""How long a flow run may send no event: several heartbeats, and a restart of the server."""
+
+AUTOMATION = "dynolab: flow runs that fell silent have crashed"
+RECONCILE_EVERY = timedelta(minutes=10)
+RUN_NAME_LETTERS = 60
+
+
+class FilledForm(BaseModel):
+    """Fields of every form; those derived from settings change the study file's.
+
+    Values are checked against the settings' limits when the run starts, before any work, and the
+    message names the setting.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    settings: ClassVar[Mapping[str, str]] = {}
+    """Field → dotted name of its setting."""
+
+    study_file: str = Field(
+        description="Settings to start from; a file of deploy/studies. An empty field below leaves "
+        "the file's setting."
+    )
+    other_settings: tuple[str, ...] = Field(
+        (), description="Any other setting as key=value, such as sft.clip_norm=5."
+    )
+    study_text: str = Field(
+        "", description="A whole study file (YAML), in place of the file chosen above."
+    )
+    fresh: bool = Field(
+        False, description="Compute every stage again, even if the store has its result."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_fields(cls, given: Any) -> Any:
+        return flat(given) if isinstance(given, Mapping) else given
+
+    def parameters(self, kind: type[Parameters], fixed: Sequence[str] = ()) -> Parameters:
+        """The flow parameters that the form describes; `fixed` are settings as key=value.
+
+        **Raises** `ConfigError` for a file outside deploy/studies, and for settings that cannot
+        work.
+        """
+        changes = [*fixed, *self._changes(), *self.other_settings]
+        if self.study_text:
+            return parse_parameters(kind, self.study_text, "study_text", changes)
+        file = (STUDIES / self.study_file).resolve()
+        if not file.is_relative_to(STUDIES.resolve()):
+            raise ConfigError(
+                "study_file", self.study_file, "is outside deploy/studies; choose a file in it"
+            )
+        return parse_parameters(kind, read_study(file), file.name, changes, folder=STUDIES)
+
+    def _changes(self) -> Iterator[str]:
+        filled = {
+            name: value for name in self.settings if (value := getattr(self, name)) is not None
+        }
+        if name := filled.pop("objective", None):
+            objective = self.settings["objective"].removesuffix(".name")
+            yield as_change(objective, {"name": name})
+        for field, value in filled.items():
+            yield as_change(self.settings[field], value)
+
+
+def flat(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The filled fields of a form. Prefect may send null for the others.
+
+    Earlier runs and schedules have fields in sections, which are read until 0.2.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in form.items():
+        fields |= value if isinstance(value, Mapping) else {name: value}
+    return {name: value for name, value in fields.items() if value not in (None, "")}
+
+
+def derive_form(title: str, form: Form, parameters: type[BaseModel]) -> type[FilledForm]:
+    """Derives the form's class: each field has its setting's type and description.
+
+    A field has neither null as a type, which Prefect's interface shows as a second tab, nor a
+    default of null, which its server does not take for a default.
+    """
+    settings = {"name": "name", "project": "project", **form.fields}
+    fields: dict[str, Any] = {}
+    for name, setting in settings.items():
+        owner = FlowParameters if name in FlowParameters.model_fields else parameters
+        kind, description = _setting(owner, setting)
+        if name == "objective":
+            kind = Literal[form.objectives] if form.objectives else kind
+            description = "The loss; its other settings start from their defaults."
+        fields[name] = (kind, Field(default_factory=lambda: None, description=description))
+    derived: type[FilledForm] = create_model(
+        title, __base__=FilledForm, __doc__=form.about, **fields
+    )
+    derived.settings = settings
+    return derived
+
+
+def _setting(parameters: type[BaseModel], setting: str) -> tuple[Any, str]:
+    """Type and description of the setting with this dotted name, in any class that may hold it."""
+    fields = [FieldInfo(annotation=parameters)]
+    for part in setting.split("."):
+        fields = [inner for field in fields for inner in _under(field.annotation, part)]
+    if not fields:
+        raise ValueError(f"{parameters.__name__} has no setting {setting}")
+    kinds = [kind for field in fields for kind in choices(field.annotation)]
+    values = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    description = next((field.description for field in fields if field.description), "")
+    return Literal[tuple(dict.fromkeys(values))] if values else kinds[0], description
+
+
+def _under(annotation: Any, part: str) -> Iterator[FieldInfo]:
+    """The fields called `part` in an annotation's settings classes and dictionaries of them."""
+    for kind in choices(annotation):
+        if get_origin(kind) is dict:
+            yield FieldInfo(annotation=get_args(kind)[1])
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and part in kind.model_fields:
+            yield kind.model_fields[part]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A flow of the registry with one of its forms; Prefect shows it as `flow/name`."""
+
+    name: str
+    flow: Flow[Any]
+    form: Form
+
+    @property
+    def first_file(self) -> str:
+        """The form's default study file."""
+        builtin = f"{self.flow.name}_builtin.yaml"
+        return self.form.file or next(iter(study_files(self.flow.name)), builtin)
+
+    @cached_property
+    def form_model(self) -> type[FilledForm]:
+        """The model of the form that users fill in."""
+        return derive_form(f"{self.name.title()}Form", self.form, self.flow.parameters)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of the form for Prefect's UI, with the current study files as choices."""
+        fields: Any = {PARAMETER: (self.form_model, ...)}
+        model: type[BaseModel] = create_model("Parameters", **fields)
+        schema = model.model_json_schema(ref_template="#/definitions/{model}")
+        schema["definitions"] = schema.pop("$defs")
+        shown = schema["definitions"][self.form_model.__name__]["properties"]
+        shown["study_file"]["enum"] = study_files(self.flow.name)
+        rare = ("other_settings", "study_text", "fresh")
+        for position, name in enumerate(sorted(shown, key=lambda name: name in rare)):
+            shown[name]["position"] = position
+        return schema
+
+    def parameters(self, form: FilledForm) -> BaseModel:
+        """Convert a filled form to the flow's parameters; raises `ConfigError`."""
+        return form.parameters(self.flow.parameters, self.form.fixed)
+
+    def prefect_flow(self) -> prefect.Flow[..., Any]:
+        """The flow that a worker runs: form → parameters → the same stages as the command."""
+
+        def start(**arguments: FilledForm) -> Any:
+            form = arguments[PARAMETER]
+            return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
+
+        signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form_model)]
+        vars(start)["__signature__"] = Signature(signature)
+        start.__doc__ = self.form.about
+        return prefect.flow(name=self.flow.name, flow_run_name=_run_name)(start)
+
+
+def __getattr__(name: str) -> prefect.Flow[..., Any]:
+    known = deployments()
+    if name not in known:
+        raise AttributeError(name)
+    return known[name].prefect_flow()
+
+
+def deployments() -> dict[str, Deployment]:
+    """Every deployment of the registry's flows, by name."""
+    return {
+        name: Deployment(name, flow, form)
+        for flow in map(load_flow, FLOWS)
+        for name, form in (flow.forms or {flow.name: Form(FLOWS[flow.name])}).items()
+    }
+
+
+def study_files(flow: str) -> list[str]:
+    """The study files of a flow: `<flow>_….yaml`; files without a flow's prefix are `study`'s."""
+    wanted = "study" if flow == "train" else flow
+    return sorted(
+        path.name
+        for path in STUDIES.glob("*.yaml")
+        if next((name for name in FLOWS if path.name.startswith(f"{name}_")), "study") == wanted
+    )
+
+
+def _run_name() -> str:
+    """The name in the form, else the study file's."""
+    form = flow_run.parameters[PARAMETER]
+    filled = form if isinstance(form, dict) else form.model_dump()
+    name = str(filled.get("name") or filled.get("study_file"))
+    return name.removesuffix(".yaml")[:RUN_NAME_LETTERS]
+
+
+def main(*, alone: bool = False) -> None:
+    """Registers every pool, deployment and automation, or updates it.
+
+    **Arguments:** `alone`: no worker runs yet, so runs that the server lists as running are lost.
+    """
+    with get_client(sync_client=True) as client:
+        if alone:
+            close_lost_runs(client)
+        for name, limit in POOLS.items():
+            _register_pool(client, name, limit)
+        with suppress(ObjectAlreadyExists):
+            client.create_work_queue(
+                URGENT,
+                "Its runs start before those of other queues.",
+                priority=1,
+                work_pool_name="training",
+            )
+        for name, one in deployments().items():
+            _register(
+                client,
+                one.flow.name,
+                FIRST.get(name, name),
+                pool=one.flow.pool,
+                entrypoint=f"flows.deploy.{name}",
+                description=one.form.about,
+                parameters={PARAMETER: {"study_file": one.first_file}},
+                parameter_openapi_schema=one.schema,
+                enforce_parameter_schema=True,
+                tags=["dynolab"],
+            )
+        internal = ["dynolab", "internal"]
+        _register(
+            client,
+            "trial",
+            INTERNAL.format("trial"),
+            entrypoint="flows.sweep.trial.trial",
+            description="One trial of a sweep, started by the sweep.",
+            pool="training",
+            tags=internal,
+        )
+        _register(
+            client,
+            "reconcile",
+            INTERNAL.format("reconcile"),
+            IntervalSchedule(interval=RECONCILE_EVERY),
+            entrypoint="flows.reconcile.reconcile",
+            description=reconcile.__doc__,
+            pool="cpu",
+            tags=internal,
+        )
+        register_automations(client)
+
+
+def close_lost_runs(client: SyncPrefectClient) -> None:
+    """Closes runs that the server lists as running while no worker runs: their process is gone."""
+    running = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+    lost = FlowRunFilter(
+        tags=FlowRunFilterTags(all_=["dynolab"]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=running)),
+    )
+    for run in client.read_flow_runs(flow_run_filter=lost, limit=200):
+        ended: State[None] = Crashed(message="The process that ran it has ended; run it again.")
+        if run.state is not None and run.state.is_cancelling():
+            ended = Cancelled()
+        client.set_flow_run_state(run.id, ended, force=True)
+
+
+def _register_pool(client: SyncPrefectClient, name: str, limit: int) -> None:
+    """Creates or updates a process pool; leaves an existing pool of another type unchanged."""
+    template = ProcessWorker.get_default_base_job_template()
+    try:
+        if client.read_work_pool(name).type == "process":
+            client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+    except ObjectNotFound:
+        client.create_work_pool(
+            WorkPoolCreate(
+                name=name, type="process", base_job_template=template, concurrency_limit=limit
+            )
+        )
+
+
+def _register(
+    client: SyncPrefectClient,
+    flow: str,
+    name: str,
+    every: IntervalSchedule | None = None,
+    *,
+    pool: str,
+    **deployment: Any,
+) -> None:
+    """Registers a deployment; relative paths in study files start at its `working_dir`."""
+    schedules = _users_schedules(client, f"{flow}/{name}")
+    if every is not None:
+        schedules.append(DeploymentScheduleCreate(schedule=every, slug=flow))
+    client.create_deployment(
+        client.create_flow_from_name(flow),
+        name,
+        work_pool_name=pool,
+        job_variables={
+            "command": shlex.join(COMMAND),
+            "working_dir": str(Path.cwd()),
+            "env": VARIABLES,
+        },
+        schedules=schedules,
+        **deployment,
+    )
+
+
+def _users_schedules(client: SyncPrefectClient, name: str) -> list[DeploymentScheduleCreate]:
+    """The schedules that users made in Prefect; that of `reconcile` has a slug.
+
+    Registration replaces all of a deployment's schedules, so it must pass these again.
+    """
+    try:
+        schedules = client.read_deployment_by_name(name).schedules
+    except ObjectNotFound:
+        return []
+    return [
+        DeploymentScheduleCreate(
+            schedule=one.schedule,
+            active=one.active,
+            max_scheduled_runs=one.max_scheduled_runs,
+            parameters={key: flat(form) for key, form in one.parameters.items()},
+            slug=one.slug,
+        )
+        for one in schedules
+        if one.slug != "reconcile"
+    ]
+
+
+def register_automations(client: SyncPrefectClient, silence: timedelta = SILENCE) -> None:
+    """Makes the server crash flow runs whose machine and worker are gone, after `silence`."""
+    automation = crash_silent_runs(silence)
+    existing = client.read_automations_by_name(AUTOMATION)
+    for duplicate in existing[1:]:
+        client.delete_automation(duplicate.id)
+    if existing:
+        client.update_automation(existing[0].id, automation)
+    else:
+        client.create_automation(automation)
+
+
+def crash_silent_runs(silence: timedelta) -> AutomationCore:
+    """The automation that crashes a flow run without an event for `silence` after a heartbeat.
+
+    Any event counts, because the event at the end of a run has its state's name, which is free.
+    """
+    crash = ChangeFlowRunState(
+        type="change-flow-run-state",
+        state=StateType.CRASHED,
+        message=f"Its process sent no event for {silence}; run it again.",
+    )
+    return AutomationCore(
+        name=AUTOMATION,
+        description="Created by flows.deploy of Dynolab.",
+        enabled=True,
+        trigger=EventTrigger(
+            type="event",
+            posture=Posture.Proactive,
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            for_each={"prefect.resource.id"},
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.*"},
+            threshold=1,
+            within=silence,
+        ),
+        actions=[crash],
+    )
+
+
+if __name__ == "__main__":
+    main(alone=sys.argv[1:] == ["alone"])
