@@ -16,8 +16,8 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running, State
 
 from dynolab.errors import ConfigError
-from flows.reconcile import FLOW, clean_up, delete_completed_runs
 from flows.deploy import AUTOMATION, register_automations
+from flows.reconcile import FLOW, clean_up, delete_completed_runs
 from tasks.runtime.cleanup import FLOW_RUN_VARIABLE, end_overdue, flow_runs_over
 from tasks.runtime.system.processes import free_port
 from tasks.runtime.system.settings import Settings
