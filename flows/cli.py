@@ -1,4 +1,7 @@
-"""The command `dynolab`: runs or plans a flow, starts servers, and more."""
+"""The command `dynolab`: runs or plans a flow, starts servers, and more.
+
+The modules that do the work are imported when a command runs, so that the help appears at once.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from dynolab import __version__
-from dynolab.errors import DynolabError
-from flows.command_options import Json
-from flows.flow_commands import audit, flow_command, sweep
-from flows.registry import FLOWS
-from flows.result_commands import join, lineage, path, reconcile, up
+from dynolab.errors import ConfigError, DynolabError
+from flows.registry import FLOWS, load_flow
 from tasks.runtime.system.computing import COMPUTING
 
 app = typer.Typer(
@@ -39,6 +40,42 @@ ENVIRONMENT = {
 }
 
 INTERRUPTED = 130  # exit code after Ctrl-C and SIGTERM
+
+File = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="FILE",
+        help="Settings (YAML), or the name of a built-in study; default: the built-in one.",
+    ),
+]
+Config = Annotated[Path | None, typer.Option("--config", help="The same as FILE.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, by its dotted name."),
+]
+# An empty metavar: a switch takes no value, and its help should not ask for one.
+Plan = Annotated[
+    bool,
+    typer.Option(
+        "--plan", metavar="", help="Only show what would run, with memory, bytes and hours."
+    ),
+]
+MachineName = Annotated[
+    str | None,
+    typer.Option(
+        "--machine",
+        metavar="NAME",
+        help="With --plan: a machine to plan for, such as h100x8; default: this one.",
+    ),
+]
+Show = Annotated[
+    bool, typer.Option("--show", metavar="", help="Only show the settings, defaults and all.")
+]
+Json = Annotated[
+    bool, typer.Option("--json", metavar="", help="End with one line of JSON: what came out.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", metavar="", help="Compute every stage again.")]
+
 
 START, FORCES, COMPARE, CHAPTERS, RESULTS = (
     "Start here",
@@ -82,13 +119,73 @@ def dynolab(
     """Options of every command."""
 
 
-def _add_flow(name: str) -> None:
-    command = app.command(name, help=FLOWS[name], rich_help_panel=GROUPS[name])
-    command(flow_command(name))
+def flow_command(name: str) -> Callable[..., None]:
+    """The command of a flow of the registry."""
+
+    def run(
+        file: File = None,
+        config: Config = None,
+        changes: Overrides = None,
+        plan: Plan = False,
+        machine: MachineName = None,
+        show: Show = False,
+        fresh: Fresh = False,
+        as_json: Json = False,
+    ) -> None:
+        from flows.commands import Wanted, start
+        from flows.flow import StagedFlow
+
+        flow = load_flow(name)
+        assert isinstance(flow, StagedFlow), "the sweep has its own command"
+        wanted = Wanted(plan=plan, machine=machine, show=show, fresh=fresh, json=as_json)
+        start(flow, one_file(file, config) or built_in(name), changes or [], wanted)
+
+    return run
 
 
-_add_flow("study")
-app.command(rich_help_panel=START)(audit)
+app.command("study", help=FLOWS["study"], rich_help_panel=START)(flow_command("study"))
+
+
+@app.command(rich_help_panel=START)
+def audit(
+    file: File = None,
+    config: Config = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub name of the model that preference training will start from."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Pairs (prompt, chosen, rejected), chat messages or HH transcripts."),
+    ] = None,
+    trained: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub name of the trained model, to compare the rankings with its effect."
+        ),
+    ] = None,
+    changes: Overrides = None,
+    plan: Plan = False,
+    machine: MachineName = None,
+    show: Show = False,
+    fresh: Fresh = False,
+    as_json: Json = False,
+) -> None:
+    """Rank preference pairs, before training, by the effect of one step on each."""
+    from flows.audit import FLOW, named_on_command_line
+    from flows.commands import Wanted, start
+
+    named = named_on_command_line(model, data, trained)
+    given = one_file(file, config) or (None if named else built_in("audit"))
+    wanted = Wanted(plan=plan, machine=machine, show=show, fresh=fresh, json=as_json)
+    start(FLOW, given, [*named, *(changes or [])], wanted)
+    if model is not None and data is not None and not (plan or show or as_json):
+        from tasks.runtime.system.invocation import invocation
+
+        arguments = shlex.join(["--model", model, "--data", str(data)])
+        typer.echo(f"next    {invocation()} init my_study.yaml {arguments}")
 
 
 @app.command(rich_help_panel=START)
@@ -150,12 +247,100 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-for _name in FLOWS:
-    if _name in GROUPS and _name != "study":
-        _add_flow(_name)
-app.command(rich_help_panel=COMPARE)(sweep)
-for _command in (lineage, path, reconcile, join, up):
-    app.command(rich_help_panel=RESULTS)(_command)
+for _name, _group in GROUPS.items():
+    if _name != "study":
+        app.command(_name, help=FLOWS[_name], rich_help_panel=_group)(flow_command(_name))
+
+
+@app.command(rich_help_panel=COMPARE)
+def sweep(
+    file: File = None,
+    config: Config = None,
+    changes: Overrides = None,
+    plan: Plan = False,
+    show: Show = False,
+    as_json: Json = False,
+) -> None:
+    """Try settings of another flow: a grid, random draws or Optuna's TPE; resumes when rerun."""
+    from flows.commands import Wanted, start_sweep
+
+    wanted = Wanted(plan=plan, show=show, json=as_json)
+    start_sweep(one_file(file, config) or built_in("sweep"), changes or [], wanted)
+
+
+@app.command(rich_help_panel=RESULTS)
+def path(
+    address: Annotated[
+        str,
+        typer.Argument(help="<stage>/<key> with the key's first digits, or store.address."),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Print the folder that holds a result's files, such as `dynolab path preference/f8f6`."""
+    from flows.commands import print_json, result_folder
+
+    folder = result_folder(address)
+    typer.echo(folder)
+    if as_json:
+        print_json(path=str(folder))
+
+
+@app.command(rich_help_panel=RESULTS)
+def reconcile(as_json: Json = False) -> None:
+    """Send unsent MLflow operations, close abandoned MLflow runs, kill this host's orphans."""
+    from flows.commands import RECONCILED, print_json, start_reconcile
+
+    counts = start_reconcile()
+    for name, count in counts.items():
+        typer.echo(f"{count:5d}  {RECONCILED[name]}")
+    if as_json:
+        print_json(**counts)
+
+
+@app.command(rich_help_panel=RESULTS)
+def join() -> None:
+    """Run part of the ranks of trainings that another host starts; Ctrl-C ends it."""
+    from tasks.runtime.launch.join import main as join_trainings
+
+    join_trainings()
+
+
+@app.command(rich_help_panel=RESULTS)
+def up(
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+    profile: Annotated[
+        str,
+        typer.Option(help="local: SQLite. full: PostgreSQL and Redis, in a separate home."),
+    ] = "local",
+) -> None:
+    """Start the servers on this home's runs, with deployments and workers; Ctrl-C ends them.
+
+    The printed links log a browser in for 30 days.
+    """
+    from flows.up import profile_named, start
+    from tasks.runtime.system.settings import Settings
+
+    start(
+        Settings.from_environment().home,
+        typer.echo,
+        profile=profile_named(profile),
+        prefect_port=prefect_port,
+        mlflow_port=mlflow_port,
+    )
+
+
+def one_file(file: Path | None, config: Path | None) -> Path | None:
+    """The file that the command line names. **Raises** `ConfigError` if it names two."""
+    if file is not None and config is not None:
+        raise ConfigError("--config", str(config), f"{file} is given, too; give one file")
+    return file or config
+
+
+def built_in(name: str) -> Path:
+    """The name of a command's built-in study file."""
+    others = {"study": "builtin.yaml", "sweep": "sweep_beta.yaml"}
+    return Path(others.get(name, f"{name}_builtin.yaml"))
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import yaml
@@ -121,3 +122,7 @@ class StagedFlow(Flow[Parameters]):
 
     beside: tuple[str, ...] = ()
     """Files of the page's step that are copied with it, each under the run's name."""
+
+    def page_in(self, reports: Path, name: str) -> Path:
+        """Where the page of a run with this name is."""
+        return reports / f"{name}{Path(self.file).suffix}"

@@ -1,10 +1,17 @@
-"""Runs a flow's stages as Prefect tasks on one platform, under one MLflow parent run."""
+"""Runs a flow's stages as Prefect tasks on one platform, under one MLflow parent run.
+
+Its page lies in the home's `reports`, while the flow runs and when it has ended.
+"""
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import prefect
 from prefect import task
@@ -14,7 +21,6 @@ from prefect.states import Completed, State
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig, LoopConfig
 from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
-from flows.pages import copy_page, lead_to_page, write_early_page
 from flows.registry import FLOWS
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.mlflow_models import register_model
@@ -22,26 +28,40 @@ from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, run_page
+from tasks.runtime.track.outbox import Run
+from tasks.runtime.track.prefect_progress import link_report
 from tasks.runtime.work import StageResult
 
+log = logging.getLogger(__name__)
 
-def as_prefect_flow(flow: Flow[Any]) -> prefect.Flow[..., Any]:
-    """Wraps a flow as a Prefect flow with arguments `parameters` and `fresh`."""
+
+def as_prefect_flow(flow: Flow[Any], planned: Plan | None = None) -> prefect.Flow[..., Any]:
+    """Wraps a flow as a Prefect flow with arguments `parameters` and `fresh`.
+
+    **Arguments:** `planned`: the flow's plan for these parameters, if it is made.
+    """
 
     def run(parameters: Any, fresh: bool = False) -> Any:
-        return run_flow(flow, parameters, fresh=fresh)
+        return run_flow(flow, parameters, planned, fresh=fresh)
 
     run.__doc__ = FLOWS[flow.name]
     return prefect.flow(name=flow.name, flow_run_name="{parameters.name}")(run)
 
 
-def run_flow(flow: Flow[Parameters], parameters: Parameters, *, fresh: bool = False) -> Any:
+def run_flow(
+    flow: Flow[Parameters],
+    parameters: Parameters,
+    planned: Plan | None = None,
+    *,
+    fresh: bool = False,
+) -> Any:
     """Runs a flow inside a Prefect flow run; `fresh` computes every stage again."""
     if not isinstance(flow, StagedFlow):
         assert flow.body is not None, "a flow has stages or a body"
         return flow.body(parameters)
-    plan = flow.plan(parameters, planning_platform())
-    return run_plan(flow.name, plan, fresh=fresh, pages=flow)
+    planned = planned or flow.plan(parameters, planning_platform())
+    return run_plan(flow.name, planned, fresh=fresh, pages=flow)
 
 
 def run_plan(
@@ -131,3 +151,79 @@ def _as_task(
     if isinstance(result, Pruned):
         raise result
     return result
+
+
+def copy_page(
+    flow: StagedFlow[Any], name: str, results: Mapping[str, StageResult], platform: Platform
+) -> None:
+    """Copies a finished run's page, with the files that its reader needs beside it."""
+    result, page = results[flow.page], flow.page_in(platform.settings.reports, name)
+    folder = platform.store.folder(result.address, result.digest)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    _replace(page, partial(shutil.copyfile, folder / flow.file))
+    for beside in flow.beside:
+        copy = page.with_name(f"{name}-{beside}")
+        if (folder / beside).exists():
+            _replace(copy, partial(shutil.copyfile, folder / beside))
+        else:
+            copy.unlink(missing_ok=True)
+
+
+def lead_to_page(
+    flow: StagedFlow[Any],
+    name: str,
+    results: Mapping[str, StageResult],
+    trainings: Sequence[str],
+    platform: Platform,
+) -> None:
+    """Leads to a finished run's page in MLflow: from its run there, and from its run in Prefect.
+
+    `trainings`: the steps that the run's charts show.
+    """
+    made_by, study = results[flow.page].mlflow_run_id, None
+    if made_by is None or not flow.file.endswith(".html"):
+        return
+    artifact, experiment = f"{PAGE_FOLDER}/{flow.file}", "0"
+    if platform.has_worked and (study := platform.study):
+        runs = [run for step in trainings if (run := results[step].mlflow_run_id)]
+        study.describe(runs if trainings else None, page=(made_by, artifact))
+        if study.run:
+            experiment = study.run.experiment_id
+    server = study.server if study else platform.settings.mlflow_tracking_uri
+    if server is not None:
+        # MLflow finds a run by its id alone; only the frame of the page is the experiment's.
+        page = run_page(Run(made_by, experiment, ""), artifact)
+        link_report(name, f"{server.rstrip('/')}/{page}")
+
+
+def write_early_page(
+    flow: StagedFlow[Any], plan: Plan, results: Mapping[str, StageResult], platform: Platform
+) -> None:
+    """Writes the page of the results so far; a page that cannot be made yet is only logged."""
+    if plan.early is None:
+        return
+    try:
+        content = plan.early(results, platform)
+        page = flow.page_in(platform.settings.reports, plan.parameters.name)
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if not content:
+            return
+        for end, text in plan.beside.items():
+            _write(page.with_name(f"{plan.parameters.name}-{end}"), text)
+        _write(page, content)
+    except Exception:  # the run is worth more than its early page
+        log.warning("cannot write the page of the results so far", exc_info=True)
+
+
+def _write(file: Path, text: str) -> None:
+    _replace(file, lambda aside: aside.write_text(text, encoding="utf-8", newline="\n"))
+
+
+def _replace(page: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file aside and moves it into place, so that no reader sees half of it."""
+    aside = page.with_name(f".{page.name}-{uuid4().hex[:8]}")
+    try:
+        write(aside)
+        aside.replace(page)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -68,7 +68,6 @@ ON_SERVERS = {
     "flows/test_cache.py",
     "flows/test_faults.py",
     "flows/test_grpo_flow.py",
-    "flows/test_lineage.py",
     "flows/test_probes_flow.py",
     "flows/test_readme_runs.py",
     "flows/test_registered.py",

@@ -95,30 +95,6 @@ def test_the_path_of_a_result_that_is_not_there(command: Command) -> None:
     command("path", "preference/f8f6", code=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "typed", "offered"),
-    [
-        ("study", "", ["mine/", "mine.yaml", "builtin.yaml", "hh_pythia1.4b.yaml"]),
-        ("mitigation", "", ["mine/", "mine.yaml", "mitigation_builtin.yaml"]),
-        ("study", "mi", ["mine/", "mine.yaml"]),
-        ("study", "mine/", ["mine/one.yaml"]),
-        ("study", "ultra", ["ultrafeedback_llama3_8b.yaml"]),
-    ],
-)
-def test_studies_are_completed(
-    name: str, typed: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine").mkdir()
-    for file in ("mine.yaml", "mine.txt", "mine/one.yaml", ".hidden.yaml"):
-        Path(file).touch()
-    command = get_command(cli.app).commands[name]  # type: ignore[attr-defined]
-    (file,) = (argument for argument in command.params if argument.name == "file")
-    context = command.make_context(name, [], resilient_parsing=True)
-    found = [item.value for item in file.shell_complete(context, typed)]
-    assert found[: len(offered)] == offered
-
-
 def test_the_doctor_ends_with_a_line_of_json(command: Command) -> None:
     *lines, last = command("doctor", "--json").splitlines()
     findings = json.loads(last)["findings"]

@@ -18,9 +18,8 @@ from typer.main import get_command
 
 from dynolab.errors import ConfigError
 from flows.audit import named_on_command_line
-from flows.cli import app
+from flows.cli import app, built_in, one_file
 from flows.deploy import deployments
-from flows.flow_commands import built_in, one_file
 from flows.parameters import STUDIES, load_parameters, parse_parameters
 from tests.flows.lab import ROOT
 

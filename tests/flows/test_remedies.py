@@ -15,9 +15,9 @@ from dynolab.report.ledger.fallen import fallen_accounts
 from dynolab.report.ledger.pullers import strongest_pullers
 from flows.flow import Plan
 from flows.mitigation import MitigationParameters, mitigation_steps
-from flows.pages import copy_page, write_early_page
 from flows.parameters import load_parameters
 from flows.remedies import remedies_file
+from flows.run import copy_page, write_early_page
 from flows.study import FLOW, early_page
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps

@@ -12,8 +12,8 @@ from rich.console import Console
 from dynolab.report.forces.page import write_force_page
 from dynolab.report.forces.pair_matrix import pair_matrix_figure
 from flows import mitigation, study
+from flows.commands import page_answer, show_more_seeds, show_remedies, show_results
 from flows.flow import Results
-from flows.shown_results import page_answer, show_more_seeds, show_remedies, show_results
 from tasks.runtime.work import StageResult
 from tests.report.forces import analysis
 
