@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from dynolab.chapters.classification.force_study import ForceStudyConfig
 from dynolab.chapters.classification.path_study import PathStudyConfig
 from dynolab.chapters.classifiers.seeds import Seeds
-from dynolab.data.images.config import ImageConfig, resolve_images
+from dynolab.chapters.images.config import ImageConfig, resolve_images
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from models.vision import ClassifierName

@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from dynolab.chapters.classifiers.seeds import Seeds
+from dynolab.chapters.images.config import ImageConfig, resolve_images
 from dynolab.chapters.supervision.speed_comparisons import SpeedConfig
 from dynolab.chapters.supervision.supervision import SupervisionConfig
-from dynolab.data.images.config import ImageConfig, resolve_images
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from models.vision import ClassifierName

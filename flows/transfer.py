@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from dynolab.chapters.classifiers.seeds import Seeds
+from dynolab.chapters.images.config import ImageConfig, resolve_images
 from dynolab.chapters.transfer.task import check_classes
+from dynolab.chapters.transfer.topics import TopicConfig, resolve_topics
 from dynolab.chapters.transfer.transfer import TransferConfig
-from dynolab.data.images.config import ImageConfig, resolve_images
-from dynolab.data.topics.topics import TopicConfig, resolve_topics
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from models.vision import ClassifierName
 from tasks.images import IMAGES

@@ -28,7 +28,7 @@ def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
     """
     from dynolab import distributed
     from dynolab.chapters.classification.force_study import study_forces
-    from dynolab.data.images.images import read_images
+    from dynolab.chapters.images.images import read_images
     from models.vision import build_classifier
 
     config, device = work.config, distributed.device()

@@ -25,7 +25,7 @@ def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
     """Reads input `images`. Results: `scores.jsonl`, `epochs.jsonl` and `paths.jsonl`."""
     from dynolab import distributed
     from dynolab.chapters.classification.path_study import study_paths
-    from dynolab.data.images.images import read_images
+    from dynolab.chapters.images.images import read_images
     from models.vision import build_classifier
 
     config = work.config

@@ -24,8 +24,8 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
 
     Results: `classification.html`, `claims.jsonl` and `figures/`.
     """
-    from dynolab.report.chapters.classification import classification_chapter
-    from dynolab.report.inputs.chapters import read_class_forces, read_class_paths
+    from dynolab.chapters.classification.page import classification_chapter
+    from dynolab.chapters.inputs import read_class_forces, read_class_paths
 
     config = work.config
     networks = [work.input_folder(name) for name in work.inputs if name != PATHS]

@@ -20,7 +20,7 @@ def coupling_page(work: Work[CouplingPageConfig]) -> dict[str, float]:
 
     Results: `coupling.html`, `claims.jsonl` and `figures/`.
     """
-    from dynolab.report.chapters.coupling import coupling_chapter
+    from dynolab.chapters.coupling import coupling_chapter
     from dynolab.report.inputs.study import read_kernel
 
     kernels = [read_kernel(work.input_folder(name)) for name in work.inputs]

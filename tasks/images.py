@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynolab.data.images.config import ImageConfig
+from dynolab.chapters.images.config import ImageConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -10,8 +10,8 @@ IMAGES_FILE = "images.safetensors"
 
 
 def images(work: Work[ImageConfig]) -> dict[str, float]:
-    """Results: `images.safetensors`, which `dynolab.data.images.images.read_images` reads."""
-    from dynolab.data.images.images import load_images, write_images
+    """Results: `images.safetensors`, which `dynolab.chapters.images.images.read_images` reads."""
+    from dynolab.chapters.images.images import load_images, write_images
 
     with work.shown():
         splits = load_images(work.config)

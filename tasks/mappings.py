@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from dynolab.chapters.simplicity.mappings import Messages, all_mappings, sampled_bijections
+from dynolab.chapters.simplicity.rows import SpaceName
 from dynolab.errors import ConfigError
-from dynolab.results.simplicity import SpaceName
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 

@@ -12,8 +12,8 @@ def simplicity_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
     Results: `simplicity.html`, `claims.jsonl` and `figures/`.
     """
-    from dynolab.report.chapters.simplicity import simplicity_chapter
-    from dynolab.report.inputs.chapters import read_simplicity
+    from dynolab.chapters.inputs import read_simplicity
+    from dynolab.chapters.simplicity.page import simplicity_chapter
 
     rows = read_simplicity(map(work.input_folder, work.inputs))
     return publish(work, "simplicity.html", lambda: simplicity_chapter(rows))

@@ -13,8 +13,8 @@ def squeezing_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
     Results: `squeezing.html`, `claims.jsonl` and `figures/`.
     """
-    from dynolab.report.chapters.squeezing import squeezing_chapter
-    from dynolab.report.inputs.chapters import read_squeezing_rows
+    from dynolab.chapters.inputs import read_squeezing_rows
+    from dynolab.chapters.squeezing.page import squeezing_chapter
 
     rows = read_squeezing_rows(work.input_folder("softmax"), input_folder(work, "push"))
     return publish(work, "squeezing.html", lambda: squeezing_chapter(rows))

@@ -39,8 +39,8 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
 
     Returns mean accuracies as `noise_<percent>/accuracy/<arm>`, mean AUCs as `…/auc/<score>`.
     """
+    from dynolab.chapters.images.images import read_images
     from dynolab.chapters.supervision.supervision import compare_supervision
-    from dynolab.data.images.images import read_images
     from models.vision import build_classifier
 
     config = work.config
@@ -66,9 +66,9 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
 
     Returns the mean accumulated influence of every kind of example as `speed/<kind>`, in nats.
     """
+    from dynolab.chapters.images.images import read_images
     from dynolab.chapters.supervision.speed_comparisons import compare_speeds
     from dynolab.chapters.transfer.adaptation import compare_adaptation
-    from dynolab.data.images.images import read_images
     from models.vision import build_classifier
 
     config = work.config

@@ -19,8 +19,8 @@ def supervision_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
     Results: `supervision.html`, `claims.jsonl` and `figures/`.
     """
-    from dynolab.report.chapters.supervision import supervision_chapter
-    from dynolab.report.inputs.chapters import read_supervision
+    from dynolab.chapters.inputs import read_supervision
+    from dynolab.chapters.supervision.page import supervision_chapter
 
     levels = [work.input_folder(name) for name in work.inputs if name != SPEED]
     rows = read_supervision(levels, work.input_folder(SPEED))

@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import Field
 
 from dynolab.chapters.classifiers.seeds import Seeds
+from dynolab.chapters.transfer.rows import TransferRow
+from dynolab.chapters.transfer.topics import TopicConfig
 from dynolab.chapters.transfer.transfer import TransferConfig
-from dynolab.data.topics.topics import TopicConfig
-from dynolab.results.transfer import TransferRow
 from models.vision import ClassifierName
 from tasks.images import IMAGES_FILE
 from tasks.runtime.stage import Stage
@@ -40,8 +40,8 @@ def transfer_digits(work: Work[TransferJob]) -> dict[str, float]:
 
     Returns mean accuracies as `<task>/<strategy>/tau_<τ>/accuracy`.
     """
+    from dynolab.chapters.images.images import read_images
     from dynolab.chapters.transfer.task import image_task
-    from dynolab.data.images.images import read_images
 
     data = read_images(work.input_folder("images") / IMAGES_FILE)
     return _transfer(work, image_task(data, work.config.first, seed=0))

@@ -12,8 +12,8 @@ def transfer_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
     Results: `transfer.html`, `claims.jsonl` and `figures/`.
     """
-    from dynolab.report.chapters.transfer import transfer_chapter
-    from dynolab.report.inputs.chapters import read_transfer
+    from dynolab.chapters.inputs import read_transfer
+    from dynolab.chapters.transfer.page import transfer_chapter
 
     rows = read_transfer(map(work.input_folder, work.inputs))
     return publish(work, "transfer.html", lambda: transfer_chapter(rows))

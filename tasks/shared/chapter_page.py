@@ -10,7 +10,7 @@ from tasks.runtime.work import Work
 from tasks.shared.page_helpers import PageConfig, input_metrics, send_page, stage_facts
 
 if TYPE_CHECKING:
-    from dynolab.report.chapters.page import Chapter
+    from dynolab.chapters.page import Chapter
 
 
 class ChapterPageConfig(PageConfig):
@@ -26,7 +26,7 @@ def publish(work: Work[ChapterConfig], file: str, build: Callable[[], Chapter]) 
     Fills in the chapter's settings and stages. **Returns** the number of claims by outcome, and the
     inputs' metrics.
     """
-    from dynolab.report.chapters.page import write_chapter
+    from dynolab.chapters.page import write_chapter
 
     config = work.config
     with work.shown():

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
-from dynolab.data.images.images import ImageConfig, load_images
-from dynolab.forces.classifiers.forces import classifier_kernel
+from dynolab.chapters.classifiers.forces import classifier_kernel
+from dynolab.chapters.images.images import ImageConfig, load_images
 from models.vision import build_classifier
 from tests.benchmarks.figures import gather, interleaved, last_line, ratio, report
 from tests.benchmarks.mapping_sweep import one_after_another, together

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from dynolab.chapters.classifiers.many import SGDConfig, train_many
 from dynolab.chapters.simplicity.mappings import all_mappings, one_hot
+from dynolab.chapters.simplicity.rows import SpaceName
 from dynolab.chapters.simplicity.sweep import message_loss, message_network, networks
-from dynolab.results.simplicity import SpaceName
 
 SPACE, SEEDS = SpaceName(attributes=2, values=2), range(8)
 WIDTH, STEPS = 32, 25

@@ -18,9 +18,9 @@ from dynolab.chapters.classifiers.many import (
     batch_orders,
     train_many,
 )
+from dynolab.chapters.images.images import ImageSplits, load_images
+from dynolab.chapters.supervision.claims import supervision_table
 from dynolab.chapters.supervision.supervision import compare_supervision
-from dynolab.claims.supervision import supervision_table
-from dynolab.data.images.images import ImageSplits, load_images
 from flows.parameters import load_parameters
 from flows.supervision import SupervisionParameters
 from models.vision import build_classifier

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dynolab.chapters.supervision.claims import assess_adaptation, best_adaptation
+from dynolab.chapters.supervision.rows import AdaptationRow
 from dynolab.chapters.transfer.adaptation import AdaptationConfig, Learner, compare_adaptation
-from dynolab.claims.supervision import assess_adaptation, best_adaptation
-from dynolab.results.supervision import AdaptationRow
 
 SEEDS = tuple(range(100, 105))
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from dynolab.chapters.classification.force_claims import assess_forces, off_diagonal, window
+from dynolab.chapters.classification.force_figures import rank_figure
 from dynolab.chapters.classification.force_study import (
     ForceFindings,
     ForceStudyConfig,
@@ -16,14 +18,12 @@ from dynolab.chapters.classification.force_study import (
     pulls,
     study_forces,
 )
+from dynolab.chapters.classification.page import classification_chapter
+from dynolab.chapters.classification.rows import ClassifierState, KernelRanks
 from dynolab.chapters.classifiers.many import SGDConfig, batch_order
-from dynolab.claims.class_forces import assess_forces, off_diagonal, window
-from dynolab.data.images.images import ImageConfig, ImageSplits, load_images
+from dynolab.chapters.images.images import ImageConfig, ImageSplits, load_images
 from dynolab.errors import ConfigError
-from dynolab.report.chapters.class_forces import rank_figure
-from dynolab.report.chapters.classification import classification_chapter
 from dynolab.report.figure import Figure
-from dynolab.results.classification import ClassifierState, KernelRanks
 from dynolab.statistics import rank_correlation
 from models.vision import build_classifier
 from tests.chapters.plain import train

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from dynolab.chapters.classifiers.toys import coherent_and_contradictory
+from dynolab.chapters.images.images import ImageConfig, load_images
 from dynolab.chapters.supervision.speed_comparisons import (
     SpeedConfig,
     accumulate,
     compare_speeds,
     speed,
 )
-from dynolab.data.images.images import ImageConfig, load_images
 from models.vision import build_classifier
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dynolab.chapters.classifiers.many import SGDConfig
+from dynolab.chapters.simplicity.claims import correlation, difference, mapping_verdicts
 from dynolab.chapters.simplicity.mappings import (
     Messages,
     all_mappings,
@@ -23,6 +24,7 @@ from dynolab.chapters.simplicity.mappings import (
     sampled_bijections,
     topographic_similarity,
 )
+from dynolab.chapters.simplicity.rows import SpaceName
 from dynolab.chapters.simplicity.sweep import (
     kind_paths,
     learned,
@@ -31,9 +33,7 @@ from dynolab.chapters.simplicity.sweep import (
     message_network,
     sweep,
 )
-from dynolab.claims.simplicity import correlation, difference, mapping_verdicts
 from dynolab.errors import ConfigError
-from dynolab.results.simplicity import SpaceName
 from tests.chapters.plain import train
 
 SMALL = SpaceName(attributes=2, values=2)

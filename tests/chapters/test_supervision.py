@@ -13,13 +13,13 @@ from dynolab.chapters.classifiers.many import (
     train_many,
 )
 from dynolab.chapters.classifiers.seeds import seed_for
+from dynolab.chapters.images.images import ImageConfig, load_images
+from dynolab.chapters.supervision.claims import assess_supervision, supervision_table
 from dynolab.chapters.supervision.supervision import (
     SupervisionConfig,
     compare_supervision,
     train_teacher,
 )
-from dynolab.claims.supervision import assess_supervision, supervision_table
-from dynolab.data.images.images import ImageConfig, load_images
 from dynolab.errors import ConfigError
 from models.vision import build_classifier
 from tests.chapters.plain import train

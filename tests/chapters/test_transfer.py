@@ -11,6 +11,13 @@ import torch
 from dynolab.chapters.classifiers.labels import one_hot
 from dynolab.chapters.classifiers.many import SGDConfig, batch_order
 from dynolab.chapters.classifiers.seeds import seed_for
+from dynolab.chapters.images.images import ImageConfig, load_images
+from dynolab.chapters.transfer.claims import (
+    assess_transfer,
+    picked_on_others,
+    sweeps,
+)
+from dynolab.chapters.transfer.rows import TransferRow
 from dynolab.chapters.transfer.task import (
     check_classes,
     image_task,
@@ -18,16 +25,9 @@ from dynolab.chapters.transfer.task import (
     shifted,
     topic_task,
 )
+from dynolab.chapters.transfer.topics import TopicConfig
 from dynolab.chapters.transfer.transfer import ProbingConfig, TransferConfig, compare_heads
-from dynolab.claims.transfer import (
-    assess_transfer,
-    picked_on_others,
-    sweeps,
-)
-from dynolab.data.images.images import ImageConfig, load_images
-from dynolab.data.topics.topics import TopicConfig
 from dynolab.errors import ConfigError
-from dynolab.results.transfer import TransferRow
 from models.vision import build_classifier
 from tests.chapters.plain import train
 

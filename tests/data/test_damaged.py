@@ -18,15 +18,15 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import parquet
 
+from dynolab.chapters.images import readers as image_readers
+from dynolab.chapters.images.images import ImageConfig, load_images, read_images, resolve_images
+from dynolab.chapters.images.readers import read_arrays, read_hub, read_idx_array
+from dynolab.chapters.transfer.topics import TopicConfig, resolve_topics
 from dynolab.data.chat import template_digest
-from dynolab.data.images import readers as image_readers
-from dynolab.data.images.images import ImageConfig, load_images, read_images, resolve_images
-from dynolab.data.images.readers import read_arrays, read_hub, read_idx_array
 from dynolab.data.rows import Example, ProbeRow, read_rows, read_value
 from dynolab.data.sources.config import DataConfig, resolve_data
 from dynolab.data.sources.files import hub_records, read_records
 from dynolab.data.sources.load import load_data
-from dynolab.data.topics.topics import TopicConfig, resolve_topics
 from dynolab.errors import ConfigError
 
 PROBE = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from dynolab.chapters.simplicity.rows import LearnedMapping
 from dynolab.claims.verdict import Verdict
 from dynolab.errors import ConfigError
 from dynolab.report.style import DARK
-from dynolab.results.simplicity import LearnedMapping
 from flows import coupling, simplicity, squeezing
 from flows.flow import StagedFlow
 from flows.parameters import load_parameters

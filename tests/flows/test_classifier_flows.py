@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynolab.claims.verdict import Verdict
-from dynolab.errors import ConfigError
-from dynolab.results.classification import (
+from dynolab.chapters.classification.rows import (
     ClassifierState,
     ClassInfluence,
     EpochInfluence,
@@ -20,8 +18,10 @@ from dynolab.results.classification import (
     KernelRanks,
     PathScores,
 )
-from dynolab.results.supervision import DetectionRow, SpeedRow, SupervisionRow
-from dynolab.results.transfer import TransferRow
+from dynolab.chapters.supervision.rows import DetectionRow, SpeedRow, SupervisionRow
+from dynolab.chapters.transfer.rows import TransferRow
+from dynolab.claims.verdict import Verdict
+from dynolab.errors import ConfigError
 from flows.flow import Plan, StagedFlow
 from flows.parameters import load_parameters
 from flows.registry import load_flow

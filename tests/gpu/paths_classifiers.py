@@ -10,10 +10,10 @@ import torch
 
 from dynolab.chapters.classification.force_study import study_forces
 from dynolab.chapters.classification.path_study import PathStudyConfig, study_paths
+from dynolab.chapters.classifiers.forces import classifier_kernel, label_forces, pair_forces
 from dynolab.chapters.classifiers.many import SGDConfig
 from dynolab.chapters.classifiers.toys import GaussianConfig
-from dynolab.data.images.images import ImageConfig, load_images
-from dynolab.forces.classifiers.forces import classifier_kernel, label_forces, pair_forces
+from dynolab.chapters.images.images import ImageConfig, load_images
 from models.vision import build_classifier
 from tests.chapters.test_force_study import CONFIG
 from tests.forces.test_classifier_forces import CLASSES, images

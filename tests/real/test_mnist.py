@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynolab.chapters.classification.force_claims import assess_forces, by_seed
 from dynolab.chapters.classification.force_study import ForceStudyConfig, study_forces
 from dynolab.chapters.classification.path_study import PathStudyConfig, study_paths
 from dynolab.chapters.classifiers.many import SGDConfig
-from dynolab.claims.class_forces import assess_forces, by_seed
-from dynolab.data.images.images import ImageConfig, ImageSplits, load_images
+from dynolab.chapters.images.images import ImageConfig, ImageSplits, load_images
 from flows.classification import ClassificationParameters
 from flows.parameters import load_parameters
 from models.vision import build_classifier

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.claims.supervision import supervision_table
-from dynolab.claims.transfer import sweeps
+from dynolab.chapters.supervision.claims import supervision_table
+from dynolab.chapters.supervision.rows import DetectionRow, SupervisionRow
+from dynolab.chapters.transfer.claims import sweeps
+from dynolab.chapters.transfer.rows import TransferRow
 from dynolab.data.rows import read_rows
-from dynolab.results.supervision import DetectionRow, SupervisionRow
-from dynolab.results.transfer import TransferRow
 from flows.parameters import validated
 from flows.supervision import SupervisionParameters, resolved_supervision, supervision_steps
 from flows.transfer import TransferParameters, resolved_transfer, transfer_steps

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynolab.claims.squeezing import model_verdicts
+from dynolab.chapters.squeezing.claims import model_verdicts
 from dynolab.data.encode import EncodedExample
 from dynolab.forces import PolicyFunction, breakdown
 from dynolab.objectives import SFT, SFTConfig

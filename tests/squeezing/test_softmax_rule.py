@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from dynolab.claims.squeezing import softmax_verdicts
+from dynolab.chapters.squeezing.claims import softmax_verdicts
 from dynolab.squeezing.cases import (
     STATEMENTS,
     Cases,

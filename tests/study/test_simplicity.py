@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dynolab.chapters.simplicity.claims import mapping_verdicts
 from dynolab.chapters.simplicity.sweep import learned, sweep
-from dynolab.claims.simplicity import mapping_verdicts
 from flows.parameters import load_parameters
 from flows.simplicity import SimplicityParameters
 from tasks.mappings import SpaceConfig

@@ -13,6 +13,19 @@ from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from dynolab.chapters.classification.rows import (
+    ClassifierState,
+    ClassInfluence,
+    Divergence,
+    Grid,
+    KernelRanks,
+)
+from dynolab.chapters.classifiers.forces import (
+    centred_norms,
+    classifier_kernel,
+    label_forces,
+    pair_forces,
+)
 from dynolab.chapters.classifiers.labels import one_hot
 from dynolab.chapters.classifiers.many import (
     Build,
@@ -23,21 +36,8 @@ from dynolab.chapters.classifiers.many import (
     batch_orders,
     train_many,
 )
-from dynolab.data.images.images import Images, ImageSplits
+from dynolab.chapters.images.images import Images, ImageSplits
 from dynolab.errors import ConfigError
-from dynolab.forces.classifiers.forces import (
-    centred_norms,
-    classifier_kernel,
-    label_forces,
-    pair_forces,
-)
-from dynolab.results.classification import (
-    ClassifierState,
-    ClassInfluence,
-    Divergence,
-    Grid,
-    KernelRanks,
-)
 from dynolab.statistics import rank_correlation
 
 

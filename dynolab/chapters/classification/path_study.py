@@ -11,6 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from dynolab.chapters.classification.paths import base_difficulty, filtered, own_changes, zigzag
+from dynolab.chapters.classification.rows import (
+    Difficulty,
+    EpochInfluence,
+    ExamplePath,
+    PathData,
+    PathScores,
+)
 from dynolab.chapters.classifiers.labels import FILTER_DECAY, flip_labels, one_hot
 from dynolab.chapters.classifiers.many import (
     Build,
@@ -21,14 +28,7 @@ from dynolab.chapters.classifiers.many import (
 )
 from dynolab.chapters.classifiers.seeds import seed_for
 from dynolab.chapters.classifiers.toys import GaussianConfig, gaussian_toy
-from dynolab.data.images.images import Images, ImageSplits
-from dynolab.results.classification import (
-    Difficulty,
-    EpochInfluence,
-    ExamplePath,
-    PathData,
-    PathScores,
-)
+from dynolab.chapters.images.images import Images, ImageSplits
 from dynolab.statistics import auc, rank_correlation
 
 GROUPS: tuple[Difficulty, ...] = ("easy", "medium", "hard", "mislabelled")

@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
+from dynolab.chapters.simplicity.rows import MappingKind, SpaceName
 from dynolab.errors import ConfigError
-from dynolab.results.simplicity import MappingKind, SpaceName
 from dynolab.statistics import rank_correlation
 
 Messages = tuple[int, ...]

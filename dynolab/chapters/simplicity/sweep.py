@@ -19,7 +19,7 @@ from dynolab.chapters.simplicity.mappings import (
     sharing_pairs,
     topographic_similarity,
 )
-from dynolab.results.simplicity import KindPath, LearnedMapping, Paths, SpaceName
+from dynolab.chapters.simplicity.rows import KindPath, LearnedMapping, Paths, SpaceName
 
 
 def message_network(space: SpaceName, width: int, seed: int) -> nn.Module:

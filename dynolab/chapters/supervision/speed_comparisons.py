@@ -23,13 +23,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dynolab.chapters.classifiers.gram import gradient_gram, without_layer
 from dynolab.chapters.classifiers.labels import flip_labels
 from dynolab.chapters.classifiers.many import Build
 from dynolab.chapters.classifiers.toys import coherent_and_contradictory
+from dynolab.chapters.images.images import Images
+from dynolab.chapters.supervision.rows import Contrast, SpeedRow
 from dynolab.chapters.transfer.adaptation import AdaptationConfig
-from dynolab.data.images.images import Images
-from dynolab.forces.classifiers.gram import gradient_gram, without_layer
-from dynolab.results.supervision import Contrast, SpeedRow
 
 
 class SpeedConfig(BaseModel):

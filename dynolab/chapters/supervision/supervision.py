@@ -35,8 +35,8 @@ from dynolab.chapters.classifiers.many import (
     train_many,
 )
 from dynolab.chapters.classifiers.seeds import seed_for
-from dynolab.data.images.images import ImageSplits
-from dynolab.results.supervision import Arm, DetectionRow, DetectionScore, SupervisionRow
+from dynolab.chapters.images.images import ImageSplits
+from dynolab.chapters.supervision.rows import Arm, DetectionRow, DetectionScore, SupervisionRow
 from dynolab.statistics import auc
 
 Build = Callable[[int], nn.Module]

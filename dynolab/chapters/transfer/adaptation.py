@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from dynolab.results.supervision import AdaptationRow
+from dynolab.chapters.supervision.rows import AdaptationRow
 
 
 class AdaptationConfig(BaseModel):

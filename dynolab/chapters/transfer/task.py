@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dynolab.chapters.classifiers.labels import check_labels
-from dynolab.data.images.images import ImageSplits
-from dynolab.data.topics.topics import Texts, TopicConfig, bags, load_topics, vocabulary
+from dynolab.chapters.images.images import ImageSplits
+from dynolab.chapters.transfer.topics import Texts, TopicConfig, bags, load_topics, vocabulary
 from dynolab.errors import ConfigError
 
 

@@ -13,6 +13,7 @@ from torch.func import functional_call, vmap
 from dynolab.chapters.classifiers.labels import one_hot, smoothed
 from dynolab.chapters.classifiers.many import Build, ManyModels, SGDConfig, batch_orders, train_many
 from dynolab.chapters.classifiers.seeds import seed_for
+from dynolab.chapters.transfer.rows import Strategy, TransferRow
 from dynolab.chapters.transfer.task import TransferTask
 from dynolab.chapters.transfer.task_head import (
     adaptation,
@@ -22,7 +23,6 @@ from dynolab.chapters.transfer.task_head import (
     mismatch,
 )
 from dynolab.errors import ConfigError
-from dynolab.results.transfer import Strategy, TransferRow
 
 Weights = dict[str, Tensor]
 STRATEGIES: tuple[Strategy, ...] = ("linear", "smoothed", "two_layer", "reinitialised")

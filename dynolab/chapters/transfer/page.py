@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dynolab.claims.transfer import IN, STRATEGY_LABELS, Sweep, assess_transfer, sweeps
-from dynolab.report.chapters.page import Chapter
+from dynolab.chapters.page import Chapter
+from dynolab.chapters.transfer.claims import IN, STRATEGY_LABELS, Sweep, assess_transfer, sweeps
+from dynolab.chapters.transfer.rows import TransferRow
 from dynolab.report.figure import Figure
 from dynolab.report.lines import Line, LinePanel, line_plot
 from dynolab.report.page import Section, Tile, section, table
 from dynolab.report.text import join, number, points, with_interval
-from dynolab.results.transfer import TransferRow
 from dynolab.statistics import Interval, mean_interval
 
 _SOURCE = (

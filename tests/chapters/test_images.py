@@ -15,7 +15,7 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Image
 from numpy import ndarray
 
-from dynolab.data.images.images import (
+from dynolab.chapters.images.images import (
     ImageConfig,
     Images,
     load_images,

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.chapters.classification.path_study import PathFindings
+from dynolab.chapters.classification.rows import Difficulty, EpochInfluence, PathData, PathScores
 from dynolab.claims.verdict import Measurement, Verdict, above, below
-from dynolab.results.classification import Difficulty, EpochInfluence, PathData, PathScores
 from dynolab.statistics import Interval, mean_interval
 
 TITLES: dict[PathData, str] = {

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from dynolab.chapters.simplicity.rows import LearnedMapping, MappingKind
 from dynolab.claims.verdict import Measurement, Verdict, above, below
-from dynolab.results.simplicity import LearnedMapping, MappingKind
 from dynolab.statistics import Interval, mean_interval, rank_correlation
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from dynolab.chapters.transfer.rows import Strategy, TransferRow
 from dynolab.claims.verdict import Measurement, Sign, Verdict, above, below, on_side
-from dynolab.results.transfer import Strategy, TransferRow
 from dynolab.statistics import mean_interval, rank_correlation
 
 IN = "in distribution"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from dynolab.chapters.classification.force_study import ForceFindings
 from dynolab.chapters.classification.path_study import PathFindings
-from dynolab.report.inputs.files import rows
-from dynolab.results.classification import (
+from dynolab.chapters.classification.rows import (
     ClassifierState,
     ClassInfluence,
     Divergence,
@@ -18,11 +17,12 @@ from dynolab.results.classification import (
     KernelRanks,
     PathScores,
 )
+from dynolab.chapters.simplicity.rows import KindPath, LearnedMapping
+from dynolab.chapters.supervision.rows import AdaptationRow, DetectionRow, SpeedRow, SupervisionRow
+from dynolab.chapters.transfer.rows import TransferRow
+from dynolab.report.inputs.files import rows
 from dynolab.results.pushes import LeftOver, PairPush, RankChange
-from dynolab.results.simplicity import KindPath, LearnedMapping
 from dynolab.results.softmax import CaseCount, Panel, ShapePoint, StepPath
-from dynolab.results.supervision import AdaptationRow, DetectionRow, SpeedRow, SupervisionRow
-from dynolab.results.transfer import TransferRow
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.data.topics.topics import TopicConfig, bags, load_topics, resolve_topics, vocabulary
-from dynolab.data.topics.words import COMMON, FIELDS, TOPICS
+from dynolab.chapters.transfer.topic_words import COMMON, FIELDS, TOPICS
+from dynolab.chapters.transfer.topics import (
+    TopicConfig,
+    bags,
+    load_topics,
+    resolve_topics,
+    vocabulary,
+)
 from dynolab.errors import ConfigError
 
 

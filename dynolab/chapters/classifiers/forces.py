@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dynolab.forces.classifiers.gram import gradient_gram
+from dynolab.chapters.classifiers.gram import gradient_gram
 
 
 def pull_of(logits: Float[Tensor, "images classes"]) -> Float[Tensor, "images classes classes"]:

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from dynolab.chapters.classification.force_study import class_means
-from dynolab.errors import ConfigError
-from dynolab.forces import ModuleFunction, kernel_blocks
-from dynolab.forces.classifiers import gram
-from dynolab.forces.classifiers.forces import (
+from dynolab.chapters.classifiers import gram
+from dynolab.chapters.classifiers.forces import (
     centred_norms,
     classifier_kernel,
     force_of,
@@ -20,7 +18,9 @@ from dynolab.forces.classifiers.forces import (
     pair_forces,
     pull_of,
 )
-from dynolab.forces.classifiers.gram import gradient_gram, without_layer
+from dynolab.chapters.classifiers.gram import gradient_gram, without_layer
+from dynolab.errors import ConfigError
+from dynolab.forces import ModuleFunction, kernel_blocks
 from models.vision import build_classifier
 
 CLASSES = 4

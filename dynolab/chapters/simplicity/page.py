@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dynolab.claims.simplicity import difference, mapping_verdicts, per_seed
-from dynolab.report.chapters.mappings import (
+from dynolab.chapters.inputs import SimplicityRows
+from dynolab.chapters.page import Chapter
+from dynolab.chapters.simplicity.claims import difference, mapping_verdicts, per_seed
+from dynolab.chapters.simplicity.figures import (
     cooperation_figure,
     groups_of,
     influence_figure,
@@ -15,11 +17,9 @@ from dynolab.report.chapters.mappings import (
     similarity_figure,
     speed_figure,
 )
-from dynolab.report.chapters.page import Chapter
-from dynolab.report.inputs.chapters import SimplicityRows
+from dynolab.chapters.simplicity.rows import LearnedMapping
 from dynolab.report.page import Tile, section, table
 from dynolab.report.text import join, mean_and_ends, number, with_interval
-from dynolab.results.simplicity import LearnedMapping
 from dynolab.statistics import mean_interval
 
 _SOURCE = (

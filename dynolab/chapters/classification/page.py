@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dynolab.chapters.classification.force_study import ForceFindings
-from dynolab.chapters.classification.path_study import PathFindings
-from dynolab.claims.class_forces import NETWORKS, assess_forces
-from dynolab.claims.class_paths import assess_paths
-from dynolab.claims.verdict import Verdict
-from dynolab.report.chapters.class_forces import (
+from dynolab.chapters.classification.force_claims import NETWORKS, assess_forces
+from dynolab.chapters.classification.force_figures import (
     busiest,
     influence_figure,
     kernel_figure,
@@ -18,8 +14,12 @@ from dynolab.report.chapters.class_forces import (
     rank_figure,
     step_figure,
 )
-from dynolab.report.chapters.class_paths import epoch_figure, simplex_figure, zigzag_figure
-from dynolab.report.chapters.page import Chapter
+from dynolab.chapters.classification.force_study import ForceFindings
+from dynolab.chapters.classification.path_claims import assess_paths
+from dynolab.chapters.classification.path_figures import epoch_figure, simplex_figure, zigzag_figure
+from dynolab.chapters.classification.path_study import PathFindings
+from dynolab.chapters.page import Chapter
+from dynolab.claims.verdict import Verdict
 from dynolab.report.figure import Figure
 from dynolab.report.page import Tile
 from dynolab.report.text import number

@@ -9,11 +9,11 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.claims.simplicity import correlation, difference, per_seed
+from dynolab.chapters.simplicity.claims import correlation, difference, per_seed
+from dynolab.chapters.simplicity.rows import KindPath, LearnedMapping, MappingKind, Paths
 from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_line, error_bars, subplots
 from dynolab.report.style import CHOSEN, HISTORY, PAPER, REJECTED
 from dynolab.report.text import join, number, with_interval
-from dynolab.results.simplicity import KindPath, LearnedMapping, MappingKind, Paths
 from dynolab.statistics import band, mean_interval
 
 KINDS: Mapping[MappingKind, str] = {

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.chapters.classification.force_study import ForceFindings
+from dynolab.chapters.classification.rows import ClassifierState, Grid
 from dynolab.claims.verdict import Measurement, Verdict, above, below, explains
 from dynolab.forces.kernel.stability import THRESHOLD
-from dynolab.results.classification import ClassifierState, Grid
 from dynolab.statistics import mean_interval, rank_correlation
 
 NETWORKS = {"lenet": "LeNet", "mlp": "MLP", "transformer": "Transformer", "resnet18": "ResNet-18"}

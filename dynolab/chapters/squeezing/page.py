@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dynolab.claims.squeezing import model_verdicts, softmax_verdicts
-from dynolab.report.chapters.page import Chapter
-from dynolab.report.chapters.pushes import explained_figure, rank_figure
-from dynolab.report.chapters.softmax import panel_figure, shape_figure, step_figure
+from dynolab.chapters.inputs import SqueezingRows
+from dynolab.chapters.page import Chapter
+from dynolab.chapters.squeezing.claims import model_verdicts, softmax_verdicts
+from dynolab.chapters.squeezing.push_figures import explained_figure, rank_figure
+from dynolab.chapters.squeezing.softmax_figures import panel_figure, shape_figure, step_figure
 from dynolab.report.figure import Figure
-from dynolab.report.inputs.chapters import SqueezingRows
 from dynolab.report.page import Tile
 from dynolab.report.text import number
 from dynolab.statistics import share_interval

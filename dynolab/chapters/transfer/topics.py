@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dynolab.chapters.transfer.topic_words import COMMON, FIELDS, TOPICS
 from dynolab.data.source_checks import (
     FilePath,
     check_source,
@@ -23,7 +24,6 @@ from dynolab.data.source_checks import (
     pinned,
 )
 from dynolab.data.sources.files import hub_records, read_records
-from dynolab.data.topics.words import COMMON, FIELDS, TOPICS
 from dynolab.errors import ConfigError
 
 _WORD = re.compile(r"\w+")

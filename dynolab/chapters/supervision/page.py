@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dynolab.claims.supervision import (
+from dynolab.chapters.inputs import SupervisionRows
+from dynolab.chapters.page import Chapter
+from dynolab.chapters.supervision.claims import (
     ARMS,
     LABELS,
     SCORES,
@@ -18,14 +20,7 @@ from dynolab.claims.supervision import (
     speed_values,
     supervision_table,
 )
-from dynolab.comparisons.arm_table import ArmTable
-from dynolab.report.chapters.page import Chapter
-from dynolab.report.figure import Figure
-from dynolab.report.inputs.chapters import SupervisionRows
-from dynolab.report.lines import Line, LinePanel, line_plot
-from dynolab.report.page import Section, Tile, section, table
-from dynolab.report.text import join, points, with_interval
-from dynolab.results.supervision import (
+from dynolab.chapters.supervision.rows import (
     AdaptationRow,
     Contrast,
     DetectionRow,
@@ -33,6 +28,11 @@ from dynolab.results.supervision import (
     SpeedRow,
     SupervisionRow,
 )
+from dynolab.comparisons.arm_table import ArmTable
+from dynolab.report.figure import Figure
+from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.page import Section, Tile, section, table
+from dynolab.report.text import join, points, with_interval
 from dynolab.statistics import mean_interval
 
 _SOURCE = (

@@ -10,9 +10,7 @@ from typing import get_args
 
 import numpy as np
 
-from dynolab.claims.verdict import Verdict, above, below
-from dynolab.comparisons.arm_table import ArmTable
-from dynolab.results.supervision import (
+from dynolab.chapters.supervision.rows import (
     AdaptationRow,
     Arm,
     Contrast,
@@ -22,6 +20,8 @@ from dynolab.results.supervision import (
     SpeedRow,
     SupervisionRow,
 )
+from dynolab.claims.verdict import Verdict, above, below
+from dynolab.comparisons.arm_table import ArmTable
 from dynolab.statistics import mean_interval
 
 ARMS: tuple[Arm, ...] = get_args(Arm)

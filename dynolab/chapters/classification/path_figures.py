@@ -8,19 +8,19 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from dynolab.chapters.classification.path_claims import TITLES, curves
 from dynolab.chapters.classification.path_study import GROUPS
-from dynolab.claims.class_paths import TITLES, curves
-from dynolab.report.figure import LEGEND_BELOW, Figure, base_layout, panel_title, subplots
-from dynolab.report.lines import Line, LinePanel, line_plot
-from dynolab.report.style import BEST, CHOSEN, GRID, INK, MUTED, PAPER, REJECTED, UP, ZERO
-from dynolab.report.text import join, number, with_interval
-from dynolab.results.classification import (
+from dynolab.chapters.classification.rows import (
     Difficulty,
     EpochInfluence,
     ExamplePath,
     PathData,
     PathScores,
 )
+from dynolab.report.figure import LEGEND_BELOW, Figure, base_layout, panel_title, subplots
+from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.style import BEST, CHOSEN, GRID, INK, MUTED, PAPER, REJECTED, UP, ZERO
+from dynolab.report.text import join, number, with_interval
 from dynolab.statistics import mean_interval
 
 COLORS: dict[Difficulty, str] = {

@@ -9,19 +9,19 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.claims.class_forces import NETWORKS, off_diagonal, window
-from dynolab.forces.kernel.stability import THRESHOLD
-from dynolab.report.figure import CELLS, Figure, spread, subplots
-from dynolab.report.lines import Line, LinePanel, line_plot
-from dynolab.report.style import CHOSEN, DIVERGING, MUTED, SEQUENTIAL
-from dynolab.report.text import join, number, true_minus
-from dynolab.results.classification import (
+from dynolab.chapters.classification.force_claims import NETWORKS, off_diagonal, window
+from dynolab.chapters.classification.rows import (
     ClassifierState,
     ClassInfluence,
     Divergence,
     Grid,
     KernelRanks,
 )
+from dynolab.forces.kernel.stability import THRESHOLD
+from dynolab.report.figure import CELLS, Figure, spread, subplots
+from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.style import CHOSEN, DIVERGING, MUTED, SEQUENTIAL
+from dynolab.report.text import join, number, true_minus
 from dynolab.statistics import mean_interval
 
 _PAIRS = 3

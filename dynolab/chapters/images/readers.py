@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from dynolab.data.images.config import ImageConfig, hub_commit
+from dynolab.chapters.images.config import ImageConfig, hub_commit
 from dynolab.errors import ConfigError, reading
 
 _UNSIGNED_BYTES = 0x08

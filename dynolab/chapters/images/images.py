@@ -13,8 +13,8 @@ from numpy import ndarray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dynolab.data.images.config import ImageConfig, array_file, idx_file, resolve_images
-from dynolab.data.images.readers import Labelled, read_arrays, read_hub, read_idx
+from dynolab.chapters.images.config import ImageConfig, array_file, idx_file, resolve_images
+from dynolab.chapters.images.readers import Labelled, read_arrays, read_hub, read_idx
 from dynolab.errors import ConfigError, reading
 
 __all__ = [

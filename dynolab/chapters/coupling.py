@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from dynolab.chapters.page import Chapter
 from dynolab.claims.verdict import Measurement, Outcome, Verdict
-from dynolab.report.chapters.page import Chapter
 from dynolab.report.figure import Figure, correlation_plot
 from dynolab.report.inputs.study import Kernel
 from dynolab.report.style import SEQUENTIAL

@@ -8,9 +8,9 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
+from dynolab.chapters.page import Chapter, write_chapter
 from dynolab.claims.verdict import Measurement, Verdict, above, never
 from dynolab.data.rows import read_rows
-from dynolab.report.chapters.page import Chapter, write_chapter
 from dynolab.report.figure import Figure, base_layout
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.page import Tile, section

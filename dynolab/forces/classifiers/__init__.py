@@ -1,1 +1,0 @@
-"""Kernel and forces of classifiers, many networks at once."""
