@@ -15,8 +15,8 @@ from dynolab.chapters.classifiers.many import SGDConfig
 from dynolab.chapters.classifiers.toys import GaussianConfig
 from dynolab.chapters.images.images import ImageConfig, load_images
 from models.vision import build_classifier
-from tests.chapters.test_force_study import CONFIG
 from tests.chapters.test_classifier_forces import CLASSES, images
+from tests.chapters.test_force_study import CONFIG
 
 NETWORKS = ("lenet", "mlp", "transformer")
 
