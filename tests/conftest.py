@@ -42,8 +42,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = (
     "flows/test_readme_runs.py",  # and with it all of ON_SERVERS
     "real/test_hh_tinystories.py",
-    "gpu/test_walks.py",
-    "gpu/test_check_gpu.py",
+    "gpu/test_paths.py",
     "explorer/test_browser_explorer.py",
     "flows/test_ledger_flow.py",
     "training/test_ranks.py",

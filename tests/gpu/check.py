@@ -1,0 +1,283 @@
+"""What this machine's GPUs do beside what the library relies on: `make check-gpu`.
+
+    python -m tests.gpu.check [CHECK…]
+
+Each check runs in a process of its own for at most five minutes, so that none ends the others.
+Prints every figure with its bound, writes them to `gpu.json` in the folder of reports, and exits
+with 1 if a bound is missed. Without a GPU the same programs run on the CPU, and what only a GPU can
+tell is not judged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+from dynolab.distributed import device
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction, force_map
+from dynolab.likelihood.arithmetic import reproducible
+from tasks.runtime.launch.launcher import launch_ranks
+from tasks.runtime.system.computing import COMPUTING
+from tasks.runtime.system.settings import Settings
+from tests.benchmarks.figures import ROOT
+from tests.benchmarks.pythia import PYTHIA_160M, pythia
+from tests.forces.families import DPO_LOSS, Case, build
+from tests.forces.small_models import neox, pair, pairs, relative, with_reference
+from tests.training.small import (
+    apart,
+    make_files,
+    make_job,
+    metrics,
+    run_small,
+    settings,
+    state,
+)
+
+CHECK_SECONDS = 300.0
+GPUS = torch.cuda.device_count() if os.environ.get("DS_ACCELERATOR") != "cpu" else 0
+RANKS = max(n for n in (1, 2, 4) if n <= GPUS) if GPUS else 2
+"""As many as there are GPUs, up to four, which divide a batch; two on the CPU."""
+MEMORY = 2**31
+"""Bytes that a force map is given."""
+STAGES = (0, 1, 2, 3)
+
+
+def numbers(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def products(_: Path) -> dict[str, float]:
+    """Errors of matrix products, of their norm; and whether forces refuse TF32."""
+    left, right = (numbers(1024, 1024, seed=seed) for seed in (0, 1))
+
+    def error(dtype: torch.dtype) -> float:
+        made = left.to(device(), dtype) @ right.to(device(), dtype)
+        return relative(made.cpu().double(), left @ right)
+
+    values = {"float32_error": error(torch.float32), "bf16_error": error(torch.bfloat16)}
+    torch.set_float32_matmul_precision("high")
+    try:
+        PolicyFunction(neox(dtype=torch.float32).to(device()))
+    except ConfigError:
+        return values | {"tf32_refused": 1.0}
+    return values | {"tf32_refused": 0.0}
+
+
+def attention(_: Path) -> dict[str, float]:
+    """Largest differences between the gradients of two passes, as trainings take attention."""
+    mask = torch.ones(256, 256, dtype=torch.bool).tril().to(device())
+
+    def gradients(act: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        parts = [
+            numbers(4, 8, 256, 64, seed=seed).to(device(), torch.float32).requires_grad_()
+            for seed in range(3)
+        ]
+        return torch.autograd.grad(act(*parts).square().sum(), parts)
+
+    def again(act: Callable[..., Tensor]) -> float:
+        both = zip(gradients(act), gradients(act), strict=True)
+        return max(float((one - other).abs().max()) for one, other in both)
+
+    with reproducible(device()):
+        return {
+            "gradient_again": again(lambda *parts: attend(*parts, is_causal=True)),
+            "masked_gradient_again": again(lambda *parts: attend(*parts, attn_mask=mask)),
+        }
+
+
+def forces(_: Path) -> dict[str, float]:
+    """Errors of force maps beside the CPU's in float64, and the memory of a large one."""
+    values = {"float64_error": 0.0, "float32_error": 0.0}
+    wanted = {
+        "truth": ("cpu", torch.float64),
+        "float64_error": (device(), torch.float64),
+        "float32_error": (device(), torch.float32),
+    }
+    for family in ("gpt_neox", "llama_tied"):
+        examples = with_reference(build(family), pairs(2))
+        maps = {
+            name: Case(PolicyFunction(build(family).to(where, dtype), dtype), examples).map()
+            for name, (where, dtype) in wanted.items()
+        }
+        for name, worst in values.items():
+            values[name] = max(worst, relative(maps[name].double(), maps["truth"]))
+    if not GPUS:
+        return values
+    model = pythia(**PYTHIA_160M).to(device())
+    examples = with_reference(model, [pair(0, 134, 62, 47)])
+    policy = PolicyFunction(model)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    force_map(policy, [examples[0].chosen], examples, DPO_LOSS, memory_bytes=MEMORY)
+    return values | {"memory_over_given": (torch.cuda.max_memory_allocated() - before) / MEMORY}
+
+
+def trainings(folder: Path) -> dict[str, float]:
+    """Largest differences between the weights of trainings that should be the same."""
+    make_files(folder)
+    whole, other = (run_small(folder, folder / name, settings()) for name in ("one", "other"))
+    resumed = run_small(folder, folder / "resumed", settings(), state(whole, 3))
+    return {
+        "again": apart(whole, other),
+        "resumed": apart(whole, resumed),
+        "examples_per_s": statistics.median(
+            line["train/examples_per_s"]
+            for line in metrics(whole)
+            if "train/examples_per_s" in line
+        ),
+    }
+
+
+def zero(folder: Path) -> dict[str, float]:
+    """The small training by every ZeRO stage, whole and resumed, beside the plain engine."""
+    make_files(folder)
+    engines = {
+        f"zero{stage}": {"kind": "deepspeed", "ranks": RANKS, "zero_stage": stage}
+        for stage in STAGES
+    }
+    cases = {
+        name: settings(engine=engine, record_steps=[]).model_dump(mode="json")
+        for name, engine in engines.items()
+    }
+    job = {"inputs": str(folder), "cases": cases, "logits_bytes": {}}
+    (folder / "job.json").write_text(json.dumps(job))
+    launch_ranks(
+        "tests.training.zero_stages",
+        folder / "job.json",
+        ranks=RANKS,
+        logs=folder / "logs",
+        environment={"PYTHONPATH": str(ROOT)},
+        while_running=lambda: None,
+    )
+    plain = run_small(folder, folder / "plain", settings(record_steps=[]))
+    values = {}
+    for name in engines:
+        whole, resumed = (
+            make_job(folder, folder / name / which, settings()) for which in ("whole", "resumed")
+        )
+        values[f"{name}_resumed"] = apart(whole, resumed)
+        values[f"{name}_from_plain"] = apart(plain, whole)
+    return values
+
+
+class Check(NamedTuple):
+    """A function from an empty folder to figures, with their bounds.
+
+    `on_gpu`: those that are judged on a GPU alone.
+    """
+
+    measure: Callable[[Path], Mapping[str, float]]
+    at_most: Mapping[str, float]
+    at_least: Mapping[str, float] = {}
+    on_gpu: frozenset[str] = frozenset()
+
+
+CHECKS = {
+    "products": Check(products, {"float32_error": 1e-5, "bf16_error": 1e-2}, {"tf32_refused": 1.0}),
+    "attention": Check(
+        attention,
+        {"gradient_again": 0.0, "masked_gradient_again": 0.0},
+        on_gpu=frozenset({"gradient_again", "masked_gradient_again"}),
+    ),
+    "forces": Check(
+        forces,
+        {"float64_error": 1e-9, "float32_error": 1e-4, "memory_over_given": 1.0},
+        on_gpu=frozenset({"memory_over_given"}),
+    ),
+    "trainings": Check(trainings, {"again": 0.0, "resumed": 0.0}),
+    "zero": Check(
+        zero,
+        {f"zero{stage}_resumed": 0.0 for stage in STAGES}
+        | {f"zero{stage}_from_plain": 2e-5 for stage in STAGES},
+    ),
+}
+
+
+def measured(name: str, folder: Path) -> dict[str, float]:
+    """A check's figures, measured in a process of its own; none if it fails or takes too long."""
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "tests.gpu.check", "--one", name, str(folder)],
+            env={**COMPUTING, **os.environ, "HF_HUB_OFFLINE": "1"},
+            stdout=sys.stderr,
+            timeout=CHECK_SECONDS,
+            check=True,
+        )
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return {}
+    values: dict[str, float] = json.loads((folder / "figures.json").read_text())
+    return values
+
+
+def judged(name: str, values: Mapping[str, float], gpus: int) -> list[dict[str, Any]]:
+    """A check's figures with their bounds and verdicts: met, missed, not judged or no bound."""
+    check, rows = CHECKS[name], []
+    for figure in dict.fromkeys([*check.at_most, *check.at_least, *values]):
+        value, low, high = values.get(figure), check.at_least.get(figure), check.at_most.get(figure)
+        if figure in check.on_gpu and not gpus:
+            verdict = "not judged: no GPU"
+        elif value is None:
+            verdict = "missed: not measured"
+        elif low is None and high is None:
+            verdict = "no bound"
+        else:
+            met = value <= high if high is not None else low is not None and value >= low
+            verdict = "met" if met else "missed"
+        rows.append(
+            {
+                "check": name,
+                "figure": figure,
+                "value": value,
+                "at_most": high,
+                "at_least": low,
+                "verdict": verdict,
+            }
+        )
+    return rows
+
+
+def main(names: list[str]) -> int:
+    """Runs the checks; the exit code is 1 if a bound is missed."""
+    table, rows = Table("check", "figure", "value", "bound", "verdict"), []
+    with tempfile.TemporaryDirectory(prefix="dynolab-check-") as scratch:
+        for name in names or CHECKS:
+            folder = Path(scratch, name)
+            folder.mkdir()
+            rows += judged(name, measured(name, folder), GPUS)
+    for row in rows:
+        bound = f"≤ {row['at_most']:g}" if row["at_most"] is not None else ""
+        bound = f"≥ {row['at_least']:g}" if row["at_least"] is not None else bound
+        table.add_row(row["check"], row["figure"], str(row["value"]), bound, row["verdict"])
+    Console().print(table)
+    file = Settings.from_environment().home / "reports" / "gpu.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        json.dumps({"torch": torch.__version__, "gpus": GPUS, "figures": rows}, indent=1) + "\n"
+    )
+    print(f"{file} has all figures")
+    return int(any(row["verdict"].startswith("missed") for row in rows))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        name, folder = sys.argv[2:]
+        figures = dict(CHECKS[name].measure(Path(folder)))
+        Path(folder, "figures.json").write_text(json.dumps(figures))
+    else:
+        sys.exit(main(sys.argv[1:]))

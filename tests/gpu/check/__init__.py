@@ -1,1 +1,0 @@
-"""`make check-gpu`: what a machine's GPUs do, beside what the library relies on."""

@@ -1,0 +1,225 @@
+"""Paths through the library, walked on the pretended GPU: `python -m tests.gpu.paths [GROUP…]`.
+
+A path takes an empty folder, and may return figures of its own. Prints one line of JSON for every
+path: the counts of `pretended.LOG`, the error that ended it, and its figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from dynolab.audit.audit import audit_pairs
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.forces import PolicyFunction, kernel_sizes, step_forces, step_layers, step_validity
+from dynolab.forces.ledger.account import Ledger
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.objectives.dpo import DPO
+from dynolab.objectives.pairs import Pairs
+from dynolab.probes.score import score_probes
+from dynolab.rollouts.rewards import ALLOWED
+from dynolab.rollouts.sample import SampleConfig, sample_responses
+from dynolab.training.loop import Trainer
+from dynolab.training.step_record import StepRecord
+from tests.forces.families import DPO_LOSS, Case, build
+from tests.forces.small_models import ADAMW, encoded, neox, pairs, recorded, with_reference
+from tests.forces.test_ledger import FUNCTIONALS, OPTIMIZERS, trained
+from tests.forces.test_step_forces import PROBES, Numbers
+from tests.gpu.pretended import LOG, machine_with_gpu
+from tests.training.every_objective import small_training
+from tests.training.small import (
+    apart,
+    make_files,
+    make_job,
+    make_policy,
+    make_tokenizer,
+    run,
+    settings,
+    state,
+)
+
+STEPS = 3
+Path_ = Callable[[Path], Any]
+
+
+def train_and_resume(name: str, folder: Path) -> None:
+    """A training, and another one that goes on from its resume state to the same bits."""
+    make_files(folder)
+    config = small_training(name)
+    whole = run(make_job(folder, folder / "whole", config))
+    resumed = run(make_job(folder, folder / "resumed", config, resume_from=state(whole, 3)))
+    assert apart(whole, resumed) == 0
+
+
+def micro_batch(name: str, folder: Path) -> dict[str, float]:
+    """Waits and copies of a step with one micro-batch, the average over steps."""
+    make_files(folder)
+    counts = {"waits": 0, "copies": 0}
+    accumulate = Trainer._accumulate
+
+    def counted(*args: Any) -> Any:
+        before = {kind: LOG[kind].total() for kind in counts}
+        result = accumulate(*args)
+        for kind in counts:
+            counts[kind] += LOG[kind].total() - before[kind]
+        return result
+
+    plain = {"steps": STEPS, "checkpoint_every": 0, "record_steps": []}
+    size = small_training(name).batch_size
+    config = small_training(name, micro_batch_size=size, **plain)
+    with patch.object(Trainer, "_accumulate", counted):
+        run(make_job(folder, folder / "trained", config))
+    return {kind: count / STEPS for kind, count in counts.items()}
+
+
+def policy_of(family: str = "gpt_neox", dtype: torch.dtype = torch.float64) -> PolicyFunction:
+    return PolicyFunction(build(family, dtype).to("cuda"), dtype)
+
+
+def map_of(family: str, _: Path) -> None:
+    examples = with_reference(build(family), pairs(2))
+    assert Case(policy_of(family), examples).map().norm() > 0
+
+
+@cache
+def record() -> StepRecord:
+    return recorded(neox(), ADAMW, count=3)
+
+
+def on_a_step(measure: Callable[..., Any], _: Path) -> None:
+    encoder = Encoder(Numbers(), 32, "drop")
+    measure(record(), policy_of(), probes=PROBES, encoder=encoder, stage="dpo")
+
+
+def ledger(_: Path) -> None:
+    entries = Ledger(policy_of(), FUNCTIONALS)
+    for step in reversed(trained(OPTIMIZERS["adamw"], steps=STEPS)):
+        entries.enter(step)
+
+
+def kernel(_: Path) -> None:
+    kernel_sizes(policy_of(), [encoded(1, 4, 3)], [encoded(3, 4, 3)])
+
+
+def audit(_: Path) -> None:
+    everyone = [pair.encoded() for pair in pairs(4)]
+    assert audit_pairs(policy_of("llama_tied"), everyone[:3], DPO_LOSS, heldout=everyone[3:])
+
+
+def probe(folder: Path) -> None:
+    make_files(folder)
+    tokenizer = make_tokenizer()
+    logits = ResponseLogits(make_policy(tokenizer).to("cuda"))
+    rows = list(read_rows(folder / "probes.jsonl", ProbeRow))
+    assert score_probes(logits, rows, Encoder(tokenizer, 48, "error"), batch_tokens=120)
+
+
+def sample(temperature: float, _: Path) -> None:
+    tokenizer = make_tokenizer()
+    policy = make_policy(tokenizer).to("cuda")
+    config = SampleConfig(temperature=temperature, max_new_tokens=5, batch_size=2, stop=("w3",))
+    assert len(sample_responses(policy, tokenizer, ["w1 w2", "w5", "w7 w8 w9"], config)) == 3
+
+
+def host_tensor_in_a_loss(folder: Path) -> None:
+    make_files(folder)
+    own = DPO.pair_loss
+
+    def mistaken(self: DPO, chosen: Pairs, rejected: Pairs) -> Pairs:
+        return own(self, chosen, rejected) + torch.zeros(len(chosen))
+
+    with patch.object(DPO, "pair_loss", mistaken):
+        run(make_job(folder, folder / "trained", settings(steps=1, record_steps=[])))
+
+
+def there() -> Tensor:
+    return torch.arange(6.0, device="cuda")
+
+
+PLANTED: dict[str, Callable[[], object]] = {
+    "host values, GPU indices": lambda: torch.arange(6.0)[there().long()],
+    "GPU values, host indices": lambda: there()[torch.tensor([0, 1])],
+    "a host scalar": lambda: there() + torch.tensor(1.0),
+    "joined with a host tensor": lambda: torch.cat([there(), torch.ones(1)]),
+    "read": lambda: float(there().sum()),
+    "mask": lambda: there()[there() > 2],
+    "copied from pageable memory": lambda: torch.ones(2).to("cuda", non_blocking=True),
+    "copied from pinned memory": lambda: torch.ones(2).pin_memory().to("cuda", non_blocking=True),
+    "copied to the host": lambda: there().cpu(),
+    "added in any order": lambda: there().index_add(0, there().long(), there()),
+    "integers added": lambda: there().long().index_add(0, there().long(), there().long()),
+}
+
+TRAININGS = (
+    "sft",
+    "dpo",
+    "dpo designed by pair",
+    "ipo designed by token",
+    "simpo",
+    "grpo",
+    "grpo nthr",
+    "simko",
+    "online sppo",
+)
+"""One for each way in which a loss is put together."""
+
+GROUPS: dict[str, Mapping[str, Path_]] = {
+    "training": {name: partial(train_and_resume, name) for name in TRAININGS},
+    "micro_batch": {
+        name: partial(micro_batch, name)
+        for name in ("dpo", "sft", "ipo mean", "sppo soft", "grpo", "online dpo")
+    },
+    "forces": {
+        "map of gpt_neox": partial(map_of, "gpt_neox"),
+        "map of llama_tied": partial(map_of, "llama_tied"),
+        "step forces": partial(on_a_step, step_forces),
+        "step layers": partial(on_a_step, step_layers),
+        "step validity": partial(on_a_step, step_validity),
+        "ledger": ledger,
+        "kernel": kernel,
+        "audit": audit,
+    },
+    "sampling": {
+        "probe": probe,
+        "sample": partial(sample, 0.8),
+        "sample greedily": partial(sample, 0.0),
+    },
+    "planted": {
+        "host tensor in a loss": host_tensor_in_a_loss,
+        **{name: lambda _, act=act: str(act()) for name, act in PLANTED.items()},
+    },
+}
+
+
+def walk(path: Path_) -> dict[str, Any]:
+    """The counts of one path, the error that ended it, and its own figures."""
+    for counts in LOG.values():
+        counts.clear()
+    error, figures = None, None
+    with tempfile.TemporaryDirectory() as folder, machine_with_gpu():
+        try:
+            figures = path(Path(folder))
+        except Exception:
+            error = traceback.format_exc()
+    return {"error": error, "figures": figures, **{kind: dict(LOG[kind]) for kind in LOG}}
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    os.environ[ALLOWED] = "tests.training.rewards"
+    for group in sys.argv[1:] or GROUPS:
+        for name, path in GROUPS[group].items():
+            print(json.dumps({"group": group, "path": name, **walk(path)}), flush=True)
