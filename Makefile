@@ -66,7 +66,7 @@ check: lint
 docs: setup
 	$(RUN) sphinx --quiet --fresh-env --fail-on-warning --keep-going docs docs/_build/html
 
-# What this machine's GPUs do beside what the library relies on: .dynolab/reports/gpu.html.
+# What this machine's GPUs do beside what the library relies on: .dynolab/reports/gpu.json.
 check-gpu: setup
 	$(RUN) tests.gpu.check
 
@@ -80,9 +80,7 @@ test-faults: setup
 test-images: setup
 	$(RUN) pytest -m images -s
 
-# Leaves its report under mutants/, which the benchmark reads.
 test-mutations: setup
-	$(RUN) tests.benchmarks.mutation_run
 	$(RUN) tests.benchmarks.mutations
 
 clean:

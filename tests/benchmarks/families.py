@@ -6,13 +6,13 @@ Prints one JSON object on its last line. Every family has random weights, saved 
 loaded from there as a study loads them: in float32 as it is trained and probed, in float64 where
 forces are measured.
 
-- `families_tried`: families built; `families_exact`: those whose every layout and force route
-  agrees; `families_refused_clearly`: those that a `ConfigError` refuses, in whole or one of the
-  routes, while the rest agrees; `silently_wrong`: those with a wrong number or another error.
+- `families_tried`: families built; `families_exact`: those whose every layout and force map
+  agrees; `families_refused_clearly`: those that a `ConfigError` refuses; `silently_wrong`: those
+  with a wrong number or another error.
 - `logp_error_max`: nats; log-probabilities of every layout in use (alone, padded, packed, prefixed)
   against `model(input_ids).logits`.
-- `force_error_max`: of the routes `columns`, `rows`, `both_sides`, each side's part of a DPO step
-  summed over its tokens, against finite differences; in units of the differences' largest.
+- `force_error_max`: each side's part of a DPO step, summed over its tokens, against finite
+  differences; in units of the differences' largest.
 - `check_s`: median seconds of the check that `ResponseLogits` makes of a model.
 """
 
@@ -53,7 +53,6 @@ from models.language import load_language_model
 from tests.benchmarks.figures import report
 
 VOCABULARY, BETA = 50, 0.1
-ROUTES = ("columns", "rows", "both_sides")
 LOGP_BOUND, FORCE_BOUND = 1e-5, 1e-4
 AT_LEAST = {"families_tried": 24, "families_exact": 18}
 AT_MOST = {
@@ -229,22 +228,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass
 class Finding:
-    """What came of one family: errors by layout and route, and who refused what."""
+    """What came of one family: errors by layout and of the force map, and who refused what."""
 
     logp: dict[str, float] = field(default_factory=dict)
-    force: dict[str, float] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
+    force: float = 0.0
+    refused: str = ""
+    foreign: str = ""
     check_s: float = 0.0
 
     @property
     def wrong(self) -> bool:
         """Whether a number is wrong, or something else than a `ConfigError` came up."""
-        return bool(
-            self.foreign
-            or any(not error <= LOGP_BOUND for error in self.logp.values())
-            or any(not error <= FORCE_BOUND for error in self.force.values())
-        )
+        exact = all(error <= LOGP_BOUND for error in self.logp.values())
+        return bool(self.foreign) or not exact or not self.force <= FORCE_BOUND
 
 
 def build(name: str) -> PreTrainedModel:
@@ -252,13 +248,6 @@ def build(name: str) -> PreTrainedModel:
     kind, settings = FAMILIES[name]
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
     return model.eval()
-
-
-def loaded(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as a study gets it: from the folder that it was saved in."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        return load_language_model(folder)
 
 
 def random_tokens(count: int, seed: int) -> tuple[int, ...]:
@@ -342,37 +331,33 @@ def _along(model: PreTrainedModel, weights: Sequence[Tensor], ascent: Sequence[T
     return (4 * near - far) / 3
 
 
-def in_float64(name: str) -> PreTrainedModel:
-    """The same weights, with a kernel for experts that float64 has."""
-    exact = build(name).double()
-    if exact._can_set_experts_implementation():
-        exact.set_experts_implementation("eager")
-    return exact
-
-
 def try_family(name: str) -> Finding:
     """Measures one family."""
     finding = Finding()
-    plain = build(name)
     try:
-        model = loaded(plain)
-        began = time.perf_counter()
-        measure_layouts(model)
-        finding.check_s = time.perf_counter() - began
-        logits = ResponseLogits(model)
-        with torch.no_grad():
-            sequences = [CHOSEN, REJECTED, OBSERVED]
-            truth = [plain_logps(plain, sequence) for sequence in sequences]
-            for layout, logps in layouts(logits, sequences).items():
-                differences = [a - b for a, b in zip(logps, truth, strict=True)]
-                finding.logp[layout] = float(torch.cat(differences).abs().max())
-        policy = PolicyFunction(model, torch.float64)
+        measure_family(name, finding)
     except ConfigError as error:
-        finding.refused.append(str(error))
-        return finding
+        finding.refused = str(error)
     except Exception as error:
-        finding.foreign.append(f"{type(error).__name__}: {error}"[:200])
-        return finding
+        finding.foreign = f"{type(error).__name__}: {error}"[:200]
+    return finding
+
+
+def measure_family(name: str, finding: Finding) -> None:
+    """Writes what is measured into a finding, as far as nothing is refused."""
+    plain = build(name)
+    with tempfile.TemporaryDirectory() as folder:  # as a study gets it
+        plain.save_pretrained(folder)
+        model = load_language_model(folder)
+    began = time.perf_counter()
+    measure_layouts(model)
+    finding.check_s = time.perf_counter() - began
+    with torch.no_grad():
+        sequences = [CHOSEN, REJECTED, OBSERVED]
+        truth = torch.cat([plain_logps(plain, sequence) for sequence in sequences])
+        for layout, logps in layouts(ResponseLogits(model), sequences).items():
+            finding.logp[layout] = float((torch.cat(logps) - truth).abs().max())
+    policy = PolicyFunction(model, torch.float64)
     example = RecordedExample(
         id="pair",
         chosen=CHOSEN,
@@ -380,29 +365,17 @@ def try_family(name: str) -> Finding:
         chosen_reference=REFERENCE[0],
         rejected_reference=REFERENCE[1],
     )
-    maps: dict[str, Tensor] = {}
-    for route in ROUTES:
-        try:
-            result = force_map(
-                policy, [OBSERVED], [example], DPO(DPOConfig(beta=BETA)), update=1.0, route=route
-            )
-            maps[route] = torch.tensor(result.force)
-        except ConfigError as error:
-            finding.refused.append(f"{route}: {error}")
-        except Exception as error:
-            finding.foreign.append(f"{route}: {type(error).__name__}: {error}"[:200])
-    if not maps:
-        return finding
+    pushes = force_map(policy, [OBSERVED], [example], DPO(DPOConfig(beta=BETA)), update=1.0)
     # Norms and softmax of transformers are float32 in a float64 model, too coarse for differences.
-    exact = in_float64(name)
+    exact = build(name).double()
+    if exact._can_set_experts_implementation():  # float64 has no other kernel for experts
+        exact.set_experts_implementation("eager")
     with dtype_preserving(exact):
         sides = dpo_step_by_differences(exact)
-    for route, pushes in maps.items():
-        parts = zip(pushes.split([4, 3], dim=1), sides.values(), strict=True)
-        finding.force[route] = max(
-            float((part.sum(1) - truth).abs().max() / truth.abs().max()) for part, truth in parts
-        )
-    return finding
+    parts = zip(torch.tensor(pushes.force).split([4, 3], dim=1), sides.values(), strict=True)
+    finding.force = max(
+        float((part.sum(1) - side).abs().max() / side.abs().max()) for part, side in parts
+    )
 
 
 def figures(findings: dict[str, Finding]) -> dict[str, Any]:
@@ -415,7 +388,7 @@ def figures(findings: dict[str, Finding]) -> dict[str, Any]:
         "families_refused_clearly": len(refused),
         "silently_wrong": len(wrong),
         "logp_error_max": max(e for finding in findings.values() for e in finding.logp.values()),
-        "force_error_max": max(e for finding in findings.values() for e in finding.force.values()),
+        "force_error_max": max(finding.force for finding in findings.values()),
         "check_s": statistics.median(finding.check_s for finding in findings.values()),
     }
 

@@ -1,11 +1,9 @@
-"""What a user meets in the first minutes: setup, help, first page, own pairs, pages in a browser.
+"""What a user meets in the first minutes: help, first page, own pairs, pages in a browser.
 
-    python -m tests.benchmarks.first_minutes [--keep FOLDER] [--only PART …]
+    python -m tests.benchmarks.first_minutes [--only PART …]
 
 Prints one JSON object on its last line:
 
-- `install`: `install_s`: pip installs the wheel with the extras that README names in a new
-  environment; `setup`: `setup_s`: `make setup` in a new clone of the last commit. Both download.
 - `starting`: `help_s`, `import_dynolab_s`: `dynolab --help`, `import dynolab` in a new process
   (median of 5).
 - `first_page`: `first_page_s`: `make study` in an empty home, set up, until its page exists.
@@ -17,7 +15,6 @@ Prints one JSON object on its last line:
   `report_load_s`: from the address to the page's first screen, drawn (median);
   `computed_map_s`: in the explorer, from a click on the hardest pull to its map, which is computed;
   `explorer_click_to_map_s`: the same once that map is stored (median); `console_errors` of both.
-- `manual`: what `python -m tests.benchmarks.manual` measures.
 
 A part that lacks what it needs gives no figures, and says so.
 """
@@ -29,27 +26,27 @@ import gzip
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from tests.benchmarks import manual
-from tests.benchmarks.figures import gather, report, seconds
-from tests.benchmarks.first_minutes_installed import install, setup
-from tests.benchmarks.first_minutes_seen import seen
-from tests.browsing import CHROMIUM
-from tests.flows.lab import ROOT
+from flows.explore import KEPT
+from tests.benchmarks.figures import ROOT, gather, real_inputs, report, seconds
+from tests.browsing import CHROMIUM, browser_page, opened
+from tests.explorer.serving import explorer
 
-REPEATS, PATIENCE = 5, 1800.0
+REPEATS, PATIENCE, WIDTHS = 5, 1800.0, (1280, 390)
 PAIRS = 200
+NEEDS_DATA, NEEDS_CHROMIUM = ("own_pairs", "in_browser"), ("in_browser",)
 AT_MOST = {
     "first_page_s": 60.0,
     "help_s": 1.0,
@@ -59,7 +56,6 @@ AT_MOST = {
     "explorer_click_to_map_s": 1.0,
     "console_errors": 0,
     "own_pairs_to_culprits_s": 300.0,
-    **manual.AT_MOST,
 }
 
 
@@ -79,26 +75,21 @@ def until(page: Path, running: subprocess.Popen[bytes], holds: str = "") -> None
         time.sleep(0.2)
 
 
-def starting() -> dict[str, float]:
+def starting(_: Path) -> dict[str, float]:
     """A process that only helps, and one that only imports."""
     commands = {
         "help_s": [sys.executable, "-m", "dynolab", "--help"],
         "import_dynolab_s": [sys.executable, "-c", "import dynolab"],
     }
-    return {name: _median(partial(_run, command)) for name, command in commands.items()}
-
-
-def _median(work: Callable[[], object]) -> float:
-    return statistics.median(seconds(work) for _ in range(REPEATS))
-
-
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    run = partial(subprocess.run, check=True, capture_output=True, cwd=ROOT)
+    return {
+        name: statistics.median(seconds(partial(run, command)) for _ in range(REPEATS))
+        for name, command in commands.items()
+    }
 
 
 def first_page(home: Path) -> dict[str, float]:
     """The built-in study until its page is there; then it is ended."""
-    home.mkdir(parents=True)
     began = time.perf_counter()
     # `setup` is done; its environment is the one that this runs in.
     running = started(home, "make", "--old-file=setup", f"VENV={sys.prefix}", "study")
@@ -111,15 +102,14 @@ def first_page(home: Path) -> dict[str, float]:
 
 def own_pairs(home: Path) -> dict[str, float]:
     """README's commands on a folder's model and a file of pairs; runs the study to its end."""
-    data = Path(os.environ["DYNOLAB_TEST_DATA"])
-    home.mkdir(parents=True)
-    source = data / "data" / "probes" / "hh_helpful_probe_train.jsonl.gz"
+    model, source = real_inputs(
+        "models/tinystories-656k", "data/probes/hh_helpful_probe_train.jsonl.gz"
+    )
     with gzip.open(source, "rt") as lines, (home / "pairs.jsonl").open("w") as file:
         for line in itertools.islice(lines, PAIRS):
             row = json.loads(line)
             pair = {"prompt": row["prompt"], "chosen": row["chosen"], "rejected": row["rejected"]}
             file.write(json.dumps(pair) + "\n")
-    model = data / "models" / "tinystories-656k"
     began = time.perf_counter()
     ended = cpu_seconds(psutil.Process())
     dynolab = partial(started, home, sys.executable, "-m", "dynolab", cwd=home)
@@ -142,45 +132,71 @@ def cpu_seconds(root: psutil.Process) -> float:
 
 
 def in_browser(home: Path) -> dict[str, float]:
-    """The page and the explorer of the study of own pairs."""
-    return seen(home, home / "reports" / "my_study.html")
+    """The page of the study of own pairs, opened where no other file is, and its explorer: the map
+    of the first answer's hardest pull, computed once, then stored."""
+    page = home / "reports" / "my_study.html"
+    moved = page.with_name("moved") / page.name
+    moved.parent.mkdir(exist_ok=True)
+    shutil.copyfile(page, moved)
+    loads, clicks, errors = [], [], 0
+    for width in WIDTHS:
+        for _ in range(REPEATS):
+            with opened(moved, width) as open_page:
+                loads.append(open_page.load_seconds)
+                errors += len(open_page.errors)
+    shutil.rmtree(home / "cache" / KEPT, ignore_errors=True)  # of an earlier measurement
+    with explorer(home) as link:
+        for width in WIDTHS:
+            with browser_page(width) as (tab, wrong):
+                tab.set_default_timeout(90_000)
+                for _ in range(REPEATS):
+                    tab.goto(link)
+                    clicks.append(click_to_map(tab))
+                errors += len(wrong)
+    return {
+        "report_bytes": page.stat().st_size,
+        "report_load_s": statistics.median(loads),
+        "computed_map_s": clicks[0],
+        "explorer_click_to_map_s": statistics.median(clicks[1:]),
+        "console_errors": errors,
+    }
+
+
+def click_to_map(page: Any) -> float:
+    """Seconds from a click on a pair until its map's cells are drawn."""
+    page.locator("#view td a").first.wait_for()
+    page.wait_for_function("document.querySelector('#status').innerText === ''")
+    began = time.perf_counter()
+    page.locator("#view td a").first.click()
+    page.locator(".plot .hm image").first.wait_for(state="attached")
+    return time.perf_counter() - began
 
 
 PARTS = {
-    "install": (install, "install"),
-    "setup": (setup, "setup"),
-    "starting": (lambda _: starting(), ""),
-    "first_page": (first_page, "first"),
-    "own_pairs": (own_pairs, "own"),
-    "in_browser": (in_browser, "own"),
-    "manual": (lambda _: manual.manual(), ""),
+    "starting": starting,
+    "first_page": first_page,
+    "own_pairs": own_pairs,
+    "in_browser": in_browser,
 }
-"""What is measured, and in which folder."""
-
-
-def missing(part: str) -> str:
-    """What a part needs and does not find."""
-    if part in ("own_pairs", "in_browser") and "DYNOLAB_TEST_DATA" not in os.environ:
-        return "DYNOLAB_TEST_DATA"
-    return "Debian's chromium" if part == "in_browser" and CHROMIUM is None else ""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--keep", type=Path, help="folder for the homes; default: a temporary one")
+    parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.keep or Path(temporary)).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        parts = []
-        for name in arguments.only:
-            if lacks := missing(name):
-                print(f"{name}: skipped, needs {lacks}", file=sys.stderr)
-                continue
-            measure, place = PARTS[name]
-            parts.append(partial(measure, folder / place))
-        report(gather(parts), at_most=AT_MOST, at_least=manual.AT_LEAST)
+    wanted = parser.parse_args().only
+    lacking = {
+        "DYNOLAB_TEST_DATA": NEEDS_DATA if "DYNOLAB_TEST_DATA" not in os.environ else (),
+        "Debian's chromium": NEEDS_CHROMIUM if CHROMIUM is None else (),
+    }
+    for what, names in lacking.items():
+        for name in [name for name in wanted if name in names]:
+            print(f"{name}: skipped, needs {what}", file=sys.stderr)
+            wanted.remove(name)
+    with tempfile.TemporaryDirectory() as folder:
+        homes = {name: Path(folder, "first" if name == "first_page" else "own") for name in PARTS}
+        for home in homes.values():
+            home.mkdir(exist_ok=True)
+        report(gather(partial(PARTS[name], homes[name]) for name in wanted), at_most=AT_MOST)
 
 
 if __name__ == "__main__":

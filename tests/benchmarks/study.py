@@ -6,8 +6,6 @@ Prints one JSON object on its last line:
 
 - `cold_s`: the study in an empty home, servers included; `cached_s`: again, every stage cached, no
   server standing; `cached_warm_s`: again, against standing servers (median of 5).
-- `launch_s`: torchrun until two DeepSpeed ranks have met (median of 5).
-- `services_s`: both servers until they answer, on the home's existing databases (median of 5).
 - `ranks`, `stages`, `probe_kinds`: counts of what the study ran.
 - `resume_identical`: whether DPO with a rank killed after its first resume state, started again,
   gives the undisturbed run's weights to the bit.
@@ -35,17 +33,14 @@ from dynolab.store import Store, hash_file
 from flows.parameters import load_parameters
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
-from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.pipeline import plan
-from tasks.runtime.servers.server_processes import start_services
 from tasks.runtime.servers.standing_servers import standing_services
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.processes import marked_processes
 from tasks.runtime.system.settings import Settings
-from tests.benchmarks.figures import report, seconds
+from tests.benchmarks.figures import ROOT, STUDIES, report, seconds
 
-ROOT = Path(__file__).parents[2]
-STUDY = ROOT / "deploy" / "studies" / "builtin.yaml"
+STUDY = STUDIES / "builtin.yaml"
 REPEATS = 5
 NO_CONTRASTS = "contrasts=[]"
 AT_MOST = {"cold_s": 360.0, "cached_s": 45.0, "cached_warm_s": 10.0}
@@ -65,24 +60,6 @@ def study(home: Path, *changes: str) -> None:
 
 def median(work: Callable[[], object]) -> float:
     return statistics.median(seconds(work) for _ in range(REPEATS))
-
-
-def launch(folder: Path) -> None:
-    job = folder / "empty.json"
-    job.write_text("{}")
-    launch_ranks(
-        "tests.benchmarks.rank_start",
-        job,
-        ranks=2,
-        logs=folder / "logs",
-        environment={"PYTHONPATH": str(ROOT)},
-        while_running=lambda: None,
-    )
-
-
-def services(home: Path) -> None:
-    with start_services(home) as started:
-        started.wait_ready()
 
 
 def result_folder(home: Path, step: str) -> Path:
@@ -142,8 +119,6 @@ def measure(folder: Path) -> dict[str, object]:
     }
     with standing_services(home, prefect_port=0, mlflow_port=0):
         figures["cached_warm_s"] = median(lambda: study(home))
-    figures["launch_s"] = median(lambda: launch(folder))
-    figures["services_s"] = median(lambda: services(home))
 
     probes = (result_folder(home, "sft") / "probes.jsonl").open()
     figures["ranks"] = yaml.safe_load(STUDY.read_text())["sft"]["engine"]["ranks"]

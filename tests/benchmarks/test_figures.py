@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.faults import figures_of
-from tests.benchmarks.figures import interleaved, ratio, report
+from tests.benchmarks.figures import interleaved, ratio, read_tests, real_inputs, report
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,27 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     assert ratio("speed", [2.0, 9.0, 4.0], [1.0, 3.0, 1.0]) == {"speed": 3.0, "speed_spread": 2.0}
 
 
-def test_faults_without_metrics_are_not_counted_as_looked_at(tmp_path: Path) -> None:
-    report_file = tmp_path / "report.xml"
-    properties = {
-        "with": {"fault": "a rank is killed", "orphans": 0, "metrics_lost": 2},
-        "without": {"fault": "the store hangs", "orphans": 0},
-    }
-    cases = "".join(
-        f'<testcase name="{name}"><properties>'
-        + "".join(f'<property name="{key}" value="{value}"/>' for key, value in known.items())
-        + "</properties></testcase>"
-        for name, known in properties.items()
-    )
-    report_file.write_text(f"<testsuite>{cases}</testsuite>")
-    figures = figures_of(report_file)
-    assert figures["faults_injected"] == 2
+def test_faults_without_metrics_are_not_counted_as_looked_at() -> None:
+    cases = """<testsuite>
+      <testcase name="with"><properties><property name="fault" value="a rank is killed"/>
+        <property name="orphans" value="0"/><property name="metrics_lost" value="2"/>
+      </properties></testcase>
+      <testcase name="without"><properties><property name="fault" value="the store hangs"/>
+      </properties><failure/></testcase>
+      <testcase name="no fault"/><testcase name="not here"><skipped/></testcase></testsuite>"""
+    figures = figures_of(read_tests(cases))
+    assert (figures["faults_injected"], figures["faults_survived"]) == (2, 1)
     assert (figures["metrics_lost"], figures["metrics_looked_at"]) == (2, 1)
+    assert figures["faults_skipped"] == 1
+
+
+def test_inputs_that_are_missing_end_a_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DYNOLAB_TEST_DATA", raising=False)
+    with pytest.raises(SystemExit, match="DYNOLAB_TEST_DATA"):
+        real_inputs("models/small")
+    monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
+    with pytest.raises(SystemExit, match="models/small"):
+        real_inputs("models/small")
+    assert real_inputs(".") == [tmp_path]

@@ -1,9 +1,8 @@
 """Training beside TRL's trainers: same model, same rows in the same order, one process each.
 
-    DYNOLAB_TEST_DATA=FOLDER python -m tests.benchmarks.training
+    DYNOLAB_TEST_DATA=FOLDER python -m tests.benchmarks.training [--methods dpo sft grpo ranks]
 
-FOLDER holds `models/tinystories-656k`, `models/pythia-tokenizer` and `data/hh`. Prints one JSON
-object on its last line; a figure of the randomly initialised Pythia-70m shape ends in `_70m`.
+FOLDER holds `models/tinystories-656k` and `data/hh`. Prints one JSON object on its last line.
 
 - `dpo_throughput_vs_trl`, `sft_throughput_vs_trl`: pairs (rows) a second over TRL's, each the
   median over steps after warm-up; the ratio is the median over rounds in which each goes first
@@ -12,11 +11,7 @@ object on its last line; a figure of the randomly initialised Pythia-70m shape e
 - `dpo_peak_memory_vs_trl` and the like: most resident memory above the level after loading, over
   TRL's.
 - `zero2_two_ranks_over_one`: DPO pairs a second of two ZeRO-2 ranks over one, one thread each, in
-  steps of 16 pairs as in the built-in study; `..._of_4`: in steps of 4, as beside TRL, where what
-  a step costs whatever its size weighs more.
-- `resume_identical`: the objectives (a list) of which a small training that died in a random
-  micro-batch after a resume state and went on from it ended with the weights of one left alone, to
-  the bit; `resume_differs`: how many others there are.
+  steps of 16 pairs as in the built-in study.
 
 TRL runs at its best settings: no gradient checkpointing, reference log-probabilities precomputed,
 no dropout, nothing logged or saved, SDPA, generation with its cache. Preparing the data set is
@@ -31,131 +26,222 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from dynolab.rollouts.rewards import ALLOWED
-from tests.benchmarks.figures import last_line, ratio, report
-from tests.benchmarks.training_work import BATCH, RANKS_BATCH, STEPS
+from tests.benchmarks.figures import (
+    ROOT,
+    in_turns,
+    last_line,
+    peak_above_start,
+    ratio,
+    real_inputs,
+    report,
+)
 
-Figures = list[dict[str, float]]
-Run = Callable[[], dict[str, float]]
-
-ROUNDS = 5
+METHODS = ("dpo", "sft", "grpo")
+ROUNDS, WARM_UP, STEPS, BATCH, RANKS_BATCH = 5, 2, 15, 4, 16
+COMPLETIONS, NEW_TOKENS = 8, 32
+"""Of each prompt, where groups are sampled."""
+CONTEXT = 512
 AT_LEAST = {
     "dpo_throughput_vs_trl": 2.0,
     "sft_throughput_vs_trl": 1.5,
     "grpo_throughput_vs_trl": 1.0,
     "zero2_two_ranks_over_one": 1.5,
 }
-AT_MOST = {"dpo_peak_memory_vs_trl": 0.8, "resume_differs": 0}
+AT_MOST = {"dpo_peak_memory_vs_trl": 0.8}
 
 
-def alone(folder: Path, *arguments: str, threads: int | None = None) -> dict[str, float]:
+def prepare(folder: Path) -> None:
+    """Writes pairs that fit the context, and their prompts, for the steps of one run."""
+    from dynolab.data.encode import Encoder
+    from dynolab.data.rows import PromptRow, write_rows
+    from dynolab.data.sources.load import DataConfig, load_data
+    from models.language import load_tokenizer
+
+    model, file = real_inputs("models/tinystories-656k", "data/hh/harmless-base_test.jsonl.gz")
+    data = DataConfig(source="file", path=str(file), format="hh", heldout_rows=20)
+    fits = Encoder(load_tokenizer(model), CONTEXT, "drop")
+    pairs = [row for row in load_data(data).pairs if fits.example(row) is not None]
+    rows = pairs[: BATCH * STEPS]
+    write_rows(folder / "pairs.jsonl", rows)
+    prompts = [PromptRow(id=row.id, prompt=row.prompt) for row in rows]
+    write_rows(folder / "prompts.jsonl", prompts)
+
+
+def ours(method: str, model: Path, rows: Path, ranks: int = 0) -> dict[str, float]:
+    """Examples a second and peak memory; `ranks` of ZeRO-2, or the plain engine."""
+    from dynolab.rollouts.rewards import ALLOWED
+    from dynolab.training.config import GroupTrainConfig, TrainConfig
+    from dynolab.training.job import TrainJob
+    from dynolab.training.loop import train
+    from models.language import load_language_model, load_tokenizer
+    from tasks.runtime.launch.launcher import launch_ranks
+
+    os.environ[ALLOWED] = "tests.training.rewards"
+    settings: dict[str, Any] = {
+        "objective": {"name": method},
+        "steps": STEPS,
+        "engine": {"kind": "plain", "ranks": 1},
+        "batch_size": RANKS_BATCH if ranks else BATCH,
+        "micro_batch_size": 8 if ranks else BATCH,
+        "overlong": "truncate_left",
+        "optimizer": {"name": "adamw", "learning_rate": 1e-5},
+    }
+    if ranks:
+        settings["engine"] = {"kind": "deepspeed", "ranks": ranks, "zero_stage": 2}
+    sampling = {
+        "objective": {"name": "grpo", "aggregation": "dapo"},
+        "completions": COMPLETIONS,
+        "max_new_tokens": NEW_TOKENS,
+        "rewards": [{"name": "tests.training.rewards.vowels"}],
+    }
+    grouped = method == "grpo"
+    kind = GroupTrainConfig if grouped else TrainConfig
+    config = kind.model_validate(settings | (sampling if grouped else {}))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        output, states = folder / "output", folder / "states"
+        job = TrainJob(config=config, model=model, examples=rows, output=output, resume_out=states)
+        peak = 0
+        if ranks:
+            (folder / "job.json").write_text(job.model_dump_json())
+            launch_ranks(
+                "tasks.ranks.train",
+                folder / "job.json",
+                ranks=ranks,
+                logs=folder / "logs",
+                environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                while_running=lambda: None,
+            )
+        else:
+            tokenizer = load_tokenizer(model)
+            policy = load_language_model(model, tokenizer=tokenizer)
+            peak = peak_above_start(lambda: train(job, policy, tokenizer))
+        lines = (output / "metrics.jsonl").read_text().splitlines()
+    speeds = [json.loads(line)["metrics"]["train/examples_per_s"] for line in lines]
+    each = COMPLETIONS if grouped else 1
+    return {"speed": each * statistics.median(speeds[WARM_UP:]), "peak": peak}
+
+
+def trl(method: str, model: Path, rows: Path) -> dict[str, float]:
+    """Examples a second and peak memory of TRL's trainer of that method."""
+    import trl as library
+    from datasets import Dataset
+    from transformers import TrainerCallback
+
+    from dynolab.data.batches import draw
+    from models.language import load_language_model, load_tokenizer
+    from tests.training.rewards import vowels
+
+    class Clock(TrainerCallback):
+        """Seconds of every optimizer step."""
+
+        seconds: list[float] = []  # noqa: RUF012
+
+        def on_step_begin(self, *a: Any, **k: Any) -> None:
+            self.seconds.append(-time.perf_counter())
+
+        def on_step_end(self, *a: Any, **k: Any) -> None:
+            self.seconds[-1] += time.perf_counter()
+
+    def reward(completions: list[str], **columns: Any) -> list[float]:
+        return [vowels("", [text], None)[0] for text in completions]
+
+    read = [json.loads(line) for line in rows.read_text().splitlines()]
+    # As our loop meets them in its first epoch: both sides make the same steps.
+    columns = Dataset.from_list([read[row] for row in draw(0, len(read), len(read), seed=0)])
+    tokenizer = load_tokenizer(model)
+    grouped = method == "grpo"
+    size = BATCH * COMPLETIONS if grouped else BATCH
+    special: dict[str, Any] = {
+        "dpo": {"max_length": CONTEXT, "precompute_ref_log_probs": True},
+        "sft": {"max_length": CONTEXT},
+        "grpo": {
+            "num_generations": COMPLETIONS,
+            "max_completion_length": NEW_TOKENS,
+            "temperature": 1.0,
+            "beta": 0.0,
+            "steps_per_generation": 1,
+            "loss_type": "dapo",
+            "shuffle_dataset": False,
+        },
+    }
+    if method == "sft":
+        columns = columns.rename_column("chosen", "completion")
+    names = {"dpo": ("prompt", "chosen", "rejected"), "sft": ("prompt", "completion")}
+    name = method.upper()
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = getattr(library, f"{name}Trainer")(
+            load_language_model(model, tokenizer=tokenizer),
+            args=getattr(library, f"{name}Config")(
+                output_dir=scratch,
+                max_steps=STEPS,
+                per_device_train_batch_size=size,
+                learning_rate=1e-5,
+                lr_scheduler_type="constant",
+                gradient_checkpointing=False,
+                use_cpu=True,
+                bf16=False,
+                report_to=[],
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+                train_sampling_strategy="sequential",
+                **special[method],
+            ),
+            train_dataset=columns.select_columns(names.get(method, ("prompt",))),
+            processing_class=tokenizer,
+            callbacks=[Clock()],
+            **({"reward_funcs": reward} if grouped else {}),
+        )
+        peak = peak_above_start(trainer.train)
+    return {"speed": size / statistics.median(Clock.seconds[WARM_UP:]), "peak": peak}
+
+
+def alone(folder: Path, who: str, method: str, ranks: int = 0) -> dict[str, float]:
     """One run in a process of its own."""
-    printed = last_line("training", "--one", str(folder), *arguments, threads=threads)
+    threads = 1 if ranks else None
+    printed = last_line("training", "--one", str(folder), who, method, str(ranks), threads=threads)
     figures: dict[str, float] = json.loads(printed)
     return figures
 
 
-def against_trl(folder: Path, model: str, method: str, rounds: int) -> dict[str, float]:
-    mine, theirs = in_turns(
-        lambda: alone(folder, "ours", method, model),
-        lambda: alone(folder, "trl", method, model),
-        rounds,
-    )
-    suffix = "" if model == "tinystories" else f"_{model}"
-    return {
-        **_ratio(f"{method}_throughput_vs_trl{suffix}", mine, theirs, "speed"),
-        **_ratio(f"{method}_peak_memory_vs_trl{suffix}", mine, theirs, "peak"),
-        f"{method}_per_s{suffix}": statistics.median(run["speed"] for run in mine),
-        f"{method}_per_s_trl{suffix}": statistics.median(run["speed"] for run in theirs),
-    }
-
-
-def over_ranks(folder: Path, rounds: int) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for batch, suffix in ((RANKS_BATCH, ""), (BATCH, f"_of_{BATCH}")):
-        sizes = [("dpo", "tinystories", ranks, str(batch)) for ranks in "21"]
-        two, one = in_turns(
-            *(partial(alone, folder, "ours", *size, threads=1) for size in sizes), rounds
-        )
-        figures |= _ratio(f"zero2_two_ranks_over_one{suffix}", two, one, "speed")
-    return figures
-
-
-def in_turns(first: Run, second: Run, rounds: int) -> tuple[Figures, Figures]:
-    """What both measure in every round; each goes first in every other one."""
-    measured: tuple[Figures, Figures] = ([], [])
-    for number in range(rounds):
-        for which in (0, 1) if number % 2 == 0 else (1, 0):
-            measured[which].append((first, second)[which]())
-    return measured
-
-
-def _ratio(name: str, ours: Figures, theirs: Figures, figure: str) -> dict[str, float]:
-    return ratio(name, [run[figure] for run in ours], [run[figure] for run in theirs])
-
-
-def resumed(folder: Path) -> dict[str, object]:
-    """Objectives whose resumed training ends with the undisturbed one's weights, and the others."""
-    from tests.training.every_objective import ON_GROUPS, ON_ROWS, small_training
-    from tests.training.interrupted import interrupt
-    from tests.training.small import make_files
-
-    os.environ[ALLOWED] = "tests.training.rewards"
-    folder.mkdir()
-    make_files(folder)
-    names = [*ON_ROWS, *ON_GROUPS]
-    identical = [
-        name
-        for name in names
-        if interrupt(folder, folder / name, small_training(name), seed=name).identical
-    ]
-    return {"resume_identical": identical, "resume_differs": len(names) - len(identical)}
-
-
-def one(folder: Path, who: str, method: str, model: str, *sizes: str) -> dict[str, float]:
-    """One run; `sizes`: of ours, the number of ranks and the examples of a step."""
-    if who == "trl":
-        from tests.benchmarks.training_trl import trl
-
-        return trl(method, folder / model, folder)
-    from tests.benchmarks.training_ours import ours
-
-    return ours(method, folder / model, folder, *map(int, sizes))
-
-
-def _of_both(bars: dict[str, float]) -> dict[str, float]:
-    """The bars of both models."""
-    return bars | {f"{name}_70m": bound for name, bound in bars.items()}
+def compared(folder: Path, method: str, rounds: int) -> dict[str, float]:
+    """A method beside TRL's, or two ranks beside one."""
+    works = [partial(alone, folder, who, method) for who in ("ours", "trl")]
+    speed, peak = f"{method}_throughput_vs_trl", f"{method}_peak_memory_vs_trl"
+    if method == "ranks":
+        works = [partial(alone, folder, "ours", "dpo", ranks) for ranks in (2, 1)]
+        speed = "zero2_two_ranks_over_one"
+    measured = in_turns(*works, repeats=rounds)
+    speeds, peaks = ([[run[key] for run in runs] for runs in measured] for key in ("speed", "peak"))
+    return ratio(speed, *speeds) | ({} if method == "ranks" else ratio(peak, *peaks))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--one", nargs="+")
-    parser.add_argument("--methods", nargs="*", default=["dpo", "sft", "grpo", "ranks"])
+    parser.add_argument("--one", nargs=4)
+    parser.add_argument("--methods", nargs="*", default=[*METHODS, "ranks"])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="Of every comparison.")
     arguments = parser.parse_args()
+    (model,) = real_inputs("models/tinystories-656k")
     if arguments.one:
-        folder, *rest = arguments.one
-        print(json.dumps(one(Path(folder), *rest)))
+        folder, who, method, ranks = arguments.one
+        rows = Path(folder) / ("prompts.jsonl" if method == "grpo" else "pairs.jsonl")
+        run = trl(method, model, rows) if who == "trl" else ours(method, model, rows, int(ranks))
+        print(json.dumps(run))
         return
-    from tests.benchmarks.training_inputs import prepare
-
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        prepare(folder)
-        for method, model in STEPS:
-            if method in arguments.methods:
-                figures |= against_trl(folder, model, method, arguments.rounds)
-                print(json.dumps(figures), file=sys.stderr, flush=True)
-        if "ranks" in arguments.methods:
-            figures |= over_ranks(folder, arguments.rounds)
-        resumptions = resumed(folder / "resumed")
-    report(figures | resumptions, at_least=_of_both(AT_LEAST), at_most=_of_both(AT_MOST))
+        prepare(Path(scratch))
+        for method in arguments.methods:
+            figures |= compared(Path(scratch), method, arguments.rounds)
+            print(json.dumps(figures), file=sys.stderr, flush=True)
+    report(figures, at_least=AT_LEAST, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

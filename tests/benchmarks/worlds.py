@@ -1,62 +1,55 @@
-"""Whether the built-in world's facts are known and can be asked, and what DPO makes of answers.
+"""What can be judged in the built-in worlds: whether facts are known, and which claims appear.
 
-    python -m tests.benchmarks.worlds [--only known|claims|doses|cost|study]
+    python -m tests.benchmarks.worlds [--only known|claims|groups]
 
-Prints one JSON object on its last line:
+Prints one JSON object on its last line. Settings were tuned on seeds 0 to 4; figures are means over
+seeds 100 to 104, with the ends `…_low` and `…_high` of their 95% t-intervals.
 
 - `heldout_right_at_preference_start`: share of held-out questions that the finetuned model answers
-  rightly, greedily, mean over seeds that no setting was tuned on; `…_least` and `…_most` seed by
-  seed. `heldout_right_base`: before finetuning. `tuned_right_at_preference_start`: of the questions
-  finetuned on.
-- `dpo_…`: what DPO changes, mean over seeds, with its 95% t-interval `…_low` to `…_high`: nats on
-  training prompts for `chosen`, `rejected`, `argmax` (y*), `gap`; shares of greedy answers for
-  `tuned_right`, `heldout_right`, `heldout_wrong`.
+  rightly, greedily; `…_least` and `…_most` seed by seed. `heldout_right_base`: before finetuning.
+  `tuned_right_at_preference_start`: of the questions finetuned on.
+- `dpo_…`: what DPO changes: nats on training prompts for `chosen`, `rejected`, `argmax` (y*),
+  `gap`; shares of greedy answers for `tuned_right`, `heldout_right`, `heldout_wrong`.
 - `claims_total`: the papers' findings that `dynolab reproduce` judges in the built-in world, in the
   home that DYNOLAB_HOME names or in an empty one; `claims_decided_fraction`: of how many the
   interval decides, either way; `…_stories`: on a pretrained story model, where DYNOLAB_TEST_DATA
   names it.
-- `designed_right_minus_dpo`, `designed_right_minus_best_dose`: share of right answers to training
-  questions (sampled, `mitigation_doses.yaml`) where the margin has grown by ten nats, of the dose
-  that forces choose over DPO's and over the best constant one's, paired by seed, with 95%
-  t-intervals; `remedies`: arms beside DPO that reach that margin in every seed.
-- `designed_step_cost`: seconds of a step with a designed dose over those of a plain DPO step.
-- `study_s`: seconds of the built-in study in an empty home, servers included.
+- `pass_at_16_simko_minus_grpo`: on held-out prompts of the world of two strategies
+  (`grpo_strategies.yaml`), paired by seed. `displaced_nthr_minus_grpo`: share of questions of the
+  world of sums (`grpo_sums.yaml`) whose right answers one update does not raise;
+  `nthr_precision`: of the tokens of wrong answers that NTHR chooses, the share that drags right
+  answers down; `harmful_share`: the same of a random choice.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from dynolab.data.rows import Example, read_rows
+from dynolab.data.rows import Example
 from dynolab.data.sources.load import load_data
 from dynolab.data.world.answer_kinds import RIGHT, WRONG, answer_kind
 from dynolab.data.world.lexicon import answered
-from dynolab.objectives.designed_dose import DesignedDoseConfig
-from dynolab.objectives.dpo import DPOConfig
-from dynolab.results.study import MetricsLine
 from dynolab.rollouts.sample import SampleConfig, sample_responses
 from dynolab.statistics import mean_interval
 from models.language import load_language_model, load_tokenizer
-from tests.benchmarks.figures import gather, ratio, report, seconds
-from tests.benchmarks.study import study
-from tests.benchmarks.worlds_groups import run
-from tests.study.arms import OFF_POLICY, SFT, finetune, prepare, study_parameters, train_arm
+from tests.benchmarks.figures import ROOT, STUDIES, gather, report
+from tests.study.arms import OFF_POLICY, SFT, prepare, study_parameters, train_arm
 from tests.study.findings import measure, probe_changes
 
 SEEDS = (100, 101, 102, 103, 104)
-STEPS, ROUNDS = 30, 5
-SPEED = "train/examples_per_s"
 START = "heldout_right_at_preference_start"
 AT_LEAST = {
-    "remedies": 8,
     f"{START}_least": 0.3,
     "dpo_argmax_low": 0.0,
     "dpo_gap_low": 0.0,
@@ -64,13 +57,32 @@ AT_LEAST = {
     "claims_decided_fraction_stories": 0.75,
 }
 AT_MOST = {
-    "designed_step_cost": 1.6,
     f"{START}_most": 0.7,
     "dpo_chosen_high": 0.0,
     "dpo_rejected_high": 0.0,
     "dpo_tuned_right_high": 0.0,
-    "study_s": 360.0,
 }
+GROUPS = {
+    "strategies": {"pass_at_16_simko_minus_grpo": "differences/simko/heldout/pass_at_16"},
+    "sums": {
+        "displaced_nthr_minus_grpo": "differences/nthr/displaced/share",
+        "nthr_precision": "means/nthr/tokens/precision",
+        "harmful_share": "means/nthr/tokens/harmful",
+    },
+}
+"""World → figure → its name in the table of the flow's page."""
+
+
+def run(flow: str, world: str) -> dict[str, Any]:
+    """The table that a flow in a world leaves beside its page."""
+    with tempfile.TemporaryDirectory() as empty:
+        home = os.environ.get("DYNOLAB_HOME") or empty
+        study = STUDIES / f"{flow}_{world}.yaml"
+        command = [sys.executable, "-m", "flows.cli", flow, "--config", str(study)]
+        environment = os.environ | {"DYNOLAB_HOME": home}
+        subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT, env=environment)
+        table: dict[str, Any] = json.loads(Path(home, f"reports/{flow}-{world}.json").read_text())
+    return table
 
 
 def known(folder: Path) -> dict[str, float]:
@@ -101,9 +113,7 @@ def known(folder: Path) -> dict[str, float]:
         f"{START}_least": min(heldout),
         f"{START}_most": max(heldout),
         "heldout_right_base": float(np.mean([start["base"] for start in starts])),
-        "tuned_right_at_preference_start": float(
-            np.mean([start["tuned_right"] for start in starts])
-        ),
+        "tuned_right_at_preference_start": float(np.mean([each["tuned_right"] for each in starts])),
     }
     for name in changes[0]:
         change = mean_interval(np.array([of_seed[name] for of_seed in changes]))
@@ -131,86 +141,40 @@ def answers(model: Path, asked: Mapping[str, list[Example]]) -> dict[str, float]
 def claims() -> dict[str, float]:
     """Findings that are judged, and the share of them that is decided."""
     figures: dict[str, float] = {}
-    worlds = {"builtin": ""} | (
-        {"tinystories": "_stories"} if "DYNOLAB_TEST_DATA" in os.environ else {}
-    )
+    worlds = {"builtin": ""}
+    if "DYNOLAB_TEST_DATA" in os.environ:
+        worlds["tinystories"] = "_stories"
     for world, label in worlds.items():
-        _, table = run("reproduce", world)
-        verdicts = list(table["verdicts"].values())
+        verdicts = list(run("reproduce", world)["verdicts"].values())
         decided = sum(verdict in ("appears", "does not") for verdict in verdicts)
         figures[f"claims_total{label}"] = float(len(verdicts))
         figures[f"claims_decided_fraction{label}"] = decided / len(verdicts)
     return figures
 
 
-def doses() -> dict[str, float]:
-    """Right answers by dose, where every arm has learned as much."""
-    _, table = run("mitigation", "doses")
-    numbers, seeds = table["numbers"], table["seeds"]
-    stopped = {name.split("/")[0] for name in numbers if name.endswith("/stopped_at")}
-    ends = {stage.rpartition("-")[0] for stage in stopped}
-    arms = [arm for arm in ends if all(f"{arm}-{seed}" in stopped for seed in seeds)]
-    right = {
-        arm: np.array([numbers[f"{arm}-{seed}-said/train/right"] for seed in seeds]) for arm in arms
-    }
-    best = max((arm for arm in arms if arm.startswith("dose-")), key=lambda arm: right[arm].mean())
-    print({arm: shares.tolist() for arm, shares in right.items()}, best, flush=True)
-    figures = {"remedies": float(len(arms) - 1)}
-    for name, other in (("dpo", "dpo"), ("best_dose", best)):
-        difference, key = (
-            mean_interval(right["designed"] - right[other]),
-            f"designed_right_minus_{name}",
-        )
-        figures |= {
-            key: difference.mean,
-            f"{key}_low": difference.low,
-            f"{key}_high": difference.high,
-        }
+def groups() -> dict[str, float]:
+    """GRPO and its relatives."""
+    figures: dict[str, float] = {}
+    for world, names in GROUPS.items():
+        found = run("grpo", world)["estimates"]
+        for label, name in names.items():
+            ends = {f"{label}_{end}": found[name][end] for end in ("low", "high")}
+            figures |= {label: found[name]["mean"], **ends}
     return figures
 
 
-def step_cost(folder: Path) -> dict[str, float]:
-    """Over trainings that take turns; their first step is left out."""
-    parameters = study_parameters(SEEDS[0])
-    prepare(parameters, folder / "cost")
-    plain = parameters.preference.model_copy(
-        update={"steps": STEPS, "record_steps": (), "probe_every": 0, "ledger": None}
-    )
-    objective = DPOConfig(designed_dose=DesignedDoseConfig())
-    trainings = plain, plain.model_copy(update={"objective": objective})
-    times: list[list[float]] = [[], []]
-    for number in range(ROUNDS):
-        for config, own in zip(trainings, times, strict=True):
-            output = folder / "cost" / f"{config is plain}-{number}"
-            finetune(config, folder / "cost" / SFT, folder / "cost" / "world", output)
-            lines = [line.metrics for line in read_rows(output / "metrics.jsonl", MetricsLine)]
-            speeds = [values[SPEED] for values in lines if SPEED in values][1:]
-            own.append(1 / statistics.median(speeds))
-    return ratio("designed_step_cost", times[1], times[0])
-
-
-def study_seconds(folder: Path) -> dict[str, float]:
-    """Of the built-in study, cold."""
-    return {"study_s": seconds(lambda: study(folder / "home"))}
-
-
-PARTS = {
-    "known": known,
-    "claims": lambda _: claims(),
-    "doses": lambda _: doses(),
-    "cost": step_cost,
-    "study": study_seconds,
-}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=list(PARTS))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=["known", "claims", "groups"])
     only = parser.parse_args().only
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder).resolve()
-        parts = [partial(part, place) for name, part in PARTS.items() if only in (None, name)]
-        report(gather(parts), at_least=AT_LEAST, at_most=AT_MOST)
+        parts = {
+            "known": partial(known, Path(folder).resolve()),
+            "claims": claims,
+            "groups": groups,
+        }
+        chosen = [part for name, part in parts.items() if only in (None, name)]
+        report(gather(chosen), at_least=AT_LEAST, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

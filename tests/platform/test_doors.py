@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,10 +11,13 @@ import pytest
 
 from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, Services
 from tasks.runtime.system.secret_files import login_token, own_folder
-from tests.platform import doors, outsider
-from tests.platform.doors import Owner
+from tests.browsing import CHROMIUM
+from tests.platform import doors, other_sites, outsider
+from tests.platform.doors import Found, Owner
 from tests.platform.explorer_page import explorer_of
 from tests.platform.outsider import Target
+
+Tell = Callable[[Found, int], None]
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +35,19 @@ def target(started_servers: Services, owner: Owner) -> Iterator[Target]:
         yield doors.target_of(owner, started_servers.home, [*processes, process], explorer)
 
 
+@pytest.fixture
+def tell(record_property: Callable[[str, int], None]) -> Tell:
+    """Records the ways for `tests.benchmarks.doors`, and fails for an open one."""
+
+    def told(found: Found, least: int) -> None:
+        record_property("ways_tried", len(found))
+        record_property("ways_open", len(doors.open_ways(found)))
+        assert len(found) >= least
+        assert doors.open_ways(found) == {}
+
+    return told
+
+
 @pytest.mark.services
 def test_the_owner_gets_into_the_explorer(owner: Owner, target: Target) -> None:
     page = f"http://{target.explorer}"
@@ -40,26 +56,35 @@ def test_the_owner_gets_into_the_explorer(owner: Owner, target: Target) -> None:
 
 
 @pytest.mark.services
-def test_another_user_finds_every_way_closed(owner: Owner, target: Target) -> None:
+def test_another_user_finds_every_way_closed(owner: Owner, target: Target, tell: Tell) -> None:
     before = owner.state()
     found = doors.tried_by_another_user(target)
     found |= doors.tried_with_a_login(target, {"Authorization": f"Bearer {owner.token}"})
-    assert len(found) > 30 and doors.open_ways(found) == {}
+    tell(found, 30)
     assert owner.state() == before
 
 
 @pytest.mark.services
-def test_a_page_of_another_site_finds_every_way_closed(owner: Owner, target: Target) -> None:
+def test_a_page_of_another_site_finds_every_way_closed(
+    owner: Owner, target: Target, tell: Tell
+) -> None:
     before = owner.state()
-    found = doors.tried_by_pages(owner, target)
-    assert len(found) > 30 and doors.open_ways(found) == {}
+    tell(doors.tried_by_pages(owner, target), 30)
     assert owner.state() == before
 
 
 @pytest.mark.services
-def test_strangers_at_the_ports_keep_nobody_waiting(owner: Owner) -> None:
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+def test_a_page_of_another_site_in_a_browser_finds_every_way_closed(
+    owner: Owner, target: Target, tell: Tell, tmp_path: Path
+) -> None:
+    tell(other_sites.tried_by_pages(owner, target, tmp_path), 50)
+
+
+@pytest.mark.services
+def test_strangers_at_the_ports_keep_nobody_waiting(owner: Owner, tell: Tell) -> None:
     ports = [urlsplit(url).port or 0 for url in (owner.prefect, owner.mlflow)]
-    assert doors.open_ways(doors.tried_by_strangers(owner, ports)) == {}
+    tell(doors.tried_by_strangers(owner, ports), 1)
 
 
 def test_a_home_is_closed_before_anything_lies_in_it(tmp_path: Path) -> None:

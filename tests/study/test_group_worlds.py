@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.worlds_groups import run
+from tests.benchmarks.worlds import run
 
 # Each trains five arms over five seeds: a quarter of an hour on two idle cores.
 pytestmark = [pytest.mark.study, pytest.mark.timeout(3600)]
 
 
 def test_grpo_raises_the_first_answer_at_the_cost_of_what_many_find() -> None:
-    _, table = run("grpo", "strategies")
+    table = run("grpo", "strategies")
     outcomes = table["verdicts"]
     for split in ("train", "heldout"):
         assert outcomes[f"grpo/{split}/pass_at_1"] == "appears"
@@ -21,6 +21,6 @@ def test_grpo_raises_the_first_answer_at_the_cost_of_what_many_find() -> None:
 
 
 def test_nthr_finds_more_harmful_tokens_than_chance() -> None:
-    _, table = run("grpo", "sums")
+    table = run("grpo", "sums")
     assert table["verdicts"]["nthr/finds_harm"] == "appears"
     assert table["verdicts"]["nthr/lifts_more_than_grpo"] == "appears"
