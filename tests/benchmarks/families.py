@@ -13,16 +13,13 @@ forces are measured.
   against `model(input_ids).logits`.
 - `force_error_max`: each side's part of a DPO step, summed over its tokens, against finite
   differences; in units of the differences' largest.
-- `check_s`: median seconds of the check that `ResponseLogits` makes of a model.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
+import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,7 +37,6 @@ from dynolab.data.prefixes import collate_prefixes
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
 from dynolab.forces.function.precision import dtype_preserving
-from dynolab.likelihood.layouts import measure_layouts
 from dynolab.likelihood.token_logps import (
     ResponseLogits,
     packing_width,
@@ -59,7 +55,6 @@ AT_MOST = {
     "silently_wrong": 0,
     "logp_error_max": LOGP_BOUND,
     "force_error_max": FORCE_BOUND,
-    "check_s": 1.0,
 }
 
 _TOKENS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -234,7 +229,6 @@ class Finding:
     force: float = 0.0
     refused: str = ""
     foreign: str = ""
-    check_s: float = 0.0
 
     @property
     def wrong(self) -> bool:
@@ -349,9 +343,6 @@ def measure_family(name: str, finding: Finding) -> None:
     with tempfile.TemporaryDirectory() as folder:  # as a study gets it
         plain.save_pretrained(folder)
         model = load_language_model(folder)
-    began = time.perf_counter()
-    measure_layouts(model)
-    finding.check_s = time.perf_counter() - began
     with torch.no_grad():
         sequences = [CHOSEN, REJECTED, OBSERVED]
         truth = torch.cat([plain_logps(plain, sequence) for sequence in sequences])
@@ -389,18 +380,15 @@ def figures(findings: dict[str, Finding]) -> dict[str, Any]:
         "silently_wrong": len(wrong),
         "logp_error_max": max(e for finding in findings.values() for e in finding.logp.values()),
         "force_error_max": max(finding.force for finding in findings.values()),
-        "check_s": statistics.median(finding.check_s for finding in findings.values()),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("families", nargs="*", default=list(FAMILIES))
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     findings = {}
-    for name in parser.parse_args().families:
+    for name in sys.argv[1:] or FAMILIES:
         findings[name] = finding = try_family(name)
         print(json.dumps({"family": name, **vars(finding)}), flush=True)
     report(figures(findings), at_least=AT_LEAST, at_most=AT_MOST)

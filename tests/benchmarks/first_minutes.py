@@ -9,8 +9,7 @@ Prints one JSON object on its last line:
 - `first_page`: `first_page_s`: `make study` in an empty home, set up, until its page exists.
 - `own_pairs`: `own_pairs_to_culprits_s`: README's two commands (`init`, `study`) on 200 pairs and a
   Llama of 656,000 parameters, until the page says who pulled which answers down; needs
-  DYNOLAB_TEST_DATA. `own_pairs_cpu_s`: seconds of CPU of all its processes until then, which other
-  work on the machine hardly changes.
+  DYNOLAB_TEST_DATA.
 - `in_browser`: of that study, at 1280 and 390 pixels; needs Debian's chromium. `report_bytes`;
   `report_load_s`: from the address to the page's first screen, drawn (median);
   `computed_map_s`: in the explorer, from a click on the hardest pull to its map, which is computed;
@@ -32,12 +31,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from flows.explore import KEPT
 from tests.benchmarks.figures import ROOT, gather, real_inputs, report, seconds
@@ -111,24 +107,14 @@ def own_pairs(home: Path) -> dict[str, float]:
             pair = {"prompt": row["prompt"], "chosen": row["chosen"], "rejected": row["rejected"]}
             file.write(json.dumps(pair) + "\n")
     began = time.perf_counter()
-    ended = cpu_seconds(psutil.Process())
     dynolab = partial(started, home, sys.executable, "-m", "dynolab", cwd=home)
     init = dynolab("init", "my_study.yaml", "--model", str(model), "--data", "pairs.jsonl")
     assert init.wait() == 0, "init failed; see its lines above"
     running = dynolab("study", "my_study.yaml")
     until(home / "reports" / "my_study.html", running, 'id="pushers"')
-    took, cpu = time.perf_counter() - began, cpu_seconds(psutil.Process()) - ended
+    took = time.perf_counter() - began
     assert running.wait() == 0, "the study failed; see its lines above"
-    return {"own_pairs_to_culprits_s": took, "own_pairs_cpu_s": cpu}
-
-
-def cpu_seconds(root: psutil.Process) -> float:
-    """Seconds of CPU of all that a process has started, ended ones too."""
-    total = sum(root.cpu_times()[2:4])  # of children that have ended
-    for process in root.children(recursive=True):
-        with suppress(psutil.Error):
-            total += sum(process.cpu_times()[:4])
-    return total
+    return {"own_pairs_to_culprits_s": took}
 
 
 def in_browser(home: Path) -> dict[str, float]:

@@ -6,12 +6,10 @@ FOLDER holds `models/tinystories-656k`. Prints one JSON object on its last line.
 of interleaved runs in this process, and so are ratios, whose largest less smallest ends in
 `_spread`; peaks of memory are of processes of their own, above what stood before the map was begun.
 
-- `agreement_with_tutorial`, `jvp_vs_difference`: relative Frobenius norms, the second in float64.
+- `agreement_with_tutorial`: relative Frobenius norm of the difference.
 - `speedup_vs_tutorial`, `memory_vs_tutorial`: 16 observations × 16 updates of 32 response tokens
   after 32 prompt tokens on the tinystories model; `…_wide`: a random Pythia-14m shape with its
   50,304 tokens, 2 × 2 of 32.
-- `jvp_over_forward`: prediction for a probe batch over a forward of it with the same attention
-  and head positions.
 """
 
 from __future__ import annotations
@@ -27,10 +25,8 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
-from dynolab.forces import PolicyFunction, central_difference, force_map
-from dynolab.likelihood.token_logps import ResponseLogits, token_logps
+from dynolab.forces import PolicyFunction, force_map
 from dynolab.objectives import SFT, SFTConfig
 from dynolab.training.step_record import RecordedExample
 from tests.benchmarks.figures import (
@@ -50,10 +46,8 @@ MEMORY = {"tinystories": 2**30, "wide": 2**29}
 AT_MOST = {
     "agreement_with_tutorial": 1e-5,
     "agreement_with_tutorial_wide": 1e-5,
-    "jvp_vs_difference": 1e-6,
     "memory_vs_tutorial": 0.25,
     "memory_vs_tutorial_wide": 0.1,
-    "jvp_over_forward": 3.3,
 }
 AT_LEAST = {"speedup_vs_tutorial": 3.0, "speedup_vs_tutorial_wide": 10.0}
 
@@ -131,40 +125,6 @@ def against_tutorial(which: str, repeats: int) -> dict[str, float]:
     return {f"{name}{suffix}": value for name, value in figures.items()}
 
 
-def directions(policy: PolicyFunction) -> dict[str, Tensor]:
-    """A random direction for every weight, of its spread."""
-    generator = torch.Generator().manual_seed(0)
-    return {
-        name: torch.randn(weight.shape, generator=generator) * float(weight.std())
-        for name, weight in policy.weights.items()
-    }
-
-
-def derivative(repeats: int) -> dict[str, float]:
-    """Changes along a direction: against a central difference, and what they cost."""
-    model = load("tinystories")
-    policy, exact = PolicyFunction(model), PolicyFunction(model, torch.float64)
-    along, small = directions(exact), collate(sequences(2, 0, 2048), 0)
-    change = exact.change_along(exact.weights, [along], small)[0]
-    difference = central_difference(exact, exact.weights, along, small)
-    batch, plain, direction = (
-        collate(sequences(32, 2, 2048), 0),
-        ResponseLogits(model),
-        directions(policy),
-    )
-
-    @torch.no_grad()
-    def forward() -> Tensor:
-        with policy.differentiable():
-            return token_logps(plain(batch), batch)
-
-    predict = partial(policy.change_along, policy.weights, [direction], batch)
-    return {
-        "jvp_vs_difference": float((change - difference).norm() / difference.norm()),
-        **ratio("jvp_over_forward", *interleaved(predict, forward, repeats=4 * repeats)),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--peak", nargs=2)
@@ -174,8 +134,7 @@ def main() -> None:
         which, who = arguments.peak
         print(peak_above_start(works(which)[who]))
         return
-    parts = [partial(derivative, arguments.repeats)]
-    parts += [partial(against_tutorial, which, arguments.repeats) for which in SIZES]
+    parts = [partial(against_tutorial, which, arguments.repeats) for which in SIZES]
     figures = gather(parts, threads=float(torch.get_num_threads()))
     report(figures, at_least=AT_LEAST, at_most=AT_MOST)
 

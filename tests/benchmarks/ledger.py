@@ -1,4 +1,4 @@
-"""The ledger: whether its entries add up, whether they are right, and what it costs.
+"""The ledger: whether its entries add up, and what it costs.
 
     python -m tests.benchmarks.ledger
 
@@ -8,9 +8,6 @@ built-in study), `_grpo` (GRPO there), `_tinystories` (DPO).
 
 - `closure_max`: largest |Σ entries + residual − measured| over the path's length, of all trainings;
   `residual_share_max`: largest |Σ residual| over the path's length.
-- `lines_vs_brute_force`: largest difference of an entry from central differences along the scale of
-  its response's gradient, momentum included, over the largest entry (toy model, float64, SGD and
-  AdamW).
 - `cost_full_over_training`: the stage (training run again, every entry by example and side) over
   the training; `cost_sampled_over_training`: the same of one step in ten.
 """
@@ -22,13 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dynolab.forces import PolicyFunction
-from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.functional import Functional
-from dynolab.objectives import DPOConfig, GRPOConfig
-from dynolab.training.config import GroupTrainConfig, OptimizerConfig, TrainConfig
+from dynolab.objectives import GRPOConfig
+from dynolab.training.config import GroupTrainConfig, OptimizerConfig
 from flows.parameters import load_parameters
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
@@ -40,41 +32,10 @@ from tasks.runtime.work import StageResult
 from tasks.training import PREFERENCE
 from tests.benchmarks.figures import STUDIES, gather, report
 from tests.flows.in_process import InProcess
-from tests.forces.brute_ledger import brute_line
-from tests.forces.small_models import neox, pairs, train_steps, with_reference
 
 SGD = OptimizerConfig(name="sgd", learning_rate=1e-2)
 ADAMW = OptimizerConfig(learning_rate=1e-4, weight_decay=0.01)
-OPTIMIZERS = (
-    SGD.model_copy(update={"momentum": 0.9, "weight_decay": 0.1}),
-    OptimizerConfig(learning_rate=1e-3, betas=(0.8, 0.95), epsilon=1e-6),
-)
 EVERY = 10
-
-
-def brute_force() -> dict[str, float]:
-    """Every fourth entry of a toy training against central differences."""
-    functionals = [
-        Functional.mean("chosen", [row.chosen for row in pairs(3)]),
-        Functional.mean("likeliest", [row.chosen for row in pairs(2)], likeliest=True),
-    ]
-    differences = []
-    for optimizer in OPTIMIZERS:
-        model = neox()
-        config = TrainConfig(
-            objective=DPOConfig(beta=0.5),
-            optimizer=optimizer,
-            clip_norm=0.5,
-            engine={"kind": "plain", "ranks": 1},
-        )
-        records = train_steps(model, config, with_reference(model, pairs(4)), steps=4).records
-        policy = PolicyFunction(model, torch.float64)
-        ledger = Ledger(policy, functionals)
-        lines = [ledger.enter(record).lines for record in reversed(records[:-1])][::-1]
-        for cause, own in enumerate(lines):
-            brute = brute_line(policy, functionals, records, cause, 3)
-            differences.append(float((own[3] - brute).abs().max() / own.abs().max()))
-    return {"lines_vs_brute_force": max(differences)}
 
 
 class Study(InProcess):
@@ -137,7 +98,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         study = Study(Path(home) / "builtin", "builtin.yaml")
         parts = [
-            brute_force,
             lambda: study.dpo("sgd"),
             lambda: study.dpo("adamw", optimizer=ADAMW),
             study.grpo,
@@ -157,7 +117,6 @@ def main() -> None:
         figures,
         at_most={
             "closure_max": 1e-6,
-            "lines_vs_brute_force": 1e-6,
             "cost_sampled_over_training_max": 2.0,
         },
     )

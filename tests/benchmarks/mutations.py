@@ -2,9 +2,9 @@
 
 mutmut itself tests all mutants, or those that it is given by name. Keys:
 
-- `mutants`: the sample; `mutants_<part>` of a part of the code.
+- `mutants`: the sample.
 - `killed_fraction`: share of it that a test failed on, or that hung every time it was tried; with
-  Wilson's 95% interval, `killed_low` and `killed_high`. `killed_fraction_<part>`.
+  Wilson's 95% interval, `killed_low` and `killed_high`.
 - `timeouts`: those among the killed that hung. A mutant hangs where its tests take four times as
   long as without it, and 40 seconds more.
 - `equivalent`: survivors that `equivalent_mutants.json` explains: no input tells them from the
@@ -20,7 +20,6 @@ import json
 import os
 import random
 import shutil
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,13 +46,6 @@ class Mutant:
         return self.status in ("killed", "timeout")
 
     @property
-    def part(self) -> str:
-        """The package or module that it is in."""
-        room = self.path.parts[1]
-        whole = room in ("objectives", "forces", "store")
-        return room if whole else "_".join(self.path.with_suffix("").parts[-2:])
-
-    @property
     def function(self) -> str:
         return self.name.rpartition("__mutmut_")[0]
 
@@ -76,7 +68,7 @@ def tried() -> dict[str, tuple[Path, int | None]]:
     return {name: (data.path, code) for data, name, code in every}
 
 
-def sample(count: int, seed: int, workers: int) -> list[Mutant]:
+def sample(count: int, seed: int) -> list[Mutant]:
     """Makes all mutants and runs the tests on some of them."""
     # Hypothesis' own profile for CI: without deadlines, which a busy machine misses.
     os.environ |= {"CI": "1", "OMP_NUM_THREADS": "1"}
@@ -84,6 +76,7 @@ def sample(count: int, seed: int, workers: int) -> list[Mutant]:
     Path("mutants").mkdir()
     mutmut.copy_src_dir()
     mutmut.copy_also_copy_files()
+    workers = os.cpu_count() or 1
     mutmut.create_mutants(workers)
     names = random.Random(seed).sample(sorted(tried()), count)
     mutmut._run(names, workers)
@@ -102,17 +95,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mutants", type=int, default=640)
     parser.add_argument("--seed", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
     chosen = parser.parse_args()
-    mutants = sample(chosen.mutants, chosen.seed, chosen.workers)
+    mutants = sample(chosen.mutants, chosen.seed)
     known = json.loads(EQUIVALENT.read_text())
     survivors = [mutant for mutant in mutants if not mutant.killed]
     unexplained = [mutant for mutant in survivors if not mutant.explained(known)]
     for mutant in unexplained:
         print(f"{mutant.name}: {mutant.status}\n{mutant.changes()}\n")
-    every = Counter(mutant.part for mutant in mutants)
-    killed = Counter(mutant.part for mutant in mutants if mutant.killed)
-    whole = share_interval(killed.total(), len(mutants))
+    whole = share_interval(len(mutants) - len(survivors), len(mutants))
     equivalent = len(survivors) - len(unexplained)
     figures: dict[str, float] = {
         "mutants": len(mutants),
@@ -121,13 +111,8 @@ def main() -> None:
         "killed_high": whole.high,
         "timeouts": sum(mutant.status == "timeout" for mutant in mutants),
         "equivalent": equivalent,
-        "killed_of_different": killed.total() / (len(mutants) - equivalent),
+        "killed_of_different": (len(mutants) - len(survivors)) / (len(mutants) - equivalent),
     }
-    for part in sorted(every):
-        figures |= {
-            f"mutants_{part}": every[part],
-            f"killed_fraction_{part}": killed[part] / every[part],
-        }
     report(figures, at_least={"mutants": 300, "killed_fraction": 0.93})
 
 

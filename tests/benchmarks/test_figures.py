@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.faults import figures_of
-from tests.benchmarks.figures import interleaved, ratio, read_tests, real_inputs, report
+from tests.benchmarks.figures import interleaved, read_tests, real_inputs, report
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,6 @@ def test_each_goes_first_in_turn() -> None:
     times = interleaved(*works, repeats=3)
     assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
     assert [len(each) for each in times] == [3, 3, 3]
-
-
-def test_a_ratio_is_taken_round_by_round() -> None:
-    assert ratio("speed", [2.0, 9.0, 4.0], [1.0, 3.0, 1.0]) == {"speed": 3.0, "speed_spread": 2.0}
 
 
 def test_faults_without_metrics_are_not_counted_as_looked_at() -> None:

@@ -104,9 +104,14 @@ def ours(method: str, model: Path, rows: Path, ranks: int = 0) -> dict[str, floa
     config = kind.model_validate(settings | (sampling if grouped else {}))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        output, states = folder / "output", folder / "states"
-        job = TrainJob(config=config, model=model, examples=rows, output=output, resume_out=states)
-        peak = 0
+        output = folder / "output"
+        job = TrainJob(
+            config=config,
+            model=model,
+            examples=rows,
+            output=output,
+            resume_out=folder / "states",
+        )
         if ranks:
             (folder / "job.json").write_text(job.model_dump_json())
             launch_ranks(
@@ -117,6 +122,7 @@ def ours(method: str, model: Path, rows: Path, ranks: int = 0) -> dict[str, floa
                 environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
                 while_running=lambda: None,
             )
+            peak = 0
         else:
             tokenizer = load_tokenizer(model)
             policy = load_language_model(model, tokenizer=tokenizer)
@@ -205,21 +211,22 @@ def trl(method: str, model: Path, rows: Path) -> dict[str, float]:
 def alone(folder: Path, who: str, method: str, ranks: int = 0) -> dict[str, float]:
     """One run in a process of its own."""
     threads = 1 if ranks else None
-    printed = last_line("training", "--one", str(folder), who, method, str(ranks), threads=threads)
-    figures: dict[str, float] = json.loads(printed)
-    return figures
+    arguments = ("--one", str(folder), who, method, str(ranks))
+    return dict(json.loads(last_line("training", *arguments, threads=threads)))
 
 
 def compared(folder: Path, method: str, rounds: int) -> dict[str, float]:
     """A method beside TRL's, or two ranks beside one."""
     works = [partial(alone, folder, who, method) for who in ("ours", "trl")]
-    speed, peak = f"{method}_throughput_vs_trl", f"{method}_peak_memory_vs_trl"
+    names = {"speed": f"{method}_throughput_vs_trl", "peak": f"{method}_peak_memory_vs_trl"}
     if method == "ranks":
         works = [partial(alone, folder, "ours", "dpo", ranks) for ranks in (2, 1)]
-        speed = "zero2_two_ranks_over_one"
+        names = {"speed": "zero2_two_ranks_over_one"}
     measured = in_turns(*works, repeats=rounds)
-    speeds, peaks = ([[run[key] for run in runs] for runs in measured] for key in ("speed", "peak"))
-    return ratio(speed, *speeds) | ({} if method == "ranks" else ratio(peak, *peaks))
+    figures: dict[str, float] = {}
+    for key, name in names.items():
+        figures |= ratio(name, *([run[key] for run in runs] for runs in measured))
+    return figures
 
 
 def main() -> None:
