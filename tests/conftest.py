@@ -63,11 +63,8 @@ LONGEST = (
 
 
 ON_SERVERS = {
-    "flows/test_bad_data.py",
     "flows/test_cache.py",
     "flows/test_faults.py",
-    "flows/test_grpo_flow.py",
-    "flows/test_probes_flow.py",
     "flows/test_readme_runs.py",
     "flows/test_registered.py",
     "flows/test_sweep.py",

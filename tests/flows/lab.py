@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -54,7 +53,6 @@ class Lab:
         }
         self.kept: set[int] = set()
         """Processes that go on when a run has ended: servers and workers."""
-        self._sockets: set[str] = set()
 
     def start(
         self, *changes: str, config: Path = SMALL, flow: str = "study"
@@ -125,9 +123,6 @@ class Lab:
         rank = self._stop_rank()
         until(lambda: self.markers("preference/*/resume/step-*"))
         assert not self.markers("preference/*")
-        for pid in set(self.processes()) - self.kept:
-            self._sockets |= _open_files(pid) & _listening().keys()
-        assert self._sockets
         return rank
 
     def markers(self, folder: str) -> list[str]:
@@ -144,9 +139,8 @@ class Lab:
         return marked_processes(f"DYNOLAB_TEST={self.marker}")
 
     def left_behind(self) -> list[str]:
-        """Processes, ports, build locks, work folders, claims and unsent tracking."""
+        """Processes, build locks, work folders, claims and unsent tracking."""
         left = [f"process {pid}" for pid in self.processes() if pid not in self.kept]
-        left += [f"port {port}" for socket, port in _listening().items() if socket in self._sockets]
         # torch keeps a cache there that all processes of a user share, Prefect's workers a folder.
         kept = ("torchinductor", "runner_storage")
         left += [str(p) for p in self.temporary.iterdir() if not p.name.startswith(kept)]
@@ -194,34 +188,6 @@ def complaints(process: subprocess.Popen[str], code: int = 2) -> str:
     assert process.returncode == code, printed + errors
     assert "Traceback" not in errors
     return errors
-
-
-def _open_files(pid: int) -> set[str]:
-    """What a process has open, as the kernel names it: `socket:[inode]` for a socket."""
-    opened = set()
-    with suppress(OSError):  # it has ended
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
-                opened.add(str(entry.readlink()))
-    return opened
-
-
-def _listening() -> dict[str, int]:
-    """Every TCP socket of this host that listens → its port; a port's next user has another."""
-    rows = [
-        line.split()
-        for family in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]
-    ]
-    return {
-        f"socket:[{row[_INODE]}]": int(row[_LOCAL].rpartition(":")[2], 16)
-        for row in rows
-        if row[_STATE] == _LISTEN
-    }
-
-
-_LOCAL, _STATE, _INODE = 1, 3, 9  # columns of proc(5) net/tcp
-_LISTEN = "0A"
 
 
 def _variable(pid: int, name: str) -> str | None:

@@ -11,11 +11,10 @@ import pytest
 
 from dynolab.audit.audit import audit_pairs
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import Example, read_rows, read_value, write_rows
+from dynolab.data.rows import Example, read_rows, read_value
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.objectives import DPO, DPOConfig
-from dynolab.objectives.simpo import SimPOConfig
 from dynolab.results.audit import ChosenChange, FilteredPairs, Foresight, PairAudit
 from flows.audit import FLOW, AuditParameters, named_on_command_line
 from flows.flow import Plan
@@ -26,7 +25,6 @@ from models.language import folder_context, load_language_model, load_tokenizer
 from tasks.audit import AUDIT, AuditJob
 from tasks.filter import FILTER, FilterConfig
 from tasks.foresight import FORESIGHT, ForesightConfig
-from tasks.runtime.stage import plan_key
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import step_names
@@ -62,14 +60,6 @@ def test_the_stage_gives_the_library_s_rows(analysed: Analysed, audited: StageRe
     run = next(run for run in analysed.tracking.runs if run.name == "audit")
     table = json.loads(run.artifacts["tables/audit.json"])
     assert table["columns"] == list(PairAudit.model_fields)
-
-
-def test_only_what_changes_the_numbers_changes_the_key(analysed: Analysed) -> None:
-    inputs = {"data": analysed.data, "model": analysed.base}
-    key = plan_key(AUDIT, AuditJob(), inputs)
-    assert plan_key(AUDIT, AuditJob(batch_tokens=64), inputs) == key
-    assert plan_key(AUDIT, AuditJob(objective=SimPOConfig()), inputs) != key
-    assert plan_key(AUDIT, AuditJob(pairs=3), inputs) != key
 
 
 def test_the_filter_drops_the_worst_and_keeps_the_rest_as_it_was(
@@ -159,15 +149,6 @@ def test_what_cannot_be_audited_is_refused_first(
         analysed.plan(FLOW, analysed.named(settings))
 
 
-def test_pairs_without_a_rejected_answer_are_refused(analysed: Analysed, tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-    write_rows(file, [Example(id=f"r{n}", prompt=f"what {n} ?", chosen=f"{n}") for n in range(4)])
-    planned = plan_of_file(analysed, file)
-    results = analysed.run_steps(planned.steps[:2])
-    with pytest.raises(ConfigError, match="objective audit needs a rejected answer in every row"):
-        analysed.run_steps(planned.steps[2:3], results)
-
-
 def study_inputs(*changes: str) -> dict[str, dict[str, str]]:
     steps = study_steps(load_parameters(StudyParameters, SMALL, changes))
     return {step.name: dict(step.inputs) for step in steps}
@@ -183,10 +164,3 @@ def test_a_study_audits_before_it_trains_and_filters_where_it_is_asked_to() -> N
     assert filtered["preference"] == {"data": "filter", "model": "sft"}
     assert filtered["foresight"]["filter"] == "filter"
     assert list(filtered).index("filter") < list(filtered).index("preference")
-
-
-def test_a_study_whose_loss_is_on_no_pairs_has_no_audit_and_nothing_to_filter_by() -> None:
-    extended = "preference.objective={name: sft_extended}"
-    assert not {"audit", "foresight"} & set(study_inputs(extended))
-    with pytest.raises(ConfigError, match="needs a loss on pairs, which sft_extended is not"):
-        study_inputs(extended, "preference_filter={by: force}")

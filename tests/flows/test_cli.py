@@ -16,7 +16,6 @@ from typer.main import get_command
 import dynolab
 from flows import cli
 from flows.registry import FLOWS
-from tasks.runtime.system.invocation import invocation
 
 Command = Callable[..., str]
 
@@ -49,11 +48,6 @@ def test_every_command_is_in_a_group() -> None:
 
 def test_the_version(command: Command) -> None:
     assert command("--version") == f"dynolab {dynolab.__version__}\n"
-
-
-def test_switches_ask_for_no_value(command: Command) -> None:
-    lines = [line for line in command("study", "--help").splitlines() if "--plan" in line]
-    assert "bool" not in lines[0]
 
 
 @pytest.mark.parametrize("file", [["mine.yaml"], ["--config", "mine.yaml"]])
@@ -91,33 +85,10 @@ def test_the_plan_of_a_sweep_lists_its_trials(command: Command) -> None:
     )
 
 
-def test_the_path_of_a_result_that_is_not_there(command: Command) -> None:
-    command("path", "preference/f8f6", code=2)
-
-
 def test_the_doctor_ends_with_a_line_of_json(command: Command) -> None:
     *lines, last = command("doctor", "--json").splitlines()
     findings = json.loads(last)["findings"]
     assert [finding["name"] for finding in findings] == [line.split()[1] for line in lines]
-
-
-def test_pasted_commands_begin_as_the_user_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "bin" / "dynolab"
-    program.parent.mkdir()
-    program.touch(mode=0o755)
-
-    def typed(word: str) -> str:
-        monkeypatch.setattr(sys, "argv", [word])
-        return invocation()
-
-    monkeypatch.chdir(tmp_path)
-    assert typed("bin/dynolab") == "bin/dynolab"
-    monkeypatch.setenv("PATH", str(program.parent))
-    assert typed(str(program)) == typed("bin/dynolab") == "dynolab"
-    assert typed("/somewhere/prefect/__main__.py") == "dynolab"
-    assert typed("/somewhere/dynolab/__main__.py") == f"{sys.executable} -m dynolab"
 
 
 def test_a_plan_says_what_stages_take(command: Command) -> None:

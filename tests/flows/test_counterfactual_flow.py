@@ -107,23 +107,6 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
     assert "There is no metagradient" not in page
 
 
-def test_no_metagradient_is_planned_through_an_optimizer_that_has_none(
-    lab: InProcess, tmp_path: Path
-) -> None:
-    file = tmp_path / "adam.yaml"
-    adam = STUDY["preference"] | {"optimizer": {"name": "adamw", "learning_rate": 1.0e-4}}
-    file.write_text(yaml.safe_dump(STUDY | {"preference": adam}))
-    steps = study_steps(resolved(load_parameters(StudyParameters, file)))
-    lab.run_steps([step for step in steps if step.name in WANTED])
-    plan = lab.plan(FLOW, {"study": str(file), "groups": 3, "group_size": 3, "blamed": 1})
-    assert "metagradient" not in step_names(plan)
-    results = lab.run_plan(plan)
-    (agreement,) = lab.rows(results["counterfactual"], "agreement.jsonl", Agreement)
-    assert agreement.estimate == "ledger"
-    page = lab.text(results["counterfactual"], "counterfactual.html")
-    assert "There is no metagradient: it was not asked for, or the optimizer is none of sgd" in page
-
-
 def test_no_metagradient_is_planned_where_none_is_wanted(lab: InProcess, study_file: Path) -> None:
     plan = lab.plan(FLOW, {"study": str(study_file), "metagradient": False})
     assert "metagradient" not in step_names(plan)

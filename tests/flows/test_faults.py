@@ -51,23 +51,6 @@ def test_a_killed_rank_is_named_and_training_resumes(
 
 
 @pytest.mark.faults
-def test_what_a_rank_finds_wrong_is_told_without_its_traceback(
-    lab: Lab, undisturbed: Lab, record_property: Record
-) -> None:
-    errors = complaints(lab.start("project=diverged", "preference.optimizer.learning_rate=1e30"))
-    assert errors.count("error ") == 1
-    assert "training diverged on the batch of rows" in errors
-    assert "lower optimizer.learning_rate" in errors
-    (failed,) = histories(lab.mlflow, "diverged", "preference")
-    tell(
-        record_property,
-        "training diverges on all ranks",
-        left=lab.left_behind(),
-        metrics_lost=lost(failed, undisturbed.history(), up_to=0),
-    )
-
-
-@pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_command_ends_in_order(
     number: signal.Signals, lab: Lab, undisturbed: Lab, record_property: Record

@@ -19,7 +19,6 @@ from dynolab.forces.map.analysis import recorded_examples
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
 from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
-from dynolab.results.study import TokenMap
 from dynolab.training.reference import score_reference
 from flows.flow import Plan
 from flows.forces import FLOW, ForcesParameters
@@ -97,21 +96,6 @@ def test_blocks_and_terms_fit_the_map(analysed: Analysed, dpo: StageResult) -> N
     assert (signs["chosen"] > 0).all() and (signs["rejected"] < 0).all()
 
 
-def test_token_maps_are_blocks_of_the_map_with_their_tokens(
-    analysed: Analysed, dpo: StageResult
-) -> None:
-    maps = analysed.rows(dpo, "token_maps.jsonl", TokenMap)
-    rows = {(row.observed_id, row.kind, row.updating_id): row for row in totals(analysed, dpo)}
-    assert len(maps) == 4
-    order = [(each.observed_kind != "chosen", np.sum(each.force)) for each in maps]
-    assert order == sorted(order)
-    for token_map in maps:
-        row = rows[token_map.observed_id, token_map.observed_kind, token_map.updating_id]
-        assert token_map.step is None
-        assert np.sum(token_map.force) == pytest.approx(row.total, rel=1e-5, abs=1e-10)
-        assert len(token_map.observed_tokens) == row.tokens
-
-
 def test_a_recorded_step_brings_its_weights_and_its_metric(analysed: Analysed) -> None:
     config = AnalysisJob(objective=SFTConfig(), step=3, **SMALL)
     result = analysed.run(ANALYSIS, config, data=analysed.data, model=analysed.sft)
@@ -133,9 +117,8 @@ def test_a_recorded_step_brings_its_weights_and_its_metric(analysed: Analysed) -
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("step", [None, 3])
-def test_ranks_share_the_map_out(analysed: Analysed, step: int | None) -> None:
-    alone = AnalysisJob(objective=SFTConfig(), step=step, **SMALL)
+def test_ranks_share_the_map_out(analysed: Analysed) -> None:
+    alone = AnalysisJob(objective=SFTConfig(), step=3, **SMALL)
     inputs = {"data": analysed.data, "model": analysed.sft}
     one = ForceMap.open(analysed.folder(analysed.run(ANALYSIS, alone, **inputs), "map"))
     shared = alone.model_copy(update={"ranks": 2})
@@ -224,18 +207,6 @@ def test_what_cannot_be_analysed_is_refused_first(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         planned_forces(analysed, **changes)
-
-
-def test_a_result_that_was_computed_again_is_refused_by_its_old_address(
-    analysed: Analysed,
-) -> None:
-    config = AnalysisJob(objective=SFTConfig(), learning_rate=0.3, **SMALLER)
-    inputs = {"data": analysed.data, "model": analysed.base}
-    old = run_stage(ANALYSIS, config, inputs, analysed.platform)
-    new = run_stage(ANALYSIS, config, inputs, analysed.platform, fresh=True)
-    with pytest.raises(ConfigError, match="was replaced by a later attempt") as refused:
-        planned_forces(analysed, checkpoints={"a": {"result": old.address}})
-    assert new.address in str(refused.value)
 
 
 def test_pairs_without_rejected_answers_are_refused_for_dpo(

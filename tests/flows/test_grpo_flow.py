@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from dynolab.data.rows import PromptRow
 from dynolab.errors import ConfigError
@@ -25,15 +24,11 @@ from dynolab.statistics import mean_interval
 from dynolab.training.reference import score_responses
 from flows.flow import Plan
 from flows.grpo import FLOW, GrpoParameters, grpo_steps
-from flows.parameters import load_parameters, validated
+from flows.parameters import validated
 from models.language import load_language_model
-from tasks.displacement import DisplacementConfig
-from tasks.evaluate import EVALUATE
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
-from tests.flows.history import histories
 from tests.flows.in_process import InProcess
-from tests.flows.lab import ROOT, Lab, address_with_login
 
 PLAIN = {"kind": "plain", "ranks": 1}
 SMALL: dict[str, Any] = {
@@ -134,21 +129,6 @@ def test_right_answers_are_followed_into_the_trained_model(
     assert changes[0].after == pytest.approx(np.mean([after[at] for at in first]), abs=1e-4)
 
 
-def test_the_model_itself_has_not_displaced_anything(
-    analysed: Analysed, results: dict[str, StageResult]
-) -> None:
-    step = next(step for step in planned(analysed).steps if step.name == "grpo-0-evaluation")
-    same = analysed.run(
-        EVALUATE,
-        step.config,
-        prompts=results["prompts-0"],
-        model=results["sft-0"],
-        start=results["start-0"],
-    )
-    assert same.metrics["train/right_change"] == pytest.approx(0, abs=1e-6)
-    assert same.metrics["train/pass_at_1"] == results["start-0"].metrics["train/pass_at_1"]
-
-
 def test_displacement_is_tested_where_answers_are_partly_right(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
@@ -238,35 +218,3 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_refused_first(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         validated(GrpoParameters, SMALL | changes)
-
-
-@pytest.mark.services
-def test_the_command_leaves_a_page_and_runs_in_mlflow(
-    tmp_path: Path, servers: dict[str, str]
-) -> None:
-    changes = {
-        "project": "arms",
-        "seeds": [0],
-        "arms": {"grpo": {"name": "grpo"}},
-        "training": SMALL["training"] | {"rewards": [{"name": "world_form"}]},
-    }
-    file = tmp_path / "grpo.yaml"
-    file.write_text(yaml.safe_dump(SMALL | changes))
-    lab = Lab(tmp_path / "lab", **servers)
-    assert set(lab.study(config=file, flow="grpo").values()) == {"computed"}
-    assert (lab.home / "reports" / "small.html").exists()
-    (parent,) = histories(address_with_login(servers), "arms", "small")
-    assert parent.status == "FINISHED"
-    assert "grpo/train/pass_at_2" in parent.values
-    (evaluation,) = histories(address_with_login(servers), "arms", "grpo-0-evaluation")
-    assert "eval/heldout/pass_at_1" in evaluation.values
-    assert set(lab.alone().study(config=file, flow="grpo").values()) == {"cached"}
-    assert lab.left_behind() == []
-
-
-def test_the_built_in_comparison_is_a_plan() -> None:
-    known = load_parameters(GrpoParameters, ROOT / "deploy/studies/grpo_builtin.yaml")
-    names = [step.name for step in grpo_steps(known)]
-    assert len(names) == len(set(names)) and names[-1] == "grpo-page"
-    assert known.displacement.update(known.training.optimizer).learning_rate == 0.01
-    assert DisplacementConfig().update(known.training.optimizer) == known.training.optimizer

@@ -8,10 +8,8 @@ import pytest
 
 from dynolab.results.groups import CompletionForce, QuestionDisplacement, TokenChoice
 from dynolab.rollouts.rewards import ALLOWED
-from flows.grpo import FLOW, GrpoParameters, grpo_steps
-from flows.parameters import load_parameters
+from flows.grpo import FLOW
 from tests.flows.analysed import Analysed
-from tests.flows.lab import ROOT
 from tests.flows.test_grpo_flow import PLAIN, SMALL
 
 PROBED: dict[str, Any] = SMALL | {
@@ -56,11 +54,3 @@ def test_the_page_has_gap_squeezing_index_and_forces_of_probed_arms(analysed: An
     assert len(analysed.rows(plain, "completions.jsonl", CompletionForce)) == len(completions)
     assert not analysed.rows(plain, "token_choice.jsonl", TokenChoice)
     assert not analysed.rows(results["simko-3-displacement"], "completions.jsonl", CompletionForce)
-
-
-@pytest.mark.parametrize("world", ["strategies", "sums"])
-def test_the_comparisons_in_solved_worlds_are_plans(world: str) -> None:
-    known = load_parameters(GrpoParameters, ROOT / f"deploy/studies/grpo_{world}.yaml")
-    names = [step.name for step in grpo_steps(known)]
-    assert len(names) == len(set(names)) and names[-1] == "grpo-page"
-    assert known.evaluation.samples >= 4 * known.evaluation.k

@@ -104,37 +104,6 @@ def test_messages_for_a_model_without_a_template_become_turns(folder: Path) -> N
     assert study.data.chat == audit.data.chat == "plain" and audit.name == "chat-audit"
 
 
-def test_unknown_typographic_characters_are_replaced_in_the_file(folder: Path) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(["'"])
-    for content in (make_policy(tokenizer), tokenizer):
-        content.save_pretrained(folder / "my model")
-    rows = [row.model_dump(include={"prompt", "chosen", "rejected"}) for row in make_rows(24)]
-    for row in rows:
-        row["chosen"] += " ’ …"  # the tokenizer knows no plain ellipsis
-    data, model = folder / "pairs.jsonl", str(folder / "my model")
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    written = write_study(folder / "mine.yaml", model=model, data=data, program="dynolab")
-    (note,) = [note for note in written.notes if "unknown" in note]
-    assert note.endswith(": the file replaces ’ by ', which leaves 22 (8.1%).")
-    study = load_parameters(StudyParameters, folder / "mine.yaml")
-    assert study.data.replace == {"’": "'"}
-
-
-def test_a_watched_answer_beyond_the_context_is_dropped(folder: Path) -> None:
-    """Every pair fits; an answer beside another row's prompt does not."""
-    rows = [row.model_dump(include={"prompt", "chosen", "rejected"}) for row in make_rows(24)]
-    for row in rows[:6]:
-        row["prompt"] = " ".join([row["prompt"]] * 10)
-    for row in rows[6:]:
-        row["chosen"] = " ".join([row["chosen"]] * 10)
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    file = folder / "mine.yaml"
-    data = folder / "pairs.jsonl"
-    write_study(file, model=str(folder / "my model"), data=data, program="dynolab")
-    assert "overlong: drop" in file.read_text()
-
-
 def test_a_file_is_not_overwritten_and_a_model_has_to_be_there(folder: Path) -> None:
     data, file = folder / "pairs.jsonl", folder / "mine.yaml"
     with pytest.raises(ConfigError, match="data"):

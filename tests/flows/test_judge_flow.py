@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 from dynolab.data.rows import PromptRow
-from dynolab.errors import ConfigError, EndpointFailed
+from dynolab.errors import ConfigError
 from dynolab.judges import ExactJudge, contests, win_rate
 from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
 from flows.flow import Plan
-from flows.judge import FLOW, JudgeParameters
-from flows.parameters import load_parameters
+from flows.judge import FLOW
 from tasks.runtime.work import StageResult
-from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good, trouble
+from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good
 from tests.flows.analysed import Analysed
-from tests.flows.lab import ROOT
 
 WORLD = {"entities": 20, "train_pairs": 12, "heldout_pairs": 6, "corpus_rows": 64}
 PATIENT = {"model": "m", "requests_per_minute": 60_000, "attempts": 2, "timeout_seconds": 20}
@@ -165,29 +163,6 @@ def test_replies_without_a_verdict_are_counted_and_shown(
     assert "&lt;b&gt;neither&lt;/b&gt;" in page and "<b>neither" not in page
 
 
-def test_a_judge_that_is_gone_goes_on_on_another_machine(
-    analysed: Analysed, server: ChatServer
-) -> None:
-    judge = {
-        "gone": {
-            "name": "llm",
-            "endpoint": PATIENT | {"model": "gone", "concurrency": 1, "attempts": 1},
-        }
-    }
-    changes = only(**judge) | {"answers": {"split": "train"}}
-    server.answer = lambda seen: verdict(seen) if seen.place < 3 else trouble(503)
-    with pytest.raises(EndpointFailed):
-        run(analysed, **changes)
-    server.answer = verdict
-    answers = analysed.platform.settings.cache / "answers"
-    answers.rename(answers.with_name("lost-verdicts"))  # requests may be on their way
-    metrics = (done := run(analysed, **changes)["judge-gone"]).metrics
-    assert 3 <= metrics["endpoint/kept"] <= 4  # one more request was under way
-    assert metrics["endpoint/kept"] + metrics["endpoint/requests"] == len(set(server.texts))
-    assert metrics["judge/parsed"] == metrics["judge/asked"] == 24
-    assert analysed.platform.store.place(done.stage, done.key).newest_resume() is None
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -219,19 +194,3 @@ def test_what_cannot_be_compared_is_refused_first(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         planned(analysed, **changes)
-
-
-def test_without_a_key_the_variable_is_named(
-    analysed: Analysed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    judge = {"keyless": {"name": "llm", "endpoint": {"model": "keyless"}}}
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
-        run(analysed, **only(**judge))
-
-
-def test_the_file_of_the_repository_is_a_plan() -> None:
-    file = ROOT / "deploy/studies/judge_builtin.yaml"
-    parameters = load_parameters(JudgeParameters, file)
-    assert parameters.baseline_label == "sft" and parameters.others == ("dpo", "resampled")
-    assert not [judge for judge in parameters.judges.values() if judge.name == "llm"]

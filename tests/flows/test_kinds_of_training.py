@@ -12,26 +12,22 @@ import pytest
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import read_value
 from dynolab.data.sources.load import DataConfig
-from dynolab.errors import DIVERGED, ConfigError, Diverged
+from dynolab.errors import ConfigError
 from dynolab.forces import ForceMap, split_step
 from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
 from dynolab.results.study import ForceRow, TokenMap
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from dynolab.training.recorded_examples import read_recorded
-from flows import forces, grpo
 from models.language import folder_context, load_tokenizer
 from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.group_training import GROUP, PROMPTS
 from tasks.kernel import KERNEL, KernelJob
-from tasks.runtime.stage import run_stage
 from tasks.runtime.work import StageResult
 from tasks.shared.policies import load_policy
 from tasks.shared.selection import SelectionConfig, observed_answers
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import SFT
 from tests.flows.analysed import PLAIN, WORLD, Analysed
-from tests.flows.in_process import step_names
 
 STEP = 1  # the second step: adapters have moved, momentum has a past
 MOMENTUM = {"name": "sgd", "learning_rate": 0.01, "momentum": 0.5}
@@ -171,13 +167,6 @@ def test_what_a_step_sampled_is_what_pushes(
         assert pushes.chosen_tokens and pushes.rejected_tokens
 
 
-def test_a_recorded_batch_needs_its_step(
-    analysed: Analysed, trained: dict[str, StageResult]
-) -> None:
-    with pytest.raises(ConfigError, match="updating = 'recorded': set `step` to a recorded step"):
-        run_analysis(analysed, trained["groups"], updating="recorded", step=None)
-
-
 def test_a_gradient_step_can_be_one_of_the_last_layers_adapters_alone(
     analysed: Analysed, trained: dict[str, StageResult]
 ) -> None:
@@ -194,19 +183,6 @@ def test_a_gradient_step_can_be_one_of_the_last_layers_adapters_alone(
         run_analysis(analysed, analysed.sft, **asked)
 
 
-@pytest.mark.ranks
-def test_ranks_share_the_adapters_map_out(
-    analysed: Analysed, trained: dict[str, StageResult]
-) -> None:
-    kind = trained["adapters on groups"]
-    one = ForceMap.open(analysed.folder(run_analysis(analysed, kind, updating="recorded"), "map"))
-    config = AnalysisJob(step=STEP, updating="recorded", ranks=2, **SMALL)
-    inputs = {"data": analysed.data, "model": kind}
-    again = run_stage(ANALYSIS, config, inputs, analysed.platform, fresh=True)
-    two = ForceMap.open(analysed.folder(again, "map"))
-    assert gap(np.array(two.force), np.array(one.force)) < 1e-6
-
-
 def test_the_kernel_at_a_step_of_adapters_is_theirs(
     analysed: Analysed, trained: dict[str, StageResult]
 ) -> None:
@@ -217,58 +193,3 @@ def test_the_kernel_at_a_step_of_adapters_is_theirs(
     assert found.adapters == ("step",)
     # Few weights couple less than all of them do.
     assert result.metrics["kernel/size/step"] < result.metrics["kernel/size/end"]
-
-
-def test_the_flow_maps_the_recorded_batch_of_every_kind_of_training(
-    analysed: Analysed, trained: dict[str, StageResult]
-) -> None:
-    recorded = {"updating": "recorded"}
-    for kind in ("groups", "simko", "warm groups"):
-        settings = {
-            "checkpoints": {"policy": {"result": trained[kind].address, "step": STEP}},
-            "data_result": analysed.data.address,
-            "analysis": SMALL | recorded,
-            "kernel": SMALL,
-        }
-        names = step_names(analysed.plan(forces.FLOW, settings))
-        assert names == ["analysis-policy", "kernel", "force-page"]
-    with pytest.raises(ConfigError, match=r"policy\.step = None.*set the step"):
-        forces.ForcesParameters.model_validate(
-            {"checkpoints": {"policy": {"result": "a/0123"}}, "analysis": recorded}
-        )
-
-
-def test_a_comparison_measures_the_steps_that_it_records(analysed: Analysed) -> None:
-    settings = {
-        "seeds": [0],
-        "data": {"world": WORLD.model_dump()},
-        "sft": None,
-        "base": {"training": {"engine": PLAIN.model_dump(), "steps": 4, "batch_size": 4}},
-        "training": SAMPLED | {"engine": PLAIN.model_dump()},
-        "arms": {"grpo": {"name": "grpo"}},
-        "forces": {"pairs": 2},
-    }
-    steps = {step.name: step for step in analysed.plan(grpo.FLOW, settings).steps}
-    assert "grpo-0-forces" in steps["grpo-page"].inputs
-    runs_before = len(analysed.tracking.runs)
-    names = ("prompts-0", "data-0", "base-0", "grpo-0", "grpo-0-forces")
-    results = analysed.run_steps([steps[name] for name in names])
-    assert results["grpo-0-forces"].metrics["recorded_steps"] == 1
-    assert results["grpo-0-forces"].metrics["largest_replay_error"] < 1e-4
-    logged = {
-        run.name: {name for _, values in run.values for name in values}
-        for run in analysed.tracking.runs[runs_before:]
-    }
-    assert any("predicted" in name for name in logged["grpo-0-forces"])
-    assert "result/data/rows_dropped" in logged["grpo-0"]
-
-
-def test_a_batch_that_diverged_lies_among_the_logs_in_the_store(analysed: Analysed) -> None:
-    sgd = {"name": "sgd", "learning_rate": 1e30}
-    config = TrainConfig.model_validate(ALL | {"optimizer": sgd, "clip_norm": 1e9, "steps": 3})
-    with pytest.raises(Diverged) as stopped:
-        analysed.run(SFT, config, data=analysed.data, model=analysed.base)
-    home = analysed.folder(analysed.base).parents[3]
-    (kept,) = home.glob(f"stages/sft/*/logs/*/{DIVERGED}")
-    ids = [read_recorded(line).id for line in kept.read_text().splitlines()]
-    assert ids == stopped.value.ids

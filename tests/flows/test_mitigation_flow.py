@@ -7,12 +7,10 @@ import re
 from collections import defaultdict
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from huggingface_hub import HfApi
 
 from dynolab.data.batches import draw
 from dynolab.data.encode import encode_prompt
@@ -20,24 +18,20 @@ from dynolab.data.rows import PromptRow, read_value
 from dynolab.errors import DIVERGED, ConfigError
 from dynolab.objectives import build_objective
 from dynolab.objectives.sft import SFTExtendedConfig
-from dynolab.report.inputs.study import Compared, read_compared
+from dynolab.report.inputs.study import read_compared
 from dynolab.results.arms import Divergence
 from dynolab.results.judges import Judgement, PolicyAnswer
-from dynolab.results.study import TrainingSummary
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import ALLOWED, Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows import mitigation, reproduce, study
-from flows.comparison import resolved_comparison
 from flows.flow import Plan, StagedFlow
 from flows.mitigation import MitigationParameters
-from flows.parameters import load_parameters, validated
-from flows.reproduce import ReproduceParameters
+from flows.parameters import validated
 from models.language import load_language_model, load_tokenizer
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import InProcess
-from tests.flows.lab import ROOT
 
 PLAIN = {"kind": "plain", "ranks": 1}
 SHARED: dict[str, Any] = {
@@ -143,17 +137,6 @@ def test_an_arm_that_diverges_is_a_result_and_the_others_go_on(
     assert "dpo/train/gap" in summary["metrics"] and "wild/train/gap" not in summary["metrics"]
 
 
-def test_the_alarm_ends_an_arm_early(analysed: Analysed, results: dict[str, StageResult]) -> None:
-    summary = read_value(analysed.folder(results["alarm-0"]) / "summary.json", TrainingSummary)
-    assert summary.alarm is None or summary.steps == summary.alarm.step < 2
-
-
-def test_filtered_pairs_are_not_trained_on(
-    analysed: Analysed, results: dict[str, StageResult]
-) -> None:
-    assert len(analysed.text(results["filter-0-filter"], "train.jsonl").splitlines()) == 6
-
-
 def test_answers_are_drawn_alike_and_judged_prompt_by_prompt(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
@@ -200,18 +183,6 @@ def test_on_policy_arms_learn_from_ranked_answers_of_the_model_as_it_is(
         assert {pair.id: pair.named() for pair in record.examples} == expected
         seen.update(expected)
     assert seen
-
-
-def test_a_model_can_judge_where_nobody_knows_what_is_right(
-    analysed: Analysed, results: dict[str, StageResult]
-) -> None:
-    arms = {label: ARMS[label] for label in ("dpo", "extended")}
-    plan = planned(analysed, judge={"name": "log_prob"}, seeds=[0], arms=arms)
-    (judge,) = [step for step in plan.steps if step.name == "judge-0"]
-    assert judge.inputs["reference"] == "base-0"
-    judged = analysed.run_plan(plan)
-    assert 0 <= judged["mitigation-page"].metrics["extended/heldout/won"] <= 1
-    assert judged["judge-0"].metrics["judge/failed"] == 0
 
 
 def test_the_reproduction_measures_every_finding_of_the_world(
@@ -334,75 +305,6 @@ def test_extension_leaves_a_chosen_answer_the_weight_that_it_has_in_sft(ranks: i
     assert (both.probe_every, both.warmup_steps, both.optimizer) == (6, 2, plain.optimizer)
 
 
-def test_a_reproduction_without_sft_probes_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"sft\.probe_every = 0"):
-        validated(ReproduceParameters, SHARED | {"sft": {"engine": PLAIN, "batch_size": 4}})
-
-
-def test_the_harmless_domain_is_a_plan() -> None:
-    known = load_parameters(
-        MitigationParameters, ROOT / "deploy" / "studies" / "mitigation_harmless.yaml"
-    )
-    assert known.data_of(2).world.domain == "harmless" and known.data_of(2).world.seed == 2
-    assert mitigation.mitigation_steps(known)[-1].name == "mitigation-page"
-
-
-@pytest.mark.parametrize("name", ["builtin", "tinystories"])
-def test_study_files_are_plans(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
-    for kind, steps, file in (
-        (MitigationParameters, mitigation.mitigation_steps, f"mitigation_{name}.yaml"),
-        (ReproduceParameters, reproduce.reproduce_steps, f"reproduce_{name}.yaml"),
-    ):
-        known: Any = load_parameters(kind, ROOT / "deploy" / "studies" / file)
-        names = [step.name for step in steps(known)]
-        assert len(names) == len(set(names))
-        assert len(known.seeds) >= 3
-
-
-MODEL_COMMIT, DATA_COMMIT = "a" * 40, "b" * 40
-MODELS = {
-    "reproduce_pythia410m.yaml": "EleutherAI/pythia-410m-deduped",
-    "reproduce_pythia2.8b.yaml": "EleutherAI/pythia-2.8b-deduped",
-    "reproduce_qwen1.8b.yaml": "Qwen/Qwen1.5-1.8B",
-}
-
-
-@pytest.mark.parametrize("file", MODELS)
-def test_a_file_for_gpus_holds_the_papers_settings_and_pins_its_hub_names(
-    file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def hub(commit: str) -> Any:
-        def info(api: HfApi, name: str, *, revision: str) -> SimpleNamespace:
-            asked.append(name)
-            return SimpleNamespace(sha=commit)
-
-        return info
-
-    monkeypatch.setattr(HfApi, "model_info", hub(MODEL_COMMIT))
-    monkeypatch.setattr(HfApi, "dataset_info", hub(DATA_COMMIT))
-    known = resolved_comparison(
-        load_parameters(ReproduceParameters, ROOT / "deploy/studies" / file)
-    )
-
-    assert set(asked) == {"Anthropic/hh-rlhf", MODELS[file]}
-    assert known.data.revision == DATA_COMMIT and known.base.revision == MODEL_COMMIT
-    assert (known.data.hub_folder, known.data.rows) == ("helpful-base", 5000)
-    for training in (known.sft, known.training):
-        optimizer = training.optimizer
-        assert (optimizer.name, optimizer.learning_rate) == ("rmsprop", 5e-7)
-        assert (training.warmup_steps, training.batch_size, training.clip_norm) == (150, 4, 10)
-        assert training.engine.dtype == "fp32"
-    names = [step.name for step in reproduce.reproduce_steps(known)]
-    assert names[:4] == ["data-0", "base-0", "sft-0", "sft-extended-0"]
-    assert {"from-base-0", "dpo-0", "extended-0", "resampled-0", "judge-0"} <= set(names)
-    assert names[-1] == "reproduction-page"
-    # Nothing here ranks the policy's own answers.
-    assert not {name for name in names if name.startswith(("on-policy", "ipo", "prompts"))}
-
-
 TWO: dict[str, Any] = {"dpo": {}, "dose": {"objective": {"name": "dpo", "negative_dose": 0.0}}}
 
 
@@ -428,12 +330,6 @@ def test_finished_comparisons_are_the_inputs_of_a_study_s_report(
     compared = read_compared(analysed.folder(made), None, missing={})
     assert compared.remedies is not None and list(compared.remedies.arms) == list(TWO)
     assert compared.findings == ()
-
-
-def test_a_study_that_names_no_comparison_has_none(analysed: Analysed) -> None:
-    plan = analysed.plan(study.FLOW, {})
-    assert plan.existing == {} and report_of(plan).config.missing == {}
-    assert read_compared(None, None, missing={}) == Compared()
 
 
 def report_of(plan: Plan) -> Any:

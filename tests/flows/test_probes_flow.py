@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from dynolab.data.probes.kinds import KINDS
-from dynolab.data.probes.missing import Missing
 from dynolab.data.rows import ProbeRow
-from dynolab.errors import ConfigError, EndpointFailed
+from dynolab.errors import ConfigError
 from flows.flow import Plan
-from flows.parameters import load_parameters, validated
-from flows.probes import FLOW, ProbesParameters, probes_steps
+from flows.parameters import validated
+from flows.probes import FLOW, ProbesParameters
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
 from tasks.data import DATA
 from tasks.runtime.work import StageResult
-from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good, html, trouble
+from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good, trouble
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import short
-from tests.flows.lab import ROOT, Lab, ended, until
 
 PATIENT = {"model": "m", "requests_per_minute": 60_000, "attempts": 3, "timeout_seconds": 20}
 SMALL: dict[str, Any] = {
@@ -129,32 +121,6 @@ def test_a_build_that_ended_goes_on_where_it_stopped(
     assert KEY.encode() not in everything_written(analysed)
 
 
-def test_troubles_are_told_and_what_stays_missing_is_listed(
-    analysed: Analysed, server: ChatServer
-) -> None:
-    def moody(seen: Seen) -> Said:
-        if seen.text != server.texts[0]:
-            return write(seen)
-        return good("") if seen.number else trouble(429)
-
-    server.answer = moody
-    done = run(analysed, seed=2, probe_set=ONE_BY_ONE | {"most_missing": 0.2})["probe-set"]
-    counts = {name: done.metrics[f"writer/{name}"] for name in ("empty", "given_up", "answered")}
-    assert counts == {"empty": 3, "given_up": 1, "answered": 7}
-    (missing,) = analysed.rows(done, "missing.jsonl", Missing)
-    assert missing.kind == "chosen_gptsemantic" and missing.reason == "the answer holds no text"
-    assert (done.metrics["probes/missing"], done.metrics["probes/rows"]) == (1, 47)
-    logged = analysed.tracking.runs[-1].artifacts["tables/missing.json"]
-    assert missing.pair_id in str(logged)
-
-
-def test_an_endpoint_that_is_gone_commits_nothing(analysed: Analysed, server: ChatServer) -> None:
-    server.answer = lambda seen: html(503)
-    many = SMALL["probe_set"] | {"pairs": 6, "writer": PATIENT | {"attempts": 1}}
-    with pytest.raises(EndpointFailed, match="its answers so far are kept"):
-        run(analysed, seed=3, probe_set=many)
-
-
 def test_a_study_watches_a_set_that_was_built(analysed: Analysed, server: ChatServer) -> None:
     built = run(analysed)["probe-set"]
     file = analysed.folder(built) / "probes.jsonl"
@@ -192,67 +158,3 @@ def test_a_study_builds_its_own_set(analysed: Analysed, server: ChatServer) -> N
 def test_what_cannot_be_built_is_refused_first(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         validated(ProbesParameters, SMALL | changes)
-
-
-def test_a_study_names_the_part_of_a_set_that_cannot_be_built() -> None:
-    with pytest.raises(ConfigError, match=r"probe_set\.writer = None: irr_hum needs a writer"):
-        validated(StudyParameters, {"probe_set": {"kinds": ["chosen", "irr_hum"]}})
-
-
-def test_without_a_key_the_stage_names_the_variable(
-    analysed: Analysed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
-        run(analysed, seed=5)
-
-
-def test_the_files_of_the_repository_are_plans() -> None:
-    studies = ROOT / "deploy/studies"
-    builtin = load_parameters(ProbesParameters, studies / "probes_builtin.yaml")
-    assert [step.name for step in probes_steps(builtin)] == ["data", "base", "probe-set"]
-    assert not builtin.probe_set.writer_kinds
-    hub = load_parameters(ProbesParameters, studies / "probes_hh.yaml")
-    assert set(hub.probe_set.kinds) == set(KINDS)
-    study = load_parameters(StudyParameters, studies / "hh_pythia410m.yaml")
-    assert (hub.data, hub.seed) == (study.data, study.seed)
-
-
-@pytest.mark.services
-def test_a_killed_command_goes_on_and_its_key_stands_nowhere(
-    tmp_path: Path, servers: dict[str, str], server: ChatServer
-) -> None:
-    file = tmp_path / "probes.yaml"
-    file.write_text(
-        yaml.safe_dump(
-            SMALL
-            | {
-                "base": None,
-                "probe_set": SMALL["probe_set"]
-                | {"kinds": ["chosen", "irr_test", "chosen_gptsemantic"], "taken": []},
-            }
-        )
-    )
-    lab = Lab(tmp_path / "lab", **servers)
-    server.answer = lambda seen: write(seen) if seen.place < 3 else None
-    process = lab.start(config=file, flow="probes")
-    until(lambda: len(server.seen) > 4 and list(lab.home.rglob("answers/*/*.json")))
-    os.killpg(process.pid, signal.SIGKILL)
-    ended(process)
-    kept = len(list(lab.home.rglob("answers/*/*.json")))
-    assert 0 < kept <= 3
-    asked, server.answer = len(server.seen), write
-    process = lab.start(config=file, flow="probes")
-    said, complained = ended(process)
-    assert process.returncode == 0, said + complained
-    assert len(server.seen) - asked == 8 - kept
-    assert lab.study(config=file, flow="probes")["probe-set"] == "cached"
-    built = lab.home / "reports" / "small.jsonl"
-    assert Counter(json.loads(line)["kind"] for line in built.read_text().splitlines()) == {
-        "chosen": 8,
-        "irr_test": 8,
-        "chosen_gptsemantic": 8,
-    }
-    assert KEY not in said + complained
-    for path in lab.folder.rglob("*"):
-        assert not path.is_file() or KEY.encode() not in path.read_bytes(), path

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from dynolab.errors import ConfigError
 from dynolab.report.ledger.fallen import fallen_accounts
@@ -18,11 +17,10 @@ from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.parameters import load_parameters
 from flows.remedies import remedies_file
 from flows.run import copy_page, write_early_page
-from flows.study import FLOW, early_page
+from flows.study import FLOW
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
 from tasks.report import with_named_arm
-from tasks.runtime.pipeline import Step
 from tasks.runtime.system.settings import Settings
 from tests.report.ledgers import write_ledger
 
@@ -87,15 +85,6 @@ def test_the_first_seed_starts_from_the_studys_results(
         first = steps[f"{step.name}-0"]
         assert (first.stage, first.config) == (step.stage, step.config)
         assert first.inputs == {name: f"{read}-0" for name, read in step.inputs.items()}
-
-
-@pytest.mark.parametrize(("dtype", "arms"), [("fp32", 4), ("bf16", 3)])
-def test_a_dose_that_forces_choose_is_offered_where_it_can_be(dtype: str, arms: int) -> None:
-    changes = ("preference.engine.kind=deepspeed", "preference.record_steps=[]", "ledger=null")
-    own = study(*changes, f"preference.engine.dtype={dtype}")
-    settings = yaml.safe_load(file_of(own))
-    assert len(settings["arms"]) == arms
-    assert ("designed" in settings["arms"]) == (dtype == "fp32")
 
 
 @pytest.mark.parametrize(("warmup", "arms"), [(0, ["warmed-up"]), (3, [])])
@@ -191,8 +180,3 @@ def test_an_early_page_replaces_the_last_and_never_ends_the_run(
         write_early_page(FLOW, Plan(study(), [], early=failing), {}, there)
     assert "cannot write the page" in caplog.text
     assert page.read_text() == "data and base" and set(page.parent.iterdir()) == {page, file}
-
-
-def test_before_there_are_data_there_is_no_page(tmp_path: Path) -> None:
-    steps: list[Step] = study_steps(study())
-    assert early_page(steps, {}, platform(tmp_path)) == ""

@@ -10,7 +10,7 @@ import pytest
 from dynolab.data.rows import Example, read_value, write_rows
 from dynolab.data.sources.config import DataConfig
 from dynolab.errors import ConfigError
-from dynolab.results.squeezing import Forecast, Generation, LadderRung, RisenMass
+from dynolab.results.squeezing import Forecast, RisenMass
 from dynolab.results.study import AlarmRing, ProbeScore, TrainingSummary
 from dynolab.training.alarm import RANG, AlarmConfig
 from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
@@ -87,31 +87,6 @@ def test_recorded_steps_are_foretold(analysed: Analysed, measured: StageResult) 
             assert row.explained == 0
         elif row.training == "preference":
             assert 0 < row.explained < 1.5
-
-
-def test_the_numbers_have_the_names_of_the_measures(
-    analysed: Analysed, measured: StageResult
-) -> None:
-    numbers = (
-        "squeeze/index",
-        "squeeze/index/sft",
-        "squeeze/index/adapters",
-        "squeeze/forecast_auc",
-        "squeeze/forecast_auc_top",
-        "squeeze/ladder/logits",
-        "squeeze/ladder/batch",
-    )
-    assert all(0 <= measured.metrics[name] <= 1 for name in numbers)
-    rungs = analysed.rows(measured, "ladder.jsonl", LadderRung)
-    last = [row.auc for row in rungs if (row.rung, row.training) == ("batch", "preference")]
-    assert measured.metrics["squeeze/ladder/batch"] > 0.9 and len(last) == 4
-    models = {"base", "sft", "preference"}
-    assert {f"squeeze/repeaters/{name}" for name in models} <= set(measured.metrics)
-    (run,) = (run for run in analysed.tracking.runs if run.name == "measured")
-    assert "tables/forecasts.json" in run.artifacts
-    assert [step for step, values in run.values if "squeeze/index" in values] == [2, 3]
-    generations = analysed.rows(measured, "generations.jsonl", Generation)
-    assert {generation.model for generation in generations} == models
 
 
 def test_an_alarm_ends_the_stage_and_is_told(analysed: Analysed) -> None:

@@ -33,16 +33,6 @@ def test_a_setting_changes_only_what_it_names(text: str, changes: list[str]) -> 
     assert changed.sft == default.sft
 
 
-def test_other_settings_of_a_section_leave_its_objective_alone() -> None:
-    assert study("preference: {steps: 30}").preference.objective.name == "dpo"
-    assert study("", "preference.steps=30").preference.steps == 30
-
-
-def test_another_objective_starts_from_its_own_defaults() -> None:
-    objective = study("preference: {objective: {name: simpo}}").preference.objective
-    assert objective.model_dump() == {"name": "simpo", "beta": 2.0, "margin": 0.5}
-
-
 def test_one_of_the_default_arms_is_changed_and_the_others_stay() -> None:
     changed = load_parameters(MitigationParameters, None, ["arms.dose-03.objective.beta=0.3"])
     objective = changed.arms["dose-03"].objective.model_dump()
@@ -76,19 +66,6 @@ def test_paths_of_a_file_start_from_its_folder(tmp_path: Path) -> None:
     assert found.data.chat_model == str(tmp_path / "template")
     assert found.base.source == str(tmp_path / "models" / "mine")
     assert found.comparisons.mitigation == str(tmp_path.parent / "remedies.yaml")
-
-
-@pytest.mark.parametrize("name", ["builtin", "owner/model", "/models/mine", "~/models/mine"])
-def test_names_and_absolute_paths_stay(name: str, tmp_path: Path) -> None:
-    data = {"builtin": "world"}.get(name, "file, path: /pairs.jsonl")
-    (tmp_path / "builtin").mkdir()
-    text = f"base: {{source: {name}}}\ndata: {{source: {data}}}"
-    assert study(text, folder=tmp_path).base.source == name
-
-
-def test_paths_of_changes_start_from_the_current_folder(tmp_path: Path) -> None:
-    changes = ["data.source=file", "data.path=pairs.jsonl", "base.source=owner/model"]
-    assert study("", *changes, folder=tmp_path).data.path == "pairs.jsonl"
 
 
 def test_a_folder_in_a_variable_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
