@@ -12,8 +12,7 @@ from dynolab.data.source_checks import FolderOrName
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from flows.parameters import load_parameters
-from flows.study.parameters import StudyParameters, resolved
-from flows.study.steps import study_steps
+from flows.study import StudyParameters, resolved, study_steps
 from tasks.base import BASE, BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.runtime.existing_results import existing_result

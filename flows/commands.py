@@ -24,7 +24,7 @@ from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay
 from flows.flow import Flow, FlowParameters, Parameters, Plan, Results, StagedFlow
 from flows.parameters import load_parameters
-from flows.sweep.parameters import SweepParameters, trial_of
+from flows.sweep import SweepParameters, trial_of
 from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.existing_results import existing_result
 from tasks.runtime.open_platform import open_store, planning_platform
@@ -111,8 +111,7 @@ def start(
 
 def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:
     """Run the sweep of a file, with the `changes`; raises ConfigError before any server starts."""
-    from flows.sweep import FLOW
-    from flows.sweep.parameters import check_sweep
+    from flows.sweep import FLOW, check_sweep
 
     parameters = load_parameters(FLOW.parameters, file, changes)
     check_sweep(parameters)
@@ -200,7 +199,7 @@ def _show_plan(
 
 def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
     """Print the trials of a grid, and how many of each one's stages are still to run."""
-    from flows.sweep.memory import grid_points
+    from flows.sweep import grid_points
 
     if parameters.sampler != "grid":
         console.print(f"{parameters.total} trials, drawn by {parameters.sampler} as they begin")

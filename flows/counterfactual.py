@@ -16,7 +16,7 @@ from dynolab.training.config import DIFFERENTIATED, EngineConfig, TrainConfig
 from flows.checkpoints import results_of
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from flows.parameters import load_parameters
-from flows.study.parameters import StudyParameters, resolved
+from flows.study import StudyParameters, resolved
 from tasks.counterfactual import COUNTERFACTUAL, WHOLE, CounterfactualConfig, reseeded
 from tasks.metagradient import METAGRADIENT, MetagradientConfig
 from tasks.runtime.pipeline import Step

@@ -325,7 +325,7 @@ def main(*, alone: bool = False) -> None:
             client,
             "trial",
             INTERNAL.format("trial"),
-            entrypoint="flows.sweep.trial.trial",
+            entrypoint="flows.trial.trial",
             description="One trial of a sweep, started by the sweep.",
             pool="training",
             tags=internal,

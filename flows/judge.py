@@ -20,7 +20,7 @@ from flows.checkpoints import (
 from flows.comparison import Label
 from flows.flow import FlowParameters, Name, Plan, StagedFlow
 from flows.parameters import load_parameters
-from flows.study.parameters import StudyParameters
+from flows.study import StudyParameters
 from tasks.group_training import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.judge_page import JUDGE_PAGE, JUDGED_BY, JudgePageConfig

@@ -8,9 +8,13 @@ from pydantic import Field, model_validator
 
 from dynolab.errors import ConfigError
 from flows.flow import SOURCE_FIELDS, Form, Plan, StagedFlow
-from flows.study import PREFERENCE_FIELDS, PREFERENCE_OBJECTIVES
-from flows.study.parameters import StudyParameters, resolved
-from flows.study.steps import study_steps
+from flows.study import (
+    PREFERENCE_FIELDS,
+    PREFERENCE_OBJECTIVES,
+    StudyParameters,
+    resolved,
+    study_steps,
+)
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 

@@ -22,8 +22,7 @@ from typing import Any
 from dynolab.objectives import GRPOConfig
 from dynolab.training.config import GroupTrainConfig, OptimizerConfig
 from flows.parameters import load_parameters
-from flows.study.parameters import StudyParameters, resolved
-from flows.study.steps import study_steps
+from flows.study import StudyParameters, resolved, study_steps
 from tasks.group_training import GROUP, PROMPTS
 from tasks.ledger import LEDGER, LedgerJob
 from tasks.runtime.stage import run_stage

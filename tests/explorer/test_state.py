@@ -24,7 +24,7 @@ from dynolab.training.record_cache import RecordCache
 from flows.forces import ForcesParameters
 from flows.mitigation import MitigationParameters
 from flows.parameters import load_parameters, validated
-from flows.study.parameters import StudyParameters
+from flows.study import StudyParameters
 
 ODD = 'a "b" & c=1, <i>ü</i>\n'
 

@@ -19,8 +19,7 @@ from dynolab.results.audit import ChosenChange, FilteredPairs, Foresight, PairAu
 from flows.audit import FLOW, AuditParameters, named_on_command_line
 from flows.flow import Plan
 from flows.parameters import load_parameters
-from flows.study.parameters import StudyParameters
-from flows.study.steps import study_steps
+from flows.study import StudyParameters, study_steps
 from models.language import folder_context, load_language_model, load_tokenizer
 from tasks.audit import AUDIT, AuditJob
 from tasks.filter import FILTER, FilterConfig

@@ -19,8 +19,7 @@ from dynolab.results.counterfactual import Agreement, Dropped, Effect, Repeat
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from flows.counterfactual import FLOW
 from flows.parameters import load_parameters
-from flows.study.parameters import StudyParameters, resolved
-from flows.study.steps import study_steps
+from flows.study import StudyParameters, resolved, study_steps
 from models.language import load_language_model
 from tasks.counterfactual import agree
 from tasks.training import PREFERENCE

@@ -14,7 +14,7 @@ from flows.deploy import PARAMETER, Deployment, FilledForm, deployments
 from flows.grpo import GrpoParameters
 from flows.parameters import STUDIES, load_parameters
 from flows.registry import FLOWS
-from flows.study.parameters import StudyParameters
+from flows.study import StudyParameters
 
 LIMIT = 524_288  # bytes of parameters that Prefect's server takes
 KNOWN = deployments()

@@ -8,9 +8,7 @@ import pytest
 
 from dynolab.errors import ConfigError
 from flows.parameters import parse_parameters
-from flows.study import FLOW
-from flows.study.parameters import StudyParameters
-from flows.study.steps import study_steps
+from flows.study import FLOW, StudyParameters, study_steps
 from flows.train import TrainParameters
 from tests.flows.in_process import InProcess
 

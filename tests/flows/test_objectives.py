@@ -9,9 +9,7 @@ import pytest
 from dynolab.errors import ConfigError
 from dynolab.objectives.registry import RowConfig
 from flows.parameters import load_parameters
-from flows.study import FLOW
-from flows.study.parameters import StudyParameters, resolved
-from flows.study.steps import study_steps
+from flows.study import FLOW, StudyParameters, resolved, study_steps
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT, SMALL
 from tests.report.parsed import Parsed

@@ -13,8 +13,7 @@ from dynolab.hub import names_may_stay, resolve_commit
 from flows.fitting import remedy
 from flows.parameters import load_parameters
 from flows.stage_costs import PlannedCosts
-from flows.study.parameters import StudyParameters
-from flows.study.steps import study_steps
+from flows.study import StudyParameters, study_steps
 from models.unloaded import KNOWN, read_config
 from tasks.runtime.pipeline import Step
 

@@ -13,13 +13,10 @@ from dynolab.errors import ConfigError
 from dynolab.report.ledger.fallen import fallen_accounts
 from dynolab.report.ledger.pullers import strongest_pullers
 from flows.flow import Plan
-from flows.mitigation import MitigationParameters, mitigation_steps
+from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters import load_parameters
-from flows.remedies import remedies_file
 from flows.run import copy_page, write_early_page
-from flows.study import FLOW
-from flows.study.parameters import StudyParameters, resolved
-from flows.study.steps import study_steps
+from flows.study import FLOW, StudyParameters, resolved, study_steps
 from tasks.report import with_named_arm
 from tasks.runtime.system.settings import Settings
 from tests.report.ledgers import write_ledger

@@ -7,8 +7,7 @@ import pytest
 from dynolab.errors import ConfigError
 from flows.parameters import load_parameters
 from flows.run import check_hosts
-from flows.study.parameters import StudyParameters
-from flows.study.steps import study_steps
+from flows.study import StudyParameters, study_steps
 from tasks.runtime.system.settings import Settings
 from tests.flows.lab import SMALL
 

@@ -15,8 +15,7 @@ from dynolab.results.study import AlarmRing, ProbeScore, TrainingSummary
 from dynolab.training.alarm import RANG, AlarmConfig
 from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
 from flows.parameters import load_parameters
-from flows.study.parameters import StudyParameters
-from flows.study.steps import study_steps
+from flows.study import StudyParameters, study_steps
 from tasks.data import DATA
 from tasks.probe import PROBE, ProbeConfig
 from tasks.runtime.report_alarm import TAG

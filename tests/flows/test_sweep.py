@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,14 +16,18 @@ from dynolab.errors import ConfigError
 from dynolab.report.sweep import write_sweep_page
 from dynolab.results.sweep import TrialRow
 from dynolab.store import Store
-from flows.parameters import load_parameters, validated
-from flows.sweep.memory import SweepStudy, study_name
-from flows.sweep.parameters import SweepParameters, check_sweep
-from flows.sweep.sweep import alone, run_trials
-from flows.sweep.trial import run_trial
-from flows.sweep.trials import Started, _in_process as run_here, _settings as trial_settings
-from tasks.runtime.system.processes import listening_socket
-from tests.flows.lab import ROOT, SMALL, Lab, complaints, ended_well
+from flows.parameters import validated
+from flows.sweep import (
+    Started,
+    SweepParameters,
+    SweepStudy,
+    alone,
+    check_sweep,
+    run_trials,
+    study_name,
+)
+from flows.trial import _in_process as run_here, _settings as trial_settings, run_trial
+from tests.flows.lab import ROOT, SMALL, Lab, ended_well
 from tests.runtime.doubles import memory_platform
 
 BETA = "preference.objective.beta"
@@ -76,18 +79,6 @@ def test_a_sweep_that_died_between_queueing_and_asking_leaves_no_point_out() -> 
     assert study.ask() is None
 
 
-def test_the_memory_is_kept_in_whatever_database_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from sqlalchemy.exc import OperationalError
-
-    with listening_socket() as taken:
-        port = taken.getsockname()[1]
-    monkeypatch.setenv("DYNOLAB_SWEEPS", f"postgresql+psycopg://a:b@127.0.0.1:{port}/sweeps")
-    with pytest.raises(OperationalError, match="Connection refused"):
-        SweepStudy(a_sweep())
-
-
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_draws_stay_in_their_ranges_and_go_on_after_a_crash(sampler: str) -> None:
     parameters = a_sweep(
@@ -102,7 +93,7 @@ def test_draws_stay_in_their_ranges_and_go_on_after_a_crash(sampler: str) -> Non
         study = SweepStudy(parameters)  # each time as after a crash
         for _ in range(2):
             number = next_trial(study)
-            study.complete(number, float(study.settings(number)["a"]))
+            study.end(number, "complete", float(study.settings(number)["a"]))
     rows = SweepStudy(parameters).rows()
     assert SweepStudy(parameters).ask() is None and len(rows) == 12
     assert len({row.settings["a"] for row in rows}) == 12, "no draw is made twice"
@@ -114,12 +105,12 @@ def test_a_trial_that_died_is_found_again_and_an_ended_one_keeps_its_end() -> No
     study = SweepStudy(a_sweep())
     first, second = next_trial(study), next_trial(study)
     assert study.started(first) == 1
-    study.complete(first, 0.5)
+    study.end(first, "complete", 0.5)
     again = SweepStudy(a_sweep())
     assert (again.unfinished(), again.attempts(first)) == ([second], 1)
-    again.fail(first)
+    again.end(first, "failed")
     assert again.rows()[first].state == "complete"
-    again.prune(second)
+    again.end(second, "pruned")
     assert [row.state for row in again.rows()] == ["complete", "pruned"]
     assert again.best() == again.rows()[first]
 
@@ -135,7 +126,7 @@ def test_a_trial_below_the_median_is_hopeless() -> None:
     for value in (1.0, 2.0):
         number = next_trial(study)
         assert not study.is_hopeless(number, 10, value)
-        study.complete(number, value)
+        study.end(number, "complete", value)
     number = next_trial(study)
     assert study.is_hopeless(number, 10, 0.5)
     assert study.rows()[number].value == 0.5
@@ -162,7 +153,7 @@ class Workers:
             self.at_work.discard(number)
             end = self.ends.pop(0)
             if end == "complete":
-                study.complete(number, float(number))
+                study.end(number, "complete", float(number))
             elif end == "interrupted":
                 raise KeyboardInterrupt
             return True
@@ -172,7 +163,7 @@ class Workers:
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.sweep.sweep.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("flows.sweep.POLL_SECONDS", 0.0)
 
 
 def test_a_trial_whose_process_died_runs_again_and_then_counts_as_failed(no_pause: None) -> None:
@@ -181,32 +172,6 @@ def test_a_trial_whose_process_died_runs_again_and_then_counts_as_failed(no_paus
     run_trials(study, workers)
     assert workers.started == [0, 0, 1]
     assert [row.state for row in study.rows()] == ["failed", "complete"]
-
-
-def test_no_more_trials_run_at_once_than_may(no_pause: None) -> None:
-    space = {"a": {"values": list(range(7))}}
-    study, workers = SweepStudy(a_sweep(space=space, concurrency=3)), Workers(*["complete"] * 7)
-    run_trials(study, workers)
-    assert workers.most == 3 and sorted(workers.started) == list(range(7))
-    assert {row.state for row in study.rows()} == {"complete"}
-
-
-def test_a_trial_that_cannot_be_ended_keeps_no_other_from_its_end(no_pause: None) -> None:
-    ended = list[int]()
-
-    def launch(study: SweepStudy, number: int) -> Started:
-        def cancel() -> None:
-            ended.append(number)
-            raise ConnectionError
-
-        def interrupted() -> bool:
-            raise KeyboardInterrupt
-
-        return Started(interrupted, cancel)
-
-    with pytest.raises(ConnectionError):
-        run_trials(SweepStudy(a_sweep(concurrency=2)), launch)
-    assert sorted(ended) == [0, 1]
 
 
 def test_an_interrupted_sweep_ends_its_trials_and_takes_them_up_later(no_pause: None) -> None:
@@ -244,7 +209,7 @@ def test_what_breaks_a_trial_ends_it_alone_and_an_interruption_ends_the_sweep(
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("flows.sweep.trials.run_trial", broken)
+    monkeypatch.setattr("flows.trial.run_trial", broken)
     platform, study = memory_platform(tmp_path), SweepStudy(a_sweep())
     number = next_trial(study)
     with suppress(KeyboardInterrupt):
@@ -300,13 +265,6 @@ def test_settings_that_cannot_work_are_refused_before_any_trial(
     parameters = a_sweep(**changes)
     with pytest.raises(ConfigError, match=message):
         check_sweep(parameters)
-
-
-def test_the_built_in_sweep_can_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    parameters = load_parameters(SweepParameters, Path("deploy/studies/sweep_beta.yaml"))
-    check_sweep(parameters)
-    assert parameters.total == 8
 
 
 def test_the_page_tells_the_best_trial_and_escapes_names(tmp_path: Path) -> None:
@@ -369,28 +327,6 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     assert {run.info.status for run in runs} == {"FINISHED"}
 
 
-@pytest.mark.services
-@pytest.mark.ranks
-@pytest.mark.study
-def test_a_hopeless_trial_is_ended_while_its_ranks_train(lab: Lab, tmp_path: Path) -> None:
-    parameters = a_sweep(
-        space={BETA: {"values": [1.0, 0.01]}},
-        metric="train/loss",
-        direction="minimize",
-        prune={"after_trials": 1, "after_steps": 20},
-        project="pruned",
-        settings=["preference.engine={ranks: 1}", "preference.steps=2000"],
-    )
-    printed = run_sweep(lab, tmp_path / "pruned.yaml", parameters)
-    assert printed.count(" complete ") == printed.count(" pruned ") == 1
-    runs = runs_of(lab.mlflow, "pruned")
-    (pruned,) = (run for run in runs if run.data.tags.get("trial.state") == "pruned")
-    assert pruned.info.status == "FINISHED", "pruned is not failed"
-    stopped = [run for run in runs if run.info.status == "KILLED"]
-    assert [run.data.tags["stage"] for run in stopped] == ["preference"]
-    assert not any(run.info.status == "FAILED" for run in runs)
-
-
 @pytest.fixture
 def study() -> SweepStudy:
     return SweepStudy(a_sweep())
@@ -419,29 +355,3 @@ def test_the_second_of_two_sweeps_is_told_who_the_first_is(
         alone(study, store),
     ):
         pass
-
-
-def test_a_killed_first_sweep_is_succeeded_and_nothing_stays(
-    study: SweepStudy, store: Store, holder: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    holder.kill()
-    holder.wait()
-    with alone(study, store):
-        assert list(tmp_path.glob("store/sweeps/*/CLAIM"))
-    assert not list(tmp_path.glob("store/sweeps/*/CLAIM"))
-
-
-@pytest.mark.services
-def test_a_second_command_ends_with_a_message_and_begins_no_trial(
-    tmp_path: Path,
-    servers: dict[str, str],
-    study: SweepStudy,
-    store: Store,
-    holder: subprocess.Popen[str],
-) -> None:
-    lab = Lab(tmp_path / "lab", **servers, DYNOLAB_HOME=str(tmp_path))
-    file = tmp_path / "tried.yaml"
-    file.write_text(yaml.safe_dump(study.parameters.model_dump(mode="json", exclude_none=True)))
-    errors = complaints(lab.start(config=file, flow="sweep"))
-    assert f"process {holder.pid} on {os.uname().nodename} runs this sweep;" in errors
-    assert study.rows() == []

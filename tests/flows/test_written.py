@@ -12,7 +12,7 @@ from flows.deploy import FilledForm
 from flows.judge import JudgeParameters
 from flows.mitigation import ARMS, MitigationParameters
 from flows.parameters import STUDIES, load_parameters, parse_parameters
-from flows.study.parameters import StudyParameters
+from flows.study import StudyParameters
 from flows.sweep import SweepParameters
 
 

@@ -16,8 +16,7 @@ import pytest
 import redis
 
 from dynolab.errors import ConfigError
-from flows.sweep.memory import SweepStudy
-from flows.sweep.parameters import Dimension, SweepParameters
+from flows.sweep import Dimension, SweepParameters, SweepStudy
 from tasks.runtime.servers import postgres_redis
 from tasks.runtime.servers.postgres_redis import (
     backing_services,

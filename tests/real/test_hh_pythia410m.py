@@ -9,8 +9,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from flows.parameters import load_parameters
-from flows.study.parameters import StudyParameters, resolved
-from flows.study.steps import study_steps
+from flows.study import StudyParameters, resolved, study_steps
 
 FILE = Path(__file__).parents[2] / "deploy/studies/hh_pythia410m.yaml"
 MODEL_COMMIT, DATA_COMMIT = "a" * 40, "b" * 40
