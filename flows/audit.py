@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -27,7 +26,6 @@ from tasks.data import file_for_model
 from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
-from tasks.runtime.work import StageResult
 
 MODEL, TRAINED = "model", "trained"
 
@@ -76,8 +74,10 @@ def named_on_command_line(model: str | None, data: Path | None, trained: str | N
         settings["trained.model"] = trained
     if data is not None:
         read = file_for_model(data, model)
+        # Another file's page stands beside it.
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{data.stem}-audit").lstrip("._-")
         settings |= {
-            "name": _name(data),
+            "name": name,
             "data.source": "file",
             "data.path": str(data),
             "data.format": read.format,
@@ -90,15 +90,8 @@ def named_on_command_line(model: str | None, data: Path | None, trained: str | N
     return [as_change(name, value) for name, value in settings.items()]
 
 
-def _name(data: Path) -> str:
-    """The name of the audit of a file, so that another file's page stands beside it."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{data.stem}-audit").lstrip("._-")
-
-
-def resolved_audit(
-    parameters: AuditParameters, platform: Platform
-) -> tuple[AuditParameters, dict[str, StageResult]]:
-    """Pins the sources to their current content, and looks up the results that they name.
+def plan(parameters: AuditParameters, platform: Platform) -> Plan:
+    """Plans the import of models and data, the audit, its foresight, and the page.
 
     **Raises** `ConfigError` for an unknown result, or one without the needed files.
     """
@@ -113,39 +106,17 @@ def resolved_audit(
     update: dict[str, object] = dict(models)
     if named is None:
         update["data"] = resolve_data(parameters.data)
-    return parameters.model_copy(update=update), existing
-
-
-def audit_steps(parameters: AuditParameters, existing: Collection[str]) -> list[Step]:
-    """The audit's steps in order; names in `existing` are results, which need no step."""
-    page = AuditPageConfig(
-        name=parameters.name,
-        objective=parameters.audit.objective.name,
-        settings=parameters.as_yaml,
-    )
-    foresight, shown = [], {"data": "data", "audit": "audit"}
-    if parameters.trained is not None:
-        foresight = [
-            Step(
-                "foresight",
-                FORESIGHT,
-                ForesightConfig(),
-                {"data": "data", "audit": "audit", "model": TRAINED},
-            )
-        ]
+    known = parameters.model_copy(update=update)
+    steps = import_steps(known.models, existing, data=known.data)
+    steps.append(Step("audit", AUDIT, known.audit, {"data": "data", "model": MODEL}))
+    shown = {"data": "data", "audit": "audit"}
+    if known.trained is not None:
+        steps.append(Step("foresight", FORESIGHT, ForesightConfig(), {**shown, "model": TRAINED}))
         shown["foresight"] = "foresight"
-    return [
-        *import_steps(parameters.models, existing, data=parameters.data),
-        Step("audit", AUDIT, parameters.audit, {"data": "data", "model": MODEL}),
-        *foresight,
-        Step("audit-page", AUDIT_PAGE, page, shown),
-    ]
-
-
-def plan(parameters: AuditParameters, platform: Platform) -> Plan:
-    """Plans the import of models and data, the audit, its foresight, and the page."""
-    known, existing = resolved_audit(parameters, platform)
-    return Plan(known, audit_steps(known, existing), existing)
+    page = AuditPageConfig(
+        name=known.name, objective=known.audit.objective.name, settings=known.as_yaml
+    )
+    return Plan(known, [*steps, Step("audit-page", AUDIT_PAGE, page, shown)], existing)
 
 
 FLOW = StagedFlow(

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from dynolab.costs.machines import machine_named
-from dynolab.costs.stage import duration
 from dynolab.data.sources.config import rows_line
 from dynolab.data.unknown import UnknownTokens
 from dynolab.errors import ConfigError
@@ -91,9 +88,9 @@ def start(
     shown = stages[flow.page]
     answer = page_answer(store.folder(shown.address, shown.digest))
     show_results(console, flow.name, results, page, seconds, answer)
-    if REMEDIES in flow.beside:
-        show_remedies(console, parameters.name, page, results)
-    show_more_seeds(console, flow, file, changes)
+    if page.with_name(f"{parameters.name}-{REMEDIES}").exists() and REMEDIES in flow.beside:
+        command = remedies_command(parameters.name)
+        console.print(f"next    {command}", soft_wrap=True, markup=False, highlight=False)
     if wanted.json:
         print_json(
             flow=flow.name,
@@ -333,49 +330,3 @@ def _about_rows(results: Results) -> Iterator[str]:
     if unknown.tokens:
         option = unknown.option and f": add {unknown.option}"
         yield f"[yellow]{escape(f'{unknown}{option}')}[/yellow]"
-
-
-def show_remedies(console: Console, name: str, page: Path, results: Results) -> None:
-    """Prints the command that compares a study's remedies, if its file lies beside the page."""
-    file = page.with_name(f"{name}-{REMEDIES}")
-    if file.exists():
-        console.print(
-            f"next    {remedies_command(name)}  # {_remedies_time(file, results)}",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
-
-
-def show_more_seeds(
-    console: Console, flow: StagedFlow[Parameters], file: Path | None, changes: Sequence[str]
-) -> None:
-    """Prints the command that runs more seeds, after a comparison of a single one."""
-    asked = load_parameters(flow.parameters, file, changes)
-    seeds: tuple[int, ...] = getattr(asked, "seeds", ())
-    if len(seeds) != 1:
-        return
-    kept = [change for change in changes if change.partition("=")[0].strip() != "seeds"]
-    own: Any = load_parameters(flow.parameters, file, kept)
-    if len(own.seeds) == 1:
-        kept.append(f"seeds={[seeds[0] + further for further in range(3)]}")
-    options = (word for change in kept for word in ("--set", change))
-    words = [flow.name, *([str(file)] if file else []), *options]
-    console.print(
-        f"next    {invocation()} {shlex.join(words)}  # more seeds; this one’s trainings are kept",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
-
-
-def _remedies_time(file: Path, results: Results) -> str:
-    """About how long a comparison of remedies takes, by the study's own trainings."""
-    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    seeds, arms = len(settings["seeds"]), len(settings["arms"])
-    once = {
-        name: float(results[name]["metrics"].get("seconds", 0.0)) if name in results else 0.0
-        for name in ("sft", "preference")
-    }
-    seconds = seeds * (once["sft"] + arms * once["preference"])
-    return f"at least {duration(seconds)}: {arms} trainings and an audit with each of {seeds} seeds"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 from pydantic import (
@@ -100,15 +100,8 @@ def model_step(label: str) -> str:
     return f"model-{label}"
 
 
-def _read_by(label: str) -> str:
-    """Names of the existing results that a checkpoint's training read begin so."""
-    return f"{model_step(label)}."
-
-
-def resolved_forces(
-    parameters: ForcesParameters, platform: Platform
-) -> tuple[ForcesParameters, dict[str, StageResult]]:
-    """Pins the sources to their current content, and looks up the results that they name.
+def plan(parameters: ForcesParameters, platform: Platform) -> Plan:
+    """Plans the import of models and data, every checkpoint's forces, and the page.
 
     A recorded step may have to be replayed, so what its training read is looked up, too.
 
@@ -124,21 +117,27 @@ def resolved_forces(
         data=named,
         needed=("train.jsonl", "probes.jsonl"),
     )
-    checkpoints = {fields[field]: model for field, model in models.items()}
     existing = {
         model_step(fields[field]) if field in fields else field: result
         for field, result in results.items()
     }
-    for label, checkpoint in checkpoints.items():
-        if checkpoint.step is not None:
-            read = inputs_of(existing[model_step(label)], platform)
-            there = {name: result for name, result in read.items() if result is not None}
-            existing |= {_read_by(label) + name: result for name, result in there.items()}
+    update: dict[str, object] = {
+        "checkpoints": {fields[field]: model for field, model in models.items()}
+    }
     if named is None:
-        update = {"checkpoints": checkpoints, "data": resolve_data(parameters.data)}
-        return parameters.model_copy(update=update), existing
-    _check_data(existing["data"], parameters, platform)
-    return parameters.model_copy(update={"checkpoints": checkpoints}), existing
+        update["data"] = resolve_data(parameters.data)
+    known = parameters.model_copy(update=update)
+    read: dict[str, dict[str, str]] = {}
+    for label, checkpoint in known.checkpoints.items():
+        inputs = {}
+        if checkpoint.step is not None:
+            inputs = inputs_of(existing[model_step(label)], platform)
+        replayed = {f"{model_step(label)}.{name}": it for name, it in inputs.items() if it}
+        existing |= replayed
+        read[label] = {name: name for name in replayed}
+    if named is not None:
+        _check_data(existing["data"], known, platform)
+    return Plan(known, forces_steps(known, existing, read), existing)
 
 
 def _check_data(data: StageResult, parameters: ForcesParameters, platform: Platform) -> None:
@@ -157,18 +156,22 @@ def _check_data(data: StageResult, parameters: ForcesParameters, platform: Platf
             raise ConfigError(f"{part}.{error.field}", error.value, error.remedy) from error
 
 
-def forces_steps(parameters: ForcesParameters, existing: Collection[str]) -> list[Step]:
-    """The analysis's steps in order; names in `existing` are results, which need no step."""
+def forces_steps(
+    parameters: ForcesParameters,
+    existing: Collection[str],
+    read: Mapping[str, Mapping[str, str]],
+) -> list[Step]:
+    """The analysis's steps in order.
+
+    **Arguments:** `existing`: names of results, which need no step; `read`: by checkpoint those
+    that a replay of its training reads.
+    """
     labels = tuple(parameters.checkpoints)
     models = {label: model_step(label) for label in labels}
     reference = {}
     if parameters.needs_reference:
         reference = {"reference": models[parameters.reference_label]}
     checkpoints = {models[label]: parameters.checkpoints[label] for label in labels}
-    read = {
-        label: {name: name for name in existing if name.startswith(_read_by(label))}
-        for label in labels
-    }
     analyses = [
         Step(
             f"analysis-{label}",
@@ -205,12 +208,6 @@ def forces_steps(parameters: ForcesParameters, existing: Collection[str]) -> lis
         ),
         Step("force-page", FORCE_PAGE, page, {"kernel": "kernel", **analysed}),
     ]
-
-
-def plan(parameters: ForcesParameters, platform: Platform) -> Plan:
-    """Plans the import of models and data, every checkpoint's forces, and the page."""
-    known, existing = resolved_forces(parameters, platform)
-    return Plan(known, forces_steps(known, existing), existing)
 
 
 FLOW = StagedFlow(

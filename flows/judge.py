@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -27,7 +26,6 @@ from tasks.judge_page import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
 from tasks.policy_answers import ANSWERS, AnswersConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
-from tasks.runtime.work import StageResult
 from tasks.shared.data_and_base import seeded_data
 
 REFERENCE = "reference"
@@ -106,75 +104,46 @@ def policy_step(name: str) -> str:
     return f"policies.{name}"
 
 
-def resolved_judge(
-    parameters: JudgeParameters, platform: Platform
-) -> tuple[JudgeParameters, dict[str, StageResult]]:
-    """Pins the sources to their current content, and looks up the results that they name.
+def plan(parameters: JudgeParameters, platform: Platform) -> Plan:
+    """Plans the import of models, all answers, all judges' verdicts, and the page.
 
     **Raises** `ConfigError` for an unknown result, or one without a model.
     """
     models, existing = resolved_sources(parameters.models, platform, study=parameters.study)
+    data = parameters.data
+    if data is None:
+        assert parameters.study is not None, "without data there is a study"
+        study = load_parameters(StudyParameters, Path(parameters.study))
+        data = seeded_data(study.data, study.seed)
+    data = resolve_data(data)
     update = {
-        "data": resolve_data(_data(parameters)),
+        "data": data,
         "policies": {name: models[policy_step(name)] for name in parameters.policies},
         "reference": models.get(REFERENCE),
     }
-    return parameters.model_copy(update=update), existing
-
-
-def _data(parameters: JudgeParameters) -> DataConfig:
-    if parameters.data is not None:
-        return parameters.data
-    assert parameters.study is not None, "without data there is a study"
-    study = load_parameters(StudyParameters, Path(parameters.study))
-    return seeded_data(study.data, study.seed)
-
-
-def judge_steps(parameters: JudgeParameters, existing: Collection[str]) -> list[Step]:
-    """The comparison's steps in order; names in `existing` are results, which need no step."""
-    assert parameters.data is not None, "resolved parameters have data"
-    answers = [
-        Step(
-            f"answers-{name}",
-            ANSWERS,
-            parameters.answers,
-            {"prompts": "prompts", "model": policy_step(name)},
+    known = parameters.model_copy(update=update)
+    steps = [Step("prompts", PROMPTS, data), *import_steps(known.models, existing)]
+    for name in known.policies:
+        reads = {"prompts": "prompts", "model": policy_step(name)}
+        steps.append(Step(f"answers-{name}", ANSWERS, known.answers, reads))
+    answered = {f"{ANSWERS_OF}{name}": f"answers-{name}" for name in known.policies}
+    for name, judge in known.judges.items():
+        job = JudgeJob(
+            label=name, judge=judge, baseline=known.baseline_label, policies=known.others
         )
-        for name in parameters.policies
-    ]
-    answered = {f"{ANSWERS_OF}{name}": f"answers-{name}" for name in parameters.policies}
-    judges = [_judge(parameters, name, answered) for name in parameters.judges]
+        likely = {REFERENCE: REFERENCE} if isinstance(judge, LogProbJudgeConfig) else {}
+        steps.append(Step(f"judge-{name}", JUDGE, job, {**answered, **likely}))
     page = JudgePageConfig(
-        name=parameters.name,
-        baseline=parameters.baseline_label,
-        policies=parameters.others,
-        judges=parameters.judges,
-        answers=parameters.answers,
-        settings=parameters.as_yaml,
+        name=known.name,
+        baseline=known.baseline_label,
+        policies=known.others,
+        judges=known.judges,
+        answers=known.answers,
+        settings=known.as_yaml,
     )
-    judged = {f"{JUDGED_BY}{name}": f"judge-{name}" for name in parameters.judges}
-    return [
-        Step("prompts", PROMPTS, parameters.data),
-        *import_steps(parameters.models, existing),
-        *answers,
-        *judges,
-        Step("judge-page", JUDGE_PAGE, page, {**answered, **judged}),
-    ]
-
-
-def _judge(parameters: JudgeParameters, name: str, answered: dict[str, str]) -> Step:
-    judge = parameters.judges[name]
-    job = JudgeJob(
-        label=name, judge=judge, baseline=parameters.baseline_label, policies=parameters.others
-    )
-    reads = {REFERENCE: REFERENCE} if isinstance(judge, LogProbJudgeConfig) else {}
-    return Step(f"judge-{name}", JUDGE, job, {**answered, **reads})
-
-
-def plan(parameters: JudgeParameters, platform: Platform) -> Plan:
-    """Plans the import of models, all answers, all judges' verdicts, and the page."""
-    known, existing = resolved_judge(parameters, platform)
-    return Plan(known, judge_steps(known, existing), existing)
+    judged = {f"{JUDGED_BY}{name}": f"judge-{name}" for name in known.judges}
+    steps.append(Step("judge-page", JUDGE_PAGE, page, {**answered, **judged}))
+    return Plan(known, steps, existing)
 
 
 FLOW = StagedFlow("judge", JudgeParameters, plan, page="judge-page", file="judge.html", pool="cpu")

@@ -45,41 +45,6 @@ class ProbesParameters(FlowParameters):
         return self
 
 
-def resolved_probes(parameters: ProbesParameters) -> ProbesParameters:
-    """Sets all seeds, and pins the sources to their current content.
-
-    **Raises** `ConfigError` for a missing source.
-    """
-    seed, base = parameters.seed, parameters.base
-    return parameters.model_copy(
-        update={
-            "data": resolve_data(seeded_data(parameters.data, seed)),
-            "base": None if base is None else resolve_base(seeded_base(base, seed)),
-            "probe_set": parameters.probe_set.model_copy(update={"seed": seed}),
-        }
-    )
-
-
-def probes_steps(parameters: ProbesParameters) -> list[Step]:
-    """The steps in order: data, the untrained policy, if set, and the probe set."""
-    steps = [Step("data", DATA, parameters.data)]
-    base = parameters.base
-    if base is not None:
-        steps.append(base_step("base", base, data="data"))
-    return [
-        *steps,
-        probe_set_step(
-            "probe-set", parameters.probe_set, data="data", model=None if base is None else "base"
-        ),
-    ]
-
-
-def probe_set_step(name: str, config: ProbeSetConfig, *, data: str, model: str | None) -> Step:
-    """The step that builds a probe set from step `data` and, if given, step `model`."""
-    reads = {"data": data} if model is None else {"data": data, "model": model}
-    return Step(name, PROBE_SET, config, reads)
-
-
 def watched_rows_and_base(
     data: DataConfig, base: BaseConfig, built: ProbeSetConfig | None, suffix: str = ""
 ) -> list[Step]:
@@ -92,14 +57,29 @@ def watched_rows_and_base(
     rows = f"{'data' if built is None else 'rows'}{suffix}"
     steps = [Step(rows, DATA, data), base_step(f"base{suffix}", base, data=rows)]
     if built is not None:
-        steps.append(probe_set_step(f"data{suffix}", built, data=rows, model=f"base{suffix}"))
+        reads = {"data": rows, "model": f"base{suffix}"}
+        steps.append(Step(f"data{suffix}", PROBE_SET, built, reads))
     return steps
 
 
 def plan(parameters: ProbesParameters, _: Platform) -> Plan:
-    """Plans the data, the untrained policy, if set, and the probe set."""
-    known = resolved_probes(parameters)
-    return Plan(known, probes_steps(known))
+    """Plans the data, the untrained policy, if set, and the probe set.
+
+    **Raises** `ConfigError` for a missing source.
+    """
+    seed, base = parameters.seed, parameters.base
+    known = parameters.model_copy(
+        update={
+            "data": resolve_data(seeded_data(parameters.data, seed)),
+            "base": None if base is None else resolve_base(seeded_base(base, seed)),
+            "probe_set": parameters.probe_set.model_copy(update={"seed": seed}),
+        }
+    )
+    steps, reads = [Step("data", DATA, known.data)], {"data": "data"}
+    if known.base is not None:
+        steps.append(base_step("base", known.base, data="data"))
+        reads["model"] = "base"
+    return Plan(known, [*steps, Step("probe-set", PROBE_SET, known.probe_set, reads)])
 
 
 FLOW = StagedFlow(

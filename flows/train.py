@@ -15,7 +15,6 @@ from flows.study import (
     resolved,
     study_steps,
 )
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 
 
@@ -31,27 +30,15 @@ class TrainParameters(StudyParameters):
         return self
 
 
-def resolved_training(parameters: TrainParameters) -> TrainParameters:
-    """Resolves the parameters as `resolved` does a study's."""
+def plan(parameters: TrainParameters, _: Platform) -> Plan:
+    """Plans the study's steps that the last training needs; a later study reuses their results."""
     known = resolved(parameters)
-    assert isinstance(known, TrainParameters)
-    return known
-
-
-def train_steps(parameters: TrainParameters) -> list[Step]:
-    """The study's steps that the last training needs, in order."""
-    steps = study_steps(parameters)
+    steps = study_steps(known)
     needed: set[str] = {parameters.until}
     for step in reversed(steps):
         if step.name in needed:
             needed |= set(step.inputs.values())
-    return [step for step in steps if step.name in needed]
-
-
-def plan(parameters: TrainParameters, _: Platform) -> Plan:
-    """Plans the steps up to the last training; a later study reuses their results."""
-    known = resolved_training(parameters)
-    steps = train_steps(known)
+    steps = [step for step in steps if step.name in needed]
     return Plan(known, steps, tags={"seed": str(known.seed)}, trained=steps[-1].name)
 
 

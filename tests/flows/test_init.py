@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.data.sources.load import load_data
 from dynolab.errors import ConfigError
 from flows.audit import AuditParameters, named_on_command_line
 from flows.doctor import examine
 from flows.init import write_study
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved
-from models.language import load_tokenizer
 from tests.training.small import make_policy, make_rows, make_tokenizer
 
 
@@ -48,35 +46,6 @@ def test_the_file_names_its_sources_from_its_folder_and_runs(
     assert study.name == "mine" and study.data.path == str(folder / "pairs.jsonl")
     assert study.sft is not None and study.sft.steps == 20
     assert study.preference.objective.name == "dpo"
-
-
-def test_chat_messages_and_transcripts_are_recognised(folder: Path) -> None:
-    """By their first row; the model's own template writes messages."""
-    rows = make_rows(24)
-    turns = [
-        [{"role": "user", "content": row.prompt}, {"role": "assistant", "content": answer}]
-        for row in rows
-        for answer in (row.chosen, row.rejected)
-    ]
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
-    tokenizer.save_pretrained(folder / "my model")
-    chat = [{"chosen": turns[2 * n], "rejected": turns[2 * n + 1]} for n in range(24)]
-    said = "\n\nHuman: {}\n\nAssistant: {}".format
-    hh = [
-        {"chosen": said(row.prompt, row.chosen), "rejected": said(row.prompt, row.rejected)}
-        for row in rows
-    ]
-    for name, content in (("chat", chat), ("hh", hh)):
-        data = folder / f"{name}.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in content))
-        file = folder / f"{name}.yaml"
-        write_study(file, model=str(folder / "my model"), data=data, program="dynolab")
-        study = resolved(load_parameters(StudyParameters, file))
-        assert study.data.format == name
-        changes = named_on_command_line(str(folder / "my model"), data, None)
-        assert f'data.format="{name}"' in changes
-        assert len(load_data(data, load_tokenizer(folder / "my model")).pairs) == 22
 
 
 def test_messages_for_a_model_without_a_template_become_turns(folder: Path) -> None:

@@ -12,16 +12,14 @@ import pytest
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import read_value
 from dynolab.data.sources.load import DataConfig
-from dynolab.errors import ConfigError
 from dynolab.forces import ForceMap, split_step
-from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
+from dynolab.results.forces import AnalysisFacts, PairForce, ResponseTermsRow
 from dynolab.results.study import ForceRow, TokenMap
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from models.language import folder_context, load_tokenizer
 from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.group_training import GROUP, PROMPTS
-from tasks.kernel import KERNEL, KernelJob
 from tasks.runtime.work import StageResult
 from tasks.shared.policies import load_policy
 from tasks.shared.selection import SelectionConfig, observed_answers
@@ -165,31 +163,3 @@ def test_what_a_step_sampled_is_what_pushes(
         assert min(sign * rate for rate in row.learning_rate) >= 0
     for pushes in analysed.rows(result, "token_maps.jsonl", TokenMap):
         assert pushes.chosen_tokens and pushes.rejected_tokens
-
-
-def test_a_gradient_step_can_be_one_of_the_last_layers_adapters_alone(
-    analysed: Analysed, trained: dict[str, StageResult]
-) -> None:
-    asked = {"step": None, "objective": {"name": "sft"}, "adapters": True, "last_layers": 1}
-    result = run_analysis(analysed, trained["adapters"], **asked)
-    folder = analysed.folder(result)
-    facts = read_value(folder / "analysis.json", AnalysisFacts)
-    assert (facts.adapters, facts.last_layers, facts.step) == (True, 1, None)
-    assert facts.sum_error is not None and facts.sum_error < 1e-4
-    assert facts.outside is not None and 0 < facts.outside < 1.5
-    moved = ForceMap.open(folder / "map").facts.subspace
-    assert moved and all("lora_" in name for name in moved)
-    with pytest.raises(ConfigError, match="adapters = True: the checkpoint is no training of"):
-        run_analysis(analysed, analysed.sft, **asked)
-
-
-def test_the_kernel_at_a_step_of_adapters_is_theirs(
-    analysed: Analysed, trained: dict[str, StageResult]
-) -> None:
-    models = {"model_step": trained["adapters"], "model_end": trained["adapters"]}
-    config = KernelJob(labels=("step", "end"), steps={"step": STEP}, rank=2, probes=2, **SMALL)
-    result = analysed.run(KERNEL, config, data=analysed.data, **models)
-    found = read_value(analysed.folder(result) / "kernel.json", KernelFindings)
-    assert found.adapters == ("step",)
-    # Few weights couple less than all of them do.
-    assert result.metrics["kernel/size/step"] < result.metrics["kernel/size/end"]

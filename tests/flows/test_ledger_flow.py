@@ -105,28 +105,6 @@ def test_segments_change_nothing(analysed: Analysed, dpo: Trained) -> None:
     assert tables(analysed, ledger(analysed, *dpo, fresh=True, disk_bytes=small)) == whole
 
 
-def test_a_ledger_of_drawn_steps_has_what_the_whole_one_says_of_them(
-    analysed: Analysed, dpo: Trained
-) -> None:
-    """Momentum between the drawn steps is interpolated, the rest is the same."""
-    whole = tables(analysed, ledger(analysed, *dpo))["lines"]
-    drawn = ledger(analysed, *dpo, every=3, disk_bytes=two_steps_of_records(analysed) // 2)
-    steps = read_table(analysed.folder(drawn), "steps")
-    weights = dict(zip(steps["step"], steps["weight"], strict=True))
-    assert len(weights) == 4
-    assert sum(weights.values()) == 6
-    known = dict(zip(zip(*keys(whole), strict=True), whole["nats"], strict=True))
-    lines = read_table(analysed.folder(drawn), "lines")
-    own = dict(zip(zip(*keys(lines), strict=True), lines["nats"], strict=True))
-    assert {step for step, _, _ in own} == set(weights)
-    apart = sum((nats - known[key]) ** 2 for key, nats in own.items())
-    assert apart < 0.01 * sum(known[key] ** 2 for key in own)
-
-
-def keys(lines: dict[str, list[Any]]) -> list[list[Any]]:
-    return [lines[name] for name in ("step", "response", "functional")]
-
-
 def test_a_ledger_that_was_ended_goes_on(
     analysed: Analysed, dpo: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

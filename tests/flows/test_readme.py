@@ -118,14 +118,10 @@ def test_every_page_is_in_the_contents() -> None:
     assert listed == {str(page.relative_to(MANUAL))[:-3] for page in PAGES} - {"index"}
 
 
-def test_the_numbers_of_three_tokens_are_those_of_a_softmax(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The table, by autograd in float64; the account adds up as its text says."""
+def test_the_numbers_of_three_tokens_are_those_of_a_softmax() -> None:
+    """The table, by autograd in float64."""
     import torch
 
-    monkeypatch.syspath_prepend(str(MANUAL))
-    pictures: Any = pytest.importorskip("pictures", reason="needs matplotlib")
     text = (MANUAL / "explain" / "forces.md").read_text().replace("−", "-")
     rows = re.findall(r"^\| [abc] \|(.*)\|$", text, re.MULTILINE)
     table = torch.tensor([[float(cell) for cell in row.split("|")] for row in rows]).double()
@@ -139,12 +135,3 @@ def test_the_numbers_of_three_tokens_are_those_of_a_softmax(
             torch.testing.assert_close(table[:, column + 1], change, atol=0.005, rtol=0)
         else:
             torch.testing.assert_close(table[:, column], change, atol=0.005, rtol=0)
-    chosen, rejected, measured = pictures.account()
-    ledger = (MANUAL / "explain" / "ledger.md").read_text()
-    assert all(f"{abs(sums[-1]):.2f}" in ledger for sums in (chosen, rejected, measured))
-    assert abs(chosen + rejected - measured).max() < 0.001
-    accuracy = (MANUAL / "explain" / "accuracy.md").read_text()
-    lift = pictures.force(1)
-    told = [pictures.stepped(lift, rate)[1] for rate in (0.1, 1)]
-    told += [pictures.first_order(lift)[1] * rate for rate in (0.1, 1)]
-    assert all(f"{value:.2g}" in accuracy for value in told)

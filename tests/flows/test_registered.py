@@ -37,23 +37,6 @@ def client(servers: dict[str, str]) -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def test_runs_of_the_first_queue_start_before_those_that_waited_longer(
-    client: SyncPrefectClient,
-) -> None:
-    one = client.read_deployment_by_name("train/sft").id
-    given = {"settings": {"study_file": "builtin.yaml"}}
-    late = client.create_flow_run_from_deployment(one, parameters=given)
-    urgent = client.create_flow_run_from_deployment(
-        one, parameters=given, work_queue_name=deploy.URGENT
-    )
-    started = []
-    for _ in range(2):  # the pool has one place
-        (given_out,) = client.get_scheduled_flow_runs_for_work_pool("training")
-        started.append(given_out.flow_run.id)
-        client.delete_flow_run(started[-1])
-    assert started == [urgent.id, late.id]
-
-
 def test_what_people_chose_in_prefect_outlives_the_next_registration(
     client: SyncPrefectClient,
 ) -> None:

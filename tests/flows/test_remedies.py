@@ -84,21 +84,6 @@ def test_the_first_seed_starts_from_the_studys_results(
         assert first.inputs == {name: f"{read}-0" for name, read in step.inputs.items()}
 
 
-@pytest.mark.parametrize(("warmup", "arms"), [(0, ["warmed-up"]), (3, [])])
-def test_a_study_without_a_warm_up_is_offered_one(
-    warmup: int, arms: list[str], tmp_path: Path
-) -> None:
-    own = study(f"preference.warmup_steps={warmup}", "preference.steps=100")
-    comparison = offered(own, tmp_path)
-    warmed = {label: arm for label, arm in comparison.arms.items() if arm.warmup_steps is not None}
-    assert list(warmed) == arms
-    for arm in warmed.values():
-        assert arm.training(comparison.training, comparison.on_policy, 0).warmup_steps == 20
-    baseline = comparison.arms["as-it-was"]
-    trained = baseline.training(comparison.training, comparison.on_policy, 0)
-    assert trained.warmup_steps == warmup
-
-
 def test_the_studys_account_adds_an_arm_without_the_pairs_that_it_names(tmp_path: Path) -> None:
     ledger = write_ledger(tmp_path)
     text = with_named_arm(file_of(study()), ledger)

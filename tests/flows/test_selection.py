@@ -41,12 +41,6 @@ def test_named_pairs_are_observed_and_update(data: Path) -> None:
     assert [row.id for row in updating_rows(data, config, DPOConfig(), named)] == ["q1"]
 
 
-def test_a_named_pair_that_is_not_watched_updates_only(data: Path) -> None:
-    config, named = SelectionConfig(), ("q1", "q3")
-    assert {row.pair_id for row in observed_rows(data, config, named)} == {"q1"}
-    assert [row.id for row in updating_rows(data, config, DPOConfig(), named)] == ["q1", "q3"]
-
-
 def test_pairs_that_are_not_there_are_refused(data: Path) -> None:
     with pytest.raises(ConfigError, match=r"pair_ids = 'q3': none of them is watched.*q0, q1"):
         observed_rows(data, SelectionConfig(), ("q3",))
