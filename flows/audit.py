@@ -1,4 +1,4 @@
-"""The audit: a model and preference pairs → what a step on each pair would do → page."""
+"""The audit: a model and preference pairs → the effect of one step on each pair → page."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ FLOW = StagedFlow(
     pool="cpu",
     forms={
         "audit": Form(
-            "What a step on each pair would do, before training.",
+            "The effect of one step on each pair, before training.",
             {
                 "study": "study",
                 "data_result": "data_result",

@@ -1,4 +1,4 @@
-"""Retrains without some pairs; sets the changes beside what ledger and metagradient predicted."""
+"""Retrains without some pairs; compares the changes with forecasts of ledger and metagradient."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ FLOW = StagedFlow(
     file="counterfactual.html",
     forms={
         "counterfactual": Form(
-            "Preference training without some pairs, beside what the ledger says that these did.",
+            "Preference training without some pairs, compared with the ledger's forecast.",
             {
                 "study": "study",
                 "groups": "groups",

@@ -1,4 +1,4 @@
-"""The ledger: a finished training → the account of all its steps → page."""
+"""The ledger: a finished training → which example moved which answer at each step → page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READS = {
 
 
 class LedgerParameters(FlowParameters):
-    """Parameters of the account of a finished training."""
+    """Parameters of the ledger of a finished training."""
 
     name: Name = Field("ledger", description="Name of the run and of its page's file.")
     study: FilePath | None = Field(
@@ -41,7 +41,7 @@ class LedgerParameters(FlowParameters):
 
 
 def plan(parameters: LedgerParameters, platform: Platform) -> Plan:
-    """Plans the account and its page; what the training read is found by its lineage.
+    """Plans the ledger and its page; the inputs of the training are found by its lineage.
 
     **Raises** `ConfigError` for a result that is no training, or whose inputs are gone.
     """
@@ -91,7 +91,7 @@ FLOW = StagedFlow(
     file="ledger.html",
     forms={
         "ledger": Form(
-            "The account of a finished training: which example moved which answer, step by step.",
+            "Which example moved which answer, at each step of a finished training.",
             {
                 "study": "study",
                 "trained": "trained",

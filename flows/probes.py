@@ -91,7 +91,7 @@ FLOW = StagedFlow(
     pool="cpu",
     forms={
         "probes": Form(
-            "The answers that a study watches.",
+            "Answers that a study probes.",
             {
                 **SOURCE_FIELDS,
                 "seed": "seed",

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 FLOWS = {
     "study": "Run the study: data, base, SFT, preference training, probe, forces, report.",
-    "audit": "Rank preference pairs, before training, by what a step on each would do.",
+    "audit": "Rank preference pairs, before training, by the effect of one step on each.",
     "forces": "Measure which token pushes which, at checkpoints of the store, a folder or the Hub.",
-    "ledger": "Account for a whole training: which example moved which answer at which step.",
-    "counterfactual": "Train without some pairs, beside what the ledger says that these did.",
+    "ledger": "Measure over a whole training which example moved which answer at which step.",
+    "counterfactual": "Train without some pairs, and compare with the ledger's forecast.",
     "judge": "Compare models' answers by judges: exact rewards, a model's likelihood or an LLM.",
-    "probes": "Build the answers that a study watches, of any kind, from any pairs.",
+    "probes": "Build probe answers of any kind from any pairs.",
     "mitigation": "Compare remedies against squeezing: changes to DPO, its pairs, its start.",
     "reproduce": "Check which of the papers' findings on finetuning a model and data show.",
     "grpo": "Compare trainings on groups of the model's own answers: GRPO and its relatives.",

@@ -88,7 +88,7 @@ class StudyParameters(FlowParameters):
         KernelConfig(), description="How strongly answers are coupled; null: not measured."
     )
     ledger: LedgerConfig | None = Field(
-        None, description="The account of all of preference training's steps; null: none is kept."
+        None, description="Ledger of all steps of preference training; null: none."
     )
     squeezing: SqueezingConfig | None = Field(
         SqueezingConfig(), description="Where rising probability went; null: not measured."

@@ -1,4 +1,4 @@
-"""Settings are merged into their defaults; a study file's paths start from its own folder."""
+"""Settings are merged into their defaults; paths in a study file start from its folder."""
 
 from __future__ import annotations
 
