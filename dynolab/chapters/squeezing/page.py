@@ -149,9 +149,13 @@ def _shapes(points: Sequence[ShapePoint]) -> Figure:
     def lines(shape: str, measured: str) -> Iterator[Line]:
         for classes in sorted({point.classes for point in points}):
             own = [point for point in points if (point.shape, point.classes) == (shape, classes)]
-            ends = ("", "_low", "_high")
             intervals = [
-                Interval(*(getattr(point, measured + end) for end in ends), point.cases)
+                Interval(
+                    getattr(point, measured),
+                    getattr(point, f"{measured}_low"),
+                    getattr(point, f"{measured}_high"),
+                    point.cases,
+                )
                 for point in own
             ]
             yield Line(f"V = {classes:,}", [np.log10(point.value) for point in own], intervals)
@@ -251,7 +255,8 @@ def _ranks(ranks: Sequence[RankChange]) -> Figure:
         y={"zeroline": True},
         y_title="Δ log π (nats)",
     )
-    lines = {"measured": "measured", **_PICTURES}
+    lines: dict[str, str] = {"measured": "measured"}
+    lines.update(_PICTURES)
     dashes = ("solid", "dot", "dash", "dashdot")
     for col, answer in enumerate(_ANSWERS, start=1):
         own = [row for row in ranks if row.answer == answer]
