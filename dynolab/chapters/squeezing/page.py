@@ -21,14 +21,14 @@ from dynolab.report.figure import (
 from dynolab.report.lines import Line, LinePanel, line_plot
 from dynolab.report.style import CHOSEN, DOWN, HISTORY, INK, REJECTED, UP
 from dynolab.report.text import plotly_text
-from dynolab.results.pushes import Answer, LeftOver, PairPush, Picture, RankChange
+from dynolab.results.pushes import Answer, LeftOver, PairPush, RankChange
 from dynolab.results.softmax import CaseCount, Panel, ShapePoint, StepPath
 from dynolab.statistics import Interval
 
 _FEW = 100
 """Up to so many classes the axis of ranks is linear."""
 
-_PICTURES: dict[Picture, str] = {
+_PICTURES: dict[str, str] = {
     "own_token": "one softmax, token by token",
     "last_layer": "last layer, features fixed",
     "first_order": "all weights, first order",
@@ -255,8 +255,7 @@ def _ranks(ranks: Sequence[RankChange]) -> Figure:
         y={"zeroline": True},
         y_title="Δ log π (nats)",
     )
-    lines: dict[str, str] = {"measured": "measured"}
-    lines.update(_PICTURES)
+    lines = {"measured": "measured", **_PICTURES}
     dashes = ("solid", "dot", "dash", "dashdot")
     for col, answer in enumerate(_ANSWERS, start=1):
         own = [row for row in ranks if row.answer == answer]
