@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from dynolab import __version__
 from dynolab.errors import ConfigError, DynolabError
-from flows.registry import FLOWS, load_flow
+from flows.registry import CHAPTERS, FLOWS, load_flow
 from tasks.runtime.system.computing import COMPUTING
 
 app = typer.Typer(
@@ -77,11 +77,10 @@ Json = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", metavar="", help="Compute every stage again.")]
 
 
-START, FORCES, COMPARE, CHAPTERS, RESULTS = (
+START, FORCES, COMPARE, RESULTS = (
     "Start here",
     "Forces and answers",
     "Comparisons of trainings",
-    "Chapters beyond finetuning",
     "Results and servers",
 )
 """Groups of commands, in the order of the help."""
@@ -90,10 +89,6 @@ GROUPS = {
     "study": START,
     **dict.fromkeys(("forces", "ledger", "counterfactual", "judge", "probes"), FORCES),
     **dict.fromkeys(("mitigation", "reproduce", "grpo"), COMPARE),
-    **dict.fromkeys(
-        ("squeezing", "coupling", "simplicity", "classification", "supervision", "transfer"),
-        CHAPTERS,
-    ),
 }
 """Flow → group of its command, for flows whose commands take the same options.
 
@@ -250,6 +245,17 @@ def doctor(as_json: Json = False) -> None:
 for _name, _group in GROUPS.items():
     if _name != "study":
         app.command(_name, help=FLOWS[_name], rich_help_panel=_group)(flow_command(_name))
+
+chapter = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    chapter,
+    name="chapter",
+    help="Run a chapter beyond finetuning: classifiers, transfer, simplicity, squeezing …",
+    rich_help_panel=COMPARE,
+)
+for _name, _about in CHAPTERS.items():
+    chapter.command(_name, help=_about)(flow_command(_name))
+    app.command(_name, help=_about, hidden=True)(flow_command(_name))  # its name until 0.2
 
 
 @app.command(rich_help_panel=COMPARE)

@@ -7,7 +7,6 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
-from dynolab.chapters.classifiers.seeds import Seeds
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig
@@ -31,6 +30,7 @@ from tasks.runtime.pipeline import Step
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
 from tasks.shared.data_and_base import check_model_fits_data, seeded_base, seeded_data
 from tasks.shared.pair_inputs import answers_of, filter_of, judge_of, start_of, training_of
+from tasks.shared.seeds import Seeds
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]

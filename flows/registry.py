@@ -1,4 +1,7 @@
-"""The flows and their descriptions; each is `FLOW` in `flows/<name>.py` or package."""
+"""The flows and their descriptions; each is `FLOW` in `flows/<name>.py` or package.
+
+Chapters are in `flows/chapter`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flows.flow import Flow
+
+CHAPTERS = {
+    "squeezing": "Show where pushed-down probability goes, in one softmax and in a model.",
+    "coupling": "Check whether the same answers stay coupled, over learning rates and under DPO.",
+    "simplicity": "Compare which mappings from objects to messages are learned fast, and why.",
+    "classification": "Measure which image pushes which, and how every example is learned.",
+    "supervision": "Compare what to teach when labels are wrong, and what is learned faster.",
+    "transfer": "Compare ways to prepare a task head before full finetuning.",
+}
+"""The chapters: what `dynolab chapter NAME` runs."""
 
 FLOWS = {
     "study": "Run the study: data, base, SFT, preference training, probe, forces, report.",
@@ -21,17 +34,15 @@ FLOWS = {
     "grpo": "Compare trainings on groups of the model's own answers: GRPO and its relatives.",
     "train": "Train as a study does, without its analyses.",
     "sweep": "Try settings of another flow: a grid, draws or Optuna's TPE.",
-    "squeezing": "Show where pushed-down probability goes, in one softmax and in a model.",
-    "coupling": "Check whether the same answers stay coupled, over learning rates and under DPO.",
-    "simplicity": "Compare which mappings from objects to messages are learned fast, and why.",
-    "classification": "Measure which image pushes which, and how every example is learned.",
-    "supervision": "Compare what to teach when labels are wrong, and what is learned faster.",
-    "transfer": "Compare ways to prepare a task head before full finetuning.",
+    **CHAPTERS,
 }
 """Name → description on the command line and in Prefect. Listing them imports no flow."""
 
 
 def load_flow(name: str) -> Flow[Any]:
     """Imports the flow with this name."""
+    if name in CHAPTERS:
+        chapter: Flow[Any] = import_module("flows.chapter").CHAPTERS[name]
+        return chapter
     flow: Flow[Any] = import_module(f"flows.{name}").FLOW
     return flow

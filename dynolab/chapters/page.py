@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+from numpy import ndarray
 
 from dynolab.claims.verdict import Outcome, Verdict
-from dynolab.data.rows import write_rows
-from dynolab.report.figure import Figure
-from dynolab.report.inputs.files import StageFacts
+from dynolab.data.rows import Row, write_rows
+from dynolab.report.figure import CELLS, Figure, subplots
+from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.report.lines import Line
 from dynolab.report.page import Page, Section, Tile, section, write_page
+from dynolab.report.style import DIVERGING, SEQUENTIAL
 from dynolab.report.verdicts import claims_tile, counts_of, outcome_counts, verdict_table
+from dynolab.statistics import mean_interval
 
 _COUNTED: Mapping[Outcome, str] = {"holds": "hold", "fails": "fail"}
 _HOW_JUDGED = (
     "Holds: every interval lies on the expected side of its bound; fails: one lies wholly on the "
     "other side; unclear: neither. A claim about every case fails if one case violates it."
 )
+
+BANDS = "Means over seeds; bands and brackets: 95% t-intervals over seeds."
+Item = TypeVar("Item")
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a page shows of the run's settings.
+
+    `learning_rates`: those of the kernels in their order, or the one that figures of class pairs
+    show; `digits`: the classes are the ten digits.
+    """
+
+    learning_rates: Sequence[float] = ()
+    digits: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,3 +94,65 @@ def claim_section(chapter: Chapter) -> Section:
         verdict_table("about", verdicts, words={}),
         note=f"{chapter.source} {_HOW_JUDGED}".strip(),
     )
+
+
+def read_rows(folders: Iterable[Path], file: str, row: type[AnyRow]) -> list[AnyRow]:
+    """The rows of a file in every folder that has it, folder by folder."""
+    return [item for folder in folders for item in rows(folder, file, row)]
+
+
+def path_line(name: str, x: Sequence[float], values: Float[ndarray, "seeds x"]) -> Line:
+    """Means over seeds of one path for each seed."""
+    return Line(name, x, [mean_interval(at) for at in np.asarray(values, dtype=float).T])
+
+
+def lines_by(
+    items: Iterable[Item],
+    line: Callable[[Item], Hashable],
+    x: Callable[[Item], float],
+    value: Callable[[Item], float | None],
+) -> list[Line]:
+    """Means over the items of each line at each x; items without a value are left out."""
+    found: dict[Hashable, dict[float, list[float]]] = {}
+    for item in items:
+        number = value(item)
+        if number is not None and np.isfinite(number):
+            found.setdefault(line(item), {}).setdefault(x(item), []).append(number)
+    return [
+        Line(str(name), sorted(own), [mean_interval(np.array(own[at])) for at in sorted(own)])
+        for name, own in found.items()
+    ]
+
+
+def grid_plot(
+    grids: Mapping[str, Float[ndarray, "rows columns"]], across: str, down: str, **layout: Any
+) -> go.Figure:
+    """Heat maps of classes by classes under their titles.
+
+    A map with negative numbers has a diverging scale, whose range the cells off the diagonal set.
+    """
+    plot = subplots(list(grids), 440, space=0.12, y_title=down, **layout)
+    for col, values in enumerate(grids.values(), start=1):
+        names = [str(number) for number in range(len(values))]
+        diverging = bool((values < 0).any())
+        end = float(np.abs(values[~np.eye(len(values), dtype=bool)]).max())
+        plot.add_heatmap(
+            z=values.round(6),
+            x=names,
+            y=names,
+            colorscale=DIVERGING if diverging else SEQUENTIAL,
+            zmin=-end if diverging else None,
+            zmax=end if diverging else None,
+            xgap=1,
+            ygap=1,
+            colorbar={
+                "thickness": 10,
+                "x": plot.get_subplot(1, col).xaxis.domain[1] + 0.01,
+                "nticks": 5,
+            },
+            hovertemplate=f"{down} %{{y}}, {across} %{{x}}: %{{z:.3g}}<extra></extra>",
+            row=1,
+            col=col,
+        )
+    plot.update_xaxes(type="category", title_text=across, **CELLS)
+    return plot.update_yaxes(type="category", autorange="reversed", **CELLS)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from dynolab.chapters.classification.force_claims import assess_forces, off_diagonal, window
-from dynolab.chapters.classification.force_figures import rank_figure
 from dynolab.chapters.classification.force_study import (
     ForceFindings,
     ForceStudyConfig,
@@ -18,12 +17,10 @@ from dynolab.chapters.classification.force_study import (
     pulls,
     study_forces,
 )
-from dynolab.chapters.classification.page import classification_chapter
 from dynolab.chapters.classification.rows import ClassifierState, KernelRanks
 from dynolab.chapters.classifiers.many import SGDConfig, batch_order
 from dynolab.chapters.images.images import ImageConfig, ImageSplits, load_images
 from dynolab.errors import ConfigError
-from dynolab.report.figure import Figure
 from dynolab.statistics import rank_correlation
 from models.vision import build_classifier
 from tests.chapters.plain import train
@@ -110,8 +107,6 @@ def test_a_learning_rate_that_diverges_is_told_and_leaves_the_others_as_they_are
     for rows in (again.states, again.ranks):
         assert {row.learning_rate for row in rows} == {0.01, 0.1}
     assert [row.accuracy for row in again.states] == [row.accuracy for row in found.states]
-    figure = rank_figure(again.ranks, again.diverged)
-    assert "MLP diverged at η = 1e+20 (seeds: 2, first at step 2)" in figure.message
 
 
 def test_a_main_learning_rate_that_diverges_is_refused(data: ImageSplits) -> None:
@@ -193,7 +188,7 @@ def test_claims_read_the_pairing_of_classes() -> None:
     ] == "fails"
 
 
-def test_what_a_figure_is_there_to_show_stands_beside_it_with_its_verdict() -> None:
+def test_a_rank_counts_the_stronger_pulls() -> None:
     generator, rows = np.random.default_rng(0), []
     for seed, epoch in product(range(5), (1, 2)):
         pull = generator.random((10, 10))
@@ -202,13 +197,6 @@ def test_what_a_figure_is_there_to_show_stands_beside_it_with_its_verdict() -> N
     found = ForceFindings(rows, rank_rows(0.3))
     verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
     assert verdicts["mlp/four_nine_strongest"].measured[0].mean == 89
-    page = classification_chapter(found, None, learning_rate=0.1, digits=True)
-    messages = {part.name: part.message for part in page.content if isinstance(part, Figure)}
-    assert "strongest pulls between digits: fails." in messages["pulls"]
-    assert (
-        "The order of ‖K‖ over pairs of classes stays from epoch 1 to 2: fails."
-        in (messages["kernel"])
-    )
 
 
 def test_the_window_leaves_the_start_out() -> None:

@@ -11,7 +11,9 @@ from dynolab.chapters.simplicity.rows import LearnedMapping
 from dynolab.claims.verdict import Verdict
 from dynolab.errors import ConfigError
 from dynolab.report.style import DARK
-from flows import coupling, simplicity, squeezing
+from flows.chapter import COUPLING, SIMPLICITY, SQUEEZING
+from flows.chapter.digits import SimplicityParameters
+from flows.chapter.language import CouplingParameters, SqueezingParameters
 from flows.flow import StagedFlow
 from flows.parameters import load_parameters
 from tasks.runtime.open_platform import planning_platform
@@ -45,7 +47,7 @@ def test_squeezing_pushes_the_answers_of_a_finished_training(analysed: Analysed)
         "model": {"result": "SFT"},
         "data_result": "DATA",
     }
-    plan = analysed.plan(squeezing.FLOW, analysed.named(settings))
+    plan = analysed.plan(SQUEEZING, analysed.named(settings))
     assert step_names(plan) == ["softmax", "push", "squeezing-page"]
     page = analysed.run_plan(plan)["squeezing-page"]
     assert analysed.to_run(plan) == set()
@@ -53,15 +55,14 @@ def test_squeezing_pushes_the_answers_of_a_finished_training(analysed: Analysed)
     assert found["softmax/label_falls"].outcome == "holds"
     assert found["softmax/label_falls"].measured[0].violations == 0
     assert found["model/last_layer/rejected"].measured[0].n == 3
-    text = analysed.text(page, "squeezing.html")
-    assert "Which tokens rise when an answer is pushed down" in text and "name: small" in text
+    assert "name: small" in analysed.text(page, "squeezing.html")
     assert page.metrics["left_over/rejected/first_order"] < 0.1
     figures = {"panels-20", "shapes", "step-paths", "explained", "ranks"}
     assert check_colours(analysed, page) == figures
 
 
 def test_squeezing_needs_no_language_model(analysed: Analysed) -> None:
-    plan = analysed.plan(squeezing.FLOW, {"softmax": FEW, "push": None})
+    plan = analysed.plan(SQUEEZING, {"softmax": FEW, "push": None})
     assert step_names(plan) == ["softmax", "squeezing-page"]
     page = analysed.run_plan(plan)["squeezing-page"]
     assert not any(name.startswith("model/") for name in claims(analysed, page))
@@ -69,8 +70,8 @@ def test_squeezing_needs_no_language_model(analysed: Analysed) -> None:
 
 def test_the_built_in_chapter_trains_its_own_model_with_one_seed() -> None:
     file = ROOT / "deploy" / "studies" / "squeezing_builtin.yaml"
-    known = load_parameters(squeezing.SqueezingParameters, file, ["seed=3"])
-    planned = squeezing.FLOW.plan(known, planning_platform())
+    known = load_parameters(SqueezingParameters, file, ["seed=3"])
+    planned = SQUEEZING.plan(known, planning_platform())
     assert planned.existing == {}
     assert step_names(planned) == ["softmax", "data", "base", "model", "push", "squeezing-page"]
     configs = {step.name: step.config.model_dump() for step in planned.steps}
@@ -90,7 +91,7 @@ def test_coupling_reads_the_kernel_along_both_trainings(analysed: Analysed) -> N
         "readings": 2,
         "kernel": {"observed_pairs": 2, "updating_pairs": 3, "rank": 2, "probes": 2},
     }
-    plan = analysed.plan(coupling.FLOW, settings)
+    plan = analysed.plan(COUPLING, settings)
     arms = [step for n in (0, 1) for step in (f"sft-{n}", f"dpo-{n}", f"kernel-{n}")]
     assert step_names(plan) == ["data", "base", *arms, "coupling-page"]
     page = analysed.run_plan(plan)["coupling-page"]
@@ -103,14 +104,13 @@ def test_coupling_reads_the_kernel_along_both_trainings(analysed: Analysed) -> N
     (during, after) = list(found.values())[:2]
     assert [measured.name for measured in during.measured] == ["start to step-2", "step-2 to sft"]
     assert [measured.name for measured in after.measured] == ["sft to preference"]
-    assert "The order changes most at learning rate" in analysed.text(page, "coupling.html")
     assert check_colours(analysed, page) == {"coupling"}
 
 
 def test_the_built_in_coupling_is_planned_as_it_stands() -> None:
     file = ROOT / "deploy" / "studies" / "coupling_builtin.yaml"
-    known = load_parameters(coupling.CouplingParameters, file)
-    planned = coupling.FLOW.plan(known, planning_platform())
+    known = load_parameters(CouplingParameters, file)
+    planned = COUPLING.plan(known, planning_platform())
     rates = [step.config.optimizer.learning_rate for step in planned.steps if step.stage is SFT]
     assert rates == pytest.approx([5e-5, 2e-4, 8e-4])
 
@@ -125,24 +125,22 @@ def test_simplicity_learns_every_space_and_makes_a_page(analysed: Analysed) -> N
             {"attributes": 3, "values": 2, "sampled": 2, "steps": 4},
         ],
     }
-    plan = analysed.plan(simplicity.FLOW, settings)
+    plan = analysed.plan(SIMPLICITY, settings)
     assert step_names(plan) == ["mappings-2x2", "mappings-3x2", "simplicity-page"]
     results = analysed.run_plan(plan)
     assert analysed.to_run(plan) == set()
     rows = analysed.rows(results["mappings-2x2"], "mappings.jsonl", LearnedMapping)
     assert len(rows) == 256 and {len(row.area) for row in rows} == {2}
     page = results["simplicity-page"]
-    said = "all 256 of 2×2 and 4 of 3×2 mappings, each from 2 different initial weights"
-    assert said in analysed.text(page, "simplicity.html")
     topics = {claim.topic for claim in claims(analysed, page).values()}
     assert topics == {"2×2 objects", "3×2 objects"}
-    check_colours(analysed, page)
+    assert check_colours(analysed, page) == {"losses", "cooperation", "similarity", "influence"}
 
 
 def test_the_built_in_simplicity_is_planned_as_it_stands() -> None:
     file = ROOT / "deploy" / "studies" / "simplicity_builtin.yaml"
-    known = load_parameters(simplicity.SimplicityParameters, file)
-    names = step_names(simplicity.FLOW.plan(known, planning_platform()))
+    known = load_parameters(SimplicityParameters, file)
+    names = step_names(SIMPLICITY.plan(known, planning_platform()))
     assert names[-1] == "simplicity-page" and len(names) == 4
 
 
@@ -172,11 +170,11 @@ REFUSED_PUSHES: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("flow", "settings", "message"),
     [
-        *((simplicity.FLOW, *case) for case in REFUSED_SPACES),
-        (coupling.FLOW, {"rates": [1, 1]}, "rates = (1.0, 1.0): name every positive multiple once"),
-        (coupling.FLOW, {"rates": [0]}, "rates = (0.0,): name every positive multiple once"),
-        (coupling.FLOW, {"readings": 900}, "readings = 900: SFT has"),
-        *((squeezing.FLOW, *case) for case in REFUSED_PUSHES),
+        *((SIMPLICITY, *case) for case in REFUSED_SPACES),
+        (COUPLING, {"rates": [1, 1]}, "rates = (1.0, 1.0): name every positive multiple once"),
+        (COUPLING, {"rates": [0]}, "rates = (0.0,): name every positive multiple once"),
+        (COUPLING, {"readings": 900}, "readings = 900: SFT has"),
+        *((SQUEEZING, *case) for case in REFUSED_PUSHES),
     ],
 )
 def test_what_cannot_be_learned_or_pushed_is_refused(

@@ -95,12 +95,11 @@ def claims(lab: InProcess, page: StageResult) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("flow", "steps", "titles", "wanted_claims", "metric"),
+    ("flow", "steps", "wanted_claims", "metric"),
     [
         pytest.param(
             "classification",
             ["images", "forces-lenet", "forces-mlp", "learning-paths"],
-            ("How classifiers learn", "the pairing of classes", "Zig-zag finds"),
             {"lenet/four_nine", "mlp/ranks", "toy/zigzag", "images/others"},
             "mlp/accuracy",
             id="classification",
@@ -108,7 +107,6 @@ def claims(lab: InProcess, page: StageResult) -> set[str]:
         pytest.param(
             "supervision",
             ["images", "noise-0", "noise-40", "learning-speed"],
-            ("What to teach when labels are wrong", "Who teaches whom"),
             {"supervision/0.4/filter_kd_over_one_hot", "speed/clean-noisy"},
             "noise_40/accuracy/filter_kd",
             id="supervision",
@@ -116,7 +114,6 @@ def claims(lab: InProcess, page: StageResult) -> set[str]:
         pytest.param(
             "transfer",
             ["images", "transfer-digits", "transfer-topics"],
-            ("How to prepare a task head",),
             {"digits/energy", "topics/best/out", "digits/mismatch"},
             "topics/linear/tau_4/accuracy",
             id="transfer",
@@ -126,7 +123,6 @@ def claims(lab: InProcess, page: StageResult) -> set[str]:
 def test_the_stages_make_a_page_with_its_claims(
     flow: str,
     steps: list[str],
-    titles: tuple[str, ...],
     wanted_claims: set[str],
     metric: str,
     lab: InProcess,
@@ -134,8 +130,6 @@ def test_the_stages_make_a_page_with_its_claims(
     plan = planned(lab, flow)
     assert step_names(plan) == [*steps, f"{flow}-page"]
     page = lab.run_plan(plan)[f"{flow}-page"]
-    text = lab.text(page, f"{flow}.html")
-    assert [title for title in titles if title not in text] == []
     assert wanted_claims <= claims(lab, page)
     assert metric in page.metrics
     assert lab.to_run(plan) == set()

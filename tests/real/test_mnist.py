@@ -14,7 +14,7 @@ from dynolab.chapters.classification.force_study import ForceStudyConfig, study_
 from dynolab.chapters.classification.path_study import PathStudyConfig, study_paths
 from dynolab.chapters.classifiers.many import SGDConfig
 from dynolab.chapters.images.images import ImageConfig, ImageSplits, load_images
-from flows.classification import ClassificationParameters
+from flows.chapter.digits import ClassificationParameters
 from flows.parameters import load_parameters
 from models.vision import build_classifier
 from tests.flows.lab import ROOT

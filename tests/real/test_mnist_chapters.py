@@ -12,9 +12,13 @@ from dynolab.chapters.supervision.rows import DetectionRow, SupervisionRow
 from dynolab.chapters.transfer.claims import sweeps
 from dynolab.chapters.transfer.rows import TransferRow
 from dynolab.data.rows import read_rows
+from flows.chapter.digits import (
+    SupervisionParameters,
+    TransferParameters,
+    plan_supervision,
+    plan_transfer,
+)
 from flows.parameters import validated
-from flows.supervision import SupervisionParameters, resolved_supervision, supervision_steps
-from flows.transfer import TransferParameters, resolved_transfer, transfer_steps
 from tests.flows.chapters import Chapters
 
 pytestmark = [
@@ -40,7 +44,7 @@ def test_filter_kd_beats_one_hot_labels_on_real_digits(tmp_path: Path) -> None:
         },
     )
     lab = Chapters(tmp_path)
-    results = lab.run(supervision_steps(resolved_supervision(parameters)))
+    results = lab.run(plan_supervision(parameters, lab.platform).steps)
     folder = lab.folder(results["noise-40"])
     rows = list(read_rows(folder / "supervision.jsonl", SupervisionRow))
     gain = supervision_table(rows, 0.4).difference("filter_kd", "one_hot", "accuracy")
@@ -61,7 +65,7 @@ def test_probing_trades_energy_for_features_that_stay_on_real_digits(tmp_path: P
         {"seeds": SEEDS, "data": mnist() | {"train": 1000}, "digits": settings, "texts": None},
     )
     lab = Chapters(tmp_path)
-    results = lab.run(transfer_steps(resolved_transfer(parameters)))
+    results = lab.run(plan_transfer(parameters, lab.platform).steps)
     file = lab.folder(results["transfer-digits"]) / "transfer.jsonl"
     (linear,) = sweeps(list(read_rows(file, TransferRow)))
     for name in ("energy", "distance"):

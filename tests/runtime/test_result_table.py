@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from dynolab.statistics import Interval
+from flows.chapter.digits import SimplicityParameters, plan_simplicity
 from flows.parameters import validated
-from flows.simplicity import SimplicityParameters, simplicity_steps
-from tasks.mappings import MappingsConfig
+from tasks.chapters import MappingsConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -27,7 +27,7 @@ def test_a_chapter_s_table_holds_its_claims_numbers_and_keys(tmp_path: Path) -> 
             "spaces": [{"attributes": 2, "values": 2, "steps": 3}],
         },
     )
-    results = lab.run(simplicity_steps(parameters))
+    results = lab.run(plan_simplicity(parameters, lab.platform).steps)
     made = parameters.model_dump(mode="json")
     table = result_table(lab.platform.store, "simplicity-page", made, results)
     assert (table["name"], table["seeds"]) == ("small", [3, 4])

@@ -6,9 +6,9 @@ import pytest
 
 from dynolab.chapters.simplicity.claims import mapping_verdicts
 from dynolab.chapters.simplicity.sweep import learned, sweep
+from flows.chapter.digits import SimplicityParameters
 from flows.parameters import load_parameters
-from flows.simplicity import SimplicityParameters
-from tasks.mappings import SpaceConfig
+from tasks.chapters import SpaceConfig
 from tests.flows.lab import ROOT
 
 SEEDS = range(100, 105)

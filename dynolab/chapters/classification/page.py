@@ -2,97 +2,328 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from plotly.subplots import make_subplots
 
 from dynolab.chapters.classification.force_claims import NETWORKS, assess_forces
-from dynolab.chapters.classification.force_figures import (
-    busiest,
-    influence_figure,
-    kernel_figure,
-    pull_figure,
-    rank_figure,
-    step_figure,
-)
 from dynolab.chapters.classification.force_study import ForceFindings
-from dynolab.chapters.classification.path_claims import assess_paths
-from dynolab.chapters.classification.path_figures import epoch_figure, simplex_figure, zigzag_figure
-from dynolab.chapters.classification.path_study import PathFindings
-from dynolab.chapters.page import Chapter
-from dynolab.claims.verdict import Verdict
-from dynolab.report.figure import Figure
-from dynolab.report.page import Tile
-from dynolab.report.text import number
-
-_LEAD = (
-    "A classifier is trained, and for every step its effect on images that are only watched is "
-    "computed: Δ log p = −η A K G, exact to first order, with the full kernel K of all pairs of "
-    "images. This shows which classes move together, how far first order reaches, and how every "
-    "training example’s prediction moves to its label."
+from dynolab.chapters.classification.path_claims import TITLES, assess_paths, curves
+from dynolab.chapters.classification.path_study import GROUPS, PathFindings
+from dynolab.chapters.classification.rows import (
+    ClassifierState,
+    ClassInfluence,
+    Difficulty,
+    Divergence,
+    EpochInfluence,
+    ExamplePath,
+    Grid,
+    KernelRanks,
+    PathData,
+    PathScores,
 )
-_SOURCE = (
-    "Claims follow Ren & Sutherland (arXiv 2407.10490), Ren (arXiv 2509.19554, chapters 3 and 4) "
-    "and Ren, Guo & Sutherland (ICLR 2022); intervals are over seeds."
+from dynolab.chapters.page import (
+    BANDS,
+    Chapter,
+    Facts,
+    grid_plot,
+    lines_by,
+    path_line,
+    read_rows,
 )
+from dynolab.forces.kernel.stability import THRESHOLD
+from dynolab.report.figure import (
+    LEGEND_BELOW,
+    Figure,
+    base_layout,
+    panel_title,
+    spread,
+    subplots,
+)
+from dynolab.report.lines import LinePanel, line_plot
+from dynolab.report.page import Section, section, table
+from dynolab.report.style import BEST, CHOSEN, INK, MUTED, PAPER, REJECTED, UP
+
+PATHS = "learning-paths"
+_COLORS: dict[Difficulty, str] = {
+    "easy": UP,
+    "medium": CHOSEN,
+    "hard": BEST,
+    "mislabelled": REJECTED,
+}
 
 
-def classification_chapter(
-    forces: ForceFindings, paths: PathFindings | None, *, learning_rate: float, digits: bool
-) -> Chapter:
-    """Makes a chapter of the measurements."""
-    of_forces = assess_forces(forces, learning_rate, digits=digits)
+def classification(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
+    """Make the chapter of input `learning-paths`, if given, and of every network's forces."""
+    networks = [folder for name, folder in inputs.items() if name != PATHS]
+    forces = ForceFindings(
+        read_rows(networks, "states.jsonl", ClassifierState),
+        read_rows(networks, "ranks.jsonl", KernelRanks),
+        read_rows(networks, "influence.jsonl", ClassInfluence),
+        read_rows(networks, "diverged.jsonl", Divergence),
+    )
+    (rate,) = facts.learning_rates
+    verdicts = list(assess_forces(forces, rate, digits=facts.digits))
+    content = list(_force_figures(forces, rate))
+    if PATHS in inputs:
+        paths = PathFindings(
+            read_rows([inputs[PATHS]], "scores.jsonl", PathScores),
+            read_rows([inputs[PATHS]], "epochs.jsonl", EpochInfluence),
+            read_rows([inputs[PATHS]], "paths.jsonl", ExamplePath),
+        )
+        verdicts += assess_paths(paths)
+        content += _path_figures(paths)
     return Chapter(
         title="How classifiers learn",
-        lead=_LEAD,
-        verdicts=(*of_forces, *(assess_paths(paths) if paths else ())),
-        content=[
-            *_force_figures(forces, learning_rate, of_forces),
-            *(_path_figures(paths) if paths else ()),
-        ],
-        tiles=list(_tiles(forces, learning_rate)),
-        source=_SOURCE,
+        lead="Effect of every step on images that are only watched: Δ log p = −η A K G, exact to "
+        "first order, with the full kernel K of all pairs of images; and the path of every "
+        "training example's prediction to its label.",
+        verdicts=verdicts,
+        content=content,
+        source="Claims follow Ren & Sutherland (arXiv 2407.10490), Ren (arXiv 2509.19554, chapters "
+        "3 and 4) and Ren, Guo & Sutherland (ICLR 2022); intervals are over seeds.",
     )
 
 
-def _force_figures(
-    forces: ForceFindings, rate: float, verdicts: Sequence[Verdict]
-) -> Iterator[Figure]:
-    """The figures; the messages of the first two end with the verdicts on their claims."""
+def _mean(
+    rows: Iterable[ClassifierState], value: Callable[[ClassifierState], Grid]
+) -> Float[ndarray, "classes classes"]:
+    means: ndarray = np.mean([value(row) for row in rows], axis=0)
+    return means
+
+
+def _force_figures(forces: ForceFindings, rate: float) -> Iterator[Figure | Section]:
     network = forces.states[0].network
+    shown = f"{NETWORKS[network]}, η = {rate:g}, mean over seeds"
     own = [row for row in forces.states if (row.network, row.learning_rate) == (network, rate)]
-    ranks = [row for row in forces.ranks if (row.network, row.learning_rate) == (network, rate)]
-    by_name = {verdict.id: verdict for verdict in verdicts}
-    names = ("four_nine", "four_nine_strongest", "ranks")
-    *pairing, order = (by_name.get(f"{network}/{name}") for name in names)
-    yield _with_verdicts(pull_figure(busiest(own)), pairing)
-    yield _with_verdicts(kernel_figure(own, ranks), [order])
-    yield rank_figure(forces.ranks, forces.diverged)
-    yield step_figure(forces.states)
+    epochs = sorted({row.epoch for row in own})
+    by_epoch = {epoch: [row for row in own if row.epoch == epoch] for epoch in epochs}
+
+    def strength(epoch: int) -> float:
+        return float(np.diag(_mean(by_epoch[epoch], lambda row: row.pulls)).mean())
+
+    busiest = max(epochs, key=strength)
+    grids = {
+        "Δp of the updated class": _mean(by_epoch[busiest], lambda row: row.pulls),
+        "Mean probability of that class": _mean(by_epoch[busiest], lambda row: row.predictions).T,
+    }
+    yield Figure(
+        "pulls",
+        "What one update does: the pairing of classes",
+        f"After epoch {busiest}, where updates move their own classes most.",
+        f"{shown}. Rows: class of the updated training image; columns: classes of watched test "
+        "images. Left: first-order change of the probability of the row's class by the image's "
+        "part of a step; right: probability of the row's class on the column's images. As Δp = p Δ "
+        "log p, the right is a factor of the left.",
+        grid_plot(grids, "images of class", "class"),
+    )
+    sizes = {
+        f"epoch {epoch}": np.log10(_mean(by_epoch[epoch], lambda row: row.kernel))
+        for epoch in spread(epochs)
+    }
+    yield Figure(
+        "kernel",
+        "Which classes are coupled, over training",
+        "Mean ‖CKC‖ between the images of two classes, log₁₀.",
+        f"{shown}. Mean over pairs of images; every panel has its own scale.",
+        grid_plot(sizes, "images of class", "images of class").update_traces(showscale=False),
+    )
+    last = max(row.second for row in forces.ranks)
+    yield _by_rate(
+        "ranks",
+        "Do the same classes stay coupled?",
+        f"ρ with epoch {last}",
+        [
+            (r.network, r.learning_rate, r.first, r.correlation)
+            for r in forces.ranks
+            if r.second == last
+        ],
+        "Spearman's rank correlation of ‖CKC‖ over pairs of classes between an epoch and the last; "
+        f"dotted: {THRESHOLD}, below which the kernel's order has broken down.",
+        THRESHOLD,
+    )
+    yield _by_rate(
+        "steps",
+        "How far first order reaches",
+        "1 − R²",
+        [(r.network, r.learning_rate, r.epoch, r.unexplained) for r in forces.states],
+        "1 − R² of the change of all watched log-probabilities over one step, predicted by A, K "
+        "and G of its batch: 0 is exact, 1 no better than no change.",
+    )
+    if forces.diverged:
+        yield section(
+            "diverged",
+            "Trainings that diverged",
+            "Their learning rates are left out.",
+            table(
+                ("network", "learning rate", "seed", "step"),
+                [
+                    (NETWORKS[row.network], f"{row.learning_rate:g}", row.seed, row.step)
+                    for row in forces.diverged
+                ],
+                "snnn",
+            ),
+        )
     influences = [row for row in forces.influences if row.network == network]
     if influences:
-        yield influence_figure(influences)
-
-
-def _with_verdicts(figure: Figure, verdicts: Sequence[Verdict | None]) -> Figure:
-    """Adds the verdicts to the end of the figure's message."""
-    outcomes = [f"{v.claim}: {v.outcome}." for v in verdicts if v is not None]
-    return replace(figure, message=" ".join([figure.message, *outcomes]))
-
-
-def _path_figures(paths: PathFindings) -> Iterator[Figure | None]:
-    known = list(dict.fromkeys(row.data for row in paths.scores))
-    yield from (simplex_figure(paths.paths, data) for data in known)
-    yield zigzag_figure(paths.scores)
-    yield from (epoch_figure(paths.epochs, data) for data in known)
-
-
-def _tiles(forces: ForceFindings, rate: float) -> Iterator[Tile]:
-    own = [row for row in forces.states if row.learning_rate == rate]
-    last = max(row.epoch for row in own)
-    for network in dict.fromkeys(row.network for row in own):
-        ends = [row.accuracy for row in own if (row.network, row.epoch) == (network, last)]
-        yield Tile(
-            f"{NETWORKS[network]}: test accuracy",
-            f"{100 * sum(ends) / len(ends):.1f}%",
-            f"after {last} epochs at η = {number(rate)}, {len(ends)} seeds",
+        total = np.mean([row.from_class for row in influences], axis=0)
+        yield Figure(
+            "influence",
+            "What the forces add up to",
+            f"Sum over the first {influences[0].epoch} epochs, by class, in nats.",
+            "−η/B Σ A K G of all steps, summed by the class of the training image (row), on the "
+            "label's log p of the watched images (column); mean over seeds.",
+            grid_plot({"Σ of forces on the label's log p": total}, "images of class", "class"),
         )
+
+
+def _by_rate(
+    name: str,
+    title: str,
+    unit: str,
+    values: Sequence[tuple[str, float, int, float]],
+    note: str,
+    dotted: float | None = None,
+) -> Figure:
+    """Means by epoch for each learning rate; `values`: network, learning rate, epoch, value."""
+    panels = [
+        LinePanel(
+            NETWORKS[network],
+            "epoch",
+            unit,
+            lines_by(
+                [row for row in values if row[0] == network],
+                lambda row: f"η = {row[1]:g}",
+                lambda row: row[2],
+                lambda row: row[3],
+            ),
+        )
+        for network in dict.fromkeys(row[0] for row in values)
+    ]
+    plot = line_plot(panels)
+    if dotted is not None:
+        plot.add_hline(y=dotted, line={"dash": "dot", "width": 1.2, "color": MUTED})
+    return Figure(name, title, "By epoch and learning rate.", f"{note} {BANDS}", plot)
+
+
+def _path_figures(paths: PathFindings) -> Iterator[Figure]:
+    known = list(dict.fromkeys(row.data for row in paths.scores))
+    for data in known:
+        if own := [path for path in paths.paths if path.data == data]:
+            yield _simplex(own, data)
+    yield _zigzag(paths.scores, known)
+    for data in known:
+        groups = {
+            group: curve
+            for group in GROUPS
+            if (curve := curves([row for row in paths.epochs if row.data == data], group))
+        }
+        panels = [
+            LinePanel(
+                group,
+                "epoch",
+                "Σ Δ log p of the label (nats)",
+                [
+                    path_line(label, range(curve[key].shape[1]), curve[key].cumsum(1))
+                    for label, key in (("own updates", "own"), ("others' updates", "others"))
+                ],
+                zero=True,
+            )
+            for group, curve in groups.items()
+        ]
+        if panels:
+            yield Figure(
+                f"epochs-{data}",
+                f"Own updates and the others': {TITLES[data]}",
+                "Sums over epochs, means over the examples of a difficulty.",
+                "Own: effect of an example's part of its step on its own label's log p; others: "
+                f"the rest of the epoch's change. {BANDS}",
+                line_plot(panels),
+            )
+
+
+def _simplex(paths: Sequence[ExamplePath], data: PathData) -> Figure:
+    """Paths of typical examples of every difficulty, one triangle each; the label is on top."""
+    groups = [group for group in GROUPS if any(path.group == group for path in paths)]
+    plot = make_subplots(
+        cols=len(groups), specs=[[{"type": "ternary"}] * len(groups)], horizontal_spacing=0.07
+    )
+    plot.update_layout(base_layout(380, margin={"l": 30, "r": 30, "t": 70, "b": 60}))
+    for col, group in enumerate(groups, start=1):
+        for path in (path for path in paths if path.group == group):
+            others = [k for k in range(3) if k != path.label]
+            if path.names[-1] != "others":  # the label's strongest rival comes first
+                others.sort(key=lambda k: -path.truth[k])
+            a, b, c = np.array([*path.path, path.truth])[:, [path.label, *others]].T.round(5)
+            plot.add_scatterternary(
+                a=a[:-1],
+                b=b[:-1],
+                c=c[:-1],
+                mode="lines+markers",
+                line={"color": _COLORS[group], "width": 1.8},
+                marker={"size": [9, *[4] * (len(a) - 3), 13]},
+                row=1,
+                col=col,
+            )
+            cross = {"symbol": "x", "color": INK, "size": 7}
+            plot.add_scatterternary(
+                a=a[-1:], b=b[-1:], c=c[-1:], mode="markers", marker=cross, row=1, col=col
+            )
+        left = plot.get_subplot(1, col).domain.x[0]
+        plot.add_annotation(panel_title(group, left, 1.06))
+    plot.update_layout(showlegend=False)
+    plot.update_ternaries(domain_y=[0, 0.9], bgcolor=PAPER, sum=1)
+    for axis, corner in {"aaxis": "label", "baxis": "rival", "caxis": "rest"}.items():
+        plot.update_ternaries({axis: {"showticklabels": False, "ticks": "", "title": corner}})
+    return Figure(
+        f"simplex-{data}",
+        f"Learning paths: {TITLES[data]}",
+        "Paths of the examples in the middle of their group by zig-zag; one seed.",
+        "A triangle's top is certainty of the given label, its left corner that of the label's "
+        "strongest rival (for mislabelled examples the true class), its right corner that of all "
+        "other classes. Paths begin at the middle-sized and end at the large dots; crosses: p*.",
+        plot,
+    )
+
+
+def _zigzag(scores: Sequence[PathScores], known: Sequence[PathData]) -> Figure:
+    """Zig-zag against base difficulty, one panel per data set; wrong labels in their own colour."""
+    plot = subplots(
+        [TITLES[data] for data in known],
+        400,
+        margin={"l": 64, "r": 24, "t": 56, "b": 84},
+        legend=LEGEND_BELOW,
+        x={"title_text": "base difficulty ‖e_y − p*‖₂"},
+        y={"title_text": "zig-zag"},
+    )
+    for col, data in enumerate(known, start=1):
+        first = next(row for row in scores if row.data == data)
+        x, y, wrong = map(np.array, (first.difficulty, first.zigzag, first.wrong))
+        for name, mask, color in (
+            ("right label", ~wrong, CHOSEN),
+            ("wrong label", wrong, REJECTED),
+        ):
+            plot.add_scatter(
+                x=x[mask].round(4),
+                y=y[mask].round(4),
+                mode="markers",
+                name=name,
+                legendgroup=name,
+                showlegend=col == 1,
+                marker={"color": color, "size": 5, "opacity": 0.55},
+                row=1,
+                col=col,
+            )
+    return Figure(
+        "zigzag",
+        "Zig-zag finds hard and mislabelled examples",
+        "A dot: a training example of one seed.",
+        "Zig-zag Z = Σ‖Δp̄‖ + ‖e_y − p̄_T‖ − ‖e_y − p̄_0‖: how much longer than straight its path "
+        "to the given label is; a definition of this project. p* is exact for the toy data, from "
+        "people where they labelled, and otherwise predicted by networks trained on other images.",
+        plot,
+    )

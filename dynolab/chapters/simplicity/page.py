@@ -1,114 +1,160 @@
-"""The chapter on simplicity: which mappings a network learns fast, and why."""
+"""The page on simplicity: which mappings a network learns fast, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from dynolab.chapters.inputs import SimplicityRows
-from dynolab.chapters.page import Chapter
-from dynolab.chapters.simplicity.claims import difference, mapping_verdicts, per_seed
-from dynolab.chapters.simplicity.figures import (
-    cooperation_figure,
-    groups_of,
-    influence_figure,
-    loss_figure,
-    similarity_figure,
-    speed_figure,
-)
-from dynolab.chapters.simplicity.rows import LearnedMapping
-from dynolab.report.page import Tile, section, table
-from dynolab.report.text import join, mean_and_ends, number, with_interval
+from dynolab.chapters.page import BANDS, Chapter, Facts, path_line, read_rows
+from dynolab.chapters.simplicity.claims import correlation, mapping_verdicts, per_seed
+from dynolab.chapters.simplicity.rows import KindPath, LearnedMapping
+from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, subplots
+from dynolab.report.lines import LinePanel, line_plot
+from dynolab.report.page import section, table
+from dynolab.report.style import CHOSEN, HISTORY, REJECTED
+from dynolab.report.text import number, with_interval
 from dynolab.statistics import mean_interval
 
-_SOURCE = (
-    "Claims follow Ren & Sutherland (arXiv 2409.09626). Intervals are t-intervals over seeds, that "
-    "is over initial weights, which all mappings of a seed share. Speed is measured by the mean "
-    "loss over the steps of training, the area under the loss; coding lengths are log₂ m! + m log₂ "
-    "v! bits for compositional mappings and log₂ (v^m)! for other bijections."
-)
-_HEAD = (
-    "space",
-    "mappings",
-    "number",
-    "similarity",
-    "area, nats",
-    "cooperation before training",
-    "over training",
+_COLORS = {"compositional": CHOSEN, "holistic": REJECTED, "degenerate": HISTORY}
+_COOPERATION = (
+    "Cooperation: ⟨∇ℓₒ, ∇ℓᵤ⟩, how much a small step on a letter of object u lowers the loss of "
+    "object o's letter at the same position, mean over positions and over the pairs of objects "
+    "that share an attribute."
 )
 
 
-def simplicity_chapter(rows: SimplicityRows) -> Chapter:
-    """The chapter's claims and figures."""
-    spaces, paths = rows.mappings, rows.paths
-    kinds = [line for mappings in spaces for line in _table_rows(mappings)]
+def simplicity(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
+    """Make the chapter of one result of stage `mappings` for every space, in their order."""
+    spaces = [read_rows([folder], "mappings.jsonl", LearnedMapping) for folder in inputs.values()]
+    paths = [read_rows([folder], "paths.jsonl", KindPath) for folder in inputs.values()]
+    lines = [line for mappings in spaces for line in _table_rows(mappings)]
     return Chapter(
         title="Simplicity: which mappings are learned fast",
-        lead=_lead(spaces),
+        lead="An object has m attributes of v values (written m×v), and a message has as many "
+        "letters. A mapping from objects to messages is compositional if every letter encodes one "
+        "attribute: it then has a short description. A small network learns all mappings of a "
+        "space at once, from several initial weights.",
         verdicts=[verdict for mappings in spaces for verdict in mapping_verdicts(mappings)],
         content=[
-            speed_figure(spaces),
-            loss_figure(paths, spaces),
-            similarity_figure(spaces),
-            cooperation_figure(paths, spaces),
-            influence_figure(spaces),
             section(
                 "kinds",
                 "Kinds of mappings",
-                "Degenerate maps, which give several objects the same message, have no "
-                "coding length here and are listed separately.",
-                table(_HEAD, kinds, "ssnnnnn"),
-                note="Means over mappings, then over seeds [95% t-interval over seeds].",
+                "Area: mean loss over the steps of training; smaller is faster.",
+                table(
+                    (
+                        "space",
+                        "mappings",
+                        "number",
+                        "area, nats",
+                        "cooperation before training",
+                        "over training",
+                    ),
+                    lines,
+                    "ssnnnn",
+                ),
+                note="Means over mappings, then over seeds [95% t-interval]. Degenerate maps give "
+                "several objects the same message and have no coding length.",
+            ),
+            _paths("losses", "How the loss falls", "loss (nats per object)", paths, ""),
+            _paths(
+                "cooperation",
+                "Do the examples of good mappings cooperate?",
+                "⟨∇ℓₒ, ∇ℓᵤ⟩",
+                paths,
+                _COOPERATION,
+            ),
+            _points(
+                "similarity",
+                "Are similar messages for similar objects learned faster?",
+                "topographic similarity",
+                spaces,
+                lambda row: row.similarity,
+                "Topographic similarity: Spearman's ρ of the distances of two objects and of their "
+                "messages; constant maps have none and are left out.",
+            ),
+            _points(
+                "influence",
+                "Does cooperation predict which mappings are learned fast?",
+                "cooperation before training",
+                spaces,
+                lambda row: float(np.mean(row.start_cooperation)),
+                _COOPERATION,
             ),
         ],
-        tiles=[_tile(mappings) for mappings in spaces[:3]],
-        source=_SOURCE,
+        source="Claims follow Ren & Sutherland (arXiv 2409.09626). Intervals are t-intervals over "
+        "seeds, which give the initial weights, the same for all mappings. Coding lengths are log₂ "
+        "m! + m log₂ v! bits for compositional mappings and log₂ (v^m)! for other bijections.",
     )
 
 
 def _table_rows(mappings: Sequence[LearnedMapping]) -> list[tuple[str, ...]]:
-    """The table's rows: one for each group of mappings."""
-    lines: list[tuple[str, ...]] = []
-    for name, own in groups_of(mappings).items():
-        similarity = [row.similarity for row in own if np.isfinite(row.similarity)]
-        area, start, over_training = (
-            mean_interval(per_seed(own, measured))
-            for measured in ("area", "start_cooperation", "cooperation")
+    """A line for each kind and coding length or, without one, number of different messages."""
+    groups: dict[str, list[LearnedMapping]] = {}
+    for row in mappings:
+        size = f"{row.distinct} messages" if row.bits is None else f"{row.bits:.3g} bits"
+        groups.setdefault(f"{row.kind}, {size}", []).append(row)
+    return [
+        (
+            own[0].space.label,
+            name,
+            str(len(own)),
+            with_interval(mean_interval(per_seed(own, "area")), sign=False),
+            with_interval(mean_interval(per_seed(own, "start_cooperation"))),
+            with_interval(mean_interval(per_seed(own, "cooperation"))),
         )
-        lines.append(
-            (
-                mappings[0].space.label,
-                name if own[0].kind != "degenerate" else f"degenerate, {name}",
-                str(len(own)),
-                number(float(np.mean(similarity)), 2) if similarity else "–",
-                with_interval(area, sign=False),
-                with_interval(start),
-                with_interval(over_training),
+        for name, own in sorted(groups.items())
+    ]
+
+
+def _paths(
+    name: str, title: str, unit: str, paths: Sequence[Sequence[KindPath]], note: str
+) -> Figure:
+    """A field of every kind's paths by step, a panel for each space."""
+    panels = []
+    for own in paths:
+        values = {path.kind: np.array(getattr(path, name)) for path in own}
+        lines = [path_line(kind, range(path.shape[1]), path) for kind, path in values.items()]
+        panels.append(LinePanel(own[0].space.label, "step", unit, lines))
+    return Figure(
+        name, title, "Means over the mappings of a kind.", f"{note} {BANDS}", line_plot(panels)
+    )
+
+
+def _points(
+    name: str,
+    title: str,
+    across: str,
+    spaces: Sequence[Sequence[LearnedMapping]],
+    value: Callable[[LearnedMapping], float],
+    note: str,
+) -> Figure:
+    """Area under the loss against a quantity of every mapping, a panel for each space."""
+    field = {"similarity": "similarity", "influence": "start_cooperation"}[name]
+    rho = [number(correlation(rows, field).mean, 2) for rows in spaces]
+    plot = subplots(
+        [f"{rows[0].space.label}: ρ = {own}" for rows, own in zip(spaces, rho, strict=True)],
+        400,
+        space=0.07,
+        margin={"l": 64, "r": 24, "t": 60, "b": 56},
+        legend=LEGEND_OVER_TITLES,
+        x={"title_text": across},
+        y_title="area (nats)",
+    )
+    for col, rows in enumerate(spaces, start=1):
+        for kind, color in _COLORS.items():
+            own = [row for row in rows if row.kind == kind and np.isfinite(value(row))]
+            plot.add_scatter(
+                x=[round(value(row), 5) for row in own],
+                y=[round(float(np.mean(row.area)), 5) for row in own],
+                mode="markers",
+                name=kind,
+                legendgroup=kind,
+                showlegend=col == 1,
+                marker={"color": color, "size": 7, "opacity": 0.75},
+                text=["·".join(map(str, row.messages)) for row in own],
+                row=1,
+                col=col,
             )
-        )
-    return lines
-
-
-def _lead(spaces: Sequence[Sequence[LearnedMapping]]) -> str:
-    counts = []
-    for mappings in spaces:
-        space = mappings[0].space
-        every = "all " if len(mappings) == space.objects**space.objects else ""
-        counts.append(f"{every}{len(mappings)} of {space.label}")
-    seeds = len(spaces[0][0].area)
-    return (
-        "An object has m attributes of v values (written m×v), and a message has as many letters. "
-        "A mapping from objects to messages is compositional if every letter encodes one "
-        f"attribute: it then has a short description. A small network learned {join(counts)} "
-        f"mappings, each from {seeds} different initial weights, all mappings of a space at once."
-    )
-
-
-def _tile(mappings: Sequence[LearnedMapping]) -> Tile:
-    mean, ends = mean_and_ends(difference(mappings, "area"))
-    return Tile(
-        f"Δ area at {mappings[0].space.label}",
-        mean,
-        f"nats {ends}: compositional minus holistic",
-    )
+    return Figure(name, title, "A point: one mapping, a mean over seeds.", note, plot)

@@ -1,71 +1,284 @@
-"""The chapter on squeezing: what is provable of one softmax, and how much holds in a model."""
+"""The page on squeezing: what is provable of one softmax, and how much holds in a model."""
 
 from __future__ import annotations
 
-from dynolab.chapters.inputs import SqueezingRows
-from dynolab.chapters.page import Chapter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dynolab.chapters.page import Chapter, Facts, read_rows
 from dynolab.chapters.squeezing.claims import model_verdicts, softmax_verdicts
-from dynolab.chapters.squeezing.push_figures import explained_figure, rank_figure
-from dynolab.chapters.squeezing.softmax_figures import panel_figure, shape_figure, step_figure
-from dynolab.report.figure import Figure
-from dynolab.report.page import Tile
-from dynolab.report.text import number
-from dynolab.statistics import share_interval
-
-_LEAD = (
-    "A negative gradient on a class moves its probability to what is already likely, and little "
-    "else: squeezing. For one softmax that is provable, and every statement below was tested on "
-    "random distributions. "
+from dynolab.report.figure import (
+    LEGEND_ABOVE,
+    LEGEND_BELOW,
+    LEGEND_OVER_TITLES,
+    Figure,
+    base_layout,
+    subplots,
 )
-_OF_MODEL = (
-    "For a language model, whose tokens share their parameters, it is not a theorem: there the "
-    "rejected answers of {pairs} pairs were pushed down one at a time, each from the same "
-    "weights, and the change of every token of the vocabulary was compared with what the softmax "
-    "alone, the last layer, and the first order in all weights predict."
+from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.style import CHOSEN, DOWN, HISTORY, INK, REJECTED, UP
+from dynolab.report.text import plotly_text
+from dynolab.results.pushes import Answer, LeftOver, PairPush, RankChange
+from dynolab.results.softmax import CaseCount, Panel, ShapePoint, StepPath
+from dynolab.statistics import Interval
+
+_FEW = 100
+"""Up to so many classes the axis of ranks is linear."""
+
+_PICTURES: dict[str, str] = {
+    "own_token": "one softmax, token by token",
+    "last_layer": "last layer, features fixed",
+    "first_order": "all weights, first order",
+}
+_ANSWERS: dict[Answer, str] = {
+    "rejected": "the rejected answer, pushed down",
+    "chosen": "the chosen answer, only observed",
+}
+_SHAPES = (
+    ("sharpness", "fall", "Peakier: more fall", "log₁₀ of the factor on the logits"),
+    ("label_probability", "fall", "Rarer y: more fall", "log₁₀ p_y"),
+    ("label_probability", "gain", "Rarer y: i* gains less", "log₁₀ p_y"),
 )
-_SOURCE = (
-    "Claims 1 to 5 are those of Ren & Sutherland (arXiv 2407.10490); the rule and its reach are "
-    "derived from Δ log pᵢ = η (pᵢ + p_y − Σⱼ pⱼ²) + O(η²), which is concave in η. Counts are of "
-    "random cases, brackets hold the upper end of Wilson’s 95% interval; figures of the language "
-    "model are means over pairs with 95% intervals."
-)
+_UNITS = {"fall": "others that fall", "gain": "Δ log p of i* (nats)"}
 
 
-def squeezing_chapter(rows: SqueezingRows) -> Chapter:
-    """The chapter's claims and figures."""
-    verdicts = [*softmax_verdicts(rows.counts)]
-    content: list[Figure] = [
-        panel_figure([panel for panel in rows.panels if panel.classes == classes])
-        for classes in dict.fromkeys(panel.classes for panel in rows.panels)
+def squeezing(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
+    """Make the chapter of inputs `softmax` and, if a language model was measured, `push`."""
+    softmax, push = [inputs["softmax"]], [inputs[name] for name in ("push",) if name in inputs]
+    verdicts = [*softmax_verdicts(read_rows(softmax, "counts.jsonl", CaseCount))]
+    panels = read_rows(softmax, "panels.jsonl", Panel)
+    content = [
+        _panels([panel for panel in panels if panel.classes == classes])
+        for classes in dict.fromkeys(panel.classes for panel in panels)
     ]
-    content += [shape_figure(rows.shapes), step_figure(rows.paths)]
-    if rows.pushes:
-        verdicts += model_verdicts(rows.pushes, rows.left)
-        content += [explained_figure(rows.left), rank_figure(rows.ranks)]
-    pairs = len({push.pair_id for push in rows.pushes})
+    content += [
+        _shapes(read_rows(softmax, "shapes.jsonl", ShapePoint)),
+        _step_paths(read_rows(softmax, "step_paths.jsonl", StepPath)),
+    ]
+    if push:
+        left = read_rows(push, "explained.jsonl", LeftOver)
+        verdicts += model_verdicts(read_rows(push, "pushes.jsonl", PairPush), left)
+        content += [_explained(left), _ranks(read_rows(push, "ranks.jsonl", RankChange))]
     return Chapter(
         title="Squeezing: where pushed-down probability goes",
-        lead=_LEAD + (_OF_MODEL.format(pairs=pairs) if pairs else ""),
+        lead="A negative gradient on a class moves its probability mostly to classes that are "
+        "already likely: squeezing. For one softmax that is provable, and every statement is "
+        "tested on random distributions. For a language model, whose tokens share their "
+        "parameters, it is not a theorem: rejected answers are pushed down one at a time, and "
+        "the change of every token is compared with three approximations.",
         verdicts=verdicts,
         content=content,
-        tiles=_tiles(rows),
-        source=_SOURCE,
+        source="Claims 1 to 5 are those of Ren & Sutherland (arXiv 2407.10490); the rule follows "
+        "from Δ log pᵢ = η (pᵢ + p_y − Σⱼ pⱼ²) + O(η²), which is concave in η. Counts are of "
+        "random cases, brackets hold the upper end of Wilson's 95% interval; figures of the model "
+        "are means over pairs with 95% intervals.",
     )
 
 
-def _tiles(rows: SqueezingRows) -> list[Tile]:
-    exact = [count for count in rows.counts if count.statement in ("label_falls", "best_rises")]
-    against = sum(count.violations for count in exact)
-    cases = sum(count.cases for count in exact)
-    tiles = [Tile("Violations of claims 1 and 2", f"{against:.0f}", f"of {cases:,} random cases")]
-    for count in [count for count in rows.counts if count.statement == "peakier_more_fall"][:1]:
-        share = share_interval(count.violations, count.cases)
-        ends = " to ".join(f"{number(100 * end, 2)}%" for end in (share.low, share.high))
-        detail = f"of cases at V = {count.classes:,}, a trend; {ends}"
-        tiles.append(Tile("Against claim 3", f"{number(100 * share.mean, 2)}%", detail))
-    for left in rows.left:
-        if (left.answer, left.picture) == ("rejected", "last_layer"):
-            ends = " to ".join(f"{100 * (1 - end):.0f}%" for end in (left.high, left.low))
-            explained, detail = f"{100 * (1 - left.left):.0f}%", f"of a push on an answer; {ends}"
-            tiles.append(Tile("Explained by the last layer", explained, detail))
-    return tiles
+def _panels(panels: Sequence[Panel]) -> Figure:
+    """Probabilities before and after, and Δ log p, by rank before: one column for each panel."""
+    classes, first = panels[0].classes, panels[0]
+    plot = subplots(
+        [plotly_text(panel.name) for panel in panels],
+        520,
+        space=0.035,
+        row_heights=(0.55, 0.45),
+        x={"type": "linear"} if classes <= _FEW else {"type": "log", "dtick": 1},
+        y_title="probability",
+        margin={"l": 64, "r": 24, "t": 56, "b": 56},
+        bargap=0.1,
+        legend=LEGEND_OVER_TITLES,
+    )
+    plot.update_annotations(y=1.04)
+    ranks = np.arange(1, classes + 1)
+    for col, panel in enumerate(panels, start=1):
+        before, after = np.array(panel.before), np.array(panel.after)
+        order = np.argsort(-before)
+        change = (after - before)[order]
+        for name, values, color in (("before", before, HISTORY), ("after", after, CHOSEN)):
+            plot.add_scatter(
+                x=ranks,
+                y=np.exp(values[order]).round(7),
+                mode="lines",
+                name=name,
+                legendgroup=name,
+                showlegend=col == 1,
+                line={"color": color, "width": 2.2, "shape": "hvh"},
+                row=1,
+                col=col,
+            )
+        plot.add_scatter(
+            x=ranks[order == panel.label],
+            y=np.exp(before[[panel.label]]),
+            mode="markers",
+            name="y",
+            legendgroup="y",
+            showlegend=col == 1,
+            marker={"symbol": "star", "size": 13, "color": REJECTED},
+            row=1,
+            col=col,
+        )
+        bars = {"color": [UP if value > 0 else DOWN for value in change], "line": {"width": 0}}
+        plot.add_bar(x=ranks, y=change.round(6), showlegend=False, marker=bars, row=2, col=col)
+        others = np.append(np.delete(after - before, panel.label), 0.0)  # y's change is cut off
+        margin = 0.15 * float(np.ptp(others))
+        limits = [float(others.min()) - margin, float(others.max()) + margin]
+        plot.update_yaxes(range=limits, row=2, col=col)
+    plot.update_xaxes(title_text="rank before", row=2)
+    plot.update_yaxes(rangemode="tozero", nticks=4, row=1)
+    plot.update_yaxes(zeroline=True, nticks=5, row=2)
+    plot.update_yaxes(title_text="Δ log p (nats)", row=2, col=1)
+    return Figure(
+        f"panels-{classes}",
+        f"What {first.steps} steps do to a softmax over {classes:,} classes",
+        "Probabilities by rank, and the change of every class.",
+        "Softmax regression on one input with four features, ascending or descending −log p_y at "
+        f"learning rate {first.learning_rate:g}. Above: grey before, blue after; the star is the "
+        "class y that is pulled up or pushed down. Below: the change of every class; that of y "
+        "is cut off.",
+        plot,
+    )
+
+
+def _shapes(points: Sequence[ShapePoint]) -> Figure:
+    """Share of the others that fall by sharpness and by p_y, and what i* gains by p_y."""
+
+    def lines(shape: str, measured: str) -> Iterator[Line]:
+        for classes in sorted({point.classes for point in points}):
+            own = [point for point in points if (point.shape, point.classes) == (shape, classes)]
+            intervals = [
+                Interval(
+                    getattr(point, measured),
+                    getattr(point, f"{measured}_low"),
+                    getattr(point, f"{measured}_high"),
+                    point.cases,
+                )
+                for point in own
+            ]
+            yield Line(f"V = {classes:,}", [np.log10(point.value) for point in own], intervals)
+
+    return Figure(
+        "shapes",
+        "The shape decides which classes fall",
+        "Share of the other classes that fall, and the gain of the likeliest other class i*.",
+        "A push of size one (η = 1); means over random distributions with 95% intervals. Left: "
+        "normal logits times a factor. Middle and right: normal logits in which the pushed class "
+        "holds the probability p_y.",
+        line_plot(
+            [
+                LinePanel(title, across, _UNITS[measured], [*lines(shape, measured)])
+                for shape, measured, title, across in _SHAPES
+            ],
+            height=380,
+        ),
+    )
+
+
+def _step_paths(paths: Sequence[StepPath]) -> Figure:
+    """Δ log p of some classes by the size of the step."""
+    known = {"pushed": REJECTED, "likeliest other": UP}
+    low = min(min(path.change) for path in paths if path.role not in known)
+    high = max(max(path.change) for path in paths)
+    margin = 0.1 * (high - low)
+    plot = go.Figure(
+        layout=base_layout(
+            380,
+            xaxis={"title": {"text": "size of the step η"}},
+            yaxis={"title": {"text": "Δ log p (nats)"}, "range": [low - margin, high + margin]},
+        )
+    )
+    for path in paths:
+        shown = path.role in known
+        plot.add_scatter(
+            x=path.steps,
+            y=path.change,
+            mode="lines",
+            name=f"{plotly_text(path.role)} (p = {path.probability:.3g})",
+            showlegend=shown,
+            line={"color": known.get(path.role, HISTORY), "width": 3 if shown else 1.4},
+        )
+    plot.add_hline(y=0, line={"color": INK, "width": 1})
+    return Figure(
+        "step-paths",
+        "What has fallen stays fallen",
+        "Δ log p of every class shown by the size of the step.",
+        "One random distribution; its median class is pushed. Every curve is concave, so a "
+        "class below its start keeps falling. The pushed class leaves the axes.",
+        plot,
+    )
+
+
+def _explained(left: Sequence[LeftOver]) -> Figure:
+    """`R² = 1 −` the share left over, by approximation and answer."""
+    plot = go.Figure(
+        layout=base_layout(
+            380,
+            barmode="group",
+            bargap=0.4,
+            yaxis={"title": {"text": "explained, R²"}, "tickformat": ".0%", "zeroline": True},
+            legend=LEGEND_ABOVE,
+        )
+    )
+    for (answer, name), color in zip(_ANSWERS.items(), (REJECTED, CHOSEN), strict=True):
+        own = [row for row in left if row.answer == answer]
+        plot.add_bar(
+            x=[_PICTURES[row.picture] for row in own],
+            y=[1 - row.left for row in own],
+            name=name,
+            marker={"color": color, "line": {"width": 0}},
+            error_y={"array": [row.high - row.left for row in own], "color": INK},
+        )
+    return Figure(
+        "explained",
+        "How much of a language model's squeezing each approximation explains",
+        "Explained share of what a push does, by approximation.",
+        "R² = 1 − Σ(Δ − predicted)² / Σ Δ², Δ the measured change of log π of every token of the "
+        "vocabulary at every position; means over pairs with jackknife 95% intervals. Below zero "
+        "an approximation predicts worse than no change. One softmax: z′ = z − s‖h‖²(e_y − π), "
+        "which ignores the answer's other tokens. Last layer: the head moves, features are fixed.",
+        plot,
+    )
+
+
+def _ranks(ranks: Sequence[RankChange]) -> Figure:
+    """Mean Δ log π by rank before the push: measured, and as each approximation predicts it."""
+    plot = subplots(
+        [f"At {name}" for name in _ANSWERS.values()],
+        400,
+        space=0.09,
+        margin={"l": 64, "r": 24, "t": 56, "b": 56},
+        legend=LEGEND_BELOW,
+        x={"type": "category", "showgrid": False, "title_text": "rank before the push"},
+        y={"zeroline": True},
+        y_title="Δ log π (nats)",
+    )
+    lines = {"measured": "measured", **_PICTURES}
+    dashes = ("solid", "dot", "dash", "dashdot")
+    for col, answer in enumerate(_ANSWERS, start=1):
+        own = [row for row in ranks if row.answer == answer]
+        names = ["y" if row.first == 0 else f"{row.first}–{row.last}" for row in own]
+        for (name, label), color, dash in zip(
+            lines.items(), (INK, REJECTED, CHOSEN, UP), dashes, strict=True
+        ):
+            plot.add_scatter(
+                x=names,
+                y=[getattr(row, name) for row in own],
+                mode="lines+markers",
+                name=label,
+                legendgroup=name,
+                showlegend=col == 1,
+                line={"color": color, "dash": dash, "width": 3 if name == "measured" else 2},
+                row=1,
+                col=col,
+            )
+    return Figure(
+        "ranks",
+        "Which tokens rise when an answer is pushed down",
+        "Mean change by rank among all other tokens; y: the answer's own token.",
+        "Means over positions and pairs, each push from the same weights. A push on the softmax "
+        "alone would raise the likeliest tokens and lower the rest.",
+        plot,
+    )

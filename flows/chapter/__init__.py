@@ -1,0 +1,11 @@
+"""The flow `chapter`: one command for every chapter of the thesis on learning dynamics."""
+
+from __future__ import annotations
+
+from flows.chapter.digits import CLASSIFICATION, SIMPLICITY, SUPERVISION_FLOW, TRANSFER
+from flows.chapter.language import COUPLING, SQUEEZING
+
+CHAPTERS = {
+    flow.name: flow
+    for flow in (SQUEEZING, COUPLING, SIMPLICITY, CLASSIFICATION, SUPERVISION_FLOW, TRANSFER)
+}

@@ -1,0 +1,482 @@
+"""The stages of the chapters, and the last stage, which writes a chapter's page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from dynolab.chapters.classification.force_study import ForceStudyConfig
+from dynolab.chapters.classification.path_study import PathStudyConfig
+from dynolab.chapters.images.config import ImageConfig
+from dynolab.chapters.simplicity.mappings import Messages, all_mappings, sampled_bijections
+from dynolab.chapters.simplicity.rows import SpaceName
+from dynolab.chapters.supervision.speed_comparisons import SpeedConfig
+from dynolab.chapters.supervision.supervision import SupervisionConfig
+from dynolab.chapters.transfer.topics import TopicConfig
+from dynolab.chapters.transfer.transfer import TransferConfig
+from dynolab.errors import ConfigError
+from models.vision import ClassifierName
+from tasks.audit import read_pairs
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import StageConfig, Work
+from tasks.shared.page_helpers import PageConfig, input_metrics, send_page, stage_facts
+from tasks.shared.policies import load_encoder, load_model
+from tasks.shared.seeds import Seeds
+
+if TYPE_CHECKING:
+    from dynolab.chapters.images.images import ImageSplits
+    from dynolab.chapters.transfer.rows import TransferRow
+    from dynolab.chapters.transfer.task import TransferTask
+
+ChapterName = Literal[
+    "classification", "supervision", "transfer", "simplicity", "squeezing", "coupling"
+]
+
+IMAGES_FILE = "images.safetensors"
+
+
+def images(work: Work[ImageConfig]) -> dict[str, float]:
+    """Results: `images.safetensors`, which `dynolab.chapters.images.images.read_images` reads."""
+    from dynolab.chapters.images.images import load_images, write_images
+
+    with work.shown():
+        splits = load_images(work.config)
+        write_images(splits, work.output / IMAGES_FILE)
+    channels, height, width = splits.train.shape
+    return {
+        "images/train": float(len(splits.train)),
+        "images/validation": float(len(splits.validation)),
+        "images/test": float(len(splits.test)),
+        "images/pixels": float(channels * height * width),
+        "seconds": work.seconds,
+    }
+
+
+def _images(work: Work[Any]) -> ImageSplits:
+    from dynolab.chapters.images.images import read_images
+
+    return read_images(work.input_folder("images") / IMAGES_FILE)
+
+
+IMAGES = Stage("images", 1, images)
+
+
+class ClassForcesJob(ForceStudyConfig):
+    """One network at all learning rates and seeds."""
+
+    model: ClassifierName = "lenet"
+    seeds: Seeds = (0,)
+
+
+def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
+    """Reads input `images`.
+
+    Results: `states.jsonl`, `ranks.jsonl`, `influence.jsonl` and `diverged.jsonl`.
+    """
+    from dynolab import distributed
+    from dynolab.chapters.classification.force_study import study_forces
+    from models.vision import build_classifier
+
+    config, device = work.config, distributed.device()
+    data = _images(work).to(device)
+    build = partial(build_classifier, config.model, device=device)
+    with work.shown():
+        forces = study_forces(build, config.model, data, config, config.seeds)
+        work.write_tables(
+            states=forces.states,
+            ranks=forces.ranks,
+            influence=forces.influences,
+            diverged=forces.diverged,
+        )
+    last = max(state.epoch for state in forces.states)
+    rate = config.training.learning_rate
+    main = [state for state in forces.states if state.learning_rate == rate]
+    accuracies = [state.accuracy for state in main if state.epoch == last]
+    return work.log_metrics(
+        {
+            f"{config.model}/accuracy": float(np.mean(accuracies)),
+            f"{config.model}/unexplained": float(np.nanmean([state.unexplained for state in main])),
+        }
+    )
+
+
+CLASS_FORCES = Stage("class-forces", 2, class_forces)
+
+
+class LearningPathsJob(PathStudyConfig):
+    """One network on the images and an mlp on the toy data, with all seeds."""
+
+    model: ClassifierName = "lenet"
+    seeds: Seeds = (0,)
+
+
+def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
+    """Reads input `images`. Results: `scores.jsonl`, `epochs.jsonl` and `paths.jsonl`."""
+    from dynolab import distributed
+    from dynolab.chapters.classification.path_study import study_paths
+    from models.vision import build_classifier
+
+    config = work.config
+    data = _images(work)
+    build, toy_build = (
+        partial(build_classifier, name, device=distributed.device())
+        for name in (config.model, "mlp")
+    )
+    with work.shown():
+        study = study_paths(build, data, config, config.seeds, toy_build)
+        work.write_tables(scores=study.scores, epochs=study.epochs, paths=study.paths)
+    metrics = {
+        f"paths/{dataset}/auc": float(
+            np.mean([score.auc for score in study.scores if score.data == dataset])
+        )
+        for dataset in dict.fromkeys(score.data for score in study.scores)
+    }
+    return work.log_metrics(metrics)
+
+
+LEARNING_PATHS = Stage("learning-paths", 2, learning_paths)
+
+
+IMAGE_AXES = 3  # channels, height, width
+
+
+class SupervisionJob(SupervisionConfig):
+    """All arms and seeds at one noise level."""
+
+    model: ClassifierName = "mlp"
+    seeds: Seeds = (0,)
+    noise: float = Field(0.4, ge=0, lt=1, description="Share of wrong labels.")
+
+
+class SpeedJob(SpeedConfig):
+    """The trainings, one per seed, whose every step is analysed; those on vectors take an mlp."""
+
+    model: ClassifierName = "mlp"
+    seeds: Seeds = (0,)
+
+
+def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
+    """Reads input `images`. Results: `supervision.jsonl` and `detections.jsonl`.
+
+    Returns mean accuracies as `noise_<percent>/accuracy/<arm>`, mean AUCs as `…/auc/<score>`.
+    """
+    from dynolab.chapters.supervision.supervision import compare_supervision
+    from models.vision import build_classifier
+
+    config = work.config
+    data = _images(work)
+    build = partial(build_classifier, config.model, data.train.shape, data.classes)
+    with work.shown():
+        compared = compare_supervision(build, data, config, config.noise, config.seeds)
+        work.write_tables(supervision=compared.rows, detections=compared.detections)
+    work.log_tables(supervision=compared.rows, detections=compared.detections)
+    level = f"noise_{100 * config.noise:g}"
+    metrics = {
+        f"{level}/accuracy/{arm}": _mean(row.accuracy for row in compared.rows if row.arm == arm)
+        for arm in dict.fromkeys(row.arm for row in compared.rows)
+    } | {
+        f"{level}/auc/{score}": _mean(row.auc for row in compared.detections if row.score == score)
+        for score in dict.fromkeys(row.score for row in compared.detections)
+    }
+    return work.log_metrics(metrics)
+
+
+def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
+    """Reads input `images`. Results: `speeds.jsonl` and `adaptations.jsonl`.
+
+    Returns the mean accumulated influence of every kind of example as `speed/<kind>`, in nats.
+    """
+    from dynolab.chapters.supervision.speed_comparisons import compare_speeds
+    from dynolab.chapters.transfer.adaptation import compare_adaptation
+    from models.vision import build_classifier
+
+    config = work.config
+    data = _images(work)
+    with work.shown():
+        rows = compare_speeds(
+            lambda shape, classes, seed: build_classifier(
+                config.model if len(shape) == IMAGE_AXES else "mlp", shape, classes, seed
+            ),
+            data.train,
+            data.classes,
+            config,
+            config.seeds,
+        )
+        adaptations = compare_adaptation(config.adaptation, config.seeds)
+        work.write_tables(speeds=rows, adaptations=adaptations)
+    metrics = {
+        f"speed/{kind}": _mean(row.speed for row in rows if row.kind == kind)
+        for kind in dict.fromkeys(row.kind for row in rows)
+    }
+    return work.log_metrics(metrics)
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+SUPERVISION = Stage("supervision", 2, supervision)
+LEARNING_SPEED = Stage("learning-speed", 2, learning_speed)
+
+
+class TransferJob(TransferConfig):
+    """All strategies, τ and seeds on one pair of tasks."""
+
+    seeds: Seeds = (0,)
+    model: ClassifierName = "mlp"
+    first: tuple[int, ...] = Field((0, 1, 2, 3, 4), description="Classes of the first task.")
+
+
+class TopicTransferJob(TransferJob):
+    """Transfer between topics."""
+
+    texts: TopicConfig = TopicConfig()
+
+
+def transfer_digits(work: Work[TransferJob]) -> dict[str, float]:
+    """Reads input `images`. Results: `transfer.jsonl`.
+
+    Returns mean accuracies as `<task>/<strategy>/tau_<τ>/accuracy`.
+    """
+    from dynolab.chapters.transfer.task import image_task
+
+    data = _images(work)
+    return _transfer(work, image_task(data, work.config.first, seed=0))
+
+
+def transfer_topics(work: Work[TopicTransferJob]) -> dict[str, float]:
+    """Reads no inputs. Results and metrics are those of `transfer_digits`."""
+    from dynolab.chapters.transfer.task import topic_task
+
+    return _transfer(work, topic_task(work.config.texts, work.config.first))
+
+
+def _transfer(work: Work[Any], task: TransferTask) -> dict[str, float]:
+    from dynolab.chapters.transfer.transfer import compare_heads
+    from models.vision import build_classifier
+
+    config = work.config
+    with work.shown():
+        rows = compare_heads(partial(build_classifier, config.model), task, config, config.seeds)
+        work.write_tables(transfer=rows)
+    work.log_tables(transfer=rows)
+    return work.log_metrics(_accuracies(rows))
+
+
+def _accuracies(rows: Iterable[TransferRow]) -> dict[str, float]:
+    accuracies: dict[str, list[float]] = {}
+    for row in rows:
+        name = f"{row.task}/{row.strategy}/tau_{row.tau}/accuracy"
+        accuracies.setdefault(name, []).append(row.accuracy)
+    return {name: float(np.mean(values)) for name, values in accuracies.items()}
+
+
+TRANSFER_DIGITS = Stage("transfer-digits", 2, transfer_digits)
+TRANSFER_TOPICS = Stage("transfer-topics", 2, transfer_topics)
+
+
+MOST_OBJECTS = 81
+
+
+class SpaceConfig(SpaceName):
+    """A space of objects, and which of its mappings to messages are learned."""
+
+    sampled: int | None = Field(
+        None,
+        ge=1,
+        description="Number of compositional and of other bijections to draw; null: all maps, for "
+        "spaces of at most four objects.",
+    )
+    learning_rate: float = Field(0.5, gt=0)
+    steps: int = Field(200, ge=2, description="Steps of full-batch gradient descent.")
+
+    @model_validator(mode="after")
+    def _can_be_listed(self) -> SpaceConfig:
+        if self.objects > MOST_OBJECTS:
+            raise ConfigError(
+                "spaces", self.label, f"has {self.objects} objects; choose at most {MOST_OBJECTS}"
+            )
+        self.mappings(0)
+        return self
+
+    @property
+    def space(self) -> SpaceName:
+        """The space, without its mappings."""
+        return SpaceName(attributes=self.attributes, values=self.values)
+
+    def mappings(self, seed: int) -> list[Messages]:
+        """The mappings to learn; `seed` is that of the draw if they are sampled.
+
+        **Raises:** `ConfigError` if there are too many to list, or fewer than `sampled`.
+        """
+        if self.sampled is None:
+            return all_mappings(self.space)
+        return sampled_bijections(self.space, self.sampled, seed)
+
+
+class MappingsConfig(SpaceConfig):
+    """One space, whose mappings are each learned with every seed."""
+
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        tuple(range(8)), min_length=1, description="Seeds of the initial weights."
+    )
+    width: int = Field(32, ge=1, description="Units of the hidden layer.")
+
+
+def learn_mappings(work: Work[MappingsConfig]) -> dict[str, float]:
+    """Results: `mappings.jsonl`, and `paths.jsonl`, the means by step for each kind of mapping."""
+    from dynolab.chapters.simplicity.sweep import kind_paths, learned, sweep
+
+    config = work.config
+    with work.shown():
+        mappings = config.mappings(0)
+        trained = sweep(
+            config.space,
+            mappings,
+            config.seeds,
+            width=config.width,
+            learning_rate=config.learning_rate,
+            steps=config.steps,
+        )
+        rows = learned(config.space, mappings, trained)
+        work.write_tables(mappings=rows, paths=kind_paths(rows, trained))
+    work.log_tables(mappings=rows)
+    return {"trained": float(len(rows) * len(config.seeds)), "seconds": work.seconds}
+
+
+MAPPINGS = Stage("mappings", 2, learn_mappings)
+
+
+STEP_SIZES = tuple(float(size) for size in np.linspace(0, 10, 41))
+
+
+Classes = Annotated[int, Field(ge=3)]
+
+
+class SoftmaxConfig(StageConfig):
+    """How many random cases, with how many classes."""
+
+    seed: int = Field(0, ge=0)
+    cases: int = Field(20_000, ge=1, description="Random cases for every statement.")
+    classes: tuple[Classes, ...] = Field(
+        (5, 50, 1_000), min_length=1, description="Numbers of classes V of the cases."
+    )
+    shown: tuple[Classes, ...] = Field(
+        (50, 1_000), min_length=1, description="Numbers of classes of the pictures."
+    )
+    shape_cases: int = Field(
+        1_000, ge=2, description="Distributions averaged at each point of a curve."
+    )
+
+
+def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
+    """Results: `counts.jsonl`, `panels.jsonl`, `shapes.jsonl`, `step_paths.jsonl`."""
+    from dynolab.squeezing.cases import count_violations
+    from dynolab.squeezing.panels import panels, shape_points, step_paths
+
+    config = work.config
+    with work.shown():
+        counts = [
+            count_violation
+            for classes in config.classes
+            for count_violation in count_violations(config.cases, classes, config.seed)
+        ]
+        pictures = [panel for classes in config.shown for panel in panels(classes, config.seed)]
+        shapes = [
+            shape_point
+            for classes in config.shown
+            for shape_point in shape_points(config.shape_cases, classes, config.seed)
+        ]
+        paths = step_paths(config.shown[0], config.seed, STEP_SIZES)
+        work.write_tables(counts=counts, panels=pictures, shapes=shapes, step_paths=paths)
+    metrics = {
+        f"violations/{count.statement}/{count.classes}": count.violations / count.cases
+        for count in counts
+    }
+    work.log_tables(counts=counts, shapes=shapes)
+    return work.log_metrics(metrics)
+
+
+SOFTMAX = Stage("softmax", 2, try_cases)
+
+
+class PushConfig(StageConfig):
+    """Which answers are pushed down, and how far."""
+
+    pairs: int = Field(24, ge=2, description="Training pairs, from the first.")
+    fall: float = Field(
+        0.1, gt=0, description="First-order fall of a pushed answer, in nats per token."
+    )
+
+
+def push_answers(work: Work[PushConfig]) -> dict[str, float]:
+    """Reads inputs `data` and `model`. Computes in float64, because the changes are small.
+
+    Results: `pushes.jsonl`, `explained.jsonl`, `ranks.jsonl`.
+    """
+    import torch
+
+    from dynolab.forces import PolicyFunction
+    from dynolab.squeezing.pushes import Tally, pushes
+
+    config = work.config
+    folder = work.input_folder("model", "model")
+    with work.shown(2 * config.pairs) as progress:
+        pairs = read_pairs(work, load_encoder(folder), "train", config.pairs)
+        model, _ = load_model(folder)
+        policy, tally = PolicyFunction(model, torch.float64), Tally()
+        for number, push in enumerate(pushes(policy, pairs, config.fall), start=1):
+            tally.add(push)
+            progress.update(number)
+        left = list(tally.left_over())
+        work.write_tables(pushes=tally.rows, explained=left, ranks=tally.rank_changes())
+    metrics = {f"left_over/{row.answer}/{row.picture}": row.left for row in left}
+    work.log_tables(pushes=tally.rows, explained=left)
+    return work.log_metrics(metrics) | {"pairs": float(len(pairs))}
+
+
+PUSH = Stage("push", 2, push_answers)
+
+
+class ChapterPageConfig(PageConfig):
+    """Which chapter, and facts about the run that its page shows."""
+
+    chapter: ChapterName
+    learning_rates: tuple[float, ...] = Field(
+        (), description="Of the kernels in their order, or the one that figures of classes show."
+    )
+    digits: bool = Field(False, description="Whether the classes are the ten digits.")
+
+
+def chapter_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
+    """Read the chapter's stages under their names.
+
+    Results: `<chapter>.html`, `claims.jsonl` and `figures/`. Returns the number of claims by
+    outcome, and the inputs' metrics.
+    """
+    from dataclasses import replace
+    from importlib import import_module
+
+    from dynolab.chapters.page import Facts, write_chapter
+
+    config, name = work.config, work.config.chapter
+    module = f"dynolab.chapters.{name}" + ("" if name == "coupling" else ".page")
+    build = getattr(import_module(module), name)
+    with work.shown():
+        inputs = {name: work.input_folder(name) for name in work.inputs}
+        chapter = replace(
+            build(inputs, Facts(config.learning_rates, config.digits)),
+            name=config.name,
+            settings=config.settings,
+            stages=stage_facts(work),
+        )
+        claims = write_chapter(chapter, work.output, f"{name}.html")
+    send_page(work)
+    return claims | input_metrics(work)
+
+
+CHAPTER_PAGE = Stage("chapter-page", 1, chapter_page)
