@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from typing import Any
+
 from dynolab.comparisons.followed import chosen_changes, followed_answers
-from dynolab.results.arms import ComparedArms
+from dynolab.objectives.registry import changed_settings
+from dynolab.results.arms import ArmFacts, ComparedArms
 from dynolab.training.config import TrainConfig
 from tasks.arm import ArmConfig, OnPolicyConfig
 from tasks.runtime.stage import Stage
+from tasks.runtime.system.invocation import invocation
 from tasks.runtime.work import Work
 from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
 from tasks.shared.pair_inputs import data_of, read_run
@@ -31,8 +37,8 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     Results: `mitigation.html`, `summary.json`, `comparison.json` and `figures/`; all go to MLflow
     as well. Returns each arm's figures as means over seeds.
     """
+    from dynolab.report.comparison.mitigation import write_mitigation_page
     from dynolab.report.inputs.study import read_watched
-    from dynolab.report.mitigation.page import write_mitigation_page
 
     config = work.config
     with work.shown():
@@ -55,10 +61,37 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
             ),
         )
         metrics = write_mitigation_page(
-            compared, work.output, settings=config.settings, stages=stage_facts(work)
+            compared,
+            work.output,
+            settings=config.settings,
+            stages=stage_facts(work),
+            commands={
+                label: study_command(label, arm.facts, config.training.steps)
+                for label, arm in config.arms.items()
+            },
         )
     send_page(work)
     return metrics
+
+
+def study_command(label: str, arm: ArmFacts, steps: int) -> str:
+    """The command that trains a study as a run of the comparison was trained.
+
+    The study has a name of its own, so that its page replaces no other.
+    """
+    settings: dict[str, Any] = {
+        "name": f"trained-as-{label}",
+        "preference.objective": changed_settings(arm.objective),
+        "preference.steps": steps,
+    }
+    if arm.warmup_steps is not None:
+        settings["preference.warmup_steps"] = arm.warmup_steps
+    if arm.filtered_by == "id":
+        settings["preference_filter"] = {"pairs": list(arm.named)}
+    elif arm.filtered_by is not None:
+        settings["preference_filter"] = {"by": arm.filtered_by, "drop": arm.dropped}
+    options = (shlex.quote(f"{name}={json.dumps(value)}") for name, value in settings.items())
+    return " ".join([f"{invocation()} study FILE", *(f"--set {option}" for option in options)])
 
 
 def _describe_training(config: MitigationPageConfig) -> str:
@@ -78,4 +111,4 @@ def _describe_training(config: MitigationPageConfig) -> str:
     )
 
 
-MITIGATION_PAGE = Stage("mitigation-page", 28, mitigation_page)
+MITIGATION_PAGE = Stage("mitigation-page", 29, mitigation_page)

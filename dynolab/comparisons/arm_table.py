@@ -77,6 +77,15 @@ class ArmTable:
         """Mean over seeds of the difference between two arms' figures, with its t-interval."""
         return self.against(other).mean(arm, name)
 
+    def means(self, arms: Sequence[str]) -> dict[str, Interval]:
+        """`<arm>/<figure>`: the means that were measured."""
+        return {
+            f"{arm}/{name}": mean
+            for arm in arms
+            for name in self.names
+            if (mean := self.mean(arm, name)).n
+        }
+
     def few(self, name: str) -> int:
         """How many pairs or prompts a figure is of, if fewer than `LEAST_COUNT`; else 0."""
         count = self._counts.get(name, 0)

@@ -11,9 +11,9 @@ import pytest
 from dynolab.claims.reproduction import AFTER_EXTENDED, AFTER_SFT, CLAIMS, FROM_BASE, RESAMPLED, SFT
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import read_rows
+from dynolab.report.comparison.mitigation import write_mitigation_page
 from dynolab.report.inputs.arms import PairRun, ReproductionInputs
 from dynolab.report.inputs.study import read_compared
-from dynolab.report.mitigation.page import write_mitigation_page
 from dynolab.report.reproduction import path_figure, trainings_of, write_reproduction_page
 from dynolab.report.study.page import write_report
 from dynolab.results.arms import Divergence
@@ -94,8 +94,7 @@ def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path
     assert CANARY not in (report / "report.html").read_text()
     for said in (
         "The papers' findings on finetuning",
-        "What each remedy does to squeezing",
-        "Every arm, every figure",
+        "Likelihoods, quality and diversity",
         "Try next",
     ):
         assert said in words
