@@ -182,7 +182,7 @@ def _words(compared: ComparedArms, figures: ArmTable, commands: Mapping[str, str
 
 def _lines(compared: ComparedArms, figures: ArmTable) -> list[str]:
     """The table of runs for a terminal: changes of chosen answers, and the shares that fell."""
-    rows = [("", "Δ chosen, in training", "held out", "fell")]
+    rows: list[tuple[str, ...]] = [("", "Δ chosen, in training", "held out", "fell")]
     for run in compared.arms:
         cells = []
         for name in ("train/chosen", "heldout/chosen"):
