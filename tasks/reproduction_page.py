@@ -23,8 +23,8 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     the changes as means over seeds, and the number of claims by outcome.
     """
     from dynolab.claims.reproduction import EXTENDED, EXTENDED_HALF, SFT
+    from dynolab.report.comparison.reproduction import write_reproduction_page
     from dynolab.report.inputs.arms import ReproductionInputs
-    from dynolab.report.reproduction import write_reproduction_page
 
     config = work.config
     with work.shown():
@@ -47,4 +47,4 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     return metrics
 
 
-REPRODUCTION_PAGE = Stage("reproduction-page", 4, reproduction_page)
+REPRODUCTION_PAGE = Stage("reproduction-page", 5, reproduction_page)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,9 +27,10 @@ from dynolab.comparisons.arm_table import (
     splits_of,
 )
 from dynolab.comparisons.ranking import standings
+from dynolab.data.rows import Split
 from dynolab.probes.paths import learning_paths
-from dynolab.report.comparison.runs import Measure, run_name, run_table
-from dynolab.report.figure import Figure, band_of_change
+from dynolab.report.comparison.runs import Measure, intervals_of_change, run_name, run_table
+from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import GroupPageInputs, curve
 from dynolab.report.inputs.study import Squeezing
 from dynolab.report.lines import Line, LinePanel, line_plot
@@ -41,7 +42,6 @@ from dynolab.report.study.training_curves import WINDOW, running_mean
 from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.verdicts import outcome_counts, verdict_table
 from dynolab.report.words import Words
-from dynolab.statistics import Interval
 
 _CURVES = (
     ("rollout/pass_at_1", "Accuracy of the answers sampled for training", "pass@1", ".0%"),
@@ -142,7 +142,9 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
     return write_summary(summary, folder)
 
 
-def _pass_plot(figures: ArmTable, passes: dict[str, list[str]], runs: Sequence[str]) -> go.Figure:
+def _pass_plot(
+    figures: ArmTable, passes: Mapping[Split, list[str]], runs: Sequence[str]
+) -> go.Figure:
     """pass@k by k, a panel for each split."""
     return line_plot(
         [
@@ -171,9 +173,7 @@ def _curve_figure(inputs: GroupPageInputs, words: Words) -> Figure | None:
             steps, values = curve(inputs.of_arm(run), metric)
             if steps.size:
                 smooth = np.stack([running_mean(seed) for seed in values.T], axis=1)
-                bands = zip(*band_of_change(smooth), strict=True)
-                ends = [Interval(*map(float, band), len(inputs.seeds)) for band in bands]
-                lines.append(Line(run, steps.tolist(), ends))
+                lines.append(Line(run, steps.tolist(), intervals_of_change(smooth)))
         if lines:
             panels.append(LinePanel(title, "step", unit, lines, form))
     return words.figure("accuracy", line_plot(panels)) if panels else None

@@ -13,7 +13,7 @@ from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN, table_of
 from dynolab.comparisons.ranking import MEASURES, standings, unlearned
-from dynolab.report.comparison.runs import Measure, run_name, run_table
+from dynolab.report.comparison.runs import Measure, ending, run_name, run_table
 from dynolab.report.dots import DotPanel, forest_plot
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.files import StageFacts
@@ -125,7 +125,10 @@ def write_mitigation_page(
             for name, mean in means.items()
             if "/matched/" in name and not name.startswith(f"{compared.baseline}/")
         },
-        "ends": {run: _ending(runs, compared.seeds) for run, runs in compared.runs.items()},
+        "ends": {
+            run: ending(dict(zip(compared.seeds, runs, strict=True)))
+            for run, runs in compared.runs.items()
+        },
         "verdicts": [verdict.summary() for verdict in verdicts],
     }
     return write_summary(summary, folder)
@@ -136,7 +139,10 @@ def comparison_sections(compared: ComparedArms) -> list[Section | Figure | None]
     figures = table_of(compared)
     words, runs, baseline = _words(compared, figures, {}), list(compared.arms), compared.baseline
     best = _best(compared, figures)
-    ends = {run: _ending(own, compared.seeds) for run, own in compared.runs.items()}
+    ends = {
+        run: ending(dict(zip(compared.seeds, own, strict=True)))
+        for run, own in compared.runs.items()
+    }
     shown = [
         DotPanel(panel.title, panel.unit, known, panel.tickformat, panel.zero)
         for panel in _PANELS
@@ -197,20 +203,6 @@ def _lines(compared: ComparedArms, figures: ArmTable) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-
-
-def _ending(runs: Sequence[RunFigures], seeds: Sequence[int]) -> str:
-    """How a run's trainings ended, if not all after their last step."""
-    ends = [
-        f"seed {seed} diverged after {run.diverged.step} steps"
-        for seed, run in zip(seeds, runs, strict=True)
-        if run.diverged is not None
-    ]
-    stops = [run.alarm.step for run in runs if run.alarm is not None and run.alarm.stopped]
-    if stops:
-        steps = "–".join(dict.fromkeys(map(str, (min(stops), max(stops)))))
-        ends.append(f"{len(stops)} of {len(runs)} ended by the alarm at step {steps}")
-    return "; ".join(ends)
 
 
 def _followed_section(compared: ComparedArms) -> Section | None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from markupsafe import Markup
+from numpy import ndarray
 
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.report.page import table
 from dynolab.report.text import mean_and_ends
+from dynolab.results.arms import RunFigures
+from dynolab.statistics import Interval, mean_interval
 
 _CELL = Markup('<span title="{}">{}</span><br><small>{}</small>')
 _NAME = Markup('<b class="num">{}</b>{}<br><small class="quiet">{}</small>')
@@ -33,7 +37,7 @@ def run_table(
     figures: ArmTable,
     runs: Sequence[str],
     measures: Sequence[Measure],
-    baseline: str,
+    baseline: str | None,
     best: str | None = None,
     about: Mapping[str, str] | None = None,
 ) -> Markup:
@@ -42,7 +46,8 @@ def run_table(
     A difference is bold where its interval excludes zero and it is of enough prompts
     (`ArmTable.decides`). The mean's own interval is its tooltip.
 
-    **Arguments:** `best`: the run that is marked; `about`: a remark below a run's name.
+    **Arguments:** `baseline`: None shows the mean's own interval in place of a difference; `best`:
+    the run that is marked; `about`: a remark below a run's name.
     """
     shown = [measure for measure in measures if measure.figure in figures.names]
     rows = [
@@ -61,12 +66,38 @@ def run_name(run: str, best: bool = False, about: str = "") -> Markup:
     return _NAME.format(run, _BEST if best else "", about)
 
 
-def _cell(figures: ArmTable, run: str, measure: Measure, baseline: str) -> Markup | str:
+def ending(trainings: Mapping[int, RunFigures]) -> str:
+    """How a run's trainings, by seed, ended; empty if all did after their last step."""
+    ends = [
+        f"seed {seed} diverged after {run.diverged.step} steps"
+        for seed, run in trainings.items()
+        if run.diverged is not None
+    ]
+    alarms = [run.alarm for run in trainings.values()]
+    stops = [alarm.step for alarm in alarms if alarm is not None and alarm.stopped]
+    if stops:
+        steps = "–".join(dict.fromkeys(map(str, (min(stops), max(stops)))))
+        ends.append(f"{len(stops)} of {len(trainings)} ended by the alarm at step {steps}")
+    return "; ".join(ends)
+
+
+def intervals_of_change(values: Float[ndarray, "steps seeds"]) -> list[Interval]:
+    """Means over seeds at every step, with the intervals of the change since the first.
+
+    Seeds start from different models; an interval is to show the change only.
+    """
+    changes = values - values[:1] + values[:1].mean(axis=1, keepdims=True)
+    return [mean_interval(step) for step in changes]
+
+
+def _cell(figures: ArmTable, run: str, measure: Measure, baseline: str | None) -> Markup | str:
     factor = 100 if measure.share else 1
     own = figures.mean(run, measure.figure)
     if not own.n:
         return "–"
     mean, ends = mean_and_ends(own.times(factor), measure.signed)
+    if baseline is None:
+        return _CELL.format("", mean, ends)
     change = figures.difference(run, baseline, measure.figure)
     if run == baseline or not change.n:
         return _CELL.format(ends, mean, "")

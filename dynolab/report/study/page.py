@@ -18,6 +18,7 @@ from dynolab.probes.pairs import complete_pairs, pair_changes
 from dynolab.probes.paths import learning_paths
 from dynolab.report.audit.foresight import foreseen_figure, foresight_section
 from dynolab.report.comparison.mitigation import comparison_sections
+from dynolab.report.comparison.reproduction import findings_section
 from dynolab.report.figure import Figure
 from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import ONE_STEP, hardest_pull_figure, token_map_figure
@@ -39,7 +40,6 @@ from dynolab.report.page import (
     write_summary,
     write_text,
 )
-from dynolab.report.reproduction import reproduction_section
 from dynolab.report.study.answer_kinds import answer_kinds
 from dynolab.report.study.answers import answer_section, hallucination_section
 from dynolab.report.study.culprits import worst_answer
@@ -295,7 +295,7 @@ def _compared_sections(compared: Compared) -> list[Section]:
     sections = []
     if compared.findings:
         unit = "seeds, or prompts where there is one"
-        sections.append(reproduction_section(compared.findings, unit))
+        sections.append(findings_section(compared.findings, unit))
     if compared.remedies is not None:
         sections += sections_of(comparison_sections(compared.remedies))
     return sections
