@@ -16,7 +16,7 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.events import Event, events_of
 from dynolab.probes.pairs import complete_pairs, pair_changes
 from dynolab.probes.paths import learning_paths
-from dynolab.report.audit.foresight import foreseen_figure, foresight_section
+from dynolab.report.audit import foreseen_figure, foresight_section
 from dynolab.report.comparison.mitigation import comparison_sections
 from dynolab.report.comparison.reproduction import findings_section
 from dynolab.report.figure import Figure
