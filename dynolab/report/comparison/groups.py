@@ -26,9 +26,9 @@ from dynolab.comparisons.arm_table import (
     pass_names,
     splits_of,
 )
-from dynolab.comparisons.ranking import standings
 from dynolab.data.rows import Split
 from dynolab.probes.paths import learning_paths
+from dynolab.report.comparison.ranking import standings
 from dynolab.report.comparison.runs import Measure, intervals_of_change, run_name, run_table
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import GroupPageInputs, curve

@@ -12,7 +12,7 @@ from dynolab.claims.mitigation import assess_remedies
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN, table_of
-from dynolab.comparisons.ranking import MEASURES, standings, unlearned
+from dynolab.report.comparison.ranking import MEASURES, standings, unlearned
 from dynolab.report.comparison.runs import Measure, ending, run_name, run_table
 from dynolab.report.dots import DotPanel, forest_plot
 from dynolab.report.figure import Figure
