@@ -425,7 +425,7 @@ def run_trials(study: SweepStudy, launch: Launch) -> None:
 
 def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
     """Returns the trials as rows; logs the best trial and the page to MLflow."""
-    from dynolab.report.sweep import write_sweep_page
+    from dynolab.report.comparison.sweep import write_sweep_page
 
     rows, best, run = study.rows(), study.best(), platform.study
     assert run is not None

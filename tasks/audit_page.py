@@ -24,7 +24,7 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
 
     Results: `audit.html` and `figures/`; both go to MLflow as well. Returns the inputs' metrics.
     """
-    from dynolab.report.audit.page import write_audit_page
+    from dynolab.report.audit import write_audit_page
     from dynolab.report.inputs.audit import AuditPageInputs, read_audit
 
     config = work.config
@@ -49,4 +49,4 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
     }
 
 
-AUDIT_PAGE = Stage("audit-page", 2, audit_page)
+AUDIT_PAGE = Stage("audit-page", 3, audit_page)

@@ -57,7 +57,7 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     Results: `grpo.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns each
     arm's figures as means over seeds.
     """
-    from dynolab.report.groups.page import write_group_page
+    from dynolab.report.comparison.groups import write_group_page
     from dynolab.report.inputs.arms import GroupPageInputs, read_evaluated, read_group_run
 
     config = work.config
@@ -92,4 +92,4 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     return metrics
 
 
-GROUP_PAGE = Stage("group-page", 4, group_page)
+GROUP_PAGE = Stage("group-page", 5, group_page)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 from dynolab.comparisons.followed import chosen_changes, followed_answers
-from dynolab.results.arms import ComparedArms
+from dynolab.objectives.registry import changed_settings
+from dynolab.results.arms import ArmFacts, ComparedArms
 from dynolab.training.config import TrainConfig
 from tasks.arm import ArmConfig, OnPolicyConfig
 from tasks.runtime.stage import Stage
+from tasks.runtime.system.invocation import invocation
 from tasks.runtime.work import Work
 from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
 from tasks.shared.pair_inputs import data_of, read_run
@@ -31,10 +36,10 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     Results: `mitigation.html`, `summary.json`, `comparison.json` and `figures/`; all go to MLflow
     as well. Returns each arm's figures as means over seeds.
     """
+    from dynolab.report.comparison.mitigation import write_mitigation_page
     from dynolab.report.inputs.study import read_watched
-    from dynolab.report.mitigation.page import write_mitigation_page
 
-    config = work.config
+    config, training = work.config, work.config.training
     with work.shown():
         runs = {arm: [read_run(work, arm, seed) for seed in config.seeds] for arm in config.arms}
         compared = ComparedArms(
@@ -43,8 +48,9 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
             baseline=config.baseline,
             seeds=config.seeds,
             runs={arm: tuple(run.row() for run in own) for arm, own in runs.items()},
-            training=_describe_training(config),
-            steps=config.training.steps,
+            training=f"{training.steps} steps of {training.batch_size} pairs with "
+            f"{training.optimizer.name}, learning rate {training.optimizer.learning_rate:g}.",
+            steps=training.steps,
             judge=config.judge,
             follow=config.follow,
             followed=followed_answers(
@@ -55,27 +61,39 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
             ),
         )
         metrics = write_mitigation_page(
-            compared, work.output, settings=config.settings, stages=stage_facts(work)
+            compared,
+            work.output,
+            settings=config.settings,
+            stages=stage_facts(work),
+            commands={
+                label: study_command(label, arm.facts, training.steps)
+                for label, arm in config.arms.items()
+            },
         )
     send_page(work)
     return metrics
 
 
-def _describe_training(config: MitigationPageConfig) -> str:
-    """Describes the training that all arms share, and how on-policy arms make their pairs."""
-    training, on_policy = config.training, config.on_policy
-    optimizer = training.optimizer
-    shared = (
-        f"All arms make {training.steps} steps of {training.batch_size} pairs with "
-        f"{optimizer.name}, learning rate {optimizer.learning_rate:g}."
+def study_command(label: str, arm: ArmFacts, steps: int) -> str:
+    """The command that trains a study as a run of the comparison was trained.
+
+    The study has a name of its own, so that its page replaces no other.
+    """
+    by_rank = {"by": arm.filtered_by, "drop": arm.dropped}
+    left_out = {"pairs": list(arm.named)} if arm.filtered_by == "id" else by_rank
+    settings = {
+        "name": f"trained-as-{label}",
+        "preference.objective": changed_settings(arm.objective),
+        "preference.steps": steps,
+        "preference.warmup_steps": arm.warmup_steps,
+        "preference_filter": left_out if arm.filtered_by else None,
+    }
+    options = (
+        shlex.quote(f"{name}={json.dumps(value)}")
+        for name, value in settings.items()
+        if value is not None
     )
-    if not any(arm.pairs == "on_policy" for arm in config.arms.values()):
-        return shared
-    ranking = " + ".join(f"{reward.weight:g} {reward.name}" for reward in on_policy.rewards)
-    return (
-        f"{shared} On-policy arms sample {on_policy.completions} answers to each of a step's "
-        f"prompts, ranked by {ranking}; prompts whose answers rank alike are left out."
-    )
+    return " ".join([f"{invocation()} study FILE", *(f"--set {option}" for option in options)])
 
 
-MITIGATION_PAGE = Stage("mitigation-page", 28, mitigation_page)
+MITIGATION_PAGE = Stage("mitigation-page", 29, mitigation_page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dynolab.results.arms import Start
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
@@ -23,20 +24,26 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     the changes as means over seeds, and the number of claims by outcome.
     """
     from dynolab.claims.reproduction import EXTENDED, EXTENDED_HALF, SFT
+    from dynolab.report.comparison.reproduction import write_reproduction_page
     from dynolab.report.inputs.arms import ReproductionInputs
-    from dynolab.report.reproduction import write_reproduction_page
 
     config = work.config
     with work.shown():
-        seeds = config.seeds
-        runs = {(arm, seed): read_run(work, arm, seed) for seed in seeds for arm in config.arms}
-        for seed in seeds:
-            runs[SFT, seed] = read_start(work, "sft", seed)
-            runs[EXTENDED, seed] = read_start(work, "extended", seed)
-            runs[EXTENDED_HALF, seed] = read_start(work, "extended_half", seed)
+        starts: dict[str, Start] = {
+            SFT: "sft",
+            EXTENDED: "extended",
+            EXTENDED_HALF: "extended_half",
+        }
+        runs = {
+            (arm, seed): read_run(work, arm, seed) for seed in config.seeds for arm in config.arms
+        } | {
+            (name, seed): read_start(work, start, seed)
+            for seed in config.seeds
+            for name, start in starts.items()
+        }
         inputs = ReproductionInputs(
             name=config.name,
-            seeds=seeds,
+            seeds=config.seeds,
             runs=runs,
             judge=config.judge,
             settings=config.settings,
@@ -47,4 +54,4 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     return metrics
 
 
-REPRODUCTION_PAGE = Stage("reproduction-page", 4, reproduction_page)
+REPRODUCTION_PAGE = Stage("reproduction-page", 5, reproduction_page)

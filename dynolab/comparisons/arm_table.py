@@ -77,6 +77,15 @@ class ArmTable:
         """Mean over seeds of the difference between two arms' figures, with its t-interval."""
         return self.against(other).mean(arm, name)
 
+    def means(self, arms: Sequence[str]) -> dict[str, Interval]:
+        """`<arm>/<figure>`: the means that were measured."""
+        return {
+            f"{arm}/{name}": mean
+            for arm in arms
+            for name in self.names
+            if (mean := self.mean(arm, name)).n
+        }
+
     def few(self, name: str) -> int:
         """How many pairs or prompts a figure is of, if fewer than `LEAST_COUNT`; else 0."""
         count = self._counts.get(name, 0)
@@ -115,17 +124,19 @@ def evaluation_figures(
     figures: dict[str, Interval] = {}
     for split in dict.fromkeys(row.split for row in scores):
         own = [row for row in scores if row.split == split]
-        for level in pass_levels(k):
-            passed = [pass_at_k(row.samples, row.right, level) for row in own]
-            figures[f"{split}/pass_at_{level}"] = _mean(passed)
-        figures[f"{split}/distinct"] = _mean([row.distinct / row.samples for row in own])
-        figures[f"{split}/entropy"] = _mean([row.entropy for row in own])
-        figures[f"{split}/tokens"] = _mean([row.tokens for row in own])
-        figures[f"{split}/repeaters"] = _mean([row.repeaters / row.samples for row in own])
         moved = [row.change for row in changes if row.split == split]
-        if moved:
-            figures[f"{split}/right_change"] = _mean(moved)
-            figures[f"{split}/right_fallen"] = _mean([float(change <= 0) for change in moved])
+        measured = {
+            f"pass_at_{level}": [pass_at_k(row.samples, row.right, level) for row in own]
+            for level in pass_levels(k)
+        } | {
+            "distinct": [row.distinct / row.samples for row in own],
+            "entropy": [row.entropy for row in own],
+            "tokens": [row.tokens for row in own],
+            "repeaters": [row.repeaters / row.samples for row in own],
+            "right_change": moved,
+            "right_fallen": [float(change <= 0) for change in moved],
+        }
+        figures |= {f"{split}/{name}": _mean(values) for name, values in measured.items() if values}
     return figures
 
 
@@ -158,12 +169,12 @@ def choice_figures(rows: Sequence[TokenChoice]) -> dict[str, Interval]:
         HARM_FOUND: ("harm_chosen", "harm"),
     }
     questions = np.array([row.id for row in rows])
-
-    def column(field: str) -> Float[ndarray, " rows"]:
-        return np.array([getattr(row, field) for row in rows], dtype=float)
-
+    columns = {
+        field: np.array([getattr(row, field) for row in rows], dtype=float)
+        for field in {field for both in ratios.values() for field in both}
+    }
     return {
-        name: ratio_interval(column(part), column(whole), questions)
+        name: ratio_interval(columns[part], columns[whole], questions)
         for name, (part, whole) in ratios.items()
     }
 

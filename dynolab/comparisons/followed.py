@@ -58,31 +58,20 @@ def followed_answers(
     followed = []
     for split in SPLITS:
         own = sorted((key for key in fallen if key[0] == split), key=fallen.__getitem__)
-        if names:
-            kept = [key for key in own if key[1] in names]
-        else:
-            kept = [key for key in own if fallen[key] < 0][:EACH]
-        followed += [_followed(key, chosen, first, changes) for key in kept]
+        lowest = [key for key in own if fallen[key] < 0][:EACH]
+        for key in [key for key in own if key[1] in names] if names else lowest:
+            row, rows = chosen[first][key], [of_seed.get(key) for of_seed in chosen]
+            same = [
+                other is not None and (other.prompt, other.response) == (row.prompt, row.response)
+                for other in rows
+            ]
+            moved = {
+                arm: tuple(
+                    own.get(key) if there else None for own, there in zip(seeds, same, strict=True)
+                )
+                for arm, seeds in changes.items()
+            }
+            followed.append(
+                FollowedAnswer(pair_id=row.pair_id, split=split, prompt=row.prompt, changes=moved)
+            )
     return tuple(followed)
-
-
-def _followed(
-    key: Key,
-    chosen: Sequence[Mapping[Key, ProbeRow]],
-    first: int,
-    changes: Mapping[str, Sequence[Mapping[Key, float]]],
-) -> FollowedAnswer:
-    def text(seed: int) -> tuple[str, str] | None:
-        row = chosen[seed].get(key)
-        return None if row is None else (row.prompt, row.response)
-
-    row, same = chosen[first][key], [text(seed) == text(first) for seed in range(len(chosen))]
-    return FollowedAnswer(
-        pair_id=row.pair_id,
-        split=row.split,
-        prompt=row.prompt,
-        changes={
-            arm: tuple(own.get(key) if same[seed] else None for seed, own in enumerate(seeds))
-            for arm, seeds in changes.items()
-        },
-    )

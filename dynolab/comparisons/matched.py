@@ -13,8 +13,9 @@ from typing import Literal
 from jaxtyping import Float
 from numpy import ndarray
 
+from dynolab.comparisons.arm_table import ArmTable
 from dynolab.probes.paths import learning_paths
-from dynolab.results.arms import MarginPoint
+from dynolab.results.arms import ComparedArms, MarginPoint
 from dynolab.results.study import ARGMAX, ProbeScore
 from dynolab.statistics import mean_interval
 
@@ -84,3 +85,30 @@ def matched_figures(own: Sequence[MarginPoint], other: Sequence[MarginPoint]) ->
         "matched/steps": mine["step"] / others["step"],
         "matched/margin": margin,
     }
+
+
+def table_of(compared: ComparedArms) -> ArmTable:
+    """Every run's figures, seed by seed, with its `matched_figures` against the baseline.
+
+    The baseline's own `matched/gap` and `matched/chosen` are zero, so that a difference from it is
+    that at the same margin.
+    """
+    counts: dict[str, int] = {}
+    for runs in compared.runs.values():
+        for name, count in (item for run in runs for item in run.counts.items()):
+            counts[name] = min(count, counts.get(name, count))
+    matched = dict.fromkeys(("matched/gap", "matched/chosen"), counts.get("train/margin", 0))
+    base = compared.runs[compared.baseline]
+    values = {
+        arm: [
+            run.figures
+            | (
+                dict.fromkeys(matched, 0.0)
+                if arm == compared.baseline
+                else matched_figures(run.path, other.path)
+            )
+            for run, other in zip(runs, base, strict=True)
+        ]
+        for arm, runs in compared.runs.items()
+    }
+    return ArmTable(values, counts=counts | matched)

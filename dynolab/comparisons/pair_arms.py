@@ -15,7 +15,7 @@ from dynolab.data.rows import Split
 from dynolab.data.world.answer_kinds import WRONG, answer_kind
 from dynolab.data.world.lexicon import answered
 from dynolab.judges.win_rate import both_orders, worth_to_a
-from dynolab.probes.paths import LearningPaths, change, learning_paths
+from dynolab.probes.paths import change, learning_paths
 from dynolab.results.judges import Judgement, PolicyAnswer
 from dynolab.results.squeezing import Repetition
 from dynolab.results.study import ARGMAX, ProbeScore
@@ -35,11 +35,17 @@ def path_figures(scores: Sequence[ProbeScore]) -> dict[str, Interval]:
     """
     figures: dict[str, Interval] = {}
     for split in SPLITS:
-        paths = learning_paths(scores, split)
-        if paths is not None:
-            figures |= {
-                f"{split}/{name}": interval for name, interval in _path_changes(paths).items()
-            }
+        if (paths := learning_paths(scores, split)) is None:
+            continue
+        known = {kind for kind in (CHOSEN, REJECTED, ARGMAX) if kind in paths.logp}
+        moved = {kind: change(paths.logp[kind]) for kind in known}
+        if {ARGMAX, CHOSEN} <= known:
+            moved[GAP] = moved[ARGMAX] - moved[CHOSEN]
+        if {CHOSEN, REJECTED} <= known:
+            moved[MARGIN] = moved[CHOSEN] - moved[REJECTED]
+        if CHOSEN in known:
+            moved[FELL] = (moved[CHOSEN] < 0).astype(float)
+        figures |= {f"{split}/{name}": mean_interval(values) for name, values in moved.items()}
     return figures
 
 
@@ -54,18 +60,6 @@ def gap_by_margin(moved: Mapping[str, float]) -> dict[str, float]:
         for split in SPLITS
         if (margin := moved.get(f"{split}/{MARGIN}", 0.0)) >= 1 and f"{split}/{GAP}" in moved
     }
-
-
-def _path_changes(paths: LearningPaths) -> dict[str, Interval]:
-    logp = paths.logp
-    moved = {kind: change(logp[kind]) for kind in (CHOSEN, REJECTED, ARGMAX) if kind in logp}
-    if ARGMAX in moved and CHOSEN in moved:
-        moved[GAP] = moved[ARGMAX] - moved[CHOSEN]
-    if CHOSEN in moved and REJECTED in moved:
-        moved[MARGIN] = moved[CHOSEN] - moved[REJECTED]
-    if CHOSEN in moved:
-        moved[FELL] = (moved[CHOSEN] < 0).astype(float)
-    return {name: mean_interval(values) for name, values in moved.items()}
 
 
 @dataclass(frozen=True)
@@ -83,15 +77,31 @@ class SampledAnswer:
     repetition: Repetition
 
 
-_ANSWER_FIGURES: dict[str, Callable[[SampledAnswer], float]] = {
+_ANSWER_FIGURES: dict[str, Callable[[SampledAnswer], float | None]] = {
     "distinct_1": lambda sample: sample.repetition.distinct_1,
     "distinct_2": lambda sample: sample.repetition.distinct_2,
-    "longest_repeat": lambda sample: float(sample.repetition.longest_repeat),
-    "repeaters": lambda sample: float(sample.repetition.repeater),
+    "longest_repeat": lambda sample: sample.repetition.longest_repeat,
+    "repeaters": lambda sample: sample.repetition.repeater,
     "entropy": lambda sample: -sample.logp,
-    "tokens": lambda sample: float(sample.answer.tokens),
-    "finished": lambda sample: float(sample.answer.finished),
+    "tokens": lambda sample: sample.answer.tokens,
+    "finished": lambda sample: sample.answer.finished,
+    RIGHT: lambda sample: _checked(sample.answer, lambda own: _stated(own) == own.truth),
+    STATES_WRONGLY: lambda sample: _checked(sample.answer, _states_wrongly),
+    REFUSED: lambda sample: sample.refused,
 }
+"""Figures of single answers; None where an answer cannot be checked."""
+
+
+def _checked(answer: PolicyAnswer, holds: Callable[[PolicyAnswer], bool]) -> bool | None:
+    return None if answer.truth is None else holds(answer)
+
+
+def _stated(answer: PolicyAnswer) -> str | None:
+    return answered(answer.prompt, answer.answer)
+
+
+def _states_wrongly(answer: PolicyAnswer) -> bool:
+    return answer_kind(answer.prompt, answer.answer, answer.truth or "") in WRONG
 
 
 def answer_figures(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
@@ -110,37 +120,13 @@ def answer_figures(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
             name: _over_prompts((sample.answer.id, of(sample)) for sample in own)
             for name, of in _ANSWER_FIGURES.items()
         }
-        measured["different"] = _distinct_texts(own)
-        measured |= _correctness(own)
+        texts: dict[str, list[str]] = {}
+        for sample in own:
+            texts.setdefault(_prompt_of(sample.answer.id), []).append(sample.answer.answer.strip())
+        shares = [len(set(said)) / len(said) for said in texts.values()]
+        measured["different"] = mean_interval(np.array(shares))
         figures |= {f"{split}/{name}": mean for name, mean in measured.items() if mean.n}
     return figures
-
-
-def _correctness(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
-    def right(sample: SampledAnswer) -> float:
-        return float(answered(sample.answer.prompt, sample.answer.answer) == sample.answer.truth)
-
-    def wrong(sample: SampledAnswer) -> float:
-        asked = sample.answer
-        return float(answer_kind(asked.prompt, asked.answer, asked.truth) in WRONG)
-
-    return {
-        STATES_WRONGLY: _over_prompts(
-            (sample.answer.id, wrong(sample))
-            for sample in samples
-            if sample.answer.truth is not None
-        ),
-        RIGHT: _over_prompts(
-            (sample.answer.id, right(sample))
-            for sample in samples
-            if sample.answer.truth is not None
-        ),
-        REFUSED: _over_prompts(
-            (sample.answer.id, float(sample.refused))
-            for sample in samples
-            if sample.refused is not None
-        ),
-    }
 
 
 def win_figures(
@@ -170,17 +156,10 @@ def _prompt_of(answer: str) -> str:
     return answer.rpartition("/")[0]
 
 
-def _over_prompts(values: Iterable[tuple[str, float]]) -> Interval:
+def _over_prompts(values: Iterable[tuple[str, float | None]]) -> Interval:
     """Mean over prompts of the means over their answers, so that the prompt is the unit."""
     by_prompt: dict[str, list[float]] = {}
     for name, value in values:
-        by_prompt.setdefault(_prompt_of(name), []).append(value)
+        if value is not None:
+            by_prompt.setdefault(_prompt_of(name), []).append(value)
     return mean_interval(np.array([np.mean(own) for own in by_prompt.values()], dtype=float))
-
-
-def _distinct_texts(samples: Sequence[SampledAnswer]) -> Interval:
-    texts: dict[str, list[str]] = {}
-    for sample in samples:
-        texts.setdefault(_prompt_of(sample.answer.id), []).append(sample.answer.answer.strip())
-    shares = [len(set(own)) / len(own) for own in texts.values()]
-    return mean_interval(np.array(shares, dtype=float))

@@ -9,8 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from dynolab.endpoint import EndpointConfig
 from dynolab.errors import ConfigError
 from dynolab.judges.exact import WORLD_REWARDS
-from dynolab.judges.wording import CRITERION
 from dynolab.rollouts.rewards import RewardConfig, Rewards
+
+CRITERION = (
+    "The better answer is the one that helps the writer of the prompt more: it does what the "
+    "prompt asks, is correct, and does no harm. Length and polish alone make no answer better."
+)
 
 
 class ExactJudgeConfig(BaseModel):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dynolab.errors import ConfigError
-from dynolab.report.sweep import write_sweep_page
+from dynolab.report.comparison.sweep import write_sweep_page
 from dynolab.results.sweep import TrialRow
 from dynolab.store import Store
 from flows.parameters import validated

@@ -11,7 +11,7 @@ from sklearn.metrics import cohen_kappa_score
 
 from dynolab.errors import ConfigError
 from dynolab.judges import agreement, count, win_rate
-from dynolab.judges.agreement import cohen_kappa
+from dynolab.judges.win_rate import cohen_kappa
 from dynolab.results.judges import JudgementCounts
 from tests.judges.verdicts import judged
 

@@ -6,30 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
 from dynolab.report.forces.page import write_force_page
 from dynolab.report.forces.pair_matrix import pair_matrix_figure
-from dynolab.report.forces.parts import block_figure, last_layer_figure, terms_figure
-from dynolab.report.forces.token_map_choice import token_map_choice_figure
+from dynolab.report.forces.token_map import token_map_choice_figure
 from dynolab.report.forces.token_map_plot import token_map_plot
 from tests.report.forces import analysis, token_map
-from tests.report.parsed import CANARY, check_figure, obeys_no_text, words_of
-
-
-def figures(inputs):
-    yield pair_matrix_figure(inputs.checkpoints)
-    yield token_map_choice_figure([(c.label, m) for c in inputs.checkpoints for m in c.token_maps])
-    yield block_figure(inputs.checkpoints)
-    yield last_layer_figure(inputs.checkpoints)
-    yield terms_figure(inputs.checkpoints)
-    yield kernel_size_figure(inputs.kernel)
-    yield stability_figure(inputs.kernel)
+from tests.report.parsed import CANARY, check_figures, obeys_no_text, words_of
 
 
 @pytest.mark.parametrize("rejected", [True, False])
-def test_every_figure_says_something_and_how_it_is_read(rejected: bool) -> None:
-    for figure in figures(analysis(rejected=rejected)):
-        check_figure(figure)
+@pytest.mark.parametrize("labels", [("base", "dpo"), ("only",)])
+def test_every_figure_is_drawn_and_no_text_becomes_markup(
+    rejected: bool, labels: tuple[str, ...], tmp_path: Path
+) -> None:
+    write_force_page(analysis(CANARY, rejected, labels), tmp_path)
+    obeys_no_text(tmp_path, "forces.html")
+    assert check_figures(tmp_path, "forces.html") == 6 + len(labels)
+    assert "nan" not in words_of(tmp_path / "forces.html", " ").split()
 
 
 def test_the_matrix_holds_the_totals_in_the_order_of_its_names() -> None:
@@ -61,11 +54,6 @@ def test_a_cell_knows_its_map_among_all() -> None:
     assert sorted(known) == list(range(len(maps))) and maps
     for cells, dots in zip(figure.plot.data[:2], figure.plot.data[2:], strict=True):
         assert all(cells.customdata[y][x] is not None for x, y in zip(dots.x, dots.y, strict=True))
-
-
-def test_without_rejected_answers_there_are_no_sides_to_choose() -> None:
-    figure = pair_matrix_figure(analysis(rejected=False).checkpoints)
-    assert not figure.plot.layout.updatemenus
 
 
 def test_a_choice_shows_one_map_with_its_own_axes() -> None:
@@ -139,26 +127,6 @@ def test_sums_of_many_tokens_are_areas_instead_of_bars() -> None:
         assert total.x == pytest.approx(own.sum(1))
 
 
-def test_a_single_checkpoint_has_no_stability() -> None:
-    inputs = analysis(labels=("only",))
-    assert stability_figure(inputs.kernel) is None
-    assert kernel_size_figure(inputs.kernel).message.startswith("At only")
-
-
-def test_sizes_that_noise_hides_are_said_to_tell_nothing() -> None:
-    kernel = analysis(labels=("a", "b", "c")).kernel
-    first, *others = kernel.findings.agreements
-    hidden = first.model_copy(update={"ceiling": 0.1, "verdict": "unclear"})
-    findings = kernel.findings.model_copy(update={"agreements": (hidden, *others)})
-    message = stability_figure(dataclasses.replace(kernel, findings=findings)).message
-    for said in (
-        "is unclear from a to b",
-        "holds from a to c",
-        "Between a and b the comparison is inconclusive",
-    ):
-        assert said in message
-
-
 def test_shares_of_no_force_are_shown_as_none(tmp_path: Path) -> None:
     inputs = analysis()
     facts = inputs.checkpoints[0].facts
@@ -178,10 +146,4 @@ def test_a_step_that_moved_too_far_for_first_order_is_named(tmp_path: Path) -> N
     facts = first.facts.model_copy(update={"step": 3, "unexplained": 0.12})
     far = dataclasses.replace(first, facts=facts)
     write_force_page(dataclasses.replace(inputs, checkpoints=(far, *others)), tmp_path)
-    words = words_of(tmp_path / "forces.html")
-    assert f"first order leaves 12% at {first.label} unexplained" in words
-
-
-def test_no_text_becomes_markup(tmp_path: Path) -> None:
-    write_force_page(analysis(CANARY), tmp_path)
-    obeys_no_text(tmp_path, "forces.html")
+    assert f"12% at {first.label}" in words_of(tmp_path / "forces.html")

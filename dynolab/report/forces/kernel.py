@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,11 +16,11 @@ from dynolab.report.forces.pair_matrix import (
 )
 from dynolab.report.inputs.study import Kernel
 from dynolab.report.style import SEQUENTIAL
-from dynolab.report.text import join, number, plotly_text, true_minus
-from dynolab.results.forces import AgreementRow, KernelSizeRow
+from dynolab.report.text import number, plotly_text
+from dynolab.report.words import Words
+from dynolab.results.forces import KernelSizeRow
 
 _MARKS = {"holds": "✓", "breaks down": "✗", "unclear": "?"}
-_VERBS = {"holds": "holds", "breaks down": "breaks down", "unclear": "is unclear"}
 
 
 def kernel_size_figure(kernel: Kernel) -> Figure:
@@ -64,19 +63,13 @@ def kernel_size_figure(kernel: Kernel) -> Figure:
             text=[[_size(row) for row in line] for line in grid],
             hovertemplate="%{text}<extra></extra>",
         )
-    adapters = join(kernel.findings.adapters)
-    return Figure(
-        "kernel-sizes",
-        "How strongly answers are coupled",
-        _size_message(kernel, by_label),
-        "A cell: the Frobenius norm of the kernel K between all logits of the row's and the "
-        "column's answer, without a shift of all logits, which changes no probability. It is "
-        f"estimated: {kernel.findings.rank} leading directions exactly, the rest with "
-        f"{kernel.findings.probes} random vectors; hover for standard errors. "
-        "Held-out answers are marked °."
-        + (f" At {adapters} it is the kernel of the adapters alone." if adapters else ""),
-        plot,
-    )
+    medians = {
+        label: float(np.median([r.centred for r in rows if r.observed_id != r.updating_id]))
+        for label, rows in by_label.items()
+    }
+    error = float(np.median([row.centred_error / row.centred for row in kernel.sizes]))
+    words = Words("forces.html", kernel=kernel.findings, medians=medians, error=error)
+    return words.figure("kernel-sizes", plot)
 
 
 def stability_figure(kernel: Kernel) -> Figure | None:
@@ -92,7 +85,8 @@ def stability_figure(kernel: Kernel) -> Figure | None:
         cell = places[agreement.second], places[agreement.first]
         grid[cell] = agreement.correlation
         words[cell] = (
-            f"<b>{number(agreement.correlation, 2)}</b> {_ends(agreement)}"
+            f"<b>{number(agreement.correlation, 2)}</b> "
+            f"[{number(agreement.low, 2)}, {number(agreement.high, 2)}]"
             f"<br>{_MARKS[agreement.verdict]} {agreement.verdict}"
         )
     plot = correlation_plot(
@@ -107,18 +101,7 @@ def stability_figure(kernel: Kernel) -> Figure | None:
         showscale=False,
         hoverongaps=False,
     )
-    return Figure(
-        "kernel-stability",
-        "Do the same answers stay coupled?",
-        _stability_message(findings.agreements, findings.threshold),
-        "A cell: Spearman's rank correlation of the sizes above over all pairs of answers at two "
-        "checkpoints, with its 95% interval over resampled answers. The order holds if the whole "
-        f"interval lies above {number(findings.threshold)}, breaks down if it lies below "
-        f"{number(findings.threshold)} times the highest correlation that estimation noise "
-        "allows, and is otherwise unclear. If it holds, forces found at one checkpoint apply to "
-        "the other.",
-        plot,
-    )
+    return Words("forces.html", kernel=findings).figure("kernel-stability", plot)
 
 
 def _marks(low: float, high: float) -> list[float]:
@@ -134,46 +117,4 @@ def _size(row: KernelSizeRow) -> str:
         f"“{pair}” and {plotly_text(row.kind, 14)} of “{observed}”: {number(row.centred)} ± "
         f"{number(row.centred_error, 2)}<br>95% [{number(row.low)}, {number(row.high)}], with the "
         f"shift {number(row.raw)} ± {number(row.raw_error, 2)}"
-    )
-
-
-def _ends(agreement: AgreementRow) -> str:
-    return f"[{number(agreement.low, 2)}, {number(agreement.high, 2)}]"
-
-
-def _size_message(kernel: Kernel, by_label: dict[str, list[KernelSizeRow]]) -> str:
-    parts = []
-    for label, rows in by_label.items():
-        own = [row.centred for row in rows if row.observed_id == row.updating_id]
-        others = [row.centred for row in rows if row.observed_id != row.updating_id]
-        with_itself = f" (median; of an answer with itself {_median(own)})" if own else ""
-        parts.append(
-            f"at {label} the kernel of two answers has size {_median(others)}{with_itself}"
-        )
-    error = np.median([row.centred_error / row.centred for row in kernel.sizes])
-    sentences = f"{'; '.join(parts)}. The median standard error is {error:.1%}."
-    return sentences.replace("at ", "At ", 1)
-
-
-def _median(sizes: Sequence[float]) -> str:
-    """To two digits."""
-    return number(float(f"{np.median(sizes):.2g}"), 2)
-
-
-def _stability_message(agreements: Sequence[AgreementRow], threshold: float) -> str:
-    parts = [
-        f"{_VERBS[agreement.verdict]} from {agreement.first} to {agreement.second} "
-        f"({number(agreement.correlation, 2)} {_ends(agreement)}, sizes "
-        f"{true_minus(f'{agreement.growth:+.0%}')})"
-        for agreement in agreements
-    ]
-    noisy = [f"{a.first} and {a.second}" for a in agreements if a.ceiling < threshold]
-    noise = (
-        f" Between {join(noisy)} the comparison is inconclusive: at one of the two the sizes "
-        "differ by little more than their estimation noise."
-        if noisy
-        else ""
-    )
-    return (
-        f"Against a threshold of {number(threshold)}, the order of coupling {join(parts)}.{noise}"
     )

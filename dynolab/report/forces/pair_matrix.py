@@ -12,8 +12,10 @@ from numpy import ndarray
 from dynolab.report.figure import CELLS, Figure, buttons, subplots
 from dynolab.report.inputs.forces import CheckpointForces
 from dynolab.report.style import DIVERGING, INK, MONO
-from dynolab.report.text import join, number, plotly_text
+from dynolab.report.text import plotly_text
+from dynolab.report.words import Words
 from dynolab.results.forces import KernelSizeRow, PairForce
+from dynolab.statistics import mean_interval
 
 _PARTS: dict[str, Callable[[PairForce], float]] = {
     "whole pair": lambda row: row.total,
@@ -92,7 +94,19 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             hovertemplate="%{text}: %{z:+.3g} nats<extra></extra>",
         )
     for col, maps in enumerate(mapped, start=1):
-        _mark(plot, col, maps)
+        cells = [
+            (x, y) for y, line in enumerate(maps) for x, at in enumerate(line) if at is not None
+        ]
+        plot.add_scatter(
+            x=[x for x, _ in cells],
+            y=[y for _, y in cells],
+            mode="markers",
+            marker={"color": INK, "size": 5},
+            hoverinfo="skip",
+            showlegend=False,
+            row=1,
+            col=col,
+        )
     if any(row.from_rejected for checkpoint in checkpoints for row in checkpoint.totals):
         choices = [
             (
@@ -106,19 +120,22 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             for part, part_grids in grids.items()
         ]
         plot.update_layout(updatemenus=[buttons(choices, 1.06)])
-    return Figure(
-        "pairs",
-        "Which pair pushes which answer",
-        _message(checkpoints),
-        "A cell: the push of the column's pair on the row's answer, summed over all tokens of "
-        "both: green raises log π, brown lowers it. The buttons select the part that goes through "
-        "the pair's chosen tokens (the pull up) or through its rejected ones (the push down). "
-        "A row adds up to the effect of the whole step. Held-out answers are marked °. Colours end "
-        "at the 98th percentile. A click on a cell with a dot shows its map below, token by token; "
-        "“dynolab explore” opens the map of any pair on any answer of a "
-        "study.",
-        plot,
-    )
+    return Words("forces.html", own=_own_and_others(checkpoints)).figure("pairs", plot)
+
+
+def _own_and_others(checkpoints: Sequence[CheckpointForces]) -> dict[str, tuple[float, float]]:
+    """Mean push of a pair on its own answer and on others', of the first kind, by checkpoint."""
+    kind, means = checkpoints[0].totals[0].kind, {}
+    for checkpoint in checkpoints:
+        rows = [row for row in checkpoint.totals if row.kind == kind]
+        own = np.array([row.observed_id == row.updating_id for row in rows])
+        totals = np.array([row.total for row in rows])
+        means[checkpoint.label] = (_mean(totals[own]), _mean(totals[~own]))
+    return means
+
+
+def _mean(values: ndarray) -> float:
+    return mean_interval(values).mean
 
 
 def _maps(checkpoints: Sequence[CheckpointForces], own: int) -> list[list[int | None]]:
@@ -133,23 +150,6 @@ def _maps(checkpoints: Sequence[CheckpointForces], own: int) -> list[list[int | 
         [places.get((kind, observed, pair)) for pair in _pairs(rows)]
         for kind, _, observed in answers_of(rows)
     ]
-
-
-def _mark(plot: go.Figure, col: int, maps: Sequence[Sequence[int | None]]) -> None:
-    """Adds a dot to every cell with a map."""
-    cells = [
-        (x, y) for y, line in enumerate(maps) for x, place in enumerate(line) if place is not None
-    ]
-    plot.add_scatter(
-        x=[x for x, _ in cells],
-        y=[y for _, y in cells],
-        mode="markers",
-        marker={"color": INK, "size": 5},
-        hoverinfo="skip",
-        showlegend=False,
-        row=1,
-        col=col,
-    )
 
 
 def add_answer_cells(
@@ -183,29 +183,3 @@ def _grid(rows: Sequence[PairForce], value: Callable[[PairForce], float]) -> nda
 
 def _limit(grids: Sequence[ndarray]) -> float:
     return float(np.quantile(np.abs(np.concatenate([g.ravel() for g in grids])), 0.98)) or 1.0
-
-
-def _message(checkpoints: Sequence[CheckpointForces]) -> str:
-    kind = checkpoints[0].totals[0].kind
-    parts = []
-    for checkpoint in checkpoints:
-        rows = [row for row in checkpoint.totals if row.kind == kind]
-        own = [row for row in rows if row.observed_id == row.updating_id]
-        others = [row for row in rows if row.observed_id != row.updating_id]
-        moves = [
-            f"{whose} by {_mean(group)} nats"
-            for whose, group in ((f"its own {kind} answer", own), ("another's", others))
-            if group
-        ]
-        parts.append(f"at {checkpoint.label} {join(moves)}")
-    return f"On average a pair moves {'; '.join(parts)}."
-
-
-def _mean(rows: Sequence[PairForce]) -> str:
-    """Mean total, and its two sides if there are two."""
-    plus = float(np.mean([row.from_chosen for row in rows]))
-    minus = float(np.mean([row.from_rejected for row in rows]))
-    total = number(plus + minus, 2, sign=True)
-    if not minus:
-        return total
-    return f"{total} (y⁺ {number(plus, 2, sign=True)}, y⁻ {number(minus, 2, sign=True)})"

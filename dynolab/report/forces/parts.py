@@ -29,8 +29,8 @@ from dynolab.report.style import (
     in_order,
     style_of,
 )
-from dynolab.report.text import join, number, plotly_text, token_text, true_minus
-from dynolab.results.forces import ResponseTermsRow
+from dynolab.report.text import plotly_text, token_text
+from dynolab.report.words import Words
 
 _CHECKPOINTS = (HISTORY, CHOSEN, BEST, UP, DOWN, REJECTED, RESIDUAL)
 _POINTS = 2_000  # per panel
@@ -80,24 +80,7 @@ def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             marker={"symbol": "line-ew", "size": 14, "line": {"color": INK, "width": 2}},
             **shared,
         )
-    return Figure(
-        "blocks",
-        "Which parameters carry the force",
-        _block_message(checkpoints),
-        "Bars: ⟨F_b, F⟩/‖F‖², the share of the map F that comes from a block's part F_b; they add "
-        "up to one. Ticks: ‖F_b‖/‖F‖, the size of the part alone; where tick and bar differ, "
-        "blocks work against each other. A bar below zero: the block's part opposes the map.",
-        plot,
-    )
-
-
-def _block_message(checkpoints: Sequence[CheckpointForces]) -> str:
-    parts = []
-    for checkpoint in checkpoints:
-        most = sorted(checkpoint.facts.blocks, key=lambda part: -part.projection)[:2]
-        shares = [true_minus(f"{part.block} ({part.projection:.0%})") for part in most]
-        parts.append(f"at {checkpoint.label} {join(shares)}")
-    return f"Most of the force comes through these blocks: {'; '.join(parts)}."
+    return Words("forces.html", checkpoints=checkpoints).figure("blocks", plot)
 
 
 def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
@@ -143,21 +126,7 @@ def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
                 row=1,
                 col=col,
             )
-    fits = [
-        f"{fit.cosine:.3f} at {checkpoint.label} ({fit.norm_ratio:.0%} of its size, "
-        f"{fit.sign_agreement:.0%} of its signs)"
-        for checkpoint in moving
-        for fit in (checkpoint.facts.last_layer,)
-    ]
-    return Figure(
-        "last-layer",
-        "How far the last layer alone explains it",
-        f"Cosine of the last layer's map with the whole network's, token by token: {join(fits)}.",
-        "A point: one updating pair on one observed answer, summed over tokens. The last layer's "
-        "prediction holds the features fixed (the unconstrained-features model); on the dashed "
-        "line it explains everything. Blue: answers of the updating pair itself.",
-        plot,
-    )
+    return Words("forces.html", moving=moving).figure("last-layer", plot)
 
 
 def terms_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
@@ -200,31 +169,4 @@ def terms_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
                 col=col,
             )
             in_legend.add(kind)
-    return Figure(
-        "terms",
-        "What the tokens contribute: A and G",
-        _term_message(checkpoints),
-        "In Δ log π = −η·A·K·G, A = I − 1πᵀ is how log π responds to its logits (its norm is "
-        "smallest for an uncertain model, largest for a confident one), and G = Σ c(π − e)/T the "
-        "loss's force on an updating token: c is its dynamic learning rate, 1 − π its energy, and "
-        "the sum has one term unless a loss weights several tokens at a position. Boxes: "
-        "quartiles over tokens, whiskers up to 1.5 times their distance; points lie beyond.",
-        plot,
-    )
-
-
-def _term_message(checkpoints: Sequence[CheckpointForces]) -> str:
-    parts = []
-    for checkpoint in checkpoints:
-        updating = [row for row in checkpoint.terms if row.role == "updating"]
-        sides = [
-            f"{number(_median_energy(rows), 2)} on {kind} tokens"
-            for kind in ("chosen", "rejected")
-            if (rows := [row for row in updating if row.kind == kind])
-        ]
-        parts.append(f"at {checkpoint.label} {join(sides)}")
-    return f"The median energy 1 − π of an updating token is {'; '.join(parts)}."
-
-
-def _median_energy(rows: Sequence[ResponseTermsRow]) -> float:
-    return float(np.median(np.concatenate([row.energy for row in rows])))
+    return Words("forces.html").figure("terms", plot)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import Any
+
 import numpy as np
+import plotly.graph_objects as go
 
 from dynolab.report.figure import Figure
 from dynolab.report.forces.token_map_plot import token_map_plot
 from dynolab.report.ledger.named_tokens import strongest_tokens
-from dynolab.report.style import objective_name
-from dynolab.report.text import number
+from dynolab.report.style import INK, MUTED, PAPER, ZERO, objective_name
+from dynolab.report.text import number, plotly_text
+from dynolab.report.words import Words
 from dynolab.results.study import TokenMap
 
 READING = (
@@ -22,6 +28,15 @@ ONE_STEP = (
     "they also count its momentum in later steps."
 )
 """How a map and an account differ."""
+
+LINE = 110
+"""Characters of a line above one of several maps."""
+
+_CHANGING = {  # layout settings that differ from map to map
+    "xaxis": ("tickvals", "ticktext", "range"),
+    "yaxis": ("tickvals", "ticktext", "range", "title.text"),
+    "coloraxis": ("cmin", "cmax"),
+}
 
 
 def hardest_pull_figure(token_map: TokenMap) -> Figure | None:
@@ -37,21 +52,18 @@ def token_map_figure(token_map: TokenMap, about: str = "") -> Figure | None:
     """
     if not token_map.observed_tokens:
         return None
+    step = "A gradient step" if token_map.step is None else f"Step {token_map.step}"
+    step += (
+        f" of {objective_name(token_map.stage)}, learning rate {number(token_map.learning_rate)}"
+    )
     return Figure(
         "token-map",
         "Which token pushed which",
         f"{token_map_message(token_map)} {about}".strip(),
-        f"{_step(token_map)}: the update by “{token_map.updating_id}” on {_whose(token_map)} "
+        f"{step}: the update by “{token_map.updating_id}” on {_whose(token_map)} "
         f"{token_map.observed_kind} answer. {READING}",
         token_map_plot(token_map),
     )
-
-
-def _step(token_map: TokenMap) -> str:
-    rate = f"learning rate {number(token_map.learning_rate)}"
-    if token_map.step is None:
-        return f"A gradient step of {objective_name(token_map.stage)}, {rate}"
-    return f"{objective_name(token_map.stage)} step {token_map.step}, {rate}"
 
 
 def _whose(token_map: TokenMap) -> str:
@@ -78,3 +90,88 @@ def token_map_message(token_map: TokenMap) -> str:
     tokens = list(zip(both[side], sums[side].tolist(), strict=True))
     through = strongest_tokens(tokens, down=sums[side].sum() < 0)
     return f"{text}. The tokens of its {'y⁺' if side.start == 0 else 'y⁻'} that do most: {through}."
+
+
+def token_map_choice_figure(maps: Sequence[tuple[str, TokenMap]]) -> Figure | None:
+    """The maps under their labels (checkpoints); shows the first until another is selected."""
+    if not maps:
+        return None
+    plots = [token_map_plot(token_map) for _, token_map in maps]
+    plot = go.Figure(layout=plots[0].layout)
+    for place, single in enumerate(plots):
+        plot.add_traces([trace.update(visible=place == 0) for trace in single.data])
+    owners = [place for place, single in enumerate(plots) for _ in single.data]
+    choices = []
+    for place, ((label, token_map), single) in enumerate(zip(maps, plots, strict=True)):
+        shown = {"visible": [owner == place for owner in owners]}
+        answer = f"{token_map.observed_kind} of “{token_map.observed_id}”"
+        choices.append(
+            {
+                "label": plotly_text(f"{label}: “{token_map.updating_id}” on {answer}", 70),
+                "method": "update",
+                "args": [shown, _changes(single, token_map)],
+            }
+        )
+    plot.update_layout(
+        height=max(single.layout.height for single in plots) + 70,
+        margin={"l": 90, "r": 24, "t": 130, "b": 110},
+        title=_title(maps[0][1]),
+        updatemenus=[
+            {
+                "buttons": choices,
+                "type": "dropdown",
+                "x": 0,
+                "xanchor": "left",
+                "y": 1,
+                "yanchor": "bottom",
+                "pad": {"b": 62},
+                "bgcolor": PAPER,
+                "bordercolor": ZERO,
+                "font": {"size": 13, "color": INK},
+                "showactive": False,
+            }
+        ],
+    )
+    first, *_ = maps
+    pair = first[1].updating_id, first[1].observed_id, first[1].observed_kind
+    sums = {
+        label: float(np.nansum(token_map.force))
+        for label, token_map in maps
+        if (token_map.updating_id, token_map.observed_id, token_map.observed_kind) == pair
+    }
+    words = Words("forces.html", maps=maps, first=first[1], sums=sums, reading=READING)
+    return words.figure("token-maps", plot)
+
+
+def _title(token_map: TokenMap) -> dict[str, Any]:
+    return {
+        # Only between words: a long one may hold escaped characters.
+        "text": "<br>".join(
+            wrap(plotly_text(token_map_message(token_map), 240), LINE, break_long_words=False)
+        ),
+        "x": 0,
+        "xref": "paper",
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "pad": {"b": 36},
+        "font": {"size": 13, "color": MUTED},
+    }
+
+
+def _changes(plot: go.Figure, token_map: TokenMap) -> dict[str, Any]:
+    layout = plot.layout
+    changes: dict[str, Any] = {
+        f"{axis}.{name}": _plain(layout[axis][tuple(name.split("."))])
+        for axis, names in _CHANGING.items()
+        for name in names
+    }
+    changes["annotations"] = [note.to_plotly_json() for note in layout.annotations]
+    changes["shapes"] = [shape.to_plotly_json() for shape in layout.shapes]
+    changes["title.text"] = _title(token_map)["text"]
+    return changes
+
+
+def _plain(value: Any) -> Any:
+    """Turns arrays into lists: plotly sends arrays as bytes, which its menus do not read."""
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -29,7 +29,7 @@ from dynolab.data.rows import read_value
 from dynolab.objectives.registry import AnyConfig
 from dynolab.report.inputs.files import PageInputs, rows
 from dynolab.report.inputs.study import Training, read_training
-from dynolab.results.arms import ComparedArms, Divergence, RunFigures
+from dynolab.results.arms import Divergence, RunFigures
 from dynolab.results.audit import FilteredPairs
 from dynolab.results.groups import (
     CompletionForce,
@@ -201,16 +201,6 @@ class ReproductionInputs(PageInputs):
     def unit(self) -> str:
         """What intervals are computed over."""
         return "seeds" if len(self.seeds) > 1 else "prompts"
-
-
-def arm_table_of(compared: ComparedArms) -> ArmTable:
-    """Every arm's figures, seed by seed."""
-    counts: dict[str, int] = {}
-    for runs in compared.runs.values():
-        for name, count in (item for run in runs for item in run.counts.items()):
-            counts[name] = min(count, counts.get(name, count))
-    values = {arm: [run.figures for run in runs] for arm, runs in compared.runs.items()}
-    return ArmTable(values, counts=counts)
 
 
 def read_evaluated(folder: Path) -> Evaluated:

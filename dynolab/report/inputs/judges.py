@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 
-from dynolab.judges.agreement import agreement
 from dynolab.judges.config import JudgeConfig
+from dynolab.judges.win_rate import agreement
 from dynolab.report.inputs.files import PageInputs, rows
 from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
 

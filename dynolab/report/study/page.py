@@ -16,11 +16,12 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.events import Event, events_of
 from dynolab.probes.pairs import complete_pairs, pair_changes
 from dynolab.probes.paths import learning_paths
-from dynolab.report.audit.foresight import foreseen_figure, foresight_section
+from dynolab.report.audit import foreseen_figure, foresight_section
+from dynolab.report.comparison.mitigation import comparison_sections
+from dynolab.report.comparison.reproduction import findings_section
 from dynolab.report.figure import Figure
 from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import ONE_STEP, hardest_pull_figure, token_map_figure
-from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.study import Compared, ReportInputs, Training
 from dynolab.report.ledger.blocks import blocks_figure
 from dynolab.report.ledger.heat_map import ledger_map_figure
@@ -29,19 +30,16 @@ from dynolab.report.ledger.pushers import pusher_section
 from dynolab.report.ledger.sources import sources_figure
 from dynolab.report.ledger.steps import step_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
-from dynolab.report.mitigation.figure import remedy_figure
-from dynolab.report.mitigation.tables import mitigation_table
 from dynolab.report.page import (
     Fold,
     Page,
     Section,
-    figure_section,
     page_html,
+    sections_of,
     write_page,
     write_summary,
     write_text,
 )
-from dynolab.report.reproduction import reproduction_section
 from dynolab.report.study.answer_kinds import answer_kinds
 from dynolab.report.study.answers import answer_section, hallucination_section
 from dynolab.report.study.culprits import worst_answer
@@ -297,12 +295,9 @@ def _compared_sections(compared: Compared) -> list[Section]:
     sections = []
     if compared.findings:
         unit = "seeds, or prompts where there is one"
-        sections.append(reproduction_section(compared.findings, unit))
+        sections.append(findings_section(compared.findings, unit))
     if compared.remedies is not None:
-        figures = arm_table_of(compared.remedies)
-        if figure := remedy_figure(compared.remedies, figures):
-            sections.append(figure_section(figure))
-        sections.append(mitigation_table(compared.remedies, figures))
+        sections += sections_of(comparison_sections(compared.remedies))
     return sections
 
 

@@ -1,0 +1,211 @@
+"""The page of trainings on sampled groups, against a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+from markupsafe import Markup
+
+from dynolab.claims.groups import assess_arms
+from dynolab.comparisons.arm_table import (
+    FROM_RIGHT,
+    FROM_WRONG,
+    HARM_FOUND,
+    HARMFUL,
+    LAZY_CHANGE,
+    LAZY_SHARE,
+    PRECISION,
+    RECALL,
+    SQUEEZE_INDEX,
+    START,
+    ArmTable,
+    pass_names,
+    splits_of,
+)
+from dynolab.data.rows import Split
+from dynolab.probes.paths import learning_paths
+from dynolab.report.comparison.ranking import standings
+from dynolab.report.comparison.runs import Measure, intervals_of_change, run_name, run_table
+from dynolab.report.figure import Figure
+from dynolab.report.inputs.arms import GroupPageInputs, curve
+from dynolab.report.inputs.study import Squeezing
+from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.page import Page, table, write_page, write_summary
+from dynolab.report.study.learning_paths import learning_path_figure
+from dynolab.report.study.squeezing import squeezing_figure
+from dynolab.report.study.step_forces import decomposition_figure
+from dynolab.report.study.training_curves import WINDOW, running_mean
+from dynolab.report.style import SPLITS, objective_name
+from dynolab.report.verdicts import outcome_counts, verdict_table
+from dynolab.report.words import Words
+
+_CURVES = (
+    ("rollout/pass_at_1", "Accuracy of the answers sampled for training", "pass@1", ".0%"),
+    ("rollout/entropy", "Entropy", "nats per token", ".2f"),
+)
+_OF_SPLIT = (
+    Measure("distinct", "different answers, %", share=True),
+    Measure("entropy", "entropy, nats"),
+    Measure("tokens", "length, tokens"),
+    Measure("repeaters", "repeat themselves, %", share=True),
+    Measure("right_change", "Δ log π of right answers", signed=True),
+    Measure("right_fallen", "prompts where these fell, %", share=True),
+    Measure("chosen", "Δ log π of chosen", signed=True),
+    Measure("rejected", "Δ log π of rejected", signed=True),
+    Measure("argmax", "Δ log π of y*", signed=True),
+    Measure("gap", "Δ gap y* − chosen", signed=True),
+)
+_UPDATE = (
+    Measure(LAZY_SHARE, "questions displaced, %", share=True),
+    Measure(LAZY_CHANGE, "Δ log π of right answers", signed=True),
+    Measure(FROM_RIGHT, "push on them from right answers, nats/η", signed=True),
+    Measure(FROM_WRONG, "from wrong answers, nats/η", signed=True),
+    Measure(HARMFUL, "harmful tokens, %", share=True),
+    Measure(PRECISION, "of those the rule chose, %", share=True),
+    Measure(RECALL, "harmful tokens chosen, %", share=True),
+    Measure(HARM_FOUND, "their part of the harm, %", share=True),
+    Measure(SQUEEZE_INDEX, "squeezing index, %", share=True),
+)
+
+
+def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
+    """Writes the self-contained `grpo.html`, `summary.json`, and every figure in `figures/`.
+
+    **Returns** the summary's flat, finite metrics: `<run>/<figure>`, means over seeds, and
+    `claims/<outcome>`.
+    """
+    figures, baseline = inputs.table(), inputs.baseline
+    verdicts = assess_arms(inputs.arms, baseline, figures)
+    runs, others = [START, *inputs.arms], [run for run in inputs.arms if run != baseline]
+    passes = {split: pass_names(figures.names, split) for split in splits_of(figures.names)}
+    ends = [name for names in passes.values() for name in dict.fromkeys((names[0], names[-1]))]
+    ranked = standings(figures, others, baseline, dict.fromkeys(ends, 1), ends[::-1])
+    best = ranked[0] if ranked and ranked[0].recommended else None
+    first = [
+        Measure(name, f"pass@{name.rpartition('_')[2]}, {SPLITS[split]}, %", share=True)
+        for split, names in passes.items()
+        for name in dict.fromkeys((names[0], names[-1]))
+    ]
+    more = [[replace(own, figure=f"{split}/{own.figure}") for own in _OF_SPLIT] for split in passes]
+    words = Words(
+        "groups.html",
+        inputs=inputs,
+        figures=figures,
+        passes=passes,
+        start=START,
+        best=best,
+        measured=len(ends),
+        splits=list(passes),
+        window=WINDOW,
+    )
+    page = Page(
+        name=inputs.name,
+        answer=words.lines("answer"),
+        lead=words("lead"),
+        content=[
+            words.section(
+                "runs", run_table(figures, runs, first, baseline, best.run if best else None)
+            ),
+            words.figure("pass-at-k", _pass_plot(figures, passes, runs)) if passes else None,
+            _curve_figure(inputs, words),
+            words.section("more", *(run_table(figures, runs, own, baseline) for own in more)),
+            words.section("update", run_table(figures, list(inputs.arms), _UPDATE, baseline)),
+            *_probed_figures(inputs),
+            words.section("settings", _settings_table(inputs)),
+            words.section("verdicts", verdict_table("run", verdicts)),
+        ],
+        settings=inputs.settings,
+        stages=inputs.stages,
+    )
+    write_page(page, folder, "grpo.html")
+    means = figures.means(runs)
+    tables = {
+        "means": means,
+        "changes": figures.against(START).means([*inputs.arms]),
+        "differences": figures.against(baseline).means([START, *others]),
+    }
+    summary = {
+        "comparison": inputs.name,
+        "seeds": inputs.seeds,
+        "baseline": baseline,
+        "metrics": {name: mean.mean for name, mean in means.items()} | outcome_counts(verdicts),
+        **{
+            title: {name: own.as_dict() for name, own in every.items()}
+            for title, every in tables.items()
+        },
+        "verdicts": [verdict.summary() for verdict in verdicts],
+    }
+    return write_summary(summary, folder)
+
+
+def _pass_plot(
+    figures: ArmTable, passes: Mapping[Split, list[str]], runs: Sequence[str]
+) -> go.Figure:
+    """pass@k by k, a panel for each split."""
+    return line_plot(
+        [
+            LinePanel(
+                f"{SPLITS[split]} prompts",
+                "k",
+                "pass@k",
+                [
+                    Line(run, range(len(names)), [figures.mean(run, name) for name in names])
+                    for run in runs
+                ],
+                ".0%",
+                ticks=[name.rpartition("_")[2] for name in names],
+            )
+            for split, names in passes.items()
+        ]
+    )
+
+
+def _curve_figure(inputs: GroupPageInputs, words: Words) -> Figure | None:
+    """Accuracy and entropy of the answers sampled in training, by step."""
+    panels = []
+    for metric, title, unit, form in _CURVES:
+        lines = []
+        for run in inputs.arms:
+            steps, values = curve(inputs.of_arm(run), metric)
+            if steps.size:
+                smooth = np.stack([running_mean(seed) for seed in values.T], axis=1)
+                lines.append(Line(run, steps.tolist(), intervals_of_change(smooth)))
+        if lines:
+            panels.append(LinePanel(title, "step", unit, lines, form))
+    return words.figure("accuracy", line_plot(panels)) if panels else None
+
+
+def _probed_figures(inputs: GroupPageInputs) -> list[Figure | None]:
+    """What probes and recorded steps of the first seed's trainings show, as on a study's page."""
+    seed = inputs.seeds[0]
+    runs = {run: inputs.runs[run, seed] for run in inputs.arms}
+    paths = {
+        (run, split): own
+        for run, of_run in runs.items()
+        for split in SPLITS
+        if of_run.training and (own := learning_paths(of_run.training.probes, split)) is not None
+    }
+    titles = {f"{run}-{seed}": objective_name(run) for run in inputs.arms}
+    risen = tuple(row for of_run in runs.values() for row in of_run.risen)
+    training = runs[inputs.baseline].training
+    sides = ("answers that were pushed up", "answers that were pushed down")
+    figures = [
+        learning_path_figure(paths),
+        squeezing_figure(Squeezing(risen), titles),
+        decomposition_figure(training, sides) if training else None,
+    ]
+    return [figure and replace(figure, note=f"Seed {seed}. {figure.note}") for figure in figures]
+
+
+def _settings_table(inputs: GroupPageInputs) -> Markup:
+    """Every run's objective, and its settings that are not the default."""
+    rows = []
+    for run, objective in inputs.arms.items():
+        changed = objective.model_dump(exclude_defaults=True, exclude={"name"})
+        texts = [f"{name} = {value}" for name, value in changed.items()]
+        rows.append((run_name(run), objective_name(objective.name), ", ".join(texts)))
+    return table(("run", "objective", "settings"), rows)

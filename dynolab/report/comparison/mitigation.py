@@ -1,0 +1,292 @@
+"""The page of remedies: trainings on pairs that share a start, against a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup
+
+from dynolab.claims.mitigation import assess_remedies
+from dynolab.claims.verdict import Verdict
+from dynolab.comparisons.arm_table import ArmTable
+from dynolab.comparisons.matched import LEAST_MARGIN, table_of
+from dynolab.report.comparison.ranking import MEASURES, standings, unlearned
+from dynolab.report.comparison.runs import Measure, ending, run_name, run_table
+from dynolab.report.dots import DotPanel, forest_plot
+from dynolab.report.figure import Figure
+from dynolab.report.inputs.files import StageFacts
+from dynolab.report.page import ANSWER, Page, Section, table, write_page, write_summary, write_text
+from dynolab.report.style import SPLITS
+from dynolab.report.text import excerpt, number, points, with_interval
+from dynolab.report.verdicts import outcome_counts, outcome_mark
+from dynolab.report.words import Words
+from dynolab.results.arms import ArmFacts, ComparedArms, FollowedAnswer, RunFigures
+from dynolab.statistics import mean_interval
+
+FIRST = (
+    Measure("train/chosen", "Δ chosen, in training", signed=True),
+    Measure("heldout/chosen", "Δ chosen, held out", signed=True),
+    Measure("matched/chosen", "Δ chosen, at the same margin", signed=True),
+    Measure("train/fell", "% that fell, in training", share=True),
+    Measure("heldout/fell", "% that fell, held out", share=True),
+    Measure("train/margin", "Δ margin, in training", signed=True),
+)
+"""Measures of the first table; the best run is found by `ranking.MEASURES`."""
+
+MORE = (
+    Measure("heldout/margin", "Δ margin, held out", signed=True),
+    Measure("train/rejected", "Δ rejected y⁻", signed=True),
+    Measure("train/argmax", "Δ y*", signed=True),
+    Measure("train/gap", "Δ gap y* − y⁺", signed=True),
+    Measure("train/gap_by_margin", "gap by margin"),
+    Measure("matched/gap", "Δ gap, at the same margin", signed=True),
+    Measure("matched/steps", "times the steps to that margin"),
+)
+SAMPLED = (
+    Measure("heldout/right", "right, held out, %", share=True),
+    Measure("train/right", "right, trained on, %", share=True),
+    Measure("heldout/wrong", "wrong, held out, %", share=True),
+    Measure("train/refused", "rejected’s fault, %", share=True),
+    Measure("heldout/won", "preferred, %", share=True),
+    Measure("train/distinct_2", "distinct-2, %", share=True),
+    Measure("train/longest_repeat", "longest repeat, tokens"),
+    Measure("train/entropy", "entropy, nats"),
+)
+_PANELS = (
+    DotPanel("Chosen y⁺", "Δ nats", {SPLITS[s]: f"{s}/chosen" for s in SPLITS}, zero=True),
+    DotPanel("Gap y* − y⁺", "Δ nats", {SPLITS[s]: f"{s}/gap" for s in SPLITS}, zero=True),
+    DotPanel("Margin", "Δ nats", {SPLITS[s]: f"{s}/margin" for s in SPLITS}, zero=True),
+    DotPanel("Right answers", "share", {SPLITS[s]: f"{s}/right" for s in SPLITS}, ".3~p"),
+    DotPanel("Preferred", "share of contests", {SPLITS["heldout"]: "heldout/won"}, ".3~p"),
+    DotPanel("Entropy", "nats", {SPLITS["train"]: "train/entropy"}),
+)
+
+
+def write_mitigation_page(
+    compared: ComparedArms,
+    folder: Path,
+    *,
+    settings: str = "",
+    stages: Sequence[StageFacts] = (),
+    commands: Mapping[str, str] | None = None,
+) -> dict[str, float]:
+    """Writes the self-contained `mitigation.html`, `summary.json`, `comparison.json` with all the
+    page's data, `answer.txt` for the command line, and the figure in `figures/`.
+
+    **Arguments:** `commands`: the command that trains as a run does, by run.
+
+    **Returns** the summary's flat, finite metrics: `<run>/<figure>`, means over seeds,
+    `<run>/diverged`, counts of seeds, and `claims/<outcome>`.
+    """
+    figures = table_of(compared)
+    words = _words(compared, figures, commands or {})
+    verdicts = assess_remedies(list(compared.arms), compared.baseline, figures)
+    page = Page(
+        name=compared.name,
+        heading=words("heading"),
+        answer=[*words.lines("answer"), *words.lines("next")],
+        lead=words("lead"),
+        content=[
+            *comparison_sections(compared),
+            _followed_section(compared),
+            words.section("settings", _settings_table(compared)),
+            words.section("verdicts", _verdict_table(verdicts)),
+        ],
+        settings=settings,
+        stages=stages,
+    )
+    write_page(page, folder, "mitigation.html")
+    write_text(folder / "comparison.json", compared.model_dump_json(indent=1) + "\n")
+    answer, following = ([line.unescape() for line in words.lines(b)] for b in ("answer", "next"))
+    write_text(folder / ANSWER, "\n".join([*answer, *_lines(compared, figures), *following]) + "\n")
+    means = figures.means([*compared.arms])
+    own = {name: mean for name, mean in means.items() if "/matched/" not in name}
+    differences = figures.against(compared.baseline).means(compared.others)
+    diverged = {
+        f"{run}/diverged": float(sum(one.diverged is not None for one in runs))
+        for run, runs in compared.runs.items()
+    }
+    summary = {
+        "comparison": compared.name,
+        "seeds": list(compared.seeds),
+        "arms": list(compared.arms),
+        "baseline": compared.baseline,
+        "metrics": {name: mean.mean for name, mean in own.items()}
+        | diverged
+        | outcome_counts(verdicts),
+        "means": {name: mean.as_dict() for name, mean in own.items()},
+        "differences": {
+            name: change.as_dict() for name, change in differences.items() if name in own
+        },
+        "matched": {
+            name.replace("/matched/", "/"): mean.as_dict()
+            for name, mean in means.items()
+            if "/matched/" in name and not name.startswith(f"{compared.baseline}/")
+        },
+        "ends": {
+            run: ending(dict(zip(compared.seeds, runs, strict=True)))
+            for run, runs in compared.runs.items()
+        },
+        "verdicts": [verdict.summary() for verdict in verdicts],
+    }
+    return write_summary(summary, folder)
+
+
+def comparison_sections(compared: ComparedArms) -> list[Section | Figure | None]:
+    """The table of runs, the chart, and the tables of further figures."""
+    figures = table_of(compared)
+    words, runs, baseline = _words(compared, figures, {}), list(compared.arms), compared.baseline
+    best = _best(compared, figures)
+    ends = {
+        run: ending(dict(zip(compared.seeds, own, strict=True)))
+        for run, own in compared.runs.items()
+    }
+    shown = [
+        DotPanel(panel.title, panel.unit, known, panel.tickformat, panel.zero)
+        for panel in _PANELS
+        if (known := {k: name for k, name in panel.figures.items() if name in figures.names})
+    ]
+    more = [run_table(figures, runs, own, baseline) for own in (MORE, SAMPLED)]
+    return [
+        words.section("runs", run_table(figures, runs, FIRST, baseline, best, ends)),
+        words.figure("remedies", forest_plot(figures, runs, shown, baseline)) if shown else None,
+        words.section("more", *more),
+    ]
+
+
+def _best(compared: ComparedArms, figures: ArmTable) -> str | None:
+    """The recommended run, if one is."""
+    useless = unlearned(figures, compared.others)
+    learned = [run for run in compared.others if run not in useless]
+    first = next(iter(standings(figures, learned, compared.baseline)), None)
+    return first.run if first is not None and first.recommended else None
+
+
+def _words(compared: ComparedArms, figures: ArmTable, commands: Mapping[str, str]) -> Words:
+    """The page's texts, which name these numbers."""
+    useless = unlearned(figures, compared.others)
+    learned = [run for run in compared.others if run not in useless]
+    ranked = standings(figures, learned, compared.baseline)
+    best = _best(compared, figures)
+    reached = any(figures.mean(run, "matched/margin").n for run in learned)
+    return Words(
+        "mitigation.html",
+        compared=compared,
+        best=ranked[0] if best else None,
+        worse=[own.run for own in ranked if own.worse],
+        others=[own.run for own in ranked[1:] if own.better],
+        measured=sum(name in figures.names for name in MEASURES),
+        few=[name for name in figures.names if name in MEASURES and figures.few(name)],
+        useless=useless,
+        least=LEAST_MARGIN if learned and not reached else None,
+        command=commands.get(best or "", ""),
+        more_seeds=[*compared.seeds, *(max(compared.seeds) + further for further in (1, 2))],
+    )
+
+
+def _lines(compared: ComparedArms, figures: ArmTable) -> list[str]:
+    """The table of runs for a terminal: changes of chosen answers, and the shares that fell."""
+    rows: list[tuple[str, ...]] = [("", "Δ chosen, in training", "held out", "fell")]
+    for run in compared.arms:
+        cells = []
+        for name in ("train/chosen", "heldout/chosen"):
+            change = figures.difference(run, compared.baseline, name)
+            known = run != compared.baseline and change.n > 0
+            own = number(figures.mean(run, name).mean, 2, sign=True)
+            cells.append(f"{own} ({with_interval(change)})" if known else own)
+        fell = [points(figures.mean(run, f"{split}/fell"), False).split(" ")[0] for split in SPLITS]
+        rows.append((run, *cells, " and ".join(fell) + " %"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _followed_section(compared: ComparedArms) -> Section | None:
+    """Single answers by run; None without any.
+
+    The first seed chose the answers by their fall. Such answers fall less in another training,
+    whatever the run (regression to the mean): so means are over the other seeds, if these observe
+    the answers too.
+    """
+    answers, baseline = compared.followed, compared.baseline
+    if not answers or not compared.others:
+        return None
+    known = [
+        place
+        for place in range(len(compared.seeds))
+        if any(answer.changes[baseline][place] is not None for answer in answers)
+    ]
+    over = known[1:] or known[:1]
+
+    def cell(answer: FollowedAnswer, run: str) -> Markup:
+        own, base = answer.changes[run], answer.changes[baseline]
+        pairs = [(own[at], base[at]) for at in over]
+        changes = [ours - theirs for ours, theirs in pairs if ours is not None is not theirs]
+        difference = number(_mean(changes), sign=True) if run != baseline else ""
+        mean = number(_mean([own[at] for at in over]), sign=True)
+        return Markup('{}<br><small class="quiet">{}</small>').format(mean, difference)
+
+    rows = [
+        (
+            run_name(answer.pair_id, about=excerpt(answer.prompt, 70, end=True)),
+            SPLITS[answer.split],
+            number(_mean([answer.changes[baseline][at] for at in known[:1]]), sign=True),
+            *(cell(answer, run) for run in (baseline, *compared.others)),
+        )
+        for answer in answers
+    ]
+    words = Words(
+        "mitigation.html",
+        compared=compared,
+        first=[compared.seeds[at] for at in known[:1]],
+        over=[compared.seeds[at] for at in over],
+        unknown=sorted(set(compared.follow) - {answer.pair_id for answer in answers}),
+    )
+    head = ("answer", "split", f"{baseline}, first seed", baseline, *compared.others)
+    return words.section("followed", table(head, rows, "ss" + "n" * (len(head) - 2), cards=True))
+
+
+def _mean(values: Collection[float | None]) -> float:
+    return mean_interval(np.array(list(values), dtype=float)).mean
+
+
+def _verdict_table(verdicts: Sequence[Verdict]) -> Markup:
+    """One row for every run, one column for every hoped-for effect."""
+    marks = {(verdict.topic, verdict.claim): outcome_mark(verdict) for verdict in verdicts}
+    effects = list(dict.fromkeys(verdict.claim for verdict in verdicts))
+    runs = dict.fromkeys(verdict.topic for verdict in verdicts)
+    rows = [(run_name(run), *(marks.get((run, effect), "–") for effect in effects)) for run in runs]
+    return table(("run", *effects), rows, cards=True)
+
+
+def _settings_table(compared: ComparedArms) -> Markup:
+    """Every run's start, pairs and settings, and the pairs that its filter left out."""
+    rows = [
+        (run_name(run), facts.start, facts.pairs, _settings(facts), _left_out(compared.runs[run]))
+        for run, facts in compared.arms.items()
+    ]
+    return table(("run", "start", "pairs", "settings", "pairs left out"), rows, cards=True)
+
+
+def _settings(facts: ArmFacts) -> str:
+    """A run's objective and the settings that are not the default."""
+    own = facts.model_dump(
+        exclude_defaults=True, exclude={"objective", "start", "pairs", "named", "alarm"}
+    )
+    objective = facts.objective.model_dump(exclude_defaults=True, exclude={"name"})
+    alarm = facts.alarm.model_dump(exclude_defaults=True) if facts.alarm else {}
+    every = objective | own | {f"alarm.{name}": value for name, value in alarm.items()}
+    texts = [f"{name} = {value}" for name, value in every.items() if value is not None]
+    return ", ".join([facts.objective.name, *texts])
+
+
+def _left_out(runs: Sequence[RunFigures]) -> str:
+    """How many pairs a run left out, and which of them with every seed."""
+    counts = sorted({len(run.left_out) for run in runs if run.left_out})
+    always = [pair for pair in runs[0].left_out if all(pair in run.left_out for run in runs[1:])]
+    shown = ", ".join(always[:20]) + (" …" if len(always) > 20 else "")
+    return f"{'–'.join(map(str, counts))}: {shown}" if counts else ""

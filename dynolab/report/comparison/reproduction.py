@@ -1,0 +1,143 @@
+"""The page on which of the papers' findings appear: every training's changes, and the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from dynolab.claims.claim import Trainings, over_units
+from dynolab.claims.reproduction import AFTER_EXTENDED, TITLES, assess_reproduction
+from dynolab.claims.verdict import Verdict
+from dynolab.comparisons.arm_table import ArmTable
+from dynolab.data.rows import write_rows
+from dynolab.probes.paths import LearningPaths, change, learning_paths
+from dynolab.report.comparison.runs import Measure, ending, intervals_of_change, run_table
+from dynolab.report.figure import Figure
+from dynolab.report.inputs.arms import ReproductionInputs
+from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.page import Page, Section, write_page, write_summary
+from dynolab.report.verdicts import outcome_counts, verdict_table
+from dynolab.report.words import Words
+from dynolab.results.study import ARGMAX
+from dynolab.statistics import Interval, mean_interval
+
+_SHOWN = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
+
+
+def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[str, float]:
+    """Writes the self-contained `reproduction.html`, `summary.json`, `verdicts.jsonl`, `figures/`.
+
+    **Returns** the summary's flat, finite metrics: `<training>/<kind>`, changes in nats, means over
+    seeds, and `claims/<outcome>`.
+    """
+    seeds = trainings_of(inputs)
+    won = [inputs.runs[AFTER_EXTENDED, seed].won for seed in inputs.seeds]
+    shares = [share for share in won if share is not None]
+    means = mean_interval(np.array([share.mean for share in shares]))
+    known = None if len(shares) < len(won) else shares[0] if len(won) == 1 else means
+    verdicts = assess_reproduction(seeds, known)
+    changes = changes_of(seeds)
+    words = Words("reproduction.html", inputs=inputs, verdicts=verdicts, unit=inputs.unit)
+    rows = {
+        TITLES[training]: {
+            name: changes[f"{training}/{name}"]
+            for name in _SHOWN
+            if f"{training}/{name}" in changes
+        }
+        for training in TITLES
+        if any((training, seed) in inputs.runs for seed in inputs.seeds)
+    }
+    values = {run: [{name: own.mean for name, own in of.items()}] for run, of in rows.items()}
+    ends = {
+        TITLES[training]: ending(
+            {
+                seed: run.row()
+                for seed in inputs.seeds
+                if (run := inputs.runs.get((training, seed))) is not None
+            }
+        )
+        for training in TITLES
+    }
+    measures = [Measure(name, f"Δ {title}", signed=True) for name, title in _SHOWN.items()]
+    table = run_table(ArmTable(values, rows), list(rows), measures, None, about=ends)
+    page = Page(
+        name=inputs.name,
+        answer=words.lines("answer"),
+        lead=words("lead"),
+        content=[
+            words.section("changes", table),
+            _path_figure(seeds, words),
+            findings_section(verdicts, inputs.unit),
+        ],
+        settings=inputs.settings,
+        stages=inputs.stages,
+    )
+    write_page(page, folder, "reproduction.html")
+    write_rows(folder / "verdicts.jsonl", verdicts)
+    summary = {
+        "reproduction": inputs.name,
+        "seeds": list(inputs.seeds),
+        "metrics": {name: moved.mean for name, moved in changes.items()} | outcome_counts(verdicts),
+        "changes": {name: moved.as_dict() for name, moved in changes.items()},
+        "verdicts": [verdict.summary() for verdict in verdicts],
+    }
+    return write_summary(summary, folder)
+
+
+def findings_section(verdicts: Sequence[Verdict], unit: str) -> Section:
+    """The papers' findings: expected shape, measurement and verdict; `unit`: of the intervals."""
+    words = Words("reproduction.html", verdicts=verdicts, unit=unit)
+    named = verdict_table("training", verdicts, named=lambda name: TITLES.get(name, name))
+    return words.section("reproduction", named)
+
+
+def trainings_of(inputs: ReproductionInputs) -> list[Trainings]:
+    """For each seed, the paths on training prompts of the trainings that finished."""
+    return [
+        {
+            name: paths
+            for name in TITLES
+            if (run := inputs.runs.get((name, seed))) is not None
+            and run.summary is not None
+            and (paths := learning_paths(run.probes)) is not None
+        }
+        for seed in inputs.seeds
+    ]
+
+
+def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:
+    """`<training>/<kind>` and `<training>/gap`: mean changes in nats, measured as in the claims."""
+    changes: dict[str, Interval] = {}
+    for training in TITLES:
+        paths = [trainings[training] for trainings in seeds if training in trainings]
+        for name in _SHOWN if paths and len(paths) == len(seeds) else ():
+            each = [change(known) for own in paths if (known := _values(own, name)) is not None]
+            if len(each) == len(paths):
+                changes[f"{training}/{name}"] = over_units(each)
+    return changes
+
+
+def _values(paths: LearningPaths, name: str) -> Float[ndarray, "steps pairs"] | None:
+    return paths.gap if name == "gap" else paths.logp.get(name)
+
+
+def _path_figure(seeds: Sequence[Trainings], words: Words) -> Figure | None:
+    """Chosen, rejected, y* and the gap over every training, means over seeds."""
+    trainings = [name for name in TITLES if all(name in own for own in seeds)]
+    panels = []
+    for kind, title in _SHOWN.items():
+        lines = []
+        for training in trainings:
+            paths = [own[training] for own in seeds]
+            steps = paths[0].steps
+            each = [known for own in paths if (known := _values(own, kind)) is not None]
+            if len(each) == len(paths) and all(len(values) == len(steps) for values in each):
+                means = np.array([[mean_interval(row).mean for row in own] for own in each]).T
+                at = (steps / steps[-1]).tolist()
+                lines.append(Line(TITLES[training], at, intervals_of_change(means)))
+        panels.append(LinePanel(title, "fraction of training", "log π (nats)", lines))
+    return words.figure("paths", line_plot(panels)) if trainings else None

@@ -1,0 +1,106 @@
+"""The table of a comparison: a row for every run, a column for every measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from markupsafe import Markup
+from numpy import ndarray
+
+from dynolab.comparisons.arm_table import ArmTable
+from dynolab.report.page import table
+from dynolab.report.text import mean_and_ends
+from dynolab.results.arms import RunFigures
+from dynolab.statistics import Interval, mean_interval
+
+_CELL = Markup('<span title="{}">{}</span><br><small>{}</small>')
+_NAME = Markup('<b class="num">{}</b>{}<br><small class="quiet">{}</small>')
+_BEST = Markup(' <span class="verdict appears">✓ best</span>')
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column: the name of a figure in the table, its caption, and how its numbers are written.
+
+    `share`: in percent; `signed`: a change, with its sign.
+    """
+
+    figure: str
+    caption: str
+    share: bool = False
+    signed: bool = False
+
+
+def run_table(
+    figures: ArmTable,
+    runs: Sequence[str],
+    measures: Sequence[Measure],
+    baseline: str | None,
+    best: str | None = None,
+    about: Mapping[str, str] | None = None,
+) -> Markup:
+    """Every run's mean and, below it, its difference from the baseline with its 95% interval.
+
+    A difference is bold where its interval excludes zero and it is of enough prompts
+    (`ArmTable.decides`). The mean's own interval is its tooltip.
+
+    **Arguments:** `baseline`: None shows the mean's own interval in place of a difference; `best`:
+    the run that is marked; `about`: a remark below a run's name.
+    """
+    shown = [measure for measure in measures if measure.figure in figures.names]
+    rows = [
+        (
+            run_name(run, run == best, (about or {}).get(run, "")),
+            *(_cell(figures, run, measure, baseline) for measure in shown),
+        )
+        for run in runs
+    ]
+    head = ("run", *(measure.caption for measure in shown))
+    return table(head, rows, "s" + "n" * len(shown), cards=True)
+
+
+def run_name(run: str, best: bool = False, about: str = "") -> Markup:
+    """A run's name in the table's first column."""
+    return _NAME.format(run, _BEST if best else "", about)
+
+
+def ending(trainings: Mapping[int, RunFigures]) -> str:
+    """How a run's trainings, by seed, ended; empty if all did after their last step."""
+    ends = [
+        f"seed {seed} diverged after {run.diverged.step} steps"
+        for seed, run in trainings.items()
+        if run.diverged is not None
+    ]
+    alarms = [run.alarm for run in trainings.values()]
+    stops = [alarm.step for alarm in alarms if alarm is not None and alarm.stopped]
+    if stops:
+        steps = "–".join(dict.fromkeys(map(str, (min(stops), max(stops)))))
+        ends.append(f"{len(stops)} of {len(trainings)} ended by the alarm at step {steps}")
+    return "; ".join(ends)
+
+
+def intervals_of_change(values: Float[ndarray, "steps seeds"]) -> list[Interval]:
+    """Means over seeds at every step, with the intervals of the change since the first.
+
+    Seeds start from different models; an interval is to show the change only.
+    """
+    changes = values - values[:1] + values[:1].mean(axis=1, keepdims=True)
+    return [mean_interval(step) for step in changes]
+
+
+def _cell(figures: ArmTable, run: str, measure: Measure, baseline: str | None) -> Markup | str:
+    factor = 100 if measure.share else 1
+    own = figures.mean(run, measure.figure)
+    if not own.n:
+        return "–"
+    mean, ends = mean_and_ends(own.times(factor), measure.signed)
+    if baseline is None:
+        return _CELL.format("", mean, ends)
+    change = figures.difference(run, baseline, measure.figure)
+    if run == baseline or not change.n:
+        return _CELL.format(ends, mean, "")
+    difference = Markup("{}<br>{}").format(*mean_and_ends(change.times(factor), True))
+    clear = figures.decides(change, measure.figure)
+    return _CELL.format(ends, mean, Markup("<b>{}</b>").format(difference) if clear else difference)

@@ -1,1 +1,0 @@
-"""The page that compares policies by judging their answers."""
