@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from dynolab.errors import ConfigError
-from dynolab.report.ledger.fallen import fallen_accounts
-from dynolab.report.ledger.pullers import strongest_pullers
+from dynolab.report.ledger.fallen import fallen_accounts, strongest_pullers
 from flows.flow import Plan
 from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.parameters import load_parameters
