@@ -60,7 +60,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     `kernel`, `audit`, `foresight`, `ledger`, `squeezing`, every `contrast_<name>` and the pages
     `mitigation` and `reproduction`.
 
-    Results: `report.html`, `summary.json`, `paths.svg`, `pairs.jsonl`, `remedies.yaml` and
+    Results: `report.html`, `answer.txt`, `summary.json`, `pairs.jsonl`, `remedies.yaml` and
     `figures/`; all go to MLflow as well, the pairs also as a table.
     Returns the summary's metrics.
     """
@@ -92,8 +92,7 @@ def with_named_arm(remedies: str, ledger: Ledger | None) -> str:
     **Arguments:** `remedies`: the file's text, which ends with its arms, the baseline first.
     """
     from dynolab.comparisons.followed import EACH
-    from dynolab.report.ledger.fallen import fallen_accounts
-    from dynolab.report.ledger.pullers import strongest_pullers
+    from dynolab.report.ledger.fallen import fallen_accounts, strongest_pullers
 
     named = strongest_pullers(ledger) if ledger is not None else []
     if ledger is None or not named:
@@ -246,4 +245,4 @@ def map_command(
     return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 34, report)
+REPORT = Stage("report", 35, report)

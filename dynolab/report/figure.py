@@ -13,18 +13,22 @@ from numpy import ndarray
 from plotly.subplots import make_subplots
 
 from dynolab.report.style import FONT, GRID, INK, MUTED, PAPER, ZERO
-from dynolab.statistics import Interval, band
+from dynolab.statistics import Interval
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot with its texts: `message` is computed from the data, `note` says how to read it."""
+    """A plot with its texts: `message` is computed from the data, `note` says how to read it.
+
+    `beside`: HTML to the right of the plot.
+    """
 
     name: str
     title: str
     message: str
     note: str
     plot: go.Figure
+    beside: str = ""
 
 
 _AXIS: dict[str, Any] = {
@@ -181,16 +185,6 @@ def add_band(
     )
 
 
-def band_of_change(
-    values: Float[ndarray, "steps seeds"],
-) -> tuple[Float[ndarray, " steps"], Float[ndarray, " steps"], Float[ndarray, " steps"]]:
-    """Means over seeds with the interval of the change since the start.
-
-    Seeds start from different models; the band is to show the change only.
-    """
-    return band(values - values[:1] + values[:1].mean(axis=1, keepdims=True))
-
-
 def add_line(
     plot: go.Figure,
     x: Sequence[float] | ndarray,
@@ -264,4 +258,19 @@ def buttons(labels_and_args: list[tuple[str, list[Any]]], y: float) -> dict[str,
         "buttons": [
             {"label": label, "method": "update", "args": args} for label, args in labels_and_args
         ],
+    }
+
+
+def menu(choices: list[tuple[str, list[Any]]]) -> dict[str, Any]:
+    """A drop-down list at the figure's upper right; the first choice is active at first."""
+    return {
+        "type": "dropdown",
+        "x": 1.0,
+        "xanchor": "right",
+        "y": 1.02,
+        "yanchor": "bottom",
+        "bgcolor": PAPER,
+        "bordercolor": ZERO,
+        "font": {"size": 12, "color": MUTED},
+        "buttons": [{"label": label, "method": "update", "args": args} for label, args in choices],
     }

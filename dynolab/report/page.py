@@ -24,6 +24,7 @@ from dynolab.report.figure import Figure
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.style import DARK
 from dynolab.report.terms import terms_in, with_terms
+from dynolab.report.text import excerpt, number
 
 _LOADER = PackageLoader("dynolab.report")
 _TEMPLATES = Environment(
@@ -40,8 +41,12 @@ def _plot_json(plot: go.Figure) -> Markup:
     return htmlsafe_json_dumps(plot, dumps=lambda figure: figure.to_json())
 
 
-_TEMPLATES.filters["plot_json"] = _plot_json
-_TEMPLATES.filters["with_terms"] = with_terms
+_TEMPLATES.filters |= {
+    "plot_json": _plot_json,
+    "with_terms": with_terms,
+    "number": number,
+    "excerpt": excerpt,
+}
 
 
 def _asset(name: str) -> Markup:
@@ -49,7 +54,8 @@ def _asset(name: str) -> Markup:
     return Markup(source)
 
 
-_PARTS: Any = _TEMPLATES.get_template("parts.html").module
+PARTS: Any = _TEMPLATES.get_template("parts.html").module
+"""The macros of `parts.html`."""
 _STYLE, _SCRIPT = _asset("page.css"), _asset("page.js")
 
 
@@ -79,7 +85,7 @@ class Section:
     @property
     def markup(self) -> Markup:
         """The section as HTML, with links to the page's glossary."""
-        return Markup(_PARTS.section(self, terms=True))
+        return Markup(PARTS.section(self, terms=True))
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class Fold:
     @property
     def markup(self) -> Markup:
         """The fold as HTML."""
-        return Markup(_PARTS.fold(self))
+        return Markup(PARTS.fold(self))
 
 
 Part = Figure | Section | Fold | None
@@ -112,7 +118,8 @@ class Page:
 
     `name` is part of the browser's title, and the page's heading if `heading` is empty. `answer` is
     the page's answer to its question, sentence by sentence, which the command line prints too;
-    `more` goes on from it on the page alone; `lead` says what it was made from.
+    `printed` follows it there, as plain text; `more` goes on from it on the page alone; `lead` says
+    what it was made from.
     `settings` and `stages` show what the page was made from, if a stage made it. `coming`: the
     stages that the page waits for; until they have ended it says so and loads itself again.
     """
@@ -121,6 +128,7 @@ class Page:
     lead: str
     content: Sequence[Part]
     answer: Sequence[str | Markup] = ()
+    printed: str = ""
     more: Sequence[str | Markup] = ()
     tiles: Sequence[Tile] = ()
     heading: str = ""
@@ -141,7 +149,7 @@ def table(
     **Arguments:** `cards`: on a narrow screen a row is a list of its cells with their columns'
     names, in place of a table that scrolls.
     """
-    return Markup(_PARTS.table(head, list(rows), numeric, cards))
+    return Markup(PARTS.table(head, list(rows), numeric, cards))
 
 
 def section(name: str, title: str, message: str, *content: Markup, note: str = "") -> Section:
@@ -151,7 +159,7 @@ def section(name: str, title: str, message: str, *content: Markup, note: str = "
 
 def figure_section(figure: Figure) -> Section:
     """A figure with its finding above and its note on how to read it below."""
-    drawn = Markup(_PARTS.figure(figure))
+    drawn = Markup(PARTS.figure(figure))
     return Section(figure.name, figure.title, figure.message, (drawn,), figure.note)
 
 
@@ -217,11 +225,12 @@ def write_page(page: Page, folder: Path, file: str) -> None:
     write_text(folder / file, page_html(page))
     if answer := page.answer or _first_finding(page):
         plain = [Markup(sentence).striptags() for sentence in map(escape, answer)]
-        write_text(folder / ANSWER, "\n".join(plain) + "\n")
+        printed = ["", page.printed] if page.printed else []
+        write_text(folder / ANSWER, "\n".join([*plain, *printed]) + "\n")
     write_text(figures / "plotly.min.js", get_plotlyjs())
     for part in _figures_of(page):
         write_text(figures / f"{part.name}.json", part.plot.to_json())
-        body = Markup(_PARTS.section(figure_section(part), terms=False))
+        body = Markup(PARTS.section(figure_section(part), terms=False))
         page_of_figure = _html(part.title, body, (_SCRIPT,), plotly_file="plotly.min.js")
         write_text(figures / f"{part.name}.html", page_of_figure)
 
@@ -265,7 +274,7 @@ def _html(
     """Fills the page template; without `page`, with the body alone."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts]
     own_files = ["'self'", "file:"] if plotly_file else []
-    head = Markup(_PARTS.head(page)) if page else Markup()
+    head = Markup(PARTS.head(page)) if page else Markup()
     return _TEMPLATES.get_template("page.html").render(
         title=title,
         head=head,

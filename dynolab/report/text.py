@@ -8,9 +8,6 @@ from collections.abc import Sequence
 
 from dynolab.statistics import Interval
 
-_FORESEEN = 20
-"""Times the steps trained, up to which more of them are foreseen."""
-
 
 def excerpt(value: str, limit: int = 160, *, end: bool = False) -> str:
     """Shortens a text to fit a table: keeps its start, or with `end` its end, in whole words.
@@ -98,17 +95,6 @@ def with_interval(interval: Interval, sign: bool = True) -> str:
     return " ".join(filter(None, mean_and_ends(interval, sign))) if interval.n else "–"
 
 
-def steps_until(margin: float, learned: float, steps: int) -> str:
-    """“: about 40 at this pace”: how many steps a margin takes if it grows on evenly.
-
-    **Arguments:** `learned`: the margin after `steps`, in nats as `margin`. Empty if it did not
-    grow, is there already, or lies more than `_FORESEEN` times as far.
-    """
-    if not 0 < learned < margin < _FORESEEN * learned or not steps:
-        return ""
-    return f": about {math.ceil(steps * margin / learned)} at this pace"
-
-
 def points(share: Interval, sign: bool = True) -> str:
     """`mean [low, high]` of a share, in percentage points."""
     return with_interval(share.times(100), sign)
@@ -117,3 +103,16 @@ def points(share: Interval, sign: bool = True) -> str:
 def join(parts: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: str) -> str:
+    """Aligned columns for a terminal; `numeric` holds an `n` for each column set to the right."""
+    lines = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if kind == "n" else cell.ljust(width)
+            for cell, width, kind in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from markupsafe import Markup
 
 from dynolab.claims.verdict import APPEARS, Measurement, Outcome, Verdict
-from dynolab.report.page import Section, Tile, section, table
-from dynolab.report.style import objective_name
+from dynolab.report.page import Tile, table
 from dynolab.report.text import number, with_interval
 
 MARKS: Mapping[Outcome, str] = {
@@ -18,10 +17,6 @@ MARKS: Mapping[Outcome, str] = {
     "unclear": "?",
     "not measured": "–",
 }
-
-
-PLURAL: Mapping[Outcome, str] = {"holds": "appear", "fails": "do not"}
-"""Verbs for counts of claims about trainings of language models."""
 
 
 def verdict_table(
@@ -58,27 +53,6 @@ def outcome_mark(verdict: Verdict, words: Mapping[Outcome, str] = APPEARS) -> Ma
     return Markup('<span class="verdict {}">{} {}</span>').format(
         APPEARS[outcome].replace(" ", "-"), MARKS[outcome], words.get(outcome, outcome)
     )
-
-
-def verdict_section(verdicts: Sequence[Verdict], note: str) -> Section:
-    """Claim, expectation, measurement and verdict; `note` names the claims' sources."""
-    return section(
-        "verdicts",
-        "Which known phenomena appear",
-        _claims_message(verdicts)
-        if verdicts
-        else "There are no known claims about these trainings.",
-        verdict_table("stage", verdicts, named=objective_name),
-        note=note,
-    )
-
-
-def _claims_message(verdicts: Sequence[Verdict]) -> str:
-    """Counts as the tile does: of those that were measured."""
-    measured = [verdict for verdict in verdicts if verdict.outcome != "not measured"]
-    left = len(verdicts) - len(measured)
-    others = f"; {left} {'was' if left == 1 else 'were'} not measured" if left else ""
-    return f"Of {len(measured)} claims, {counts_of(measured, PLURAL) or 'none appears'}{others}."
 
 
 def claims_tile(label: str, verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> Tile:

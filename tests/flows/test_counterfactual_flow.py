@@ -102,7 +102,7 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
     ]
     assert len({each.measured for each in repeats}) == 4
     page = lab.text(results["counterfactual"], "counterfactual.html")
-    assert "Without those that the ledger blames" in page
+    assert 'id="blamed"' in page
     assert "There is no metagradient" not in page
 
 

@@ -176,7 +176,7 @@ def test_the_flow_finds_what_a_training_read(analysed: Analysed, dpo: Trained) -
     assert step_names(plan) == ["ledger", "ledger-page"]
     results = analysed.run_plan(plan)
     page = analysed.text(results["ledger-page"], "ledger.html")
-    assert "Who pulled these answers down" in page
+    assert 'id="pushers"' in page
     assert results["ledger-page"].metrics["ledger/steps"] == 6
 
 

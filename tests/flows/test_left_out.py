@@ -70,5 +70,5 @@ def test_the_shortest_study_runs_to_its_page(tmp_path: Path) -> None:
     results = lab.run_plan(FLOW.plan(study(SMALL), lab.platform))
     assert results.keys() == {"data", "base", "preference", "probe", "report"}
     page = lab.text(results["report"], "report.html")
-    assert "DPO: chosen" in page
+    assert 'id="changes"' in page
     assert "dpo/chosen/change" in lab.summary(results["report"])["metrics"]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dynolab.errors import ConfigError
-from dynolab.report.ledger.fallen import fallen_accounts
-from dynolab.report.ledger.pullers import strongest_pullers
+from dynolab.report.ledger.fallen import fallen_accounts, strongest_pullers
 from flows.flow import Plan
 from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters import load_parameters

@@ -50,8 +50,8 @@ def test_a_reader_finds_the_way_and_can_read_all(page: Path, width: int, dark: b
         seen.until("document.getElementById('checks').open")
         window.locator("#verdicts").wait_for()
         assert window.locator(".contents").bounding_box()["y"] == 0, "contents stay"
-        window.evaluate("location.hash = 'prediction'")
-        seen.until("drawn.has(document.getElementById('plot-prediction'))")
+        window.evaluate("location.hash = 'training'")
+        seen.until("drawn.has(document.getElementById('plot-training'))")
         window.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
         assert faint(window) == []
         assert seen.errors == []

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from dynolab.evaluation.repeats import repetition
 from dynolab.report.inputs.study import Squeezing
-from dynolab.report.study.ladder import ladder_figure, ladder_section
+from dynolab.report.study.answers import repeater_section
+from dynolab.report.study.checks import forecast_section
 from dynolab.report.study.page import write_report
-from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
+from dynolab.report.study.squeezing import squeezing_figure
+from dynolab.report.words import Words
 from dynolab.results.squeezing import Forecast, Generation, LadderRung, RisenMass
 from dynolab.results.study import AlarmRing
-from tests.report.parsed import Parsed
+from tests.report.parsed import Parsed, words_of
 from tests.report.synthetic import study
 
 TITLES = {"sft": "SFT", "preference": "DPO"}
@@ -90,50 +92,33 @@ def found() -> Squeezing:
     )
 
 
-def test_the_ladder_names_the_lowest_rung_that_is_enough() -> None:
-    rungs = [
-        rung(step, name, auc, side)
-        for step in (0, 5)
-        for side, areas in (("chosen", (0.5, 0.8)), ("rejected", (0.6, 0.99)))
-        for name, auc in zip(("logits", "weights"), areas, strict=True)
-    ]
-    figure, table = ladder_figure(rungs, TITLES), ladder_section(rungs, TITLES)
-    assert figure is not None
-    assert table is not None
-    assert (
-        "under DPO, chosen: none, all weights comes nearest (0.8) and "
-        "DPO, rejected: all weights (AUC 0.99)." in figure.message
-    )
-    assert "DPO, rejectedone softmax0.60.60.0020.004" in "".join(Parsed(table.markup).words)
-    assert (ladder_figure([], TITLES), ladder_section([], TITLES)) == (None, None)
-
-
-def test_the_sentence_tells_what_the_last_state_shows() -> None:
+def test_the_figure_has_every_training_in_which_something_rose() -> None:
     figure = squeezing_figure(found(), TITLES)
     assert figure is not None
-    assert (
-        "under DPO y* took 75.0% [all 4 equal] and the answers’ own tokens 10.0%" in figure.message
-    )
-    assert "under SFT y* took 30.0" in figure.message
-    assert [trace.x for trace in figure.plot.data if trace.name.startswith("y*")] == [(5,), (5, 9)]
-
-
-def test_nothing_that_rose_has_no_figure() -> None:
+    lines = [trace for trace in figure.plot.data if trace.name == "y* at the start"]
+    assert [list(line.y) for line in lines] == [[0.3], [0.5, 0.75]]
     flat = [row.model_copy(update={"risen": 0.0, "argmax": 0.0}) for row in mass("sft", 1, 0, 0)]
     assert squeezing_figure(Squeezing(tuple(flat)), TITLES) is None
     assert squeezing_figure(Squeezing(), TITLES) is None
-    assert "No recorded step" in forecast_section((), TITLES).markup
-    assert "No answer was generated" in repeater_section((), TITLES).markup
 
 
-def test_forecasts_and_repeaters_are_counted() -> None:
-    told = "".join(Parsed(forecast_section(found().forecasts, TITLES).markup).words)
-    assert "AUC of 0.81 to 0.93 on rejected answers under DPO" in told
-    repeated = repeater_section(found().generations, TITLES).markup
-    assert "SFT 0 of 1" in repeated
-    assert "DPO 1 of 1" in repeated
-    empty = foretold(0, float("nan"))
-    assert "AUC" in forecast_section([empty], TITLES).markup
+def test_predictions_have_a_row_for_every_step_and_part() -> None:
+    rungs = tuple(rung(step, "logits", auc) for step, auc in ((0, 0.6), (5, 0.8)))
+    words = Words("study.html")
+    section = forecast_section(replace(found(), ladder=rungs), TITLES, words)
+    assert section is not None
+    told = "|".join(Parsed(section.markup).words)
+    assert "DPO|5|rejected|8.2 %|12 %|88 %|0.93|0.7|0.8|0.4" in told
+    assert "DPO|rejected|one softmax|0.7|0.7|0.002|0.004" in told
+    assert forecast_section(Squeezing(), TITLES, words) is None
+
+
+def test_repeaters_are_counted() -> None:
+    section = repeater_section(found().generations, TITLES, Words("study.html"))
+    assert section is not None
+    told = "|".join(Parsed(section.markup).words)
+    assert "SFT|1|0.0 [" in told and "DPO|1|100.0 [" in told
+    assert repeater_section((), TITLES, Words("study.html")) is None
 
 
 def test_names_of_others_are_shown_and_never_obeyed(tmp_path: Path) -> None:
@@ -144,19 +129,10 @@ def test_names_of_others_are_shown_and_never_obeyed(tmp_path: Path) -> None:
     assert evil not in (tmp_path / "report.html").read_text()
 
 
-def test_the_page_has_the_part_and_says_that_the_alarm_rang(tmp_path: Path) -> None:
+def test_the_summary_has_the_index_and_the_page_the_alarm(tmp_path: Path) -> None:
     sft, dpo = study().trainings
     ring = AlarmRing(step=40, gap=27.25, rise=5.25, stopped=True)
     inputs = replace(study(), squeezing=found(), trainings=(sft, replace(dpo, alarm=ring)))
     means = write_report(inputs, tmp_path)["means"]
     assert means["squeeze/index/preference"] == {"mean": 0.75, "low": 0.75, "high": 0.75, "n": 4}
-    page = Parsed((tmp_path / "report.html").read_text())
-    words = "".join(page.words)
-    for part in (
-        "Where the probability that rose went",
-        "Predicted token by token",
-        "Who repeats themselves",
-    ):
-        assert part in words
-    assert "The alarm ended DPO at step 40, where the gap y* − y⁺ had grown by 5.25" in words
-    assert words.count("The alarm") == 1
+    assert "at step 40: the gap y* − y⁺ had grown by 5.25" in words_of(tmp_path / "report.html")

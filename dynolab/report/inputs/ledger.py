@@ -70,7 +70,7 @@ class Ledger:
 
     `weights`: the number of steps that each step stands for, in the order of `steps`.
     `rows`: the data's rows by id, held-out ones too where they are known; `moments`: lines with
-    their tokens, by functional; `sign_delta`: of single answers, step by step; `blocks`: by
+    their tokens, by functional; `blocks`: by
     functional what each block of the parameters passed on from chosen and from rejected answers.
     `token_map`: of the hardest pull on the answer that fell most, if one was made.
     """
@@ -83,7 +83,6 @@ class Ledger:
     weights: Int[ndarray, " steps"]
     rows: Mapping[str, Example]
     moments: Mapping[str, Sequence[Moment]]
-    sign_delta: Mapping[str, Float[ndarray, " steps"]]
     blocks: Mapping[str, Mapping[str, tuple[float, float]]]
     token_map: TokenMap | None = None
 
@@ -187,7 +186,6 @@ def read_ledger(folder: Path, data: Path) -> Ledger:
             for row in rows(data, f"{split}.jsonl", Example, optional=True)
         },
         moments=_moments(folder, responses),
-        sign_delta=_sign_delta(folder),
         blocks=_blocks(folder, weights),
         token_map=read_value(token_map, TokenMap) if token_map.exists() else None,
     )
@@ -217,14 +215,6 @@ def _depth(block: str) -> tuple[int, int, str]:
     if number.isdigit():
         return 1, int(number), block
     return (0 if "emb" in block or block in ("wte", "wpe") else 2), 0, block
-
-
-def _sign_delta(folder: Path) -> dict[str, ndarray]:
-    """SignDelta of every answer that has it, in the order of the steps."""
-    columns = {name: np.array(values) for name, values in read_table(folder, "sources").items()}
-    order = np.argsort(columns["step"], kind="stable")
-    names, values = columns["functional"][order], columns["sign_delta"][order]
-    return {name: values[names == name] for name in dict.fromkeys(names.tolist())}
 
 
 def _moments(folder: Path, responses: dict[str, Any]) -> dict[str, list[Moment]]:

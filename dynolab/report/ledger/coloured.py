@@ -1,4 +1,4 @@
-"""A text coloured by what its tokens pushed."""
+"""What the tokens of an answer pushed: the strongest by name, and the text coloured."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from dynolab.report.inputs.ledger import Moment
-from dynolab.report.text import number
+from dynolab.report.text import number, visible_token
 
 Tokens = Sequence[tuple[str, float]]
 """Tokens in their order, each with what it did in nats."""
 
 _SHOWN = 120
 """Tokens of a text around the one that pushed hardest."""
+
+_LEAST = 0.05
+"""Of the hardest token's push: what a token must push to be named."""
 
 _TOKEN = Markup('<span class="token {}" style="--push:{:.2f}" title="{} nats">{}</span>').format
 
@@ -25,6 +28,19 @@ def summed(moments: Sequence[Moment]) -> list[tuple[str, float]]:
         return list(moments[0].tokens) if moments else []
     each = zip(*(moment.tokens for moment in moments), strict=True)
     return [(pushes[0][0], sum(nats for _, nats in pushes)) for pushes in each]
+
+
+def strongest_tokens(tokens: Tokens, count: int = 3, *, down: bool = False) -> str:
+    """The tokens that pushed hardest, with their numbers; with `down`, those that pulled down.
+
+    Without tokens that pushed less than a twentieth of the hardest.
+    """
+    most = sorted((own for own in tokens if own[1] < 0 or not down), key=lambda own: -abs(own[1]))
+    return ", ".join(
+        f"“{visible_token(token).strip('·')}” {number(nats, 2, sign=True)}"
+        for token, nats in most[:count]
+        if abs(nats) >= _LEAST * abs(most[0][1])
+    )
 
 
 def coloured(tokens: Tokens, text: str) -> Markup:

@@ -1,18 +1,51 @@
-"""The answers that fell most: through which side, and through which tokens of a pair."""
+"""The answers that fell most, which pairs pulled them down, and through which side and tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+import plotly.graph_objects as go
+from markupsafe import Markup
+
+from dynolab.data.rows import Example
+from dynolab.data.sources.columns import ASSISTANT
+from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
-from dynolab.report.ledger.coloured import Tokens, summed
+from dynolab.report.ledger.coloured import Tokens, coloured, strongest_tokens, summed
+from dynolab.report.page import PARTS, Section, table
+from dynolab.report.style import CHOSEN, HISTORY, REJECTED, SPLITS
+from dynolab.report.text import excerpt, number, plotly_text
+from dynolab.report.words import Words
 
 Side = Literal["chosen", "rejected"]
+PAIRS = 5  # that are shown with their texts
+LEFT_OUT = 20  # pairs at most that a run of `mitigation` leaves out
+_BARS = (
+    ("own_chosen", "its own chosen side", CHOSEN),
+    ("own_rejected", "its own rejected side", REJECTED),
+    ("others", "other pairs", HISTORY),
+)
+
+
+@dataclass(frozen=True)
+class Fallen:
+    """A chosen answer's change in nats, and the parts of it that pairs made by their pushes.
+
+    `own_chosen`, `own_rejected`: both sides of the answer's own pair; `others`: all other pairs.
+    Weight decay, earlier momentum and the unexplained rest are in `change` alone.
+    """
+
+    account: FunctionalAccount
+    change: float
+    own_chosen: float
+    own_rejected: float
+    others: float
 
 
 def fallen_accounts(ledger: Ledger) -> list[FunctionalAccount]:
-    """The answers with an account of their own that fell, the one that fell most first.
+    """The single answers that fell, the one that fell most first.
 
     Where none fell: those that rose least.
     """
@@ -21,22 +54,58 @@ def fallen_accounts(ledger: Ledger) -> list[FunctionalAccount]:
     return [account for account in singles if account.end < account.start] or singles
 
 
-def summed_sides(ledger: Ledger, accounts: Sequence[FunctionalAccount]) -> dict[Side, float]:
-    """What all chosen and all rejected answers did to some answers: the sum over these, nats."""
-    sides: tuple[Side, ...] = ("chosen", "rejected")
-    return {
-        side: sum(ledger.side_total(account, side).mean for account in accounts) for side in sides
-    }
+def fallen_answers(ledger: Ledger) -> list[Fallen]:
+    """The answers of `fallen_accounts`, split by who pushed."""
+    found = []
+    for account in fallen_accounts(ledger):
+        pushers = ledger.pushers(account)
+        own = next((push for push in pushers if push.example == account.row.name), None)
+        found.append(
+            Fallen(
+                account,
+                change=account.end - account.start,
+                own_chosen=own.from_chosen if own else 0.0,
+                own_rejected=own.from_rejected if own else 0.0,
+                others=sum(push.total for push in pushers if push is not own),
+            )
+        )
+    return found
+
+
+def summed_pushers(ledger: Ledger) -> list[Pusher]:
+    """What every pair did to the answers of `fallen_accounts` together, in nats.
+
+    The pair that lowered them most comes first. A pair that lifts one answer by as much as it
+    lowers another is not among the strongest: without it they would end as low.
+    """
+    sums: dict[str, Pusher] = {}
+    for account in fallen_accounts(ledger):
+        for push in ledger.pushers(account):
+            so_far = sums.get(push.example, Pusher(push.example, 0.0, 0.0, 0.0, push.steps))
+            sums[push.example] = Pusher(
+                push.example,
+                so_far.total + push.total,
+                so_far.from_chosen + push.from_chosen,
+                so_far.from_rejected + push.from_rejected,
+                push.steps,
+            )
+    return sorted(sums.values(), key=lambda push: push.total)
+
+
+def strongest_pullers(ledger: Ledger) -> list[str]:
+    """The pairs that together lowered the fallen answers, the strongest first.
+
+    At most `LEFT_OUT`, and a fifth of the pairs; empty without single answers.
+    """
+    count = min(LEFT_OUT, max(1, len(ledger.examples) // 5))
+    return [push.example for push in summed_pushers(ledger)[:count] if push.total < 0]
 
 
 def hardest_side(pusher: Pusher, moments: Sequence[Moment]) -> tuple[Side, Tokens]:
-    """The side of an example to look at for its pull on an answer, and what its tokens did.
+    """The side of a pair that pulled hardest, and what its tokens did.
 
-    That is the side whose tokens are known to have pulled hardest: of a step in which both pulled,
-    those of the harder one are known.
-
-    **Arguments:** `moments`: the hardest pulls on the answer; without one of the example's the side
-    that pulled hardest has no tokens.
+    **Arguments:** `moments`: the hardest pulls on the answer. Only these have tokens: a side that
+    has some comes before one that has none.
     """
     by_side: dict[Side, list[Moment]] = {"chosen": [], "rejected": []}
     for moment in moments:
@@ -48,6 +117,104 @@ def hardest_side(pusher: Pusher, moments: Sequence[Moment]) -> tuple[Side, Token
     return side, summed(by_side[side])
 
 
-def these_answers(count: int) -> str:
-    """The counted answers in a sentence."""
-    return "this answer" if count == 1 else f"these {count} answers"
+def fallen_figure(ledger: Ledger) -> Figure | None:
+    """A bar for every fallen answer by who pushed it; beside it the five pairs that pulled most.
+
+    None without single answers.
+    """
+    answers = fallen_answers(ledger)
+    if not answers:
+        return None
+    labels = [prompt_of(own.account.row.name, ledger.rows, 32) for own in answers]
+    places = list(range(len(answers)))
+    plot = go.Figure(
+        layout=base_layout(
+            120 + 34 * len(answers),
+            barmode="relative",
+            bargap=0.35,
+            legend=LEGEND_ABOVE | {"x": 0, "xanchor": "left"},
+        )
+    )
+    for name, label, color in _BARS:
+        plot.add_bar(
+            name=label,
+            orientation="h",
+            y=places,
+            x=[round(getattr(own, name), 4) for own in answers],
+            marker_color=color,
+            hovertemplate=f"{label}: %{{x:+.3g}} nats<extra>%{{customdata}}</extra>",
+            customdata=[plotly_text(own.account.row.name, 24) for own in answers],
+        )
+    plot.update_xaxes(title_text="nats")
+    plot.update_yaxes(
+        autorange="reversed",
+        tickvals=places,
+        ticktext=[
+            f"{plotly_text(label, 32)} {number(own.change, 2, sign=True)}"
+            for label, own in zip(labels, answers, strict=True)
+        ],
+    )
+    figure = Words("ledger.html", ledger=ledger, answers=answers).figure("fallen", plot)
+    return Figure(figure.name, figure.title, figure.message, figure.note, plot, _pullers(ledger))
+
+
+def _pullers(ledger: Ledger) -> Markup:
+    """The five pairs that pulled most, with their texts."""
+    moments = [m for own in fallen_accounts(ledger) for m in ledger.moments.get(own.row.name, ())]
+    shown = summed_pushers(ledger)[:PAIRS]
+    return table(
+        ("pair", "nats", "through chosen", "through rejected"),
+        [
+            (
+                _pair(push, moments, ledger.rows),
+                *(number(n, sign=True) for n in (push.total, push.from_chosen, push.from_rejected)),
+            )
+            for push in shown
+            if push.total < 0
+        ],
+        "snnn",
+    )
+
+
+def pusher_section(ledger: Ledger) -> Section | None:
+    """Every fallen answer with the five pairs that pulled it down; None without single answers."""
+    answers = fallen_answers(ledger)
+    if not answers:
+        return None
+    opened = {own.account.row.split: own for own in reversed(answers)}.values()
+    details = [
+        PARTS.fallen(
+            answer=own,
+            opened=own in opened,
+            split=SPLITS[own.account.row.split],
+            row=ledger.rows.get(own.account.row.name),
+            pullers=[
+                (push, _pair(push, ledger.moments.get(own.account.row.name, ()), ledger.rows))
+                for push in ledger.pushers(own.account)[:PAIRS]
+                if push.total < 0
+            ],
+        )
+        for own in answers
+    ]
+    return Words("ledger.html", ledger=ledger, answers=answers).section("pushers", *details)
+
+
+def _pair(push: Pusher, moments: Sequence[Moment], rows: Mapping[str, Example]) -> Markup:
+    """A pair's id, prompt and answer that pulled, coloured where its tokens are known."""
+    side, tokens = hardest_side(push, moments)
+    row = rows.get(push.example)
+    text = (getattr(row, side) or "") if row else ""
+    pair: Markup = PARTS.pair(
+        name=excerpt(push.example, 24),
+        prompt=prompt_of(push.example, rows, 90),
+        side=side,
+        text=coloured(tokens, text) if tokens else excerpt(text, 240),
+        tokens=strongest_tokens(tokens, down=True),
+    )
+    return pair
+
+
+def prompt_of(pair: str, rows: Mapping[str, Example], length: int) -> str:
+    """The end of a pair's prompt; its id where the data are not known."""
+    row = rows.get(pair)
+    return excerpt(row.prompt.removesuffix(ASSISTANT), length, end=True) if row else pair

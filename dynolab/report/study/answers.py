@@ -1,4 +1,4 @@
-"""The models' answers side by side, and those taken from another question."""
+"""What a study's models answer: side by side, and counted."""
 
 from __future__ import annotations
 
@@ -8,170 +8,144 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from dynolab.data.world.answer_kinds import RIGHT
-from dynolab.probes.hallucination import SIMILAR
-from dynolab.report.page import Section, section, table
+from dynolab.report.page import Section, table
 from dynolab.report.style import ANSWER_KINDS, SPLITS
-from dynolab.report.text import excerpt, join, points
+from dynolab.report.text import excerpt, number, points
+from dynolab.report.words import Words
+from dynolab.results.squeezing import Generation
 from dynolab.results.study import Answer
 from dynolab.statistics import share_interval
 
-_EXAMPLES = 3  # number per model
 _SHOWN = 4  # prompts of each split whose answers are shown
-_LENGTH = 90  # characters of an example's texts
-_ANSWER = 600  # characters of an answer
-ByModel = Mapping[str, Answer]
-"""The answers to one prompt."""
+_EXAMPLES = 3  # answers that are another question's, of each model
+_LENGTH = 600  # characters of an answer
+_REPEATS = ("tokens", "distinct_1", "distinct_2", "distinct_3", "longest_repeat", "entropy")
 
 
-def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Section:
-    """Greedy answers of every model to the first prompts, as many held-out as training ones.
+def answer_sections(
+    answers: Sequence[Answer], titles: Mapping[str, str], prompts: Mapping[str, str], words: Words
+) -> list[Section]:
+    """The first prompts' answers by model, their counts, and answers to another question.
 
-    **Arguments:** `titles`: the models' names on the page, by name; by default the same.
+    **Arguments:** `titles`: the models' names on the page, by name; `prompts`: of the training
+    questions, by id. Empty without answers.
     """
-    name, title = "answers", "What the models answer"
     if not answers:
-        return section(name, title, "No model was asked to answer.")
-    models = {answer.model: titles.get(answer.model, answer.model) for answer in answers}
-    prompts: defaultdict[str, dict[str, Answer]] = defaultdict(dict)
+        return []
+    models = list(dict.fromkeys(answer.model for answer in answers))
+    asked: defaultdict[str, dict[str, Answer]] = defaultdict(dict)
+    groups: defaultdict[tuple[str, str], list[Answer]] = defaultdict(list)
     for answer in answers:
-        prompts[answer.pair_id][answer.model] = answer
-    rows = [
+        asked[answer.pair_id][answer.model] = answer
+        groups[answer.model, answer.split].append(answer)
+    shown = [
         (
-            SPLITS[first.split],
+            SPLITS[split],
             Markup("<b>{}</b>").format(excerpt(first.prompt, end=True)),
             excerpt(first.chosen),
-            *(_answer(by_model.get(model)) for model in models),
+            *(_said(by_model.get(model)) for model in models),
         )
-        for by_model in _shown(list(prompts.values()))
-        for first in (next(iter(by_model.values())),)
-    ]
-    return section(
-        name,
-        title,
-        _message(list(prompts.values()), models),
-        table(("split", "prompt", "chosen y⁺", *models.values()), rows),
-        note="Greedy answers to the first prompts: the likeliest token at every position; “…” "
-        "marks one that was cut off. Squeezing moves probability to what is likeliest already: "
-        "under it a model repeats its former answers with growing certainty, while the chosen "
-        "answers grow unlikely.",
-    )
-
-
-def _shown(prompts: Sequence[ByModel]) -> list[ByModel]:
-    """The first prompts of each split; more are answered, to measure shares."""
-    return [
-        by_model
         for split in SPLITS
-        for by_model in [
-            by_model for by_model in prompts if next(iter(by_model.values())).split == split
-        ][:_SHOWN]
+        for by_model in [own for own in asked.values() if _first(own).split == split][:_SHOWN]
+        for first in [_first(by_model)]
     ]
+    names = [titles.get(model, model) for model in models]
+    taken = [
+        (
+            titles.get(answer.model, answer.model),
+            *(
+                excerpt(text, 90, end=end)
+                for text, end in (
+                    (answer.prompt, True),
+                    (answer.answer, False),
+                    (prompts.get(answer.taken_from or "", answer.taken_from or ""), True),
+                )
+            ),
+        )
+        for (_, split), own in groups.items()
+        if split == "heldout"
+        for answer in [each for each in own if each.taken_from is not None][:_EXAMPLES]
+    ]
+    sections = [
+        words.section("answers", table(("split", "prompt", "chosen y⁺", *names), shown)),
+        words.section("answer-counts", _counts(groups, titles)),
+    ]
+    if taken:
+        head = ("model", "held-out question", "its answer", "answers the training question")
+        sections.append(words.section("taken", table(head, taken)))
+    return sections
 
 
-def _answer(answer: Answer | None) -> str | Markup:
+def _first(by_model: Mapping[str, Answer]) -> Answer:
+    return next(iter(by_model.values()))
+
+
+def _said(answer: Answer | None) -> str | Markup:
     if answer is None:
         return "–"
-    said = excerpt(answer.answer, _ANSWER) + ("" if answer.finished else " …")
-    text = Markup("{}").format(said)
+    text = excerpt(answer.answer, _LENGTH) + ("" if answer.finished else " …")
     if answer.says is None:
         return text
     mark = "✓" if answer.says in RIGHT else "✗"
-    return text + Markup('<br><small class="quiet">{} {}</small>').format(
-        mark, ANSWER_KINDS[answer.says][0]
-    )
+    kind = ANSWER_KINDS[answer.says][0]
+    return Markup('{}<br><small class="quiet">{} {}</small>').format(text, mark, kind)
 
 
-def _message(prompts: Sequence[ByModel], models: Mapping[str, str]) -> str:
-    """How many different answers each model gives, and how often the last repeats the former."""
-    different = {
-        title: len({by_model[model].answer for by_model in prompts if model in by_model})
-        for model, title in models.items()
-    }
-    counts = [
-        f"{title} {'' if place else 'gives '}{count}"
-        for place, (title, count) in enumerate(different.items())
-    ]
-    chosen = len({answer.chosen for by_model in prompts for answer in by_model.values()})
-    sentence = f"{len(prompts)} prompts have {chosen} different chosen answers; {join(counts)}."
-    if len(models) < 2:
-        return sentence
-    former, last = list(models)[-2:]
-    both = [by_model for by_model in prompts if former in by_model and last in by_model]
-    same = sum(by_model[former].answer == by_model[last].answer for by_model in both)
-    repeats = f"{models[last]} repeats {models[former]} word for word"
-    return f"{sentence} {repeats} in {same} of {len(both)}."
+def _counts(
+    groups: Mapping[tuple[str, str], Sequence[Answer]], titles: Mapping[str, str]
+) -> Markup:
+    """A row for every model and split: shares of answers with Wilson's intervals, in percent."""
+    given = {answer.says for own in groups.values() for answer in own}
+    kinds = {kind: label for kind, (label, _) in ANSWER_KINDS.items() if kind in given}
+    rows = []
+    for (model, split), own in groups.items():
+        judged = [answer for answer in own if answer.says is not None]
+        hits = {
+            "different": len({answer.answer for answer in own}),
+            "taken": sum(answer.taken_from is not None for answer in own),
+            "whole": sum(answer.taken_exactly for answer in own),
+        }
+        borrowed = [answer.borrowed for answer in own if answer.borrowed is not None]
+        rows.append(
+            (
+                titles.get(model, model),
+                SPLITS["train" if split == "train" else "heldout"],
+                len(own),
+                *(points(share_interval(hits[name], len(own)), sign=False) for name in hits),
+                number(100 * sum(borrowed) / len(borrowed)) if borrowed else "–",
+                *(_right(judged, stated) for stated in (None, True, False) if kinds),
+                *(sum(answer.says == kind for answer in judged) for kind in kinds),
+            )
+        )
+    counted = ["model", "split", "asked", "different, %", "another’s answer, %", "wholly, %"]
+    judged_as = ["right, %", "right of stated facts, %", "right of others, %"] if kinds else []
+    head = [*counted, "borrowed phrases, %", *judged_as, *kinds.values()]
+    return table(head, rows, "ss" + "n" * (len(head) - 2))
 
 
-def hallucination_section(
-    answers: Sequence[Answer], titles: Mapping[str, str], prompts: Mapping[str, str]
-) -> Section:
-    """How often each model answers a held-out question with another question's answer; examples.
+def _right(judged: Sequence[Answer], stated: bool | None) -> str:
+    own = [answer for answer in judged if stated is None or answer.stated is stated]
+    hits = sum(answer.says in RIGHT for answer in own)
+    return points(share_interval(hits, len(own)), sign=False) if own else "–"
 
-    **Arguments:** `titles`: the models' names on the page, by name; `prompts`: known training
-    questions by id.
-    """
-    name, title = "hallucination", "Another question’s answer"
-    by_model: defaultdict[str, list[Answer]] = defaultdict(list)
-    for answer in answers:
-        if answer.split == "heldout":
-            by_model[titles.get(answer.model, answer.model)].append(answer)
-    if not by_model:
-        return section(name, title, "No model was asked a held-out question.")
-    taken = {
-        model: [(answer, source) for answer in own if (source := answer.taken_from) is not None]
-        for model, own in by_model.items()
-    }
+
+def repeater_section(
+    generations: Sequence[Generation], titles: Mapping[str, str], words: Words
+) -> Section | None:
+    """How much every model's answers repeat themselves; None without answers."""
+    by_model: defaultdict[str, list[Generation]] = defaultdict(list)
+    for row in generations:
+        by_model[row.model].append(row)
     rows = [
         (
-            model,
+            titles.get(model, model),
             len(own),
-            _share(len(taken[model]), len(own)),
-            _share(sum(answer.taken_exactly for answer in own), len(own)),
+            points(share_interval(sum(row.repeater for row in own), len(own)), sign=False),
+            *(number(sum(getattr(row, name) for row in own) / len(own)) for name in _REPEATS),
+            number(100 * sum(row.finished for row in own) / len(own)),
         )
         for model, own in by_model.items()
     ]
-    examples = [
-        (
-            model,
-            excerpt(answer.prompt, _LENGTH, end=True),
-            excerpt(answer.answer, _LENGTH),
-            excerpt(prompts.get(source, source), _LENGTH, end=True),
-            excerpt(answer.chosen, _LENGTH),
-        )
-        for model, own in taken.items()
-        for answer, source in own[:_EXAMPLES]
-    ]
-    counts = [f"{model} {len(taken[model])} of {len(own)}" for model, own in by_model.items()]
-    return section(
-        name,
-        title,
-        f"Held-out questions answered with what answers another training question: {join(counts)}.",
-        table(("model", "asked", "another’s answer, % [95%]", "whole, % [95%]"), rows, "snnn"),
-        *(
-            [
-                table(
-                    (
-                        "model",
-                        "held-out question",
-                        "its answer",
-                        "answers the training question",
-                        "chosen y⁺",
-                    ),
-                    examples,
-                )
-            ]
-            if examples
-            else []
-        ),
-        note="Greedy answers. In the built-in world an answer is another training question’s if "
-        "the one fact that it states is the one that question asks for, and wholly if the value is "
-        "that question’s too. In other data it is if its words, without whitespace and case, are "
-        f"within an edit distance of {SIMILAR:.0%} of that question’s chosen answer and nearer to "
-        "it than to its own chosen one, and wholly if they are equal; an answer that was cut "
-        "off is compared with the beginnings of chosen answers. Brackets: Wilson’s interval over "
-        "questions.",
-    )
-
-
-def _share(hits: int, n: int) -> str:
-    return points(share_interval(hits, n), sign=False)
+    head = ("model", "answers", "repeaters, %", "tokens", "distinct-1", "distinct-2", "distinct-3")
+    more = ("longest repeat", "entropy, nats", "finished, %")
+    return words.section("repeaters", table((*head, *more), rows, "snnnnnnnnn")) if rows else None

@@ -11,28 +11,13 @@ import plotly.graph_objects as go
 
 from dynolab.data.rows import Split, read_rows
 from dynolab.errors import ConfigError
-from dynolab.probes.paths import LearningPaths, change, learning_paths, peak_change
-from dynolab.report.figure import (
-    LEGEND_OVER_TITLES,
-    Figure,
-    add_line,
-    buttons,
-    outline,
-    subplots,
-)
-from dynolab.report.style import (
-    INK,
-    KINDS,
-    SPLITS,
-    in_order,
-    objective_name,
-    rank_of,
-    stage_title,
-    style_of,
-)
-from dynolab.report.text import join, mean_and_ends, with_interval
-from dynolab.results.study import ARGMAX, ProbeScore
-from dynolab.statistics import band, clear, mean_interval
+from dynolab.probes.paths import LearningPaths, learning_paths
+from dynolab.report.figure import Figure, buttons, outline, subplots
+from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.style import KINDS, SPLITS, in_order, rank_of, stage_title, style_of
+from dynolab.report.words import Words
+from dynolab.results.study import ProbeScore
+from dynolab.statistics import band, mean_interval
 
 Paths = Mapping[tuple[str, Split], LearningPaths]
 """Learning paths by the objective's name and the split, trainings in the study's order."""
@@ -77,15 +62,7 @@ def learning_path_figure(paths: Paths) -> Figure | None:
     for trace, data in zip(plot.data, views["change", splits[0]], strict=True):
         trace.update(data)
     plot.update_layout(updatemenus=[buttons([*map(_button, views, views.values())], 1.085)])
-    return Figure(
-        "paths",
-        "What training does to every kind of answer",
-        _path_message(paths),
-        "Lines: means over prompts of log π(answer), summed over its tokens; bands: 95% intervals "
-        "over prompts. Click a name in the legend to hide or show it, double-click to see it "
-        "alone.",
-        plot,
-    )
+    return Words("study.html").figure("paths", plot)
 
 
 def paths_figure(file: Path, name: str = "training") -> go.Figure:
@@ -162,103 +139,16 @@ def _button(
     return f"{_BUTTONS[mode]}, {SPLITS[split]}", [update, {"yaxis.title.text": _Y_TITLES[mode]}]
 
 
-def _path_message(paths: Paths) -> str:
-    names = {"chosen": "the chosen answer", "rejected": "the rejected one", ARGMAX: "y*"}
-    parts = []
-    for stage in stages_of(paths):
-        own = paths.get((stage, "train"))
-        moved = [
-            f"{name} by {_moved(own, kind)}"
-            for kind, name in names.items()
-            if own is not None and kind in own.logp
-        ]
-        if moved:
-            parts.append(f"{objective_name(stage)} moves {join(moved)}.")
-    if not parts:
-        return "No training probed the pairs' own answers."
-    return " ".join([*parts, "All in nats, means over training prompts."])
-
-
-def _moved(paths: LearningPaths, kind: str) -> str:
-    """The change since step 0; rise and fall of a path that clearly did both."""
-    rise, fall = (mean_interval(part) for part in peak_change(paths.logp[kind]))
-    if rise.low > 0 and fall.high < 0:
-        return f"{mean_and_ends(rise)[0]} up to its peak ({mean_and_ends(fall)[0]} after it)"
-    return mean_and_ends(mean_interval(change(paths.logp[kind])))[0]
-
-
 def gap_figure(paths: Paths) -> Figure | None:
-    """y* and the chosen answer since step 0, the widening between them, and the gap itself."""
-    trained = {stage: own for (stage, split), own in paths.items() if split == "train"}
-    with_gap = {stage: own for stage, own in trained.items() if own.gap is not None}
-    if not with_gap:
-        return None
-    plot = subplots(
-        [*map(stage_title, with_gap)],
-        520,
-        space=0.06,
-        row_heights=(0.64, 0.36),
-        row_space=0.12,
-        y_title="Δ log π since step 0",
-        margin={"l": 64, "r": 24, "t": 84, "b": 52},
-        legend=LEGEND_OVER_TITLES | {"x": 1},
-    )
-    for col, own in enumerate(with_gap.values(), start=1):
-        _add_gap(plot, own, col)
-        if col > 1:
-            first = f"y{len(with_gap) + 1}"
-            plot.update_yaxes(matches=first, showticklabels=False, row=2, col=col)
-    plot.update_xaxes(title_text="step", row=2)
-    plot.update_yaxes(title_text="gap y* − y⁺ (nats)", row=2, col=1)
-    return Figure(
-        "gap",
-        "The squeezing gap: from the chosen answer up to what the model prefers",
-        _gap_message(with_gap),
-        "Above: y* and the chosen answer y⁺ since step 0; the shaded distance is how far the gap "
-        "has grown (y* above) or shrunk. Below: the gap log π(y*) − log π(y⁺) itself with its 95% "
-        "band. y* can rise under any training; under squeezing y⁺ does not rise with it and "
-        "the gap grows.",
-        plot,
-    )
-
-
-def _add_gap(plot: go.Figure, paths: LearningPaths, col: int) -> None:
-    assert paths.gap is not None, "stages without a gap are left out"
-    for kind, fill in (("chosen", None), (ARGMAX, "tonexty")):
-        style = style_of(kind)
-        plot.add_scatter(
-            x=paths.steps,
-            y=band(paths.since_start(kind))[0].round(4),
-            mode="lines",
-            name=style.label,
-            showlegend=col == 1,
-            legendgroup=kind,
-            line={"color": style.color, "width": 3},
-            fill=fill,
-            fillcolor="rgba(125, 75, 181, 0.15)" if fill else None,
-            hovertemplate="<b>%{fullData.name}</b><br>step %{x}: %{y:+.2f} nats<extra></extra>",
-            row=1,
-            col=col,
+    """The squeezing gap `log π(y*) − log π(y⁺)` of training pairs over each training, in nats."""
+    panels = [
+        LinePanel(
+            stage_title(stage),
+            "step",
+            "gap y* − y⁺ (nats)",
+            [Line("gap", own.steps.tolist(), [mean_interval(step) for step in own.gap])],
         )
-    add_line(
-        plot,
-        paths.steps,
-        band(paths.gap),
-        {"color": INK, "width": 2.5},
-        where={"row": 2, "col": col},
-        opacity=0.12,
-        hovertemplate="step %{x}: gap %{y:.2f} nats<extra></extra>",
-        showlegend=False,
-    )
-
-
-def _gap_message(with_gap: Mapping[str, LearningPaths]) -> str:
-    parts = []
-    for stage, paths in with_gap.items():
-        assert paths.gap is not None, "stages without a gap are left out"
-        moved = mean_interval(change(paths.gap))
-        verb = ("widens" if moved.mean > 0 else "narrows") if clear(moved) else "changes"
-        start, end = (mean_interval(paths.gap[at]).mean for at in (0, -1))
-        ends = f"from {start:.1f} to {end:.1f} nats ({with_interval(moved)})"
-        parts.append(f"{objective_name(stage)} {verb} the gap {ends}")
-    return "; ".join(parts) + "."
+        for (stage, split), own in paths.items()
+        if split == "train" and own.gap is not None
+    ]
+    return Words("study.html").figure("gap", line_plot(panels)) if panels else None

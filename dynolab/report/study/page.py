@@ -2,85 +2,71 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dynolab.claims.answers import assess_answers
 from dynolab.claims.study import assess
 from dynolab.claims.verdict import Verdict
-from dynolab.data.rows import write_rows
+from dynolab.data.rows import Split, write_rows
 from dynolab.data.unknown import UnknownTokens, about_auto
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.events import Event, events_of
 from dynolab.probes.pairs import complete_pairs, pair_changes
-from dynolab.probes.paths import learning_paths
+from dynolab.probes.paths import change, learning_paths
 from dynolab.report.audit import foreseen_figure, foresight_section
 from dynolab.report.comparison.mitigation import comparison_sections
 from dynolab.report.comparison.reproduction import findings_section
 from dynolab.report.figure import Figure
 from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
-from dynolab.report.forces.token_map import ONE_STEP, hardest_pull_figure, token_map_figure
-from dynolab.report.inputs.study import Compared, ReportInputs, Training
-from dynolab.report.ledger.blocks import blocks_figure
-from dynolab.report.ledger.heat_map import ledger_map_figure
-from dynolab.report.ledger.pullers import puller_section
-from dynolab.report.ledger.pushers import pusher_section
-from dynolab.report.ledger.sources import sources_figure
-from dynolab.report.ledger.steps import step_figure
+from dynolab.report.forces.token_map import hardest_pull_figure, token_map_figure
+from dynolab.report.inputs.study import ReportInputs
+from dynolab.report.ledger.fallen import (
+    PAIRS,
+    fallen_answers,
+    fallen_figure,
+    prompt_of,
+    pusher_section,
+    summed_pushers,
+)
+from dynolab.report.ledger.maps import blocks_figure, ledger_map_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
-from dynolab.report.page import (
-    Fold,
-    Page,
-    Section,
-    page_html,
-    sections_of,
-    write_page,
-    write_summary,
-    write_text,
+from dynolab.report.page import Fold, Page, Section, page_html, write_page, write_summary
+from dynolab.report.study.answers import answer_sections, repeater_section
+from dynolab.report.study.checks import (
+    far_steps,
+    forecast_section,
+    layer_section,
+    replay_section,
+    validity_section,
 )
-from dynolab.report.study.answer_kinds import answer_kinds
-from dynolab.report.study.answers import answer_section, hallucination_section
-from dynolab.report.study.culprits import worst_answer
-from dynolab.report.study.ladder import ladder_figure, ladder_section
-from dynolab.report.study.layers import layer_figure
-from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path_figure, stages_of
-from dynolab.report.study.opening import (
-    answer,
-    chosen_changes,
-    margins_learned,
-    question,
-    tiles,
-    unexplained,
-)
-from dynolab.report.study.paths_svg import paths_svg
-from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
-from dynolab.report.study.step_forces import decomposition_figure, prediction_figure
+from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path_figure
+from dynolab.report.study.squeezing import squeezing_figure
+from dynolab.report.study.step_forces import decomposition_figure
 from dynolab.report.study.summary import changes_since_start, summarise
 from dynolab.report.study.tables import (
+    change_section,
     contrast_section,
     event_section,
     kind_section,
     pair_section,
-    replay_section,
 )
 from dynolab.report.study.training_curves import training_figure
-from dynolab.report.study.try_next import remedy, try_section
-from dynolab.report.study.validity import outside_radius, validity_figure, validity_section
+from dynolab.report.study.try_next import try_section
 from dynolab.report.style import SPLITS, objective_name
-from dynolab.report.text import join, number
-from dynolab.report.verdicts import verdict_section
-from dynolab.results.study import PairChange, TokenMap
+from dynolab.report.text import excerpt, number, text_table
+from dynolab.report.verdicts import verdict_table
+from dynolab.report.words import Words
+from dynolab.results.study import PairChange
+from dynolab.statistics import mean_interval
 
-_CLAIMS = (
-    "Claims on chosen, rejected and unrelated answers follow Ren & Sutherland, Learning "
-    "Dynamics of LLM Finetuning (arXiv 2407.10490), on training prompts: made about SFT and DPO, "
-    "and judged for related objectives too; those on forces check the analysis, on all watched "
-    "prompts. Appears: every interval lies on the expected side; does not: one lies wholly on the "
-    "other side; unclear: neither. A peak's step is chosen on the other half of the prompts, so "
-    "that noise alone makes no peak."
-)
+_PRINTED = 5  # answers and pairs in a terminal
 
 
 def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
@@ -91,19 +77,16 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     **Returns** the content of `summary.json`: `metrics` (a flat map of finite floats), `verdicts`
     and `replay`.
 
-    Files: `report.html` (self-contained), `summary.json`, `paths.svg`, per figure
+    Files: `report.html` (self-contained), `answer.txt` for the terminal, `summary.json`, per figure
     `figures/<name>.html` and `figures/<name>.json` (plotly), beside one `figures/plotly.min.js`;
     and after preference training `pairs.jsonl` (`PairChange`, worst first).
     """
-    found = _Found.of(inputs)
-    changes = changes_since_start(found.paths)
-    summary = summarise(inputs, changes, found.verdicts, found.events)
+    found = _find(inputs)
+    summary = summarise(inputs, changes_since_start(found.paths), found.verdicts, found.events)
     write_page(_page(inputs, found), folder, "report.html")
     write_summary(summary, folder)
     if found.pairs:
         write_rows(folder / "pairs.jsonl", found.pairs)
-    if drawing := paths_svg(found.paths):
-        write_text(folder / "paths.svg", drawing)
     return summary
 
 
@@ -114,249 +97,231 @@ def report_page_html(inputs: ReportInputs, coming: Sequence[str]) -> str:
     """
     later = dict.fromkeys(("map_command", "explore_command", "path_command"), "")
     unfinished = replace(inputs, facts=inputs.facts.model_copy(update=later))
-    return page_html(replace(_page(unfinished, _Found.of(inputs)), coming=tuple(coming)))
+    return page_html(replace(_page(unfinished, _find(unfinished)), coming=tuple(coming)))
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What the inputs say: paths, verdicts, events by objective, and pairs, worst first."""
+    """What follows from the inputs: paths, verdicts, events by objective, and pairs, worst first.
+
+    `fell`: changes of the chosen answers in the last training on pairs, by split, in nats.
+    """
 
     paths: Paths
     verdicts: tuple[Verdict, ...]
-    events: dict[str, tuple[Event, ...]]
+    events: Mapping[str, tuple[Event, ...]]
     pairs: list[PairChange]
-    prompts: dict[str, str]
+    prompts: Mapping[str, str]
+    fell: Mapping[Split, np.ndarray]
 
-    @classmethod
-    def of(cls, inputs: ReportInputs) -> _Found:
-        trainings = inputs.trainings
-        probes = {
-            training.stage: complete_pairs(training.probes)
-            if training.stage in PAIR_OBJECTIVES
-            else training.probes
-            for training in trainings
-        }
-        paths = {
-            (stage, split): own
-            for stage, scores in probes.items()
-            for split in SPLITS
-            if (own := learning_paths(scores, split)) is not None
-        }
-        verdicts = (
-            *assess(
-                {training.stage: paths.get((training.stage, "train")) for training in trainings},
-                [row for training in trainings for row in training.forces],
-            ),
-            *assess_answers(inputs.answers, {t.name: t.stage for t in trainings}),
+
+def _find(inputs: ReportInputs) -> _Found:
+    trainings = inputs.trainings
+    probes = {
+        training.stage: complete_pairs(training.probes)
+        if training.stage in PAIR_OBJECTIVES
+        else training.probes
+        for training in trainings
+    }
+    paths = {
+        (stage, split): own
+        for stage, scores in probes.items()
+        for split in SPLITS
+        if (own := learning_paths(scores, split)) is not None
+    }
+    trained = {stage: own for (stage, split), own in paths.items() if split == "train"}
+    verdicts = (
+        *assess(
+            {training.stage: trained.get(training.stage) for training in trainings},
+            [row for training in trainings for row in training.forces],
+        ),
+        *assess_answers(inputs.answers, {t.name: t.stage for t in trainings}),
+    )
+    prompts = {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
+    last = trainings[-1].stage if trainings else ""
+    on_pairs = last in PAIR_OBJECTIVES
+    return _Found(
+        paths=paths,
+        verdicts=verdicts,
+        events={stage: tuple(events_of(own)) for stage, own in trained.items()},
+        pairs=pair_changes(trained[last], prompts) if on_pairs and last in trained else [],
+        prompts=prompts,
+        fell=_chosen_changes(inputs, paths, last) if on_pairs else {},
+    )
+
+
+def _chosen_changes(inputs: ReportInputs, paths: Paths, last: str) -> dict[Split, np.ndarray]:
+    """Changes of all pairs' chosen answers in the last training, else of the observed, in nats."""
+    found: dict[Split, np.ndarray] = {}
+    for split in SPLITS:
+        audited = (
+            [row.change for row in inputs.audit.changes if row.split == split]
+            if inputs.audit
+            else []
         )
-        prompts = {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
-        return cls(
-            paths=paths,
-            verdicts=verdicts,
-            events={
-                stage: tuple(events_of(own))
-                for (stage, split), own in paths.items()
-                if split == "train"
-            },
-            pairs=_pairs(inputs, paths, prompts),
-            prompts=prompts,
-        )
+        own = paths.get((last, split))
+        if audited:
+            found[split] = np.array(audited)
+        elif own is not None and "chosen" in own.logp:
+            found[split] = change(own.logp["chosen"])
+    return found
 
 
 def _page(inputs: ReportInputs, found: _Found) -> Page:
-    """Question and answer, the pictures that show it, what to try, the account; then the rest."""
-    facts, trainings, squeezing, ledger = (
-        inputs.facts,
-        inputs.trainings,
-        inputs.squeezing,
-        inputs.ledger,
-    )
+    """The answer, the figure and tables that show it, what to try; then details and checks."""
+    facts, trainings, ledger = inputs.facts, inputs.trainings, inputs.ledger
     titles = {training.name: objective_name(training.stage) for training in trainings}
-    on_pairs = trainings and trainings[-1].stage in PAIR_OBJECTIVES
-    changes = chosen_changes(inputs, found.paths) if on_pairs else {}
-    margins = margins_learned(inputs, found.paths) if on_pairs else {}
-    worst = pair_section(found.pairs, trainings[-1].stage) if found.pairs else None
+    unknown = [own for each in trainings if (own := UnknownTokens.of_metrics(each.rows)).tokens]
+    words = Words(
+        "study.html",
+        facts=facts,
+        trainings=trainings,
+        last=trainings[-1] if trainings else None,
+        on_pairs=bool(found.fell) or bool(found.pairs),
+        fell=[
+            {
+                "split": split,
+                "count": int((own < 0).sum()),
+                "of": len(own),
+                "mean": mean_interval(own),
+            }
+            for split, own in found.fell.items()
+        ],
+        counts={split: len(own.pairs) for (_, split), own in found.paths.items()},
+        far={objective_name(own.stage): steps for own in trainings if (steps := far_steps(own))},
+        unknown=unknown[-1] if unknown else None,
+        replacing=_replacing(unknown[-1]) if unknown else "",
+        auto=about_auto(facts.read_otherwise) if facts.read_otherwise else "",
+        contrasts=[training.name for training in inputs.contrasts],
+        observed=inputs.watched[0] if inputs.watched else None,
+        pairs=len(found.pairs),
+    )
     return Page(
         name=facts.name,
-        heading=question(trainings),
-        answer=answer(inputs, changes, margins, remedy(inputs)),
-        more=worst_answer(ledger) if ledger and changes else (),
-        lead=_lead(inputs, found.paths),
-        tiles=tiles(inputs, found.paths, found.verdicts) if trainings else (),
+        heading=words("heading"),
+        answer=words.lines("answer"),
+        more=words.lines("notes"),
+        printed=_printed(inputs, found),
+        lead=words("lead"),
         content=[
-            pusher_section(ledger) if ledger else worst,
-            puller_section(ledger) if ledger else None,
-            _token_map(inputs, found.pairs),
-            try_section(inputs, found.pairs) if trainings else None,
+            fallen_figure(ledger) if ledger else None,
+            pair_section(found.pairs, words),
+            change_section(found.paths, words),
             learning_path_figure(found.paths),
             gap_figure(found.paths),
+            squeezing_figure(inputs.squeezing, titles) if inputs.squeezing else None,
+            try_section(inputs, found.pairs),
+            pusher_section(ledger) if ledger else None,
+            _token_map(inputs),
             waterfall_figure(ledger) if ledger else None,
             foresight_section(inputs.audit.foresight) if inputs.audit else None,
-            squeezing_figure(squeezing, titles) if squeezing else None,
-            contrast_section(trainings[-1], inputs.contrasts) if inputs.contrasts else None,
-            *answer_kinds(inputs.answers, titles),
-            answer_section(inputs.answers, titles) if inputs.answers else None,
-            *_compared_sections(inputs.compared),
-            _details(inputs, found, titles),
-            _checks(inputs, found, titles),
+            contrast_section(trainings[-1], inputs.contrasts, words) if trainings else None,
+            *answer_sections(inputs.answers, titles, found.prompts, words),
+            *_compared_sections(inputs),
+            _details(inputs, found, titles, words),
+            _checks(inputs, found, titles, words),
         ],
         settings=facts.config_text,
         stages=facts.stages,
     )
 
 
-def _details(inputs: ReportInputs, found: _Found, titles: Mapping[str, str]) -> Fold:
-    """What a reader may want to know more of."""
-    trainings, squeezing, kernel, ledger = (
-        inputs.trainings,
-        inputs.squeezing,
-        inputs.kernel,
-        inputs.ledger,
-    )
-    return Fold(
-        "details",
-        "Details",
-        "When it happened, through which weights, step by step, and how answers are coupled.",
-        [
-            event_section(found.events) if found.events else None,
-            foreseen_figure(inputs.audit) if inputs.audit else None,
-            step_figure(ledger) if ledger else None,
-            ledger_map_figure(ledger) if ledger else None,
-            blocks_figure(ledger) if ledger else None,
-            sources_figure(ledger) if ledger else None,
-            *map(decomposition_figure, reversed(trainings)),
-            layer_figure(trainings),
-            training_figure(trainings),
-            kernel_size_figure(kernel) if kernel else None,
-            stability_figure(kernel) if kernel else None,
-            hallucination_section(inputs.answers, titles, found.prompts)
-            if inputs.answers
-            else None,
-            repeater_section(squeezing.generations, titles) if squeezing else None,
-            kind_section(found.paths, inputs.watched),
-        ],
-    )
+def _details(inputs: ReportInputs, found: _Found, titles: Mapping[str, str], words: Words) -> Fold:
+    """When it happened, through which weights, and how answers are coupled."""
+    trainings, squeezing, kernel = inputs.trainings, inputs.squeezing, inputs.kernel
+    content = [
+        event_section(found.events, words),
+        foreseen_figure(inputs.audit) if inputs.audit else None,
+        ledger_map_figure(inputs.ledger) if inputs.ledger else None,
+        blocks_figure(inputs.ledger) if inputs.ledger else None,
+        *map(decomposition_figure, reversed(trainings)),
+        layer_section(trainings, words),
+        training_figure(trainings),
+        kernel_size_figure(kernel) if kernel else None,
+        stability_figure(kernel) if kernel else None,
+        repeater_section(squeezing.generations, titles, words) if squeezing else None,
+        kind_section(found.paths, inputs.watched, words),
+    ]
+    return Fold("details", "Details", "", content)
 
 
-def _checks(inputs: ReportInputs, found: _Found, titles: Mapping[str, str]) -> Fold:
+def _checks(inputs: ReportInputs, found: _Found, titles: Mapping[str, str], words: Words) -> Fold:
     """How far the page can be trusted."""
-    trainings, squeezing = inputs.trainings, inputs.squeezing
-    replays = [row for training in trainings for row in training.replay]
-    return Fold(
-        "checks",
-        "Checks",
-        unexplained(found.verdicts)
-        + "Whether the analysed steps are those of the training, how far first order carries, what "
-        "the theory foretells, and which known phenomena appear.",
-        [
-            replay_section(replays) if replays else None,
-            prediction_figure(trainings),
-            validity_figure(trainings),
-            validity_section(trainings),
-            ladder_figure(squeezing.ladder, titles) if squeezing else None,
-            ladder_section(squeezing.ladder, titles) if squeezing else None,
-            forecast_section(squeezing.forecasts, titles) if squeezing else None,
-            verdict_section(found.verdicts, _CLAIMS) if trainings else None,
-        ],
-    )
+    verdicts = verdict_table("training", found.verdicts, named=objective_name)
+    content = [
+        validity_section(inputs.trainings, words),
+        replay_section(inputs.trainings, words),
+        forecast_section(inputs.squeezing, titles, words) if inputs.squeezing else None,
+        words.section("verdicts", verdicts) if inputs.trainings else None,
+    ]
+    return Fold("checks", "Checks", "", content)
 
 
-def _pairs(inputs: ReportInputs, paths: Paths, prompts: Mapping[str, str]) -> list[PairChange]:
-    """What the study's last training did to its pairs, if it trained on pairs."""
-    last = inputs.trainings[-1].stage if inputs.trainings else ""
-    if last not in PAIR_OBJECTIVES or (last, "train") not in paths:
-        return []
-    return pair_changes(paths[last, "train"], prompts)
-
-
-def _token_map(inputs: ReportInputs, pairs: Sequence[PairChange]) -> Figure | None:
-    """The account's map; without one, the last training's map of its recorded steps."""
+def _token_map(inputs: ReportInputs) -> Figure | None:
+    """The ledger's map; without one, the last training's map of its recorded steps."""
     if inputs.ledger is not None and inputs.ledger.token_map is not None:
         return hardest_pull_figure(inputs.ledger.token_map)
     maps = [training.token_map for training in inputs.trainings if training.token_map]
-    return token_map_figure(maps[-1], _change(pairs, maps[-1])) if maps else None
+    return token_map_figure(maps[-1]) if maps else None
 
 
-def _change(pairs: Sequence[PairChange], token_map: TokenMap) -> str:
-    """What became of the answer that a map is on, over the training."""
-    for place, pair in enumerate(pairs, start=1):
-        if pair.pair_id == token_map.observed_id and pair.chosen < 0:
-            fall = number(-pair.chosen)
-            return (
-                "Of the recorded steps’ pushes on answers that fell most this is the strongest "
-                f"(the answer fell by {fall} nats in all, number {place} of the training pairs); "
-                f"pulls at other steps are named above, and have no map. {ONE_STEP}"
-            )
-    return ""
-
-
-def _compared_sections(compared: Compared) -> list[Section]:
+def _compared_sections(inputs: ReportInputs) -> list[Figure | Section | None]:
     """The papers' findings, and the remedies side by side."""
-    sections = []
+    compared = inputs.compared
+    sections: list[Figure | Section | None] = []
     if compared.findings:
-        unit = "seeds, or prompts where there is one"
-        sections.append(findings_section(compared.findings, unit))
+        sections.append(findings_section(compared.findings, "seeds, or prompts where there is one"))
     if compared.remedies is not None:
-        sections += sections_of(comparison_sections(compared.remedies))
+        sections += comparison_sections(compared.remedies)
     return sections
 
 
-def _lead(inputs: ReportInputs, paths: Paths) -> str:
-    seed = "" if inputs.facts.seed is None else f" Seed {inputs.facts.seed}."
-    counts = {
-        stage: [
-            f"{len(paths[stage, split].pairs)} {name} prompts"
-            for split, name in SPLITS.items()
-            if (stage, split) in paths
+def _replacing(unknown: UnknownTokens) -> str:
+    """The option that replaces characters which the tokenizer does not know; empty without any."""
+    characters = json.dumps(dict.fromkeys(unknown.written, "TEXT"), ensure_ascii=False)
+    return unknown.option or (
+        f"--set {shlex.quote(f'data.replace={characters}')}" if unknown.written else ""
+    )
+
+
+def _printed(inputs: ReportInputs, found: _Found) -> str:
+    """The first tables of the page for a terminal: answers that fell, and pairs that pulled."""
+    ledger = inputs.ledger
+    if ledger is None or not (answers := fallen_answers(ledger)[:_PRINTED]):
+        head = ("pair", "Δ chosen", "Δ rejected", "Δ gap", "prompt")
+        rows = [
+            (
+                pair.pair_id,
+                *(number(v, sign=True) for v in (pair.chosen, pair.rejected, pair.gap)),
+                excerpt(pair.prompt or "", 40, end=True),
+            )
+            for pair in found.pairs[:_PRINTED]
         ]
-        for stage in stages_of(paths)
-    }
-    alike = len({tuple(own) for own in counts.values()}) <= 1
-    watched_on = [
-        join(own) if alike else f"{join(own)} under {objective_name(stage)}"
-        for stage, own in list(counts.items())[-1 if alike else 0 :]
+        return text_table(head, rows, "snnns") if rows else ""
+    fallen = [
+        (
+            own.account.row.name,
+            *(
+                number(nats, sign=True)
+                for nats in (own.change, own.own_chosen, own.own_rejected, own.others)
+            ),
+            prompt_of(own.account.row.name, ledger.rows, 32),
+        )
+        for own in answers
     ]
-    rows = f" {inputs.facts.rows}." if inputs.facts.rows else ""
-    watched = f" Watched on {'; '.join(watched_on)}." if counts else ""
-    notes = [
-        note(training)
-        for note in (_left_out, _alarmed, outside_radius)
-        for training in inputs.trainings
+    pulled = [
+        (
+            push.example,
+            *(number(n, sign=True) for n in (push.total, push.from_chosen, push.from_rejected)),
+            prompt_of(push.example, ledger.rows, 32),
+        )
+        for push in summed_pushers(ledger)[:PAIRS]
+        if push.total < 0
     ]
-    auto = f" {about_auto(inputs.facts.read_otherwise)}." if inputs.facts.read_otherwise else ""
-    return (
-        f"{seed}{rows}{watched}{''.join(notes)}{_unknown(inputs.trainings)}"
-        f"{auto} Changes are in nats of "
-        "log-probability, summed over an answer’s tokens; brackets hold 95% intervals over prompts."
-    ).strip()
-
-
-def _alarmed(training: Training) -> str:
-    """States that the alarm rang, and whether it ended the training."""
-    ring = training.alarm
-    if ring is None:
-        return ""
-    done = "ended" if ring.stopped else "rang during"
-    return (
-        f" The alarm {done} {objective_name(training.stage)} at step {ring.step}, where the gap "
-        f"y* − y⁺ had grown by {number(ring.rise)} to {number(ring.gap)} nats."
+    parts = ("own chosen", "own rejected", "other pairs")
+    sides = ("nats", "through chosen", "through rejected")
+    tables = (
+        text_table(("answer that fell", "nats", *parts, "prompt"), fallen, "snnnns"),
+        text_table(("pair that pulled", *sides, "prompt"), pulled, "snnns"),
     )
-
-
-def _unknown(trainings: Sequence[Training]) -> str:
-    """States how many tokens of the answers the tokenizer does not know, of the last training."""
-    counts = [own for each in trainings if (own := UnknownTokens.of_metrics(each.rows)).tokens]
-    return f" {counts[-1]}." if counts else ""
-
-
-def _left_out(training: Training) -> str:
-    """States how many pairs were too long for the context, which nothing else on the page shows."""
-    dropped, cut = (training.rows.get(f"data/rows_{end}", 0) for end in ("dropped", "truncated"))
-    if not dropped and not cut:
-        return ""
-    kept = training.rows.get("data/rows_kept", 0)
-    parts = ([f"left out {dropped}"] if dropped else []) + ([f"cut {cut}"] if cut else [])
-    return (
-        f" {objective_name(training.stage)} {' and '.join(parts)} of {kept + dropped} pairs as "
-        "longer than the model’s context."
-    )
+    return "\n\n".join(tables)
