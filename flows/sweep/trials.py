@@ -18,7 +18,7 @@ from tasks.runtime.keys import canonical
 from tasks.runtime.stage import Platform
 
 if TYPE_CHECKING:
-    from tasks.runtime.track.tracking import Status
+    from tasks.runtime.track.runs import Status
 
 log = logging.getLogger(__name__)
 
