@@ -4,8 +4,6 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python -m
 STUDY  ?= deploy/studies/builtin.yaml
-# local: SQLite; full: PostgreSQL and Redis, in a home of its own.
-PROFILE ?= local
 
 export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -40,7 +38,7 @@ study: setup
 	$(VENV)/bin/dynolab study --config $(STUDY)
 
 up: setup
-	$(VENV)/bin/dynolab up --profile $(PROFILE)
+	$(VENV)/bin/dynolab up
 
 test: setup
 	$(two_workers) -m "not ($(slow)) and (real_path or not services and not ranks)"

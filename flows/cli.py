@@ -315,22 +315,17 @@ def join() -> None:
 def up(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
-    profile: Annotated[
-        str,
-        typer.Option(help="local: SQLite. full: PostgreSQL and Redis, in a separate home."),
-    ] = "local",
 ) -> None:
     """Start the servers on this home's runs, with deployments and workers; Ctrl-C ends them.
 
     The printed links log a browser in for 30 days.
     """
-    from flows.up import profile_named, start
+    from flows.up import start
     from tasks.runtime.system.settings import Settings
 
     start(
         Settings.from_environment().home,
         typer.echo,
-        profile=profile_named(profile),
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
     )

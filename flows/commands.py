@@ -234,7 +234,7 @@ RECONCILED = {
     "ended": "flow runs killed whose processes outlived them",
     "reaped": "orphaned processes killed",
     "closed": "abandoned MLflow runs closed",
-    "unsent": "operations still waiting for MLflow",
+    "unsent": "runs still waiting for MLflow",
 }
 
 

@@ -79,13 +79,11 @@ def serve(application: Any, server: socket.socket, token: str) -> None:
     """Serves an ASGI application to this user's logged-in programs, as the other servers do."""
     import uvicorn
 
-    from tasks.runtime.servers.connections import OwnersProtocol
     from tasks.runtime.servers.guard import Guard
     from tasks.runtime.servers.serve import allowed_hosts
 
     config = uvicorn.Config(
         Guard(application, token, allowed_hosts(), public=()),
-        http=OwnersProtocol,
         access_log=False,
         log_level="error",
         timeout_graceful_shutdown=1,

@@ -34,7 +34,7 @@ RUNS_AT_ONCE = 200  # that one request names
 
 @flow(name=FLOW)
 def reconcile() -> dict[str, int]:
-    """Send unsent MLflow operations, close abandoned MLflow runs, kill orphaned processes."""
+    """Send unsent runs to MLflow, close abandoned MLflow runs, kill orphaned processes."""
     with get_client(sync_client=True) as client:
         counts = clean_up(Settings.from_environment(), client)
         delete_completed_runs(client)
@@ -55,7 +55,7 @@ def delete_completed_runs(client: SyncPrefectClient) -> None:
 def clean_up(settings: Settings, client: SyncPrefectClient) -> dict[str, int]:
     """Clean up on this host; the steps that need no Prefect come first.
 
-    Returns the numbers of orphans killed (`reaped`), operations still unsent (`unsent`), ended flow
+    Returns the numbers of orphans killed (`reaped`), runs still unsent (`unsent`), ended flow
     runs whose processes were killed (`ended`), and MLflow runs closed (`closed`).
 
     **Raises** `ConfigError` if a server cannot be reached.

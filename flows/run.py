@@ -29,8 +29,8 @@ from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, run_page
-from tasks.runtime.track.outbox import Run
 from tasks.runtime.track.prefect_progress import link_report
+from tasks.runtime.track.runs import Run
 from tasks.runtime.work import StageResult
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ from tasks.runtime.track.tail import MetricLine, watched_by
 from tasks.runtime.work import StageResult
 
 if TYPE_CHECKING:
-    from tasks.runtime.track.tracking import Status
+    from tasks.runtime.track.runs import Status
 
 log = logging.getLogger(__name__)
 

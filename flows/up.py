@@ -1,4 +1,4 @@
-"""Starts the whole platform: servers and their backends, deployments and workers."""
+"""Starts the whole platform: servers, deployments and workers."""
 
 from __future__ import annotations
 
@@ -7,79 +7,36 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from shlex import quote
-from typing import Literal
 
-from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.servers.postgres_redis import (
-    backing_services,
-    let_postgres_through,
-    write_environment,
-)
+from dynolab.errors import ServiceFailed
 from tasks.runtime.servers.server_processes import PREFECT, Address, Service, Services
 from tasks.runtime.servers.standing_servers import up
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
-from tasks.runtime.system.secret_files import KEY, own_folder, signing_key
-from tasks.runtime.system.settings import Settings
+from tasks.runtime.system.secret_files import own_folder
 
-Profile = Literal["local", "full"]
-
-PROFILES: tuple[Profile, ...] = ("local", "full")
 POOLS = ("cpu", "training")
 REGISTER_SECONDS = 180.0
 _MARK = "DYNOLAB_UP"
-
-
-def profile_named(name: str) -> Profile:
-    """The profile with this name. **Raises** `ConfigError` for an unknown one."""
-    for known in PROFILES:
-        if name == known:
-            return known
-    raise ConfigError("profile", name, f"choose one of {', '.join(PROFILES)}")
 
 
 def start(
     home: Path,
     announce: Callable[[str], None],
     *,
-    profile: Profile = "local",
     prefect_port: int = 4200,
     mlflow_port: int = 5000,
 ) -> None:
-    """Starts everything, announces the addresses, and serves until Ctrl-C or SIGTERM.
-
-    The full profile uses PostgreSQL and Redis, in a home of its own; other commands use it through
-    the variables in its file `environment`.
-    """
-    home, backing = own_folder(home.resolve()), None
-    if profile == "full":
-        let_postgres_through(home)
-        home = home / profile
-        backing = backing_services(home)
+    """Starts everything, announces the addresses, and serves until Ctrl-C or SIGTERM."""
 
     @contextmanager
     def workers(services: Services) -> Iterator[Services]:
-        if profile == "full":
-            file = home / "environment"
-            variables = {"DYNOLAB_HOME": str(home), KEY: signing_key(home).hex()}
-            write_environment(file, services.environment() | variables)
-            announce(f"results {Settings.from_environment(os.environ | variables).store}")
-            announce(
-                f"shell   set -a; . {quote(str(file))}  # points other commands to this platform"
-            )
         with work_for(services) as started:
             announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
             yield started
 
-    up(
-        home,
-        announce,
-        prefect_port=prefect_port,
-        mlflow_port=mlflow_port,
-        backing=backing,
-        beside=workers,
-    )
+    home = own_folder(home.resolve())
+    up(home, announce, prefect_port=prefect_port, mlflow_port=mlflow_port, beside=workers)
 
 
 @contextmanager

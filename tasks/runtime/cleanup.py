@@ -1,4 +1,4 @@
-"""Cleans up after dead processes: kills orphans, sends outboxes, closes MLflow runs."""
+"""Cleans up after dead processes: kills orphans, sends runs to MLflow, closes MLflow runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from prefect.client.schemas.objects import StateType
 from dynolab.store.owner import is_dead
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
 from tasks.runtime.system.processes import kill_marked, variable_of_all
-from tasks.runtime.track.outbox import OUTBOX_TAG, left_behind
 from tasks.runtime.track.prefect_progress import FLOW_RUN_TAG
-from tasks.runtime.track.tracking import Tracking
+from tasks.runtime.track.runs import OUTBOX_TAG, Tracking, left_behind
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -66,9 +65,9 @@ def _is_orphan(text: str) -> bool:
 
 
 def deliver(uri: str, outbox: Path, timeout: float) -> int:
-    """Send the outboxes of dead processes to MLflow, and end their runs there.
+    """Send to MLflow the runs that dead processes left, and end them there.
 
-    Returns how many operations could not be sent within `timeout` seconds.
+    Returns how many could not be sent completely within `timeout` seconds.
     """
     if not left_behind(outbox):
         return 0
@@ -78,9 +77,9 @@ def deliver(uri: str, outbox: Path, timeout: float) -> int:
 def close_lost_runs(
     client: MlflowClient, outbox: Path, select_ended: Callable[[set[str]], set[str]]
 ) -> list[str]:
-    """End the MLflow runs left RUNNING whose outbox was lost with its machine.
+    """End the MLflow runs left RUNNING whose folder was lost with its machine.
 
-    **Arguments:** `outbox`: folder of outboxes; runs that still have one there are skipped.
+    **Arguments:** `outbox`: runs that still have a folder there are skipped.
     `select_ended`: given Prefect flow run ids, returns those that have ended.
 
     Returns the ids of the runs that were set to KILLED. If a run's process is alive after all, it
@@ -89,7 +88,7 @@ def close_lost_runs(
     running = {
         run: tags[FLOW_RUN_TAG]
         for run, tags in _running(client).items()
-        if FLOW_RUN_TAG in tags and not (outbox / f"{tags[OUTBOX_TAG]}.jsonl").exists()
+        if FLOW_RUN_TAG in tags and not (outbox / tags[OUTBOX_TAG]).exists()
     }
     ended = select_ended(set(running.values())) if running else set()
     closed = [run for run, flow_run in running.items() if flow_run in ended]
@@ -100,7 +99,7 @@ def close_lost_runs(
 
 
 def _running(client: MlflowClient) -> dict[str, dict[str, str]]:
-    """RUNNING runs of all experiments that were created from an outbox: id → tags."""
+    """RUNNING runs of all experiments that were created from a folder of an outbox: id → tags."""
     from mlflow.utils import get_results_from_paginated_fn
 
     condition = f"attributes.status = 'RUNNING' and tags.`{OUTBOX_TAG}` LIKE '%'"

@@ -9,7 +9,7 @@ from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG
 from tasks.runtime.work import StageResult
 
 if TYPE_CHECKING:
-    from tasks.runtime.track.tracking import RunTracker
+    from tasks.runtime.track.runs import RunTracker
 
 MODEL_FOLDER = "model"
 

@@ -15,12 +15,12 @@ from tasks.runtime.stage import Platform
 from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
-from tasks.runtime.track.outbox import left_behind
 from tasks.runtime.track.prefect_progress import ProgressArtifacts, inside_run
 from tasks.runtime.track.progress import PlainLines, Progress, RichLines
+from tasks.runtime.track.runs import left_behind
 
 if TYPE_CHECKING:
-    from tasks.runtime.track.tracking import RunTracker, Tracking
+    from tasks.runtime.track.runs import RunTracker, Tracking
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ def open_platform(
 
     The MLflow server is the one that the environment names, else the one that runs on this home,
     else one that starts with the first stage to compute something and ends with the flow.
-    Operations that could not be sent stay in the home's outbox; the next command sends them, even
-    if all its stages are cached.
+    Runs that could not be sent completely stay in the home's outbox; the next command sends them,
+    even if all its stages are cached.
     """
     settings = Settings.from_environment()
     hide_other_devices()
@@ -98,7 +98,7 @@ def open_platform(
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
     from tasks.runtime.servers.server_processes import MLFLOW
     from tasks.runtime.servers.standing_servers import use_services
-    from tasks.runtime.track.tracking import Tracking
+    from tasks.runtime.track.runs import Tracking
 
     if settings.mlflow_tracking_uri is not None:
         return Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment=project)
@@ -128,6 +128,4 @@ def _close(platform: Platform, *, failed: bool) -> None:
         platform.study.finish("FAILED" if failed else "FINISHED")
     unsent = platform.tracking.close(LAST_SENDING_SECONDS)
     if unsent:
-        log.warning(
-            "%d operations could not be sent to MLflow; the next command sends them", unsent
-        )
+        log.warning("%d runs could not be sent to MLflow; the next command sends them", unsent)

@@ -26,7 +26,7 @@ from tasks.runtime.work import Config, StageResult, Work
 
 if TYPE_CHECKING:
     from tasks.runtime.track.progress import Progress
-    from tasks.runtime.track.tracking import RunTracker, Status, Tracking
+    from tasks.runtime.track.runs import RunTracker, Status, Tracking
 
 log = logging.getLogger(__name__)
 

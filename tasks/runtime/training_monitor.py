@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.runtime.report_alarm import AlarmBell
 from tasks.runtime.track.progress import StepReporter, outcome_of
-from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched
+from tasks.runtime.track.tail import MetricsTail, Watched
 from tasks.runtime.work import Work
 
 POLL_SECONDS = 0.5
@@ -31,9 +31,13 @@ class TrainingMonitor:
         self._progress = work.progress.stage(work.name, total_steps)
         metrics = work.output / "metrics.jsonl"
         self._watched = Watched(work.name)
-        self._listeners = (StepReporter(self._progress), AlarmBell(work), self._watched)
-        self._tail = MetricsTail(metrics, work.tracker, self._on_line)
-        self._metrics_thread = _PollingThread(f"follow-{work.name}", self._tail.poll)
+        tail = MetricsTail(metrics, StepReporter(self._progress), AlarmBell(work), self._watched)
+
+        def poll() -> None:
+            work.tracker.follow(metrics)
+            tail.poll()
+
+        self._metrics_thread = _PollingThread(f"follow-{work.name}", poll)
         self._states_thread = _PollingThread(f"keep-{work.name}", self._keep_newest)
 
     def __enter__(self) -> TrainingMonitor:
@@ -62,10 +66,6 @@ class TrainingMonitor:
     def _check_threads(self) -> None:
         self._metrics_thread.check()
         self._states_thread.check()
-
-    def _on_line(self, line: MetricLine) -> None:
-        for listener in self._listeners:
-            listener(line)
 
     def _keep_newest(self) -> None:
         states = sorted(path for path in self._states.iterdir() if path.name.startswith("step-"))

@@ -21,7 +21,7 @@ from tasks.runtime.track.tables import log_tables
 
 if TYPE_CHECKING:
     from tasks.runtime.track.progress import Progress, StageProgress
-    from tasks.runtime.track.tracking import RunTracker
+    from tasks.runtime.track.runs import RunTracker
 
 log = logging.getLogger(__name__)
 

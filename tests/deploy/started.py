@@ -17,8 +17,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from tasks.runtime.servers.postgres_redis import Backing, backing_services
 from tasks.runtime.system.processes import free_port, kill_marked
+from tests.deploy.backends import Backends, backends
 from tests.deploy.composed import interpolated, one_shots, services
 from tests.flows.lab import ROOT, until
 
@@ -41,11 +41,11 @@ IN_ORDER = (
 class Composed:
     """The services, one after the other."""
 
-    def __init__(self, folder: Path, backing: Backing, s3: str) -> None:
+    def __init__(self, folder: Path, backing: Backends, s3: str) -> None:
         self.folder, self.marker = folder, uuid4().hex
         self.prefect, self.mlflow = free_port(), free_port()
         self.health = {name: free_port() for name in services()}
-        login = urlsplit(backing.clients["DYNOLAB_SWEEPS"])
+        login = urlsplit(f"//{backing.postgres}")
         self.password = login.password or ""
         self.given = {
             **dict.fromkeys(PASSWORDS, self.password),
@@ -55,7 +55,7 @@ class Composed:
             "DYNOLAB_KEY": "00" * 32,
         }
         postgres = login.netloc.rpartition("@")[2]
-        redis = urlsplit(backing.servers["PREFECT_REDIS_MESSAGING_URL"]).netloc.rpartition("@")[2]
+        redis = urlsplit(backing.redis).netloc.rpartition("@")[2]
         self.places = {
             "@postgres:5432": f"@{postgres}",
             "@redis:6379": f"@{redis}",
@@ -139,14 +139,14 @@ class Composed:
 
 @contextmanager
 def started(
-    s3: str, kind: Callable[[Path, Backing, str], Composed] = Composed
+    s3: str, kind: Callable[[Path, Backends, str], Composed] = Composed
 ) -> Iterator[Composed]:
     """The services' surroundings; what was started ends with the block."""
     # PostgreSQL's own user has to get through to its folder, and pytest's are closed to others.
     folder = Path(tempfile.mkdtemp(prefix="dynolab-composed-"))
     folder.chmod(0o755)
     try:
-        with backing_services(folder / "backing", {}) as backing:
+        with backends(folder / "backing") as backing:
             composed = kind(folder, backing, s3)
             try:
                 yield composed

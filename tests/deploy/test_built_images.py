@@ -11,7 +11,7 @@ import pytest
 import requests
 from s3fs import S3FileSystem
 
-from tasks.runtime.servers.postgres_redis import Backing, missing_programs
+from tests.deploy.backends import Backends, missing_programs
 from tests.deploy.composed import services
 from tests.deploy.images import Images, built_images, missing
 from tests.deploy.started import HOME, IN_ORDER, TOKEN, Composed, started
@@ -54,7 +54,7 @@ def test_every_image_is_built_and_none_is_larger_than_it_should_be(images: Image
 class InImages(Composed):
     """Services that run in containers of their own images."""
 
-    def __init__(self, images: Images, folder: Path, backing: Backing, s3: str) -> None:
+    def __init__(self, images: Images, folder: Path, backing: Backends, s3: str) -> None:
         super().__init__(folder, backing, s3)
         self.home.mkdir()
         shutil.chown(self.home, USER, USER)
@@ -80,7 +80,7 @@ class InImages(Composed):
 
 
 def test_a_study_goes_through_the_images(images: Images, s3_server: str) -> None:
-    def kind(folder: Path, backing: Backing, s3: str) -> Composed:
+    def kind(folder: Path, backing: Backends, s3: str) -> Composed:
         return InImages(images, folder, backing, s3)
 
     with started(s3_server, kind) as composed:

@@ -7,7 +7,7 @@ import json
 import pytest
 import requests
 
-from tasks.runtime.servers.postgres_redis import missing_programs
+from tests.deploy.backends import missing_programs
 from tests.deploy.started import IN_ORDER, START_SECONDS, TOKEN, started
 from tests.flows.lab import ROOT, until
 

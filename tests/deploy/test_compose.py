@@ -21,11 +21,9 @@ from redis.retry import Retry
 
 from flows.deploy import POOLS
 from flows.up import worker_arguments
-from tasks.runtime.servers.postgres_redis import ADMIN, DATABASES, variables as backing_variables
 from tasks.runtime.servers.serve import _APPLICATIONS
-from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, Address, client_variables
 from tasks.runtime.system.processes import free_port
-from tasks.runtime.system.secret_files import TOKEN
+from tests.deploy.backends import ADMIN, DATABASES
 from tests.deploy.composed import FILE, interpolated, is_checked, one_shots, services, variables
 from tests.flows.lab import ROOT
 
@@ -165,36 +163,6 @@ def environment(*names: str) -> dict[str, Any]:
     return {
         name: value for service in names for name, value in SERVICES[service]["environment"].items()
     }
-
-
-def test_servers_and_clients_are_told_what_the_command_up_tells_them(tmp_path: Path) -> None:
-    store = {
-        name: "s3://dynolab/store" if name == "DYNOLAB_STORE" else "x"
-        for name in (
-            "DYNOLAB_STORE",
-            "DYNOLAB_STORE_ENDPOINT",
-            "AWS_ACCESS_KEY_ID",
-            "AWS_SECRET_ACCESS_KEY",
-            "AWS_DEFAULT_REGION",
-            "AWS_EC2_METADATA_DISABLED",
-        )
-    }
-    known = backing_variables("admin:word@postgres:5432", "redis://", store)
-    servers = environment("prefect-server", "mlflow")
-    addresses = dict.fromkeys((PREFECT, MLFLOW), Address("http://", 0))
-    clients = known.clients | client_variables(tmp_path, addresses)
-    assert {*known.servers, TOKEN} <= set(servers)
-    assert clients.keys() - {"PREFECT_HOME"} <= set(environment("worker-cpu"))
-    headers = interpolated(
-        environment("worker-cpu")["PREFECT_CLIENT_CUSTOM_HEADERS"], {TOKEN: "a1" * 16}
-    )
-    assert json.loads(headers) == {"Authorization": f"Bearer {'a1' * 16}"}
-    for name, value in {**known.servers, **known.clients}.items():
-        if value.startswith("prefect_redis."):
-            assert servers[name] == value, "the same parts of Prefect are in Redis"
-        if value.startswith("postgresql"):
-            filled = {**servers, **environment("worker-cpu")}[name]
-            assert filled.replace("${POSTGRES_PASSWORD:?}", "word") == value
 
 
 def test_prefects_processes_share_all_that_they_must() -> None:

@@ -16,7 +16,6 @@ import psutil
 import requests
 
 from flows.up import work_for
-from tasks.runtime.servers.postgres_redis import Backing
 from tasks.runtime.servers.server_processes import (
     ALL,
     PREFECT,
@@ -35,8 +34,8 @@ FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 class Standing:
     """The platform on one home."""
 
-    def __init__(self, lab: Lab, backing: Backing | None = None) -> None:
-        self.lab, self._backing = lab, backing
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
         self.servers: dict[str, Services] = {}
         self._workers: ExitStack | None = None
         self._worker_pids: dict[str, int] = {}
@@ -45,7 +44,7 @@ class Standing:
 
     def _serve(self, name: str, port: int) -> None:
         self.servers[name] = start_services(
-            self.lab.home, [name], ports={name: port}, standing=True, backing=self._backing
+            self.lab.home, [name], ports={name: port}, standing=True
         )
         self._keep()
 
@@ -57,9 +56,8 @@ class Standing:
         self._keep()
 
     def _all_servers(self) -> Services:
-        clients = self._backing.clients if self._backing else {}
         servers = tuple(self.servers[name].services[0] for name in ALL)
-        return Services(self.lab.home, servers, clients)
+        return Services(self.lab.home, servers)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -190,13 +188,11 @@ class Standing:
 
 
 @contextmanager
-def standing(lab: Lab, backing: Backing | None = None) -> Iterator[Standing]:
+def standing(lab: Lab) -> Iterator[Standing]:
     """A platform, ready to work, on the home of a lab."""
-    clients = dict(backing.clients) if backing else {}
-    lab.environment |= clients
-    chosen = {name: lab.environment[name] for name in ("DYNOLAB_TEST", "TMPDIR", *clients)}
+    chosen = {name: lab.environment[name] for name in ("DYNOLAB_TEST", "TMPDIR")}
     with patch.dict(os.environ, chosen):
-        platform = Standing(lab, backing)
+        platform = Standing(lab)
         try:
             for server in platform.servers.values():
                 server.wait_ready()

@@ -119,7 +119,7 @@ def test_training_does_without_mlflow_and_the_next_command_delivers(
         os.kill(rank, signal.SIGCONT)
         ended_well(command)
     assert lab.hashes("preference") == undisturbed.hashes("preference")
-    assert list(lab.home.glob("outbox/*.jsonl"))
+    assert list(lab.home.glob("outbox/*/run.json"))
 
     port = int(uri.rpartition(":")[2])
     with start_services(servers, [MLFLOW], ports={MLFLOW: port}) as services:

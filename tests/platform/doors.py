@@ -99,9 +99,7 @@ def artifact_url(mlflow: str) -> str:
     return f"{mlflow}/api/2.0/mlflow-artifacts/artifacts/{ARTIFACT}"
 
 
-def target_of(
-    owner: Owner, home: Path, processes: Iterable[int], explorer: str, **ports: int
-) -> Target:
+def target_of(owner: Owner, home: Path, processes: Iterable[int], explorer: str) -> Target:
     """What another user may know of the platform; `explorer`: host and port of that page."""
     return Target(
         prefect=owner.prefect.removeprefix("http://"),
@@ -112,7 +110,6 @@ def target_of(
         home=str(home),
         processes=sorted(processes),
         cookie=owner.cookie,
-        **ports,
     )
 
 
@@ -133,30 +130,6 @@ def readable(target: Target) -> list[tuple[str, str]]:
         (target.mlflow, "/version"),
         (target.explorer, "/_dash-layout"),
     ]
-
-
-def tried_with_a_login(target: Target, headers: Mapping[str, str]) -> Found:
-    """What another user gets with a login that they came by; nothing is tried but as root."""
-    found: Found = {}
-    if os.geteuid() == 0:
-        for server, path in readable(target):
-            program = (
-                "import json, sys; from urllib.request import Request, urlopen;"
-                f"asked = Request('http://{server}{path}', headers=json.load(sys.stdin));"
-                "print(urlopen(asked).read())"
-            )
-            ran = subprocess.run(
-                [*NOBODY, PYTHON, "-I", "-c", program],
-                input=json.dumps(dict(headers)),
-                capture_output=True,
-                text=True,
-                timeout=60,
-                cwd="/",
-            )
-            found[f"{path} with the owner's {next(iter(headers))}"] = (
-                ran.stdout if ran.returncode == 0 else None
-            )
-    return found
 
 
 def _tried_by(target: Target, *user: str) -> Found:
@@ -247,23 +220,12 @@ def crowd(port: int, words: bytes, count: int = STRANGERS) -> Iterator[None]:
         yield
 
 
-def listening(processes: Iterable[int]) -> list[tuple[str, int]]:
-    """Addresses and ports on which processes listen."""
-    found = set()
-    for pid in processes:
-        with suppress(psutil.Error):
-            for at in psutil.Process(pid).net_connections(kind="inet"):
-                if at.status == psutil.CONN_LISTEN:
-                    found.add((at.laddr.ip, at.laddr.port))
-    return sorted(found)
-
-
 def program_at(port: int) -> str:
     """What listens on a port, in a word or two."""
     for at in psutil.net_connections(kind="inet"):
         if at.status == psutil.CONN_LISTEN and at.laddr.port == port and at.pid:
             words = psutil.Process(at.pid).cmdline()
-            known = ("tasks.runtime.servers.serve", "worker", "postgres", "redis-server")
+            known = ("tasks.runtime.servers.serve", "worker")
             name = next((word for word in known if any(word in part for part in words)), words[0])
             return name if name != "tasks.runtime.servers.serve" else words[words.index(name) + 1]
     return str(port)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from playwright.sync_api import BrowserContext, Error, Page, sync_playwright
@@ -34,12 +34,9 @@ SETTLE_MS = 3000
 
 
 class BlankPage(BaseHTTPRequestHandler):
-    """A page of another site, into which its ways are put; it keeps the cookies that it is sent."""
-
-    cookies: ClassVar[set[str]] = set()
+    """A page of another site, into which its ways are put."""
 
     def do_GET(self) -> None:
-        self.cookies.update(filter(None, [self.headers["Cookie"]]))
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
@@ -102,8 +99,6 @@ def tried_by_pages(owner: Owner, target: Target, folder: Path) -> Found:
             outcomes[f"rebound name: page of {name}"] = answer.text() if answer.ok else None
             answers = page.evaluate(REBOUND_PAGE, [path, *call])
             outcomes |= {f"rebound name, {name}: {way}": got for way, got in answers.items()}
-    for cookie in BlankPage.cookies:
-        outcomes |= doors.tried_with_a_login(target, {"Cookie": cookie})
     return outcomes
 
 

@@ -14,7 +14,6 @@ import http.client
 import json
 import os
 import socket
-import struct
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -41,7 +40,7 @@ class Target:
 
     `prefect`, `mlflow` and `explorer` are `host:port`, `deployment`, `experiment` and `artifact`
     what lies there; `home` is the home's folder, `processes` are those of the platform, `cookie` is
-    the name of the login's cookie; `postgres` and `redis` are ports, 0 where there are none.
+    the name of the login's cookie.
     """
 
     prefect: str
@@ -52,8 +51,6 @@ class Target:
     home: str
     processes: list[int]
     cookie: str
-    postgres: int = 0
-    redis: int = 0
 
 
 def ask(
@@ -96,22 +93,6 @@ def talk(port: int, words: bytes) -> bytes:
         return connection.recv(4000)
 
 
-def postgres(port: int) -> str | None:
-    """What PostgreSQL says where it asks for no password: `R` with 0 is AuthenticationOk."""
-    for user in ("admin", "postgres"):
-        body = struct.pack("!i", 196608) + f"user\0{user}\0database\0postgres\0\0".encode()
-        said = talk(port, struct.pack("!i", len(body) + 4) + body)
-        if said[:1] == b"R" and said[5:9] == b"\0\0\0\0":
-            return "no password is asked for"
-    return None
-
-
-def redis(port: int) -> str | None:
-    """What Redis answers without its password."""
-    said = talk(port, b"CONFIG GET dir\r\n")
-    return None if said.startswith(b"-") else said.decode(errors="replace")
-
-
 def read(path: str) -> str | None:
     """The first bytes of a file, or what a folder lists."""
     place = Path(path)
@@ -135,9 +116,6 @@ def every_file(home: str) -> str | None:
     names = (
         "token",
         "key",
-        "password",
-        "environment",
-        "redis.conf",
         "services.json",
         "prefect/prefect.db",
         "mlflow/mlflow.db",
@@ -148,8 +126,6 @@ def every_file(home: str) -> str | None:
         "outbox",
         "reports",
         "scratch",
-        "postgres",
-        "redis",
     )
     return ", ".join(name for name in names if read(f"{home}/{name}") is not None) or None
 
@@ -237,10 +213,6 @@ def ways(target: Target) -> Iterator[Way]:
         "processes: find secrets in their arguments",
         lambda: secrets_of(target.processes, "cmdline"),
     )
-    if target.postgres:
-        yield "PostgreSQL: connect without a password", lambda: postgres(target.postgres)
-    if target.redis:
-        yield "Redis: ask without a password", lambda: redis(target.redis)
 
 
 def forged_logins(cookie: str) -> dict[str, dict[str, str]]:

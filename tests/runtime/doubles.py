@@ -13,6 +13,7 @@ from typing import Any
 from dynolab.store import Store
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.tail import read_line
 
 
 class MemoryRun:
@@ -24,16 +25,16 @@ class MemoryRun:
         self.values: list[tuple[int, dict[str, float]]] = []
         self.artifacts: dict[str, bytes] = {}
 
-    def log_metrics(
-        self, values: Mapping[str, float], step: int, timestamp_ms: int | None = None
-    ) -> None:
+    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         self.values.append((step, dict(values)))
+
+    def follow(self, file: Path) -> None:
+        if file.exists():
+            lines = map(read_line, file.read_bytes().splitlines())
+            self.values = [(line.step, line.metrics) for line in lines if line]
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         self.tagged |= values
-
-    def log_params(self, values: Mapping[str, Any]) -> None:
-        self.options["params"] |= values
 
     def log_artifact(self, file: Path, folder: str) -> None:
         self.artifacts[f"{folder}/{file.name}"] = file.read_bytes()

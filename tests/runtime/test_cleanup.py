@@ -17,8 +17,8 @@ from dynolab.store.owner import this_process
 from tasks.runtime.cleanup import close_lost_runs, deliver, reap_orphans
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
 from tasks.runtime.track.client import connect
-from tasks.runtime.track.outbox import OUTBOX_TAG, left_behind
 from tasks.runtime.track.prefect_progress import FLOW_RUN_TAG
+from tasks.runtime.track.runs import OUTBOX_TAG, left_behind
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import MlflowServer
@@ -68,7 +68,7 @@ def test_runs_of_flow_runs_that_are_over_are_closed(
     lost, at_work = run("a", "over"), run("b", "at work")
     unknown, foreign = run("c", None), client.create_run(experiment).info.run_id
     queued = run("e", "over")
-    (tmp_path / "e.jsonl").touch()
+    (tmp_path / "e").mkdir()
     asked: list[set[str]] = []
 
     def over(runs: set[str]) -> set[str]:
@@ -86,7 +86,7 @@ def test_runs_of_flow_runs_that_are_over_are_closed(
 def test_what_a_killed_process_left_is_sent(mlflow_server: MlflowServer, tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path;"
-        "from tasks.runtime.track.tracking import Tracking;"
+        "from tasks.runtime.track.runs import Tracking;"
         "tracking = Tracking('http://127.0.0.1:1', Path(sys.argv[1]), 'left');"
         "run = tracking.start_run('r', tags={}, params={});"
         "run.log_metrics({'m': 2.0}, 1); os.kill(os.getpid(), 9)"

@@ -143,7 +143,9 @@ def test_health_alone_is_told_to_everybody() -> None:
 def test_the_link_sets_a_cookie_and_leads_to_the_address_without_the_token() -> None:
     answer = ask("/runs/a b", query=f"a=1%262&token={TOKEN}&b=", **PAGE)
     assert (answer.status, answer.headers["location"]) == (303, "/runs/a%20b?a=1%262&b=")
-    assert answer.headers["set-cookie"].endswith("; Max-Age=2592000; HttpOnly; SameSite=Strict")
+    assert answer.headers["set-cookie"].endswith(
+        "; HttpOnly; Max-Age=2592000; Path=/; SameSite=strict"
+    )
     assert ask(cookie=f"other=1; {cookie()}").status == 200
     assert ask(kind="websocket", cookie=cookie(), origin=f"http://{HOST}").is_accepted_websocket
 
@@ -231,7 +233,7 @@ def test_a_browser_without_login_is_told_what_to_do() -> None:
     answer = ask("/", **PAGE)
     assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
     assert b"link that `dynolab up` printed" in answer.messages[1]["body"]
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 31, "0" * 31 + ";", "0" * 32 + "\n", "é" * 32])

@@ -11,7 +11,7 @@ from dynolab.errors import ConfigError
 from dynolab.store import Manifest, Store
 from tasks.runtime.lineage import addressed
 from tasks.runtime.mlflow_models import model_source, register_model
-from tasks.runtime.track.tracking import Tracking
+from tasks.runtime.track.runs import Tracking
 from tasks.runtime.work import StageResult
 
 if TYPE_CHECKING:

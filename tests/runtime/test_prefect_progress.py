@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tasks.runtime.open_platform import make_progress
-from tasks.runtime.track.outbox import Run
 from tasks.runtime.track.prefect_progress import (
     ProgressArtifacts,
     inside_run,
@@ -19,6 +18,7 @@ from tasks.runtime.track.prefect_progress import (
     slug,
 )
 from tasks.runtime.track.progress import PlainLines, Progress
+from tasks.runtime.track.runs import Run
 from tests.flows.lab import until
 
 pytestmark = pytest.mark.services

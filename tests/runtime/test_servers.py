@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -21,7 +19,6 @@ import pytest
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.open_platform import open_platform
 from tasks.runtime.servers import server_processes
-from tasks.runtime.servers.postgres_redis import Backing
 from tasks.runtime.servers.server_processes import (
     MLFLOW,
     PREFECT,
@@ -203,21 +200,14 @@ def test_a_torn_register_means_no_servers(tmp_path: Path, content: str) -> None:
     assert running_services(tmp_path) == {}
 
 
-def test_a_second_command_is_refused_before_it_starts_a_database(tmp_path: Path) -> None:
-    @contextmanager
-    def database() -> Iterator[Backing]:
-        started.append("database")
-        yield Backing({}, {})
-
-    started = list[str]()
+def test_a_second_command_is_refused(tmp_path: Path) -> None:
     with HTTPServer(("127.0.0.1", 0), Healthy) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         entry = {"url": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid()}
         (tmp_path / "services.json").write_text(json.dumps({"mlflow": entry}))
         with pytest.raises(ConfigError, match="is already running at"):
-            up(tmp_path, print, prefect_port=0, mlflow_port=0, backing=database())
+            up(tmp_path, print, prefect_port=0, mlflow_port=0)
         server.shutdown()
-    assert not started
 
 
 class Healthy(BaseHTTPRequestHandler):

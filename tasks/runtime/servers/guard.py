@@ -1,6 +1,7 @@
 """Token check of every request, and protection against requests of other sites' pages.
 
-One ASGI middleware in front of each server, for HTTP and WebSockets:
+Prefect serves its UI's shell without a login and accepts any Host; MLflow's API knows no login. So
+one ASGI middleware is in front of each server, for HTTP and WebSockets:
 
 - **Host** must be one of the server's names. This refuses a page whose own name was rebound to this
   address (DNS rebinding).
@@ -20,34 +21,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import html
-import json
-from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
+from collections.abc import Collection, Iterator
 from contextlib import suppress
-from http import HTTPStatus
-from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOGIN_DAYS = 30
-_POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1
-_SECURITY_HEADERS = [
-    (b"content-security-policy", b"frame-ancestors 'self'"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"referrer-policy", b"same-origin"),
-    (b"x-content-type-options", b"nosniff"),
-]
+_SECURITY_HEADERS = {
+    b"content-security-policy": b"frame-ancestors 'self'",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"referrer-policy": b"same-origin",
+    b"x-content-type-options": b"nosniff",
+}
 """No other site may frame or load a response, or keep a reference to its window."""
-
-_CLOSE = (b"connection", b"close")  # for clients that are not logged in
-_PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
-<h1>{title}</h1><p>{reason}</p><p><a href="">Try again</a></p>
-"""
 
 
 class Guard:
@@ -61,7 +51,7 @@ class Guard:
     """
 
     def __init__(
-        self, application: Application, token: str, names: Collection[str], public: Collection[str]
+        self, application: ASGIApp, token: str, names: Collection[str], public: Collection[str]
     ) -> None:
         self._application, self._names, self._public = application, names, public
         self._token = token.encode()
@@ -72,145 +62,91 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._application(scope, receive, send)
             return
-        request = _Request(scope)
+        request = HTTPConnection(scope)
+        # Who is not logged in holds no connection.
+        closing = _with_headers(send, _SECURITY_HEADERS | {b"connection": b"close"})
         if self._is_foreign(request):
             reason = "Only this server's own pages may send requests here, by its own names."
-            await _refuse(request, send, HTTPStatus.FORBIDDEN, reason)
-        elif (token := request.token) is not None and request.is_navigation:
-            await self._log_in(request, token, send)
-        elif self._is_logged_in(request):
+            answer = _refusal(403, reason)
+        elif (given := request.query_params.get("token")) is not None and _is_navigation(request):
+            answer = self._login(request, given)
+        elif any(self._is_token(text) for text in self._credentials(request)):
             await self._application(scope, receive, _with_headers(send, _SECURITY_HEADERS))
-        elif request.method == "GET" and request.path in self._public:
-            closing = [*_SECURITY_HEADERS, _CLOSE]
-            await self._application(scope, receive, _with_headers(send, closing))
+            return
+        elif scope.get("method") == "GET" and scope["path"] in self._public:
+            await self._application(scope, receive, closing)
+            return
         else:
             reason = (
                 "Open the link that `dynolab up` printed, or `dynolab explore`; programs must send "
                 "the home's token."
             )
-            await _refuse(request, send, HTTPStatus.UNAUTHORIZED, reason)
+            answer = _refusal(401, reason)
+        if scope["type"] == "websocket":  # closed before it is accepted, the server answers 403
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await answer(scope, receive, closing)
 
-    def _is_foreign(self, request: _Request) -> bool:
+    def _is_foreign(self, request: HTTPConnection) -> bool:
         """Whether another site's page made the request."""
-        hosts, sites = request.all("host"), set(request.all("sec-fetch-site"))
+        hosts, sites = (request.headers.getlist(name) for name in ("host", "sec-fetch-site"))
+        own_origins = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
         return (
             len(hosts) != 1
             or hosts[0].partition(":")[0].lower() not in self._names
-            or any(_address(origin) != hosts[0] for origin in request.all("origin"))
-            or (bool(sites - {"same-origin", "none"}) and not request.is_navigation)
+            or not own_origins.issuperset(request.headers.getlist("origin"))
+            or (not {*sites} <= {"same-origin", "none"} and not _is_navigation(request))
         )
 
-    def _is_logged_in(self, request: _Request) -> bool:
-        return any(self._is_token(text) for text in request.credentials(self._cookie))
-
-    def _is_token(self, text: str) -> bool:
-        return hmac.compare_digest(text.encode(), self._token)
-
-    async def _log_in(self, request: _Request, token: str, send: Send) -> None:
-        if not self._is_token(token):
-            await _refuse(request, send, HTTPStatus.UNAUTHORIZED, "The link's token is not valid.")
-            return
-        cookie = (
-            f"{self._cookie}={token}; Path=/; Max-Age={LOGIN_DAYS * 86400}; HttpOnly;"
-            " SameSite=Strict"
-        )
-        location = (b"location", request.address_without_token.encode())
-        headers = [location, (b"set-cookie", cookie.encode()), (b"cache-control", b"no-store")]
-        await _respond(send, HTTPStatus.SEE_OTHER, headers, b"")
-
-
-class _Request:
-    """The parts of a request that the guard checks."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.is_websocket = scope["type"] == "websocket"
-        self.method = str(scope.get("method", ""))  # a WebSocket has none
-        self.path = str(scope["path"])
-        self._headers = scope["headers"]
-        self._query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-
-    def all(self, name: str) -> list[str]:
-        """All values of a header, which may be repeated."""
-        wanted = name.encode()
-        return [value.decode("latin-1") for key, value in self._headers if key == wanted]
-
-    @property
-    def is_navigation(self) -> bool:
-        """Whether a browser opens a top-level page, from a link or a typed address."""
-        if self.method != "GET":
-            return False
-        target = self.all("sec-fetch-dest")
-        if target:  # browsers send it to loopback addresses and over HTTPS
-            return target == ["document"]
-        return any("text/html" in value for value in self.all("accept"))
-
-    @property
-    def token(self) -> str | None:
-        """The token in the query, if there is one."""
-        return next((value for name, value in self._query if name == "token"), None)
-
-    @property
-    def address_without_token(self) -> str:
-        """Path and query without the token; the browser itself keeps the `#` fragment."""
-        path = "/" + quote(self.path.lstrip("/"))  # `//name` would lead to another server
-        query = urlencode([(name, value) for name, value in self._query if name != "token"])
-        return f"{path}?{query}" if query else path
-
-    def credentials(self, cookie: str) -> Iterator[str]:
+    def _credentials(self, request: HTTPConnection) -> Iterator[str]:
         """The secrets that the request presents."""
-        for value in self.all("authorization"):
+        for value in request.headers.getlist("authorization"):
             scheme, _, text = value.partition(" ")
             if scheme.lower() == "bearer":
                 yield text.strip()
             elif scheme.lower() == "basic":
                 with suppress(ValueError):
                     yield base64.b64decode(text, validate=True).decode().partition(":")[2]
-        for value in self.all("cookie"):
-            for pair in value.split(";"):
-                name, _, text = pair.strip().partition("=")
-                if name == cookie:
-                    yield text
+        yield request.cookies.get(self._cookie, "")
+
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode(), self._token)
+
+    def _login(self, request: HTTPConnection, token: str) -> Response:
+        if not self._is_token(token):
+            return _refusal(401, "The link's token is not valid.")
+        path = "/" + quote(request.scope["path"].lstrip("/"))  # `//name` leads to another server
+        others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
+        answer = RedirectResponse(f"{path}?{urlencode(others)}" if others else path, 303)
+        answer.set_cookie(
+            self._cookie, token, max_age=LOGIN_DAYS * 86400, httponly=True, samesite="strict"
+        )
+        answer.headers["cache-control"] = "no-store"
+        return answer
 
 
-def _address(origin: str) -> str:
-    """`host:port` of an origin; empty for origins without one (`null`, `file://`)."""
-    with suppress(ValueError):
-        return urlsplit(origin).netloc
-    return ""
+def _is_navigation(request: HTTPConnection) -> bool:
+    """Whether a browser opens a top-level page, from a link or a typed address."""
+    if request.scope.get("method") != "GET":
+        return False
+    target = request.headers.getlist("sec-fetch-dest")
+    if target:  # browsers send it to loopback addresses and over HTTPS
+        return target == ["document"]
+    return any("text/html" in value for value in request.headers.getlist("accept"))
 
 
-def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
+def _refusal(status: int, reason: str) -> Response:
+    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+    return PlainTextResponse(reason, status, headers)
+
+
+def _with_headers(send: Send, headers: dict[bytes, bytes]) -> Send:
     """Wrap `send`: these headers replace any others of the same names."""
-    ours = {name for name, _ in headers}
 
-    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in ours]
-            message["headers"] = [*kept, *headers]
+            kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in headers]
+            message["headers"] = [*kept, *headers.items()]
         await send(message)
 
     return send_with_headers
-
-
-async def _refuse(request: _Request, send: Send, status: HTTPStatus, reason: str) -> None:
-    if request.is_websocket:  # closed before it is accepted, the server answers 403
-        await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": reason})
-        return
-    if request.is_navigation:
-        kind, text = "text/html", _PAGE.format(title=status.phrase, reason=html.escape(reason))
-    else:
-        kind, text = "application/json", json.dumps({"detail": reason})
-    content_type = f"{kind}; charset=utf-8".encode()
-    headers = [(b"content-type", content_type), (b"cache-control", b"no-store")]
-    if status == HTTPStatus.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await _respond(send, status, headers, text.encode())
-
-
-async def _respond(
-    send: Send, status: HTTPStatus, headers: list[tuple[bytes, bytes]], body: bytes
-) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    headers = [*headers, length, _CLOSE, *_SECURITY_HEADERS]
-    await send({"type": "http.response.start", "status": status.value, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -141,8 +141,6 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
     gc.disable()  # imports create millions of permanent objects: collection would cost 8 %
     import uvicorn
 
-    from tasks.runtime.servers.connections import OwnersProtocol
-
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -161,7 +159,6 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
         public = _PUBLIC[name.removesuffix("-api")]
         config = uvicorn.Config(
             Guard(application, token, allowed_hosts(), public),
-            http=OwnersProtocol,
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )

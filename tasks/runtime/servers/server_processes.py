@@ -12,13 +12,12 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.servers.postgres_redis import Backing
 from tasks.runtime.system.processes import (
     Process,
     ending_signal,
@@ -82,8 +81,6 @@ class Services:
 
     home: Path
     services: tuple[Service, ...]
-    clients: Mapping[str, str] = field(default_factory=dict)
-    """Further environment variables for clients: database logins, the store."""
 
     @property
     def addresses(self) -> dict[str, Address]:
@@ -105,7 +102,7 @@ class Services:
 
         Set them before importing either: Prefect reads its settings at import.
         """
-        return {**_QUIET, **self.clients, **client_variables(self.home, self.addresses)}
+        return {**_QUIET, **client_variables(self.home, self.addresses)}
 
     def stop(self) -> None:
         """End the servers started here, not those of other commands."""
@@ -155,7 +152,6 @@ def start_services(
     *,
     ports: Mapping[str, int] | None = None,
     standing: bool = False,
-    backing: Backing | None = None,
 ) -> Services:
     """Start servers on loopback and return at once; `wait_ready` waits for them.
 
@@ -167,15 +163,14 @@ def start_services(
       artifacts (`mlflow/artifacts/`) and logs (`logs/<name>.log`).
     - `ports`: name → port; default: any free one.
     - `standing`: for servers that people use while no command runs.
-    - `backing`: databases to use in place of SQLite and the home's folders.
 
     **Raises** `ConfigError` if a port is taken, after ending the servers already started.
     """
-    home, more = own_folder(home.resolve()), backing.servers if backing else {}
-    started = Services(home, (), backing.clients if backing else {})
+    home = own_folder(home.resolve())
+    started = Services(home, ())
     try:
         for name in names:
-            service = _start(home, name, (ports or {}).get(name, 0), standing, more)
+            service = _start(home, name, (ports or {}).get(name, 0), standing)
             started = replace(started, services=(*started.services, service))
     except BaseException:
         started.stop()
@@ -183,7 +178,7 @@ def start_services(
     return started
 
 
-def _start(home: Path, name: str, port: int, standing: bool, more: Mapping[str, str]) -> Service:
+def _start(home: Path, name: str, port: int, standing: bool) -> Service:
     (home / name).mkdir(parents=True, exist_ok=True)
     log = home / "logs" / f"{name}.log"
     try:
@@ -198,7 +193,7 @@ def _start(home: Path, name: str, port: int, standing: bool, more: Mapping[str, 
         process = start_child(
             "tasks.runtime.servers.serve",
             [name, str(home / name), str(listener.fileno()), *(["standing"] if standing else [])],
-            environment={**os.environ, **_QUIET, **more, TOKEN: login_token(home)},
+            environment={**os.environ, **_QUIET, TOKEN: login_token(home)},
             log=log,
             pass_fds=[listener.fileno()],
         )

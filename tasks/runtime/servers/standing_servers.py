@@ -12,7 +12,6 @@ from contextlib import (
     AbstractContextManager,
     ExitStack,
     contextmanager,
-    nullcontext,
     suppress,
 )
 from pathlib import Path
@@ -20,7 +19,6 @@ from types import FrameType
 from typing import NoReturn
 
 from dynolab.errors import ConfigError
-from tasks.runtime.servers.postgres_redis import Backing
 from tasks.runtime.servers.server_processes import (
     ALL,
     MLFLOW,
@@ -77,11 +75,8 @@ def standing_services(
     *,
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
-    backing: AbstractContextManager[Backing] | None = None,
 ) -> Iterator[Services]:
     """Start both servers on the usual ports (4200, 5000) or the given ones, wait, register them.
-
-    `backing` starts their databases, in place of SQLite and folders.
 
     **Raises** `ConfigError` if the home's servers are already running or a port is taken,
     `ServiceFailed` if a server does not become ready.
@@ -91,10 +86,7 @@ def standing_services(
         PREFECT: DEFAULT_PORTS[PREFECT] if prefect_port is None else prefect_port,
         MLFLOW: DEFAULT_PORTS[MLFLOW] if mlflow_port is None else mlflow_port,
     }
-    with (
-        backing or nullcontext() as backends,
-        start_services(home, ports=ports, standing=True, backing=backends) as services,
-    ):
+    with start_services(home, ports=ports, standing=True) as services:
         services.wait_ready()
         _write_register(services)
         try:
@@ -117,23 +109,17 @@ def up(
     *,
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
-    backing: AbstractContextManager[Backing] | None = None,
     beside: Beside | None = None,
 ) -> None:
     """Start both servers, announce login links, serve until Ctrl-C or SIGTERM, end the servers.
 
-    **Arguments**
-
-    - `backing`: starts the servers' databases, in place of SQLite and folders.
-    - `beside`: registers deployments and starts workers.
+    `beside` registers deployments and starts workers.
 
     **Raises** like `standing_services` and `watch`; returns normally on an interruption.
     """
     with suppress(KeyboardInterrupt), sigterm_as_interrupt(), ExitStack() as stack:
         services = stack.enter_context(
-            standing_services(
-                home, prefect_port=prefect_port, mlflow_port=mlflow_port, backing=backing
-            )
+            standing_services(home, prefect_port=prefect_port, mlflow_port=mlflow_port)
         )
         for name, address in services.addresses.items():
             link = f"{address.url}/?token={login_token(home)}{_FIRST_PAGES.get(name, '')}"

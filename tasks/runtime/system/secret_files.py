@@ -34,7 +34,7 @@ def own_folder(folder: Path) -> Path:
     """Create a folder that only its owner may enter, or close an existing one to others.
 
     A folder of another user (a container's volume) keeps its mode, and a group keeps permission to
-    pass through (see `tasks.runtime.servers.postgres_redis`). Returns the folder.
+    pass through. Returns the folder.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o067:

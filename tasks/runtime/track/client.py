@@ -7,22 +7,20 @@ it: a command whose stages are all cached has nothing to send and saves that.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
 # The client reads these from the environment alone.
 _SETTINGS = {
-    # Tracking retries from its own journal. With MLflow's seven retries, a call to a server that
+    # Tracking retries by itself. With MLflow's seven retries, a call to a server that
     # refuses connections takes four minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    _TIMEOUT: "10",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # also for a large figure on a slow link
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is for results
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
@@ -43,13 +41,3 @@ def connect(uri: str) -> MlflowClient:
     from mlflow import MlflowClient
 
     return MlflowClient(uri, registry_uri=uri)
-
-
-@contextmanager
-def upload_timeout() -> Iterator[None]:
-    """Raise the request timeout: a large figure on a slow link is not an outage."""
-    os.environ[_TIMEOUT] = "120"
-    try:
-        yield
-    finally:
-        os.environ[_TIMEOUT] = _SETTINGS[_TIMEOUT]

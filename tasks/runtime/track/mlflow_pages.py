@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from tasks.runtime.track.outbox import Run
+from tasks.runtime.track.runs import Run
 
 WORKFLOW = "workflowType=machine_learning"
 VIEW_TAG = "mlflow.sharedViewState."

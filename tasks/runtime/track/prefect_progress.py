@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tasks.runtime.track.progress import StageProgress
-    from tasks.runtime.track.tracking import RunTracker
+    from tasks.runtime.track.runs import RunTracker
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,19 @@
-"""Sends outboxes to an MLflow server; sending twice gives the same run.
+"""Sends runs to an MLflow server; sending twice gives the same run.
 
-After an interruption operations are sent again. The server drops a metric that it already has with
-the same key, step, timestamp and value; timestamps come from the outbox. Before a run is created,
-the sender looks for one tagged with the outbox's name, and before a model version, for one with the
-same source. Params, tags, artifacts and the final status overwrite themselves. Steps that a
-reopened run already has are skipped, because a resumed stage logs them again with new timestamps.
+After an interruption a run is sent again from its beginning. The server drops a metric that it has
+with the same key, step, timestamp and value. Before a run is created, the sender looks for one
+tagged with the folder's name, and before a model version, for one with the same source. Params,
+tags, artifacts and the final status overwrite themselves. Steps that a reopened run already has are
+skipped, because a resumed stage logs them again with new timestamps.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,16 +25,21 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.utils.rest_utils import verify_rest_response
 
-from tasks.runtime.track import outbox
-from tasks.runtime.track.client import upload_timeout
 from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, charts_of, description, run_page
-from tasks.runtime.track.outbox import OUTBOX_TAG, STAGE_KEY_TAG, Operation, Outbox, Run, Sent
+from tasks.runtime.track.runs import (
+    OUTBOX_TAG,
+    PARENT_TAG,
+    STAGE_KEY_TAG,
+    Run,
+    RunTracker,
+    now_ms,
+    set_aside,
+)
+from tasks.runtime.track.tail import read_line
 
 log = logging.getLogger(__name__)
 
-PARENT_TAG = "mlflow.parentRunId"
-OPERATIONS_PER_READ = 1000
-ENTITIES_PER_BATCH = 1000
+LINES_PER_BATCH = 500
 # MLflow's UI then opens on runs and their curves, not on traces of language model calls.
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _TRY_AGAIN = {401, 403, 408, 425, 429}  # a wrong login or throttling may pass
@@ -51,188 +57,179 @@ def is_refusal(error: MlflowException) -> bool:
 
 
 class Sender:
-    """Sends `boxes` (id → outbox), whose files are in `folder`. Not thread-safe."""
+    """Sends `runs` (folder name → run), whose folders are in `outbox`. Not thread-safe."""
 
-    def __init__(self, client: MlflowClient, folder: Path, boxes: dict[str, Outbox]) -> None:
-        self.client, self.folder, self.boxes = client, folder, boxes
+    def __init__(self, client: MlflowClient, outbox: Path, runs: dict[str, RunTracker]) -> None:
+        self.client, self.outbox, self.runs = client, outbox, runs
         self.reachable = True
-        self._held_steps: dict[str, dict[str, set[int]]] = {}  # reopened run id → metric → steps
+        self._held_steps: dict[tuple[str, str], set[int]] = {}  # reopened run and metric → steps
         self._experiments: dict[str, str] = {}
 
     def send_all(self) -> bool:
-        """Send all outboxes, oldest first; returns whether the server was usable."""
+        """Send all runs, oldest first; returns whether the server was usable."""
         usable = True
-        for box in sorted([*self.boxes.values()], key=lambda box: box.id):
+        for name in sorted(self.runs):
+            tracker = self.runs[name]
             try:
-                self._send_box(box)
+                self._send(tracker)
             except MlflowException as error:
                 if is_refusal(error):
-                    log.warning("MLflow refuses %s; setting it aside: %s", box.path, error)
-                    box.set_aside()
-                    del self.boxes[box.id]
+                    log.warning("MLflow refuses %s; setting it aside: %s", tracker.folder, error)
+                    set_aside(tracker.folder)
+                    tracker.release()
+                    del self.runs[name]
                     continue
                 usable = False
                 level = logging.WARNING if self.reachable else logging.DEBUG  # once per outage
                 log.log(level, "MLflow cannot be used; tracking waits in the outbox: %s", error)
                 self.reachable = False
-            except Exception:  # one outbox's error must stop neither the others nor training
+            except Exception:  # one run's error must stop neither the others nor training
                 usable = False
-                log.exception("%s could not be sent; trying again later", box.path)
+                log.exception("%s could not be sent; trying again later", tracker.folder)
         if usable and not self.reachable:
             log.info("MLflow at %s is back", self.client.tracking_uri)
         self.reachable = usable
         return usable
 
-    def _send_box(self, box: Outbox) -> None:
-        run = box.sent.run or self._open_run(box)
+    def _send(self, tracker: RunTracker) -> None:
+        # Read first: nothing is logged after the final status, so that nothing is left out.
+        status = tracker.record.status or (None if tracker.live else "KILLED")
+        run = tracker.run or self._open_run(tracker)
         if run is None:
             return
-        finished = False
-        while not finished and (operations := box.unsent(OPERATIONS_PER_READ)):
-            finished = self._send(box, run.run_id, operations)
-        # Nothing follows the final status, and a dead process appends nothing more.
-        if finished or not box.live:
-            if not finished and self.client.get_run(run.run_id).info.status == "RUNNING":
-                self.client.set_terminated(run.run_id, "KILLED", box.last_written_ms)
-            self._held_steps.pop(run.run_id, None)
-            box.remove()
-            del self.boxes[box.id]  # last: `send_pending` returns when it is gone
+        if tracker.changed:
+            tracker.changed = False
+            try:
+                self._send_record(tracker, run)
+            except BaseException:
+                tracker.changed = True
+                raise
+        for file in tracker.metric_files():
+            self._send_metrics(tracker, run.run_id, file)
+        for file in tracker.artifacts():
+            inode = file.stat().st_ino
+            self._upload(run, file, file.parent.relative_to(tracker.folder / "artifacts"))
+            with tracker.writing:
+                if file.stat().st_ino == inode:  # no newer one has taken its place
+                    file.unlink()
+        if status is not None:
+            self.client.set_terminated(run.run_id, status, tracker.record.ended or now_ms())
+            gone = tracker.folder.rename(self.outbox / f"sent-{tracker.folder.name}")
+            tracker.release()
+            shutil.rmtree(gone)
+            del self.runs[tracker.folder.name]  # last: `send_pending` returns when it is gone
 
-    def _send(self, box: Outbox, run_id: str, operations: list[tuple[Operation, int]]) -> bool:
-        """Send operations in order; returns whether the final status was among them."""
-        batch: list[Entity] = []
-        count = 0
-        for number, (operation, offset) in enumerate(operations, start=1):
-            kind = operation.get("op")
-            count += 1
-            if kind in ("metrics", "params", "tags"):
-                batch += self._entities(box, run_id, operation)
-                if len(batch) < ENTITIES_PER_BATCH and number < len(operations):
-                    continue
-            self._log_batch(run_id, batch)
-            if kind == "artifact":
-                self._log_artifact(box, run_id, operation)
-            elif kind == "model":
-                self._register_model(run_id, operation)
-            elif kind == "describe" and box.sent.run:
-                self._describe(box.sent.run, operation)
-            elif kind == "finish":
-                self.client.set_terminated(run_id, operation["status"], operation["time"])
-                return True
-            box.mark(replace(box.sent, offset=offset), count)
-            if kind == "artifact":
-                box.artifact(operation["file"]).unlink(missing_ok=True)
-            batch, count = [], 0
-        return False
+    def _send_record(self, tracker: RunTracker, run: Run) -> None:
+        with tracker.writing:
+            record = tracker.record
+            params = [Param(*pair) for pair in record.params.items()]
+            tags = [RunTag(*pair) for pair in record.tags.items()]
+            trainings, page, models = record.trainings, record.page, list(record.models)
+        self._log_batch(run.run_id, [*params, *tags])
+        if trainings is not None or page is not None:
+            with _refusal_logged(f"the description of run {run.run_id}"):
+                if trainings is not None:
+                    self.client.set_experiment_tag(run.experiment_id, *charts_of(run, trainings))
+                address = page and run_page(Run(page[0], run.experiment_id, ""), page[1])
+                text = description(run, charts=trainings is not None, page=address)
+                self.client.set_tag(run.run_id, DESCRIPTION_TAG, text)
+        for model in models:
+            self._register_model(
+                model["run_id"] or run.run_id, model["name"], model["source"], model["tags"]
+            )
 
-    def _entities(self, box: Outbox, run_id: str, operation: Operation) -> list[Entity]:
-        values: dict[str, Any] = operation["values"]
-        if operation["op"] == "params":
-            return [Param(key, value) for key, value in values.items()]
-        if operation["op"] == "tags":
-            return [RunTag(key, value) for key, value in values.items()]
-        step, time_ms = operation["step"], operation["time"]
-        return [
-            Metric(key, value, time_ms, step)
-            for key, value in values.items()
-            if not (box.sent.may_hold_steps and step in self._steps(run_id, key))
-        ]
+    def _send_metrics(self, tracker: RunTracker, run_id: str, file: Path) -> None:
+        """Send a file's complete lines; a line that a killed writer has begun is never sent."""
+        with file.open("rb") as stream:
+            offset = tracker.unsent_from(file)
+            stream.seek(offset)
+            whole = (line for line in stream if line.endswith(b"\n"))
+            while lines := list(islice(whole, LINES_PER_BATCH)):
+                self._log_batch(run_id, list(self._metrics(tracker, run_id, lines)))
+                offset += sum(map(len, lines))
+                tracker.offsets[file] = (file.stat().st_ino, offset)
+
+    def _metrics(
+        self, tracker: RunTracker, run_id: str, lines: Iterable[bytes]
+    ) -> Iterator[Metric]:
+        for text in lines:
+            if (line := read_line(text)) is None:
+                continue
+            for key, value in line.metrics.items():
+                if not (tracker.record.reopened and line.step in self._steps(run_id, key)):
+                    yield Metric(key, value, int(line.time * 1000), line.step)
 
     def _steps(self, run_id: str, key: str) -> set[int]:
-        """Steps at which the run has a value of the metric."""
-        held = self._held_steps.setdefault(run_id, {})
-        if key not in held:
-            held[key] = {metric.step for metric in self.client.get_metric_history(run_id, key)}
-        return held[key]
+        """Steps at which a run had a value of the metric when it was reopened."""
+        if (run_id, key) not in self._held_steps:
+            history = self.client.get_metric_history(run_id, key)
+            self._held_steps[run_id, key] = {metric.step for metric in history}
+        return self._held_steps[run_id, key]
 
-    def _log_batch(self, run_id: str, batch: list[Entity]) -> None:
+    def _log_batch(self, run_id: str, batch: Sequence[Entity]) -> None:
         """Log a batch; halve one that is refused, so that only the faulty values are dropped."""
         metrics = [entity for entity in batch if isinstance(entity, Metric)]
         params = [entity for entity in batch if isinstance(entity, Param)]
-        tags = {entity.key: entity for entity in batch if isinstance(entity, RunTag)}
+        tags = [entity for entity in batch if isinstance(entity, RunTag)]
         try:
-            self.client.log_batch(run_id, metrics, params, list(tags.values()))
+            self.client.log_batch(run_id, metrics, params, tags)
         except MlflowException as error:
             if not is_refusal(error):
                 raise
-            if len(batch) > 1:
-                self._log_batch(run_id, batch[: len(batch) // 2])
-                self._log_batch(run_id, batch[len(batch) // 2 :])
-                return
             if self.client.get_run(run_id).info.lifecycle_stage != "active":
-                raise _refusal(f"run {run_id} is deleted") from error
-            log.warning("MLflow refuses one value of run %s: %s", run_id, error)
+                raise MlflowException.invalid_parameter_value(f"{run_id} is deleted") from error
+            if len(batch) == 1:
+                log.warning("MLflow refuses one value of run %s: %s", run_id, error)
+                return
+            self._log_batch(run_id, batch[: len(batch) // 2])
+            self._log_batch(run_id, batch[len(batch) // 2 :])
 
-    def _log_artifact(self, box: Outbox, run_id: str, operation: Operation) -> None:
-        file, run = box.artifact(operation["file"]), box.sent.run
-        if run is None or urlsplit(run.artifact_uri).scheme != "mlflow-artifacts":
+    def _upload(self, run: Run, file: Path, folder: Path) -> None:
+        if urlsplit(run.artifact_uri).scheme != "mlflow-artifacts":
             log.warning("skipping %s: MLflow does not serve artifacts (--serve-artifacts)", file)
             return
-        with _refusal_logged(f"the artifact {file.name}"), upload_timeout():
+        with _refusal_logged(f"the artifact {file.name}"):
             try:
-                self.client.log_artifact(run_id, str(file), operation["folder"].strip("/") or None)
-            except FileNotFoundError:
-                log.info("%s was already sent", file)
+                self.client.log_artifact(run.run_id, str(file), folder.as_posix())
             except requests.HTTPError as error:
                 verify_rest_response(error.response, "artifacts")  # raises MlflowException
 
-    def _register_model(self, run_id: str, operation: Operation) -> None:
+    def _register_model(self, run_id: str, name: str, source: str, tags: dict[str, Any]) -> None:
         """Create a version of the registered model, unless one already has this source."""
-        name, source = operation["name"], operation["source"]
         with _refusal_logged(f"the model {name} at {source}"):
             with _unless_it_exists():
                 self.client.create_registered_model(name)
             condition = f"name = '{name}' and source_path = '{source}'"
             if not self.client.search_model_versions(condition):
-                self.client.create_model_version(
-                    name,
-                    source,
-                    operation["run_id"] or run_id,
-                    operation["tags"],
-                    await_creation_for=0,
-                )
+                self.client.create_model_version(name, source, run_id, tags, await_creation_for=0)
 
-    def _describe(self, run: Run, operation: Operation) -> None:
-        """Lead from the run's description to its page, and to its charts, which are set up."""
-        trainings, page = operation["trainings"], operation["page"]
-        if page is not None:
-            made_by, artifact = page
-            page = run_page(replace(run, run_id=made_by), artifact)
-        with _refusal_logged(f"the description of run {run.run_id}"):
-            if trainings is not None:
-                self.client.set_experiment_tag(run.experiment_id, *charts_of(run, trainings))
-            text = description(run, charts=trainings is not None, page=page)
-            self.client.set_tag(run.run_id, DESCRIPTION_TAG, text)
-
-    def _open_run(self, box: Outbox) -> Run | None:
-        """Find or create the run; None if another process must first send an earlier outbox."""
-        first, offset = box.unsent(1)[0]
-        if first.get("op") != "create":
-            raise _refusal("the outbox does not begin with the run's creation")
-        resume_key = first["resume_key"]
-        if resume_key and self._has_unsent_predecessor(box, resume_key):
-            return None
-        experiment = self._experiment(first["experiment"])
-        tags = dict(first["tags"]) | {OUTBOX_TAG: box.id}
-        run = self._find_run(experiment, f"tags.`{OUTBOX_TAG}` = '{box.id}'")
-        if run is None and resume_key:
-            unfinished = "attributes.status != 'FINISHED'"
-            same_stage = f"tags.`{STAGE_KEY_TAG}` = '{resume_key}'"
-            run = self._find_run(experiment, f"{same_stage} and {unfinished}")
-        parent_known, parent = self._parent(experiment, first)
-        if not parent_known:
-            return None
-        if parent:
-            tags[PARENT_TAG] = parent
-        reopened = run is not None
+    def _open_run(self, tracker: RunTracker) -> Run | None:
+        """Find or create the run; None if another process must first send its parent."""
+        record, name = tracker.record, tracker.folder.name
+        experiment = self._experiment(record.experiment)
+        if record.parent:
+            parent = self._find_run(experiment, f"tags.`{OUTBOX_TAG}` = '{record.parent}'")
+            if parent:
+                record.tags[PARENT_TAG] = parent.run_id
+            elif (self.outbox / record.parent).exists():
+                return None
+        run = self._find_run(experiment, f"tags.`{OUTBOX_TAG}` = '{name}'")
+        if run is None and record.resume_key:
+            same_stage = f"tags.`{STAGE_KEY_TAG}` = '{record.resume_key}'"
+            run = self._find_run(experiment, f"{same_stage} and attributes.status != 'FINISHED'")
+            record.reopened = run is not None
+        record.tags[OUTBOX_TAG] = name
         if run is None:
-            run = _run(
-                self.client.create_run(experiment, first["time"], tags, run_name=first["name"])
+            created = self.client.create_run(
+                experiment, record.began, record.tags, run_name=record.name
             )
+            run = _run(created)
         else:
             self.client.update_run(run.run_id, "RUNNING")
-            self._log_batch(run.run_id, [RunTag(key, value) for key, value in tags.items()])
-        box.mark(Sent(offset, run, may_hold_steps=reopened), 1)
+        with tracker.writing:
+            record.run = run
+            tracker.save()
+        tracker.created.set()
         return run
 
     def _find_run(self, experiment: str, condition: str) -> Run | None:
@@ -242,29 +239,6 @@ class Sender:
             [experiment], condition, max_results=1, order_by=newest_first
         )
         return _run(runs[0]) if runs else None
-
-    def _has_unsent_predecessor(self, box: Outbox, resume_key: str) -> bool:
-        """Whether another process still has to send an older outbox of the same stage.
-
-        Sent out of order, the two would create two runs for one stage.
-        """
-        return any(
-            path.stem < box.id
-            and path.stem not in self.boxes
-            and outbox.first_operation(path).get("resume_key") == resume_key
-            for path in self.folder.glob("*.jsonl")
-        )
-
-    def _parent(self, experiment: str, first: Operation) -> tuple[bool, str | None]:
-        """(Is known, run id) of the parent run; unknown until its outbox has created it."""
-        if first["parent_run"] or not first["parent_outbox"]:
-            return True, first["parent_run"]
-        path = self.folder / f"{first['parent_outbox']}.jsonl"
-        run = outbox.sent_run(path)
-        if run is None and path.exists():
-            return False, None
-        run = run or self._find_run(experiment, f"tags.`{OUTBOX_TAG}` = '{first['parent_outbox']}'")
-        return True, run.run_id if run else None
 
     def _experiment(self, name: str) -> str:
         """Id of the experiment `name`; creates it, or restores it if it was deleted."""
@@ -299,10 +273,6 @@ def _unless_it_exists() -> Iterator[None]:
     except RestException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-
-
-def _refusal(message: str) -> MlflowException:
-    return MlflowException.invalid_parameter_value(message)
 
 
 def _run(run: mlflow.entities.Run) -> Run:

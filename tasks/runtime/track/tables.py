@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from tasks.runtime.track.tracking import RunTracker
+    from tasks.runtime.track.runs import RunTracker
 
 FOLDER = "tables"
 

@@ -1,4 +1,4 @@
-"""Follows a growing metrics.jsonl; passes its lines to MLflow, progress and the flow's watcher."""
+"""Follows a growing metrics.jsonl, for progress, the alarm and the flow's watcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynolab.errors import Pruned
-from tasks.runtime.track.tracking import RunTracker
 
 log = logging.getLogger(__name__)
 
@@ -27,66 +26,43 @@ class MetricLine:
     metrics: dict[str, float]
 
 
-class MetricsTail:
-    """Passes each complete line of `path` once to `tracker` and `on_step`.
+def read_line(text: bytes) -> MetricLine | None:
+    """Read a line; None, and a warning, if it is not one of metrics."""
+    try:
+        row = json.loads(text)
+        return MetricLine(row["step"], row["examples"], row["time"], dict(row["metrics"]))
+    except (ValueError, TypeError, KeyError) as error:
+        log.warning("skipping an invalid line of metrics: %s", error)
+        return None
 
-    A resuming rank program replaces the file with the checkpoint's copy and appends to it. The tail
-    then reads the file from the beginning and, for each metric, skips steps already passed on.
+
+class MetricsTail:
+    """Passes each complete line of `path` once to `listeners`.
+
+    A resuming rank program begins with the checkpoint's copy of the file. The tail reads a file
+    that was replaced from its beginning.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        tracker: RunTracker,
-        on_step: Callable[[MetricLine], None] | None = None,
-    ) -> None:
-        self.path, self.tracker, self.on_step = path, tracker, on_step
+    def __init__(self, path: Path, *listeners: Callable[[MetricLine], None]) -> None:
+        self.path, self.listeners = path, listeners
         self._inode, self._offset = -1, 0
-        self._last_line = b""  # the line before the offset: differs if the file was rewritten
-        self._last_step: dict[str, int] = {}
 
-    def poll(self) -> int:
-        """Read the lines added since the last poll; returns how many were passed on."""
-        try:
-            stream = self.path.open("rb")
-        except FileNotFoundError:
-            return 0
-        with stream:
+    def poll(self) -> None:
+        """Read the lines added since the last poll."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
             status = os.fstat(stream.fileno())
-            start = self._offset - len(self._last_line)
-            stream.seek(start)
-            rewritten = stream.read(len(self._last_line)) != self._last_line
-            if status.st_ino != self._inode or rewritten:
-                self._inode, self._offset, self._last_line = status.st_ino, 0, b""
-                stream.seek(0)
-            count = 0
-            for line in stream:
-                if not line.endswith(b"\n"):
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                self._inode, self._offset = status.st_ino, 0
+            stream.seek(self._offset)
+            for text in stream:
+                if not text.endswith(b"\n"):
                     break  # still being written
-                self._offset += len(line)
-                self._last_line = line
-                count += self._feed(line)
-        return count
-
-    def _feed(self, text: bytes) -> bool:
-        try:
-            row = json.loads(text)
-            line = MetricLine(row["step"], row["examples"], row["time"], row["metrics"])
-        except (ValueError, TypeError, KeyError) as error:
-            log.warning("skipping an invalid line of %s: %s", self.path, error)
-            return False
-        new = {
-            key: value
-            for key, value in line.metrics.items()
-            if line.step > self._last_step.get(key, -1)
-        }
-        if not new:
-            return False
-        self._last_step.update(dict.fromkeys(new, line.step))
-        self.tracker.log_metrics(new, line.step, timestamp_ms=int(line.time * 1000))
-        if self.on_step:
-            self.on_step(line)
-        return True
+                self._offset += len(text)
+                if line := read_line(text):
+                    for listener in self.listeners:
+                        listener(line)
 
 
 Watcher = Callable[[str, MetricLine], None]

@@ -1,24 +1,22 @@
-"""Starts PostgreSQL and Redis, the servers' backends in the full profile.
+"""PostgreSQL and Redis of this machine, for the services of the Compose file.
 
-They are the machine's own packages. They listen on free loopback ports, keep their data and
-password in the home, and end with the command that started them.
+They listen on free loopback ports, keep their data and password in a folder, and end with the test.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
-import shlex
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynolab.errors import ConfigError, ServiceFailed
+from dynolab.errors import ServiceFailed
 from tasks.runtime.system.processes import (
     LOOPBACK,
     Process,
@@ -37,72 +35,28 @@ _PACKAGES = {"postgres": "postgresql", "initdb": "postgresql", "redis-server": "
 
 
 @dataclass(frozen=True)
-class Backing:
-    """Environment variables for the servers and for their clients to use the backends."""
+class Backends:
+    """Their addresses: PostgreSQL as `user:password@host:port`, Redis as a URL."""
 
-    servers: Mapping[str, str]
-    clients: Mapping[str, str]
+    postgres: str
+    redis: str
 
 
 @contextmanager
-def backing_services(home: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Backing]:
-    """Start PostgreSQL and Redis and wait until they are ready; the end of the block ends them.
-
-    `environment` may set the result store; default: the home.
-
-    **Raises** `ConfigError` if a program is missing, `ServiceFailed` if one does not start.
-    """
-    folder = own_folder(home.resolve())
-    let_postgres_through(folder)
+def backends(folder: Path) -> Iterator[Backends]:
+    """Start both and wait until they are ready; the end of the block ends them."""
+    own_folder(folder)
+    if os.geteuid() == 0:  # PostgreSQL's own user has to get through to its folder
+        os.chown(folder, -1, pwd.getpwnam(POSTGRES_USER).pw_gid)
+        folder.chmod(0o710)
     password = kept_secret(folder / "password")
-    with ExitStack() as started:
-        postgres = started.enter_context(_postgres(folder, password))
-        redis = started.enter_context(_redis(folder, password))
-        store = {
-            name: value
-            for name, value in environment.items()
-            if name.startswith("AWS_") or name in ("DYNOLAB_STORE", "DYNOLAB_STORE_ENDPOINT")
-        }
-        yield variables(postgres, redis, store)
-
-
-def let_postgres_through(folder: Path) -> None:
-    """As root, let PostgreSQL's user pass through `folder` to its data folder."""
-    if os.geteuid() == 0:
-        with suppress(KeyError):  # no such user: PostgreSQL is not installed
-            os.chown(folder, -1, pwd.getpwnam(POSTGRES_USER).pw_gid)
-            folder.chmod(0o710)
-
-
-def variables(postgres: str, redis: str, store: Mapping[str, str]) -> Backing:
-    """Environment variables for servers and clients.
-
-    **Arguments:** `postgres`: `user:password@host:port`. `redis`: its URL. `store`: variables of
-    the result store (address, AWS credentials) that are set.
-    """
-    servers = {
-        "DYNOLAB_PREFECT_DATABASE": f"postgresql+asyncpg://{postgres}/prefect",
-        "DYNOLAB_MLFLOW_DATABASE": f"postgresql+psycopg://{postgres}/mlflow",
-        "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
-        "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
-        "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
-        "PREFECT_REDIS_MESSAGING_URL": redis,
-        **_artifact_settings(store),
-    }
-    clients = {"DYNOLAB_SWEEPS": f"postgresql+psycopg://{postgres}/sweeps", **store}
-    return Backing(servers, clients)
+    with _postgres(folder, password) as postgres, _redis(folder, password) as redis:
+        yield Backends(postgres, redis)
 
 
 def missing_programs() -> list[str]:
-    """Debian packages without which the full profile cannot start."""
+    """Debian packages that are not installed."""
     return sorted({package for name, package in _PACKAGES.items() if _program_path(name) is None})
-
-
-def write_environment(file: Path, variables: Mapping[str, str]) -> None:
-    """Write a file for the shell (`set -a; . FILE`), private because it holds passwords."""
-    content = "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(variables.items()))
-    write_private(file, content)
 
 
 def _program_path(program: str) -> Path | None:
@@ -114,12 +68,7 @@ def _program_path(program: str) -> Path | None:
 
 def _program(name: str) -> str:
     path = _program_path(name)
-    if path is None:
-        raise ConfigError(
-            "PROFILE",
-            "full",
-            f"needs {name}, which is not installed: apt-get install {_PACKAGES[name]}",
-        )
+    assert path is not None, f"{name} is not installed: apt-get install {_PACKAGES[name]}"
     return str(path)
 
 
@@ -216,17 +165,6 @@ def _redis(home: Path, password: str) -> Iterator[str]:
     with _running("redis", ["-", program, str(settings)], log) as process:
         _wait("redis", process, log, lambda: _answers(port))
         yield f"redis://:{password}@{LOOPBACK}:{port}/0"
-
-
-def _artifact_settings(store: Mapping[str, str]) -> dict[str, str]:
-    """MLflow's artifact settings: next to the results if those are in S3, else its default."""
-    url = store.get("DYNOLAB_STORE", "").rstrip("/")
-    if not url.startswith("s3://"):
-        return {}
-    settings = {"DYNOLAB_MLFLOW_ARTIFACTS": f"{url}-mlflow"}
-    if endpoint := store.get("DYNOLAB_STORE_ENDPOINT"):
-        settings["MLFLOW_S3_ENDPOINT_URL"] = endpoint
-    return settings | {name: value for name, value in store.items() if name.startswith("AWS_")}
 
 
 @contextmanager
