@@ -66,7 +66,14 @@ def launch(module: str, file: Path, rendezvous: str | None, logs: Path) -> None:
 
 def test_two_hosts_train_as_one_does_to_the_bit(tmp_path: Path, rendezvous: str) -> None:
     make_files(tmp_path)
-    config = settings(engine={"kind": "deepspeed", "ranks": 2, "zero_stage": 2})
+    config = settings(
+        engine={"kind": "deepspeed", "ranks": 2, "zero_stage": 2},
+        steps=2,
+        warmup_steps=1,
+        probe_every=0,
+        checkpoint_every=0,
+        record_steps=[],
+    )
     outputs = []
     for name, address in (("one", None), ("two", rendezvous)):
         job = make_job(tmp_path, tmp_path / name, config)
