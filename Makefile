@@ -17,9 +17,9 @@ import  = $(VENV)/bin/python -c 'import importlib; \
 
 # With one thread each. tests/conftest.py says which files share a worker, and which go first.
 two_workers = OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
-slow        = study or faults or images
+slow        = study or faults
 
-.PHONY: setup study test test-services test-all check check-gpu docs lint test-study test-faults test-images test-mutations up clean
+.PHONY: setup study test test-services test-all check check-gpu docs lint test-study test-faults test-mutations up clean
 
 setup: $(VENV)/.ready
 
@@ -73,10 +73,6 @@ test-study: setup
 
 test-faults: setup
 	$(RUN) pytest -n 2 --dist loadfile -m faults
-
-# Needs root and Debian's buildah and debootstrap; 10 minutes.
-test-images: setup
-	$(RUN) pytest -m images -s
 
 test-mutations: setup
 	$(RUN) tests.benchmarks.mutations

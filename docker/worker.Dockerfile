@@ -1,4 +1,4 @@
-# Runs studies: as a worker of a pool, as a host that joins others' trainings, or alone.
+# Runs studies: as a worker of a pool, as one of a training's hosts, or alone.
 #   docker build --file docker/worker.Dockerfile --tag dynolab-worker-cpu .
 #   docker build --file docker/worker.Dockerfile --build-arg DEVICE=gpu --tag dynolab-worker-gpu .
 #   docker run --volume dynolab:/home/dynolab/home dynolab-worker-cpu dynolab study

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, count, zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any, TypeVar, cast
 
 import torch
@@ -15,11 +14,15 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from dynolab.errors import DynolabError
-from dynolab.rank_authentication import MEETING, sealed, unsealed
 
 Item = TypeVar("Item")
-_exchanges = count()
 _NO_ITEM = cast(Any, object())
+
+MEETING = "DYNOLAB_MEETING"
+"""Environment variable: the file through which the ranks of one host find each other.
+
+Without it they meet at torchrun's address, a port that is open to the network.
+"""
 
 
 def join() -> None:
@@ -69,15 +72,12 @@ def barrier() -> None:
 
 
 def gather(mine: Item) -> list[Item]:
-    """Every rank's item, in rank order, on every rank.
-
-    Items are pickles, which can run code: only those sealed by a rank of this job are loaded.
-    """
+    """Every rank's item, in rank order, on every rank."""
     if not dist.is_initialized():
         return [mine]
-    number = next(_exchanges)
-    parts = _gather_bytes(sealed(pickle.dumps(mine), rank(), number))
-    return [pickle.loads(unsealed(part, sender, number)) for sender, part in enumerate(parts)]
+    items: list[Any] = [None] * world_size()
+    dist.all_gather_object(items, mine)
+    return items
 
 
 def add_up(mine: Tensor) -> Tensor:
@@ -97,21 +97,6 @@ def gather_dealt(mine: Sequence[Item]) -> list[Item]:
     hands = gather(list(mine))
     rounds = zip_longest(*hands, fillvalue=_NO_ITEM)
     return [item for dealt in rounds for item in dealt if item is not _NO_ITEM]
-
-
-def _gather_bytes(mine: bytes) -> list[bytes]:
-    # Trainers on GPUs may start NCCL alone, which moves no tensor of the CPU.
-    place = torch.device("cpu") if "cpu:" in dist.get_backend_config() else device()
-    sizes = torch.zeros(world_size(), dtype=torch.long, device=place)
-    dist.all_gather(list(sizes.split(1)), torch.tensor([len(mine)], device=place))
-    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=place)
-    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(place)
-    parts = [torch.empty_like(padded) for _ in range(world_size())]
-    dist.all_gather(parts, padded)
-    return [
-        part[:size].cpu().numpy().tobytes()
-        for part, size in zip(parts, sizes.tolist(), strict=True)
-    ]
 
 
 def gpus_usable() -> bool:

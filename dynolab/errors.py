@@ -81,20 +81,6 @@ class RankFailed(DynolabError):
         return f"{who} {_how_it_ended(self.exit_code)}; its last lines:\n{tail}"
 
 
-class HostLost(DynolabError):
-    """Another host of the training disconnected or stopped responding."""
-
-    def __init__(self, host: str, reason: str) -> None:
-        self.host, self.reason = host, reason
-        super().__init__(host, reason)
-
-    def __str__(self) -> str:
-        return (
-            f"host {self.host} was lost ({self.reason}); start the same run again: it continues "
-            "from its newest resume state"
-        )
-
-
 class ServiceFailed(DynolabError):
     """A server that was started did not become ready; carries its last lines."""
 

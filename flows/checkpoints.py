@@ -15,8 +15,7 @@ from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.base import BASE, BaseConfig, resolve_base
 from tasks.data import DATA
-from tasks.runtime.existing_results import existing_result
-from tasks.runtime.lineage import lineage
+from tasks.runtime.existing_results import existing_result, results_by_digest
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
@@ -162,11 +161,9 @@ def named_result(
 
 def inputs_of(result: StageResult, platform: Platform) -> dict[str, StageResult | None]:
     """What a result's stage read, by the names of its inputs; None: no longer in the store."""
-    return {
-        ancestor.role: ancestor.result
-        for ancestor in lineage(platform.store, result)
-        if ancestor.depth == 1
-    }
+    known = results_by_digest(platform.store)
+    parents = platform.store.manifest(result.address, result.digest).parents
+    return {name: known.get(digest) for name, digest in parents.items()}
 
 
 def check_files(

@@ -304,14 +304,6 @@ def reconcile(as_json: Json = False) -> None:
 
 
 @app.command(rich_help_panel=RESULTS)
-def join() -> None:
-    """Run part of the ranks of trainings that another host starts; Ctrl-C ends it."""
-    from tasks.runtime.launch.join import main as join_trainings
-
-    join_trainings()
-
-
-@app.command(rich_help_panel=RESULTS)
 def up(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,

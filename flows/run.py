@@ -22,7 +22,7 @@ from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig, LoopConfig
 from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
 from flows.registry import FLOWS
-from tasks.runtime.launch.rendezvous import Rendezvous
+from tasks.runtime.launch.launcher import ranks_per_host
 from tasks.runtime.mlflow_models import register_model
 from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.pipeline import Step
@@ -121,11 +121,10 @@ def run_on(
 
 def check_hosts(steps: Sequence[Step], settings: Settings) -> None:
     """Raises `ConfigError` for a training whose ranks do not divide evenly among the hosts."""
-    rendezvous = Rendezvous.of(settings)
     for step in steps:
         engine = getattr(step.config, "engine", None)
-        if rendezvous and isinstance(engine, EngineConfig) and engine.kind == "deepspeed":
-            rendezvous.ranks_each(f"{step.name}.engine.ranks", engine.ranks)
+        if isinstance(engine, EngineConfig) and engine.kind == "deepspeed":
+            ranks_per_host(f"{step.name}.engine.ranks", engine.ranks, settings.hosts)
 
 
 def _as_task(

@@ -21,7 +21,6 @@ from dynolab.training.job import TrainJob
 from tasks.ranks.train import run
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.launch.notice import Notice
-from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.stage import Stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.training_monitor import TrainingMonitor
@@ -146,34 +145,30 @@ def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> 
 
     **Arguments:** `while_running`: called again and again while ranks run; its error ends them.
     """
-    with Notice(Settings.from_environment().grace_seconds, job.stop) as notice:
+    settings = Settings.from_environment()
+    with Notice(settings.grace_seconds, job.stop) as notice:
+
+        def check() -> None:
+            while_running()
+            notice.check()
+
         if job.config.engine.kind == "plain":
             run(job)
         else:
-            _start_ranks(job, work, while_running, notice)
+            file = work.scratch / "job.json"
+            file.write_text(job.model_dump_json(indent=1))
+            launch_ranks(
+                "tasks.ranks.train",
+                file,
+                ranks=job.config.engine.ranks,
+                logs=work.logs,
+                environment={},
+                while_running=check,
+                hosts=settings.hosts,
+                rendezvous=settings.rendezvous,
+            )
         if not (job.output / "summary.json").exists():
             notice.hand_on()
-
-
-def _start_ranks(
-    job: TrainJob, work: Work[Any], while_running: Callable[[], None], notice: Notice
-) -> None:
-    file = work.scratch / "job.json"
-    file.write_text(job.model_dump_json(indent=1))
-
-    def check() -> None:
-        while_running()
-        notice.check()
-
-    launch_ranks(
-        "tasks.ranks.train",
-        file,
-        ranks=job.config.engine.ranks,
-        logs=work.logs,
-        environment={},
-        while_running=check,
-        rendezvous=Rendezvous.of(Settings.from_environment()),
-    )
 
 
 SFT = Stage("sft", 5, train)

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from dynolab import distributed
+from dynolab.distributed import MEETING
 from dynolab.errors import ConfigError
-from dynolab.rank_authentication import MEETING
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.deepspeed_engine import DeepSpeedEngine
 from dynolab.training.optimizer import build_optimizer

@@ -18,7 +18,7 @@ from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
 from dynolab.likelihood.checked import checks_kept
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
 from tasks.runtime.keys import canonical, stage_key
-from tasks.runtime.launch.own_gpu import own_gpu
+from tasks.runtime.launch.devices import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.prefect_progress import link_mlflow_run, run_tags

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import subprocess
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -163,15 +164,32 @@ def test_all_hosts_meet_at_the_first_pod_and_there_are_as_many_as_pods() -> None
     assert study.preference.engine.ranks == study.sft.engine.ranks == gpus
 
 
-@pytest.mark.parametrize("index", ["0", "1"])
-def test_pods_choose_their_part_by_their_number(index: str) -> None:
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [("0", "dynolab study --plan"), ("1", "--nnodes=2 --node-rank=1 --nproc-per-node=2")],
+)
+def test_pods_choose_their_part_by_their_number(index: str, expected: str, tmp_path: Path) -> None:
     *tini, script = JOB["spec"]["trainer"]["command"]
     assert tini == ["tini", "-s", "--", "sh", "-c"]
+    for name in ("dynolab", "python", "sleep"):  # the last one ends the loop
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\necho {name} "$@"\n[ {name} != sleep ] || kill -9 $PPID'
+        )
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        variable["name"]: variable["value"] for variable in JOB["spec"]["trainer"]["env"]
+    }
     printed = subprocess.run(
-        ["sh", "-c", script.replace("exec dynolab", "echo")],
-        env={"JOB_COMPLETION_INDEX": index, "DYNOLAB_STUDY": "study --plan"},
+        ["/bin/sh", "-c", script],
+        env={
+            **environment,
+            "PATH": str(tmp_path),
+            "JOB_COMPLETION_INDEX": index,
+            "DYNOLAB_STUDY": "study --plan",
+        },
         capture_output=True,
         text=True,
-        check=True,
     ).stdout
-    assert printed == ("study --plan\n" if index == "0" else "join\n")
+    assert expected in printed
+    if index == "1":
+        assert f"--rdzv-endpoint={environment['DYNOLAB_RENDEZVOUS']}" in printed

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-UNDER_SLURM = "under Slurm"
-"""How the name of a fault ends that befell a job of Slurm."""
-
 Record = Callable[[str, Any], None]
 
 

@@ -107,17 +107,6 @@ def test_the_locks_of_a_killed_process_are_free_at_once(folder: Path) -> None:
     assert free_devices() == list(FOUR)
 
 
-def test_a_lock_file_that_was_cleared_away_binds_nobody_and_is_made_again(folder: Path) -> None:
-    with hold_devices(1, ("0",)):
-        pass
-    stale = os.open(folder / "device-0.lock", os.O_RDONLY)
-    (folder / "device-0.lock").unlink()
-    assert not devices._is_at(stale, folder / "device-0.lock")
-    with hold_devices(1, ("0",)) as held:
-        assert devices._is_at(held["0"], folder / "device-0.lock")
-    os.close(stale)
-
-
 def test_more_ranks_than_devices_are_refused() -> None:
     with (
         pytest.raises(ConfigError, match=r"ranks = 5: this host has 4 GPUs \(0, 1, 2, 3\)"),

@@ -13,12 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dynolab.distributed import MEETING
 from dynolab.errors import ConfigError, RankFailed
-from dynolab.rank_authentication import MEETING
 from dynolab.rollouts.rewards import ALLOWED
 from tasks.runtime.launch.devices import gpus_visible
-from tasks.runtime.launch.launcher import launch_ranks
-from tasks.runtime.launch.local_job import rank_ends
+from tasks.runtime.launch.launcher import first_failure, launch_ranks
 from tasks.runtime.system.processes import marked_processes, port_in_use
 from tests.flows.lab import until
 
@@ -240,42 +239,17 @@ def test_ranks_that_torchrun_had_to_kill_are_not_the_cause(tmp_path: Path) -> No
     (tmp_path / "rank-1.log").write_text("RuntimeError: a bug\n")
     ends = {"0": [-signal.SIGKILL, 130], "1": [1, 100], "2": [-signal.SIGTERM, 100]}
     (tmp_path / "torchrun.json").write_text(json.dumps(ends))
-    (tmp_path / "rank-1.json").write_text(json.dumps({"time": 5.0, "exit_code": 1}))
-    (tmp_path / "rank-3.json").write_text("{")  # its writer was killed
-    first = min(rank_ends(tmp_path, tmp_path), key=lambda end: end.order)
+    (tmp_path / "rank-1.json").write_text(json.dumps({"time": 5.0, "exit_code": 1, "reason": None}))
+    first = first_failure(tmp_path, tmp_path, 1)
     assert (first.rank, first.last_lines) == (1, ["RuntimeError: a bug"])
 
 
 def test_a_rank_that_aborted_is_named_before_those_that_torchrun_ended(tmp_path: Path) -> None:
     ends = {"0": [-signal.SIGTERM, 100], "1": [-signal.SIGABRT, 100]}
     (tmp_path / "torchrun.json").write_text(json.dumps(ends))
-    assert min(rank_ends(tmp_path, tmp_path), key=lambda end: end.order).rank == 1
+    assert first_failure(tmp_path, tmp_path, 1).rank == 1
     (tmp_path / "rank-0.json").write_text(json.dumps({"time": 99.5, "exit_code": 1}))
-    assert min(rank_ends(tmp_path, tmp_path), key=lambda end: end.order).rank == 0
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff",
-        b"[]",
-        b"7",
-        b"{",
-        b"[" * 99_999,
-        b'{"exit_code": "x"}',
-        b'{"time": 1}',
-        b"null",
-    ],
-    ids=range(9),
-)
-def test_records_of_any_content_are_read_or_passed_over(content: bytes, tmp_path: Path) -> None:
-    for name in ("torchrun.json", "rank-0.json", "rank-x.json"):
-        (tmp_path / name).write_bytes(content)
-    assert rank_ends(tmp_path, tmp_path) == []
-    (tmp_path / "torchrun.json").write_text('{"1": [-9, 5]}')
-    (end,) = rank_ends(tmp_path, tmp_path)
-    assert (end.rank, end.exit_code) == (1, -9)
+    assert first_failure(tmp_path, tmp_path, 1).rank == 0
 
 
 def test_ranks_must_be_positive(tmp_path: Path) -> None:

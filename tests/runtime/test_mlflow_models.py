@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from dynolab.errors import ConfigError
-from dynolab.store import Manifest, Store
-from tasks.runtime.lineage import addressed
 from tasks.runtime.mlflow_models import model_source, register_model
 from tasks.runtime.track.runs import Tracking
 from tasks.runtime.work import StageResult
-
-if TYPE_CHECKING:
-    from tests.runtime.conftest import MlflowServer
 
 KEY, ATTEMPT = "a" * 64, f"attempt-{'b' * 32}"
 SECONDS = 60.0
@@ -71,25 +64,3 @@ def test_a_refused_model_ends_nothing(client: Any, tracking: Tracking) -> None:
     assert tracking.send_pending(SECONDS) == 0
     assert client.get_run(run.run_id).data.metrics == {"after": 1.0}
     assert client.search_model_versions("name = 'refused'") == []
-
-
-@pytest.mark.services
-def test_lineage_begins_at_a_listed_model(
-    mlflow_server: MlflowServer, tracking: Tracking, tmp_path: Path
-) -> None:
-    store = Store(f"file://{tmp_path}/store", cache=tmp_path / "cache")
-    (tmp_path / "output" / "model").mkdir(parents=True)
-    (tmp_path / "output" / "model" / "weights").write_text("w")
-    place = store.place("preference", KEY)
-    done = place.commit(tmp_path / "output", Manifest(stage="preference", key=KEY, version=1))
-    run = tracking.start_run("study", tags={}, params={})
-    register_model(run, "begun", StageResult.of(place, done, cached=False))
-    register_model(run, "lost", a_result(f"file://{tmp_path}/store"))
-    run.finish("FINISHED")
-    assert tracking.send_pending(SECONDS) == 0
-    found = addressed(store, "models:/begun/1", mlflow_server.uri)
-    assert found == StageResult.of(place, done, cached=True)
-    with pytest.raises(ConfigError, match="was replaced by a later attempt"):
-        addressed(store, "models:/lost/1", mlflow_server.uri)
-    with pytest.raises(ConfigError, match=r"models:/lost/2.*was not found in MLflow"):
-        addressed(store, "models:/lost/2", mlflow_server.uri)

@@ -8,6 +8,7 @@ delete the file, however old it is (tmpfiles.d(5)).
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib.metadata
 import logging
 import os
@@ -144,44 +145,103 @@ def _add_free(count: int, names: Sequence[str], locks: dict[str, int], held: Exi
 
 
 def _lock(name: str, held: ExitStack, *, wait: bool) -> int | None:
-    """Lock a file until `held` closes; returns None if another process holds the lock."""
-    file = _folder() / f"{name}.lock"
-    while True:
-        with ExitStack() as opened:
-            descriptor = _open(file)
-            opened.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                return None
-            if _is_at(descriptor, file):
-                held.push(opened.pop_all())
-                return descriptor
+    """Lock a file until `held` closes; returns None if another process holds the lock.
 
-
-def _folder() -> Path:
-    """The lock folder, shared by all users of the host as the GPUs are."""
+    The folder is shared by all users of the host, as the GPUs are.
+    """
     folder = Path(tempfile.gettempdir()) / "dynolab-devices"
     with suppress(FileExistsError):
         folder.mkdir()
         folder.chmod(0o1777)
-    return folder
-
-
-def _open(file: Path) -> int:
-    """Open read-only: enough for a lock, and allowed on other users' files."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW
-    try:
-        return os.open(file, flags)
+    file = folder / f"{name}.lock"
+    try:  # read-only is enough for a lock, and allowed on other users' files
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
-        with suppress(FileExistsError):
-            return os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o444)
-        return os.open(file, flags)
-
-
-def _is_at(descriptor: int, file: Path) -> bool:
-    """Whether the open file still has that path; the lock of a deleted file protects nothing."""
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CREAT, 0o444)
     try:
-        return os.path.samestat(os.fstat(descriptor), file.stat())
-    except FileNotFoundError:
-        return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    held.callback(os.close, descriptor)
+    return descriptor
+
+
+class _OwnGPU:
+    """One of the host's GPUs `names`, locked when its number is asked for first."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._name: str | None = None
+        self._lock = ExitStack()
+
+    def number(self) -> int | None:
+        """The GPU's number as torch counts them; None where stages compute on the CPU.
+
+        Waits until a GPU is free. **Raises** `ConfigError` for GPUs that torch cannot use.
+        """
+        import torch
+
+        from dynolab.distributed import gpus_usable
+
+        if gpus_visible(os.environ):
+            check_usable({**os.environ, VISIBLE: ",".join(self._names)})
+        if not gpus_usable():
+            return None
+        if self._name is None:
+            self.take(self._names)
+            torch.cuda.set_device(self._names.index(str(self._name)))
+        return self._names.index(str(self._name))
+
+    def take(self, names: Sequence[str]) -> None:
+        """Wait for one of the GPUs."""
+        (self._name,) = self._lock.enter_context(hold_devices(1, names))
+
+    def give_back(self) -> str | None:
+        """Free the memory that torch keeps for reuse and unlock the GPU; returns its name."""
+        import torch
+
+        if torch.cuda.is_initialized():
+            gc.collect()
+            torch.cuda.empty_cache()
+        self._lock.close()
+        name, self._name = self._name, None
+        return name
+
+
+_stage: _OwnGPU | None = None
+
+
+@contextmanager
+def own_gpu() -> Iterator[None]:
+    """While the block runs, `distributed.device` is a GPU that no other run uses, or the CPU.
+
+    Does nothing on hosts without GPUs.
+    """
+    global _stage
+    if not (names := host_devices()):
+        yield
+        return
+    from dynolab import distributed
+
+    _stage = _OwnGPU(names)
+    try:
+        with distributed.gpu_chosen_by(_stage.number):
+            yield
+    finally:
+        _stage.give_back()
+        _stage = None
+
+
+@contextmanager
+def gpu_lent_to_ranks() -> Iterator[None]:
+    """While the block runs, the stage of this process holds no GPU; then it waits for the same one.
+
+    Its tensors stay there. Nobody holds a GPU while waiting for more: two processes, each with one
+    that the other needs, would wait forever.
+    """
+    stage = _stage
+    name = stage.give_back() if stage is not None else None
+    yield
+    if stage is not None and name is not None:
+        stage.take([name])

@@ -2,16 +2,67 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
 import subprocess
+import sys
+import tempfile
+import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from dynolab.errors import ConfigError
-from tasks.runtime.launch.local_job import OWNER_VARIABLE, LocalJob, running
-from tasks.runtime.launch.rendezvous import Rendezvous, launch_on_hosts
+from dynolab.errors import ConfigError, RankFailed
+from dynolab.store import library_versions
+from dynolab.store.owner import this_process
+from tasks.runtime.launch.devices import (
+    VISIBLE,
+    gpu_lent_to_ranks,
+    gpus_visible,
+    hold_devices,
+    host_devices,
+)
+from tasks.runtime.launch.rank_entry import Program
+from tasks.runtime.system.computing import COMPUTING
+from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
 
-__all__ = ["OWNER_VARIABLE", "launch_ranks"]
+JOB_VARIABLE = "DYNOLAB_JOB"
+OWNER_VARIABLE = "DYNOLAB_OWNER"
+"""Set in the environment of ranks and their children: their supervisor's identity, as JSON."""
+
+# Ranks compute on local files. They inherit only the variables that computing needs, so that they
+# see no service's secret and no process-group variable (RANK, ...) of an outer job.
+_INHERITED = re.compile(
+    r"""
+    PATH|HOME|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_.*|TMPDIR|TMP|TEMP|XDG_CACHE_HOME|VIRTUAL_ENV
+    |PYTHON.*|LD_LIBRARY_PATH|LD_PRELOAD|MALLOC_.*
+    |CC|CXX|CPATH|LIBRARY_PATH|MAX_JOBS  # DeepSpeed compiles kernels
+    |(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN|THP)_.*
+    |(TORCH|PYTORCH|TORCHINDUCTOR|TRITON|DS|DEEPSPEED)_.*
+    |(CUDA|CUBLAS|CUDNN|NVIDIA|NVTE|ROCM|ROCR|HIP|HSA)_.*
+    |(NCCL|RCCL|GLOO|UCX|FI)_.*
+    |HF_(HOME|HUB_CACHE|DATASETS_CACHE|MODULES_CACHE|HUB_OFFLINE|DATASETS_OFFLINE)
+    |TRANSFORMERS_(OFFLINE|VERBOSITY)|TOKENIZERS_PARALLELISM
+    |DYNOLAB_(HOME|REWARD_MODULES|GRACE_SECONDS)
+    |DYNOLAB_(UP|TEST|TEST_HOST)  # marks for finding processes
+    """,
+    re.VERBOSE,
+)
+
+
+def ranks_per_host(field: str, ranks: int, hosts: int) -> int:
+    """Ranks of each host; raises ConfigError, naming `field`, if they cannot be shared evenly."""
+    if ranks < 1:
+        raise ConfigError(field, ranks, "choose 1 or more")
+    if ranks % hosts:
+        raise ConfigError(
+            field,
+            ranks,
+            f"must be a multiple of DYNOLAB_HOSTS = {hosts}: every host runs the same number",
+        )
+    return ranks // hosts
 
 
 def launch_ranks(
@@ -23,48 +74,175 @@ def launch_ranks(
     environment: Mapping[str, str],
     while_running: Callable[[], None],
     poll_seconds: float = 0.2,
-    rendezvous: Rendezvous | None = None,
+    hosts: int = 1,
+    rendezvous: str | None = None,
 ) -> None:
     """Run `python -m module job` on `ranks` ranks under torchrun and wait until they end.
+
+    On a host with GPUs each rank gets one of its own, once enough of them are free.
 
     **Arguments**
 
     - `logs`: folder for `rank-<n>.log` (stdout and stderr of a rank) and `torchrun.log`.
     - `environment`: variables for this host's ranks; they override those inherited from this
-      process (`rank_environment`).
+      process.
     - `while_running`: called in this thread every `poll_seconds`, and once after the ranks ended.
-    - `rendezvous`: where other hosts join to share the ranks evenly; default: all run on this host.
+    - `hosts`, `rendezvous`: how many hosts share the ranks, and the `host:port` of this one at
+      which the torchruns of the others wait (docs/operate/hosts.md).
 
     **Raises** `RankFailed` if a rank's exit code is not 0: it names the rank that failed first,
-    not those that failed or were ended because of it. `HostLost` if the connection to a host is
-    lost. `ConfigError` for an impossible number of ranks. After any exception, and if this process
-    is killed, no rank, helper process, port or build lock remains.
+    not those that failed or were ended because of it. `ConfigError` for an impossible number of
+    ranks. After any exception, and if this process is killed, no rank, helper process, port or
+    build lock of this host remains.
     """
-    if ranks < 1:
-        raise ConfigError("ranks", ranks, "choose 1 or more")
-    logs = logs.resolve()
+    here = ranks_per_host("engine.ranks", ranks, hosts)
+    job, logs = job.resolve(), logs.resolve()
     logs.mkdir(parents=True, exist_ok=True)
-    local_job = LocalJob(module=module, job=job.resolve(), logs=logs, ranks=ranks)
-    if rendezvous is None:
-        _launch_here(local_job, environment, while_running, poll_seconds)
-    else:
-        launch_on_hosts(local_job, rendezvous, environment, while_running, poll_seconds)
+    devices = host_devices({**os.environ, **environment})
+    with (
+        gpu_lent_to_ranks(),
+        # Next to the job file: if this process is killed, it is removed with the work folder.
+        tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=job.parent) as folder,
+        ExitStack() as holding,
+    ):
+        held = holding.enter_context(hold_devices(here, devices)) if devices else {}
+        visible = {VISIBLE: ",".join(held)} if held else {}
+        private, job_id = Path(folder), uuid.uuid4().hex
+        program = Program(
+            module=module,
+            job=job,
+            ranks=ranks,
+            logs=logs,
+            failures=private,
+            libraries=library_versions(),
+        )
+        options = [
+            *_rendezvous_options(private, hosts, rendezvous),
+            f"--nproc-per-node={here}",
+            "--max-restarts=0",
+            "--shutdown-timeout=5",
+            f"--log-dir={folder}",  # the default leaves a folder in /tmp
+            "--module",
+            "tasks.runtime.launch.rank_entry",
+            program.model_dump_json(),
+        ]
+        ranks_environment = _environment(private, here, hosts) | {**environment, **visible}
+        try:
+            agent = start_child(
+                "tasks.runtime.launch.agent",
+                [str(private / "torchrun.json"), *options],
+                environment=ranks_environment | {JOB_VARIABLE: job_id},
+                log=logs / "torchrun.log",
+                pass_fds=held.values(),
+            )
+            try:
+                ended = False
+                while not ended:
+                    with suppress(subprocess.TimeoutExpired):
+                        agent.wait(poll_seconds)
+                    ended = agent.poll() is not None
+                    while_running()
+            finally:
+                stop_group(agent)
+        finally:
+            kill_marked(f"{JOB_VARIABLE}={job_id}")
+        if agent.returncode:
+            failure = first_failure(private, logs, agent.returncode)
+            if hosts > 1 and failure.rank is None and agent.returncode > 0:
+                raise ConfigError(
+                    "DYNOLAB_HOSTS",
+                    hosts,
+                    f"not all of them joined at {rendezvous}: start torchrun on the others, with "
+                    f"the same address (docs/operate/hosts.md); {failure}",
+                )
+            raise failure
 
 
-def _launch_here(
-    local_job: LocalJob,
-    environment: Mapping[str, str],
-    while_running: Callable[[], None],
-    poll_seconds: float,
-) -> None:
-    with running(local_job, environment) as mine:
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                mine.agent.wait(poll_seconds)
-            ended = mine.agent.poll() is not None
-            while_running()
-            if ended:
-                break
-        failure = mine.failure()
-    if failure is not None:
-        raise failure.error()
+def _rendezvous_options(private: Path, hosts: int, rendezvous: str | None) -> list[str]:
+    """torchrun's rendezvous options.
+
+    On a single host torchrun keeps its state in a file of a private folder: it unpickles that
+    state, and `--standalone` would open a port at which anybody could replace it. Several hosts
+    use the static rendezvous: rank 0 is on this host, next to the supervisor that reads its files.
+    """
+    if hosts == 1:
+        return [
+            "--nnodes=1",
+            "--local-addr=127.0.0.1",
+            "--rdzv-backend=c10d",
+            "--rdzv-conf=store_type=file",
+            f"--rdzv-endpoint={private / 'torchrun'}",
+            "--rdzv-id=dynolab",
+        ]
+    return [
+        f"--nnodes={hosts}",
+        "--node-rank=0",
+        "--rdzv-backend=static",
+        f"--rdzv-endpoint={rendezvous}",
+    ]
+
+
+def _environment(private: Path, ranks: int, hosts: int) -> dict[str, str]:
+    """The ranks' environment: inherited variables that computing needs, and defaults."""
+    from dynolab.distributed import MEETING
+
+    inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    environment = {
+        **COMPUTING,
+        **inherited,
+        "OMP_NUM_THREADS": str(max(1, (cores or 1) // ranks)),
+        # A private folder: a killed build leaves a lock on which later jobs would hang silently.
+        "TORCH_EXTENSIONS_DIR": str(private / "torch_extensions"),
+        OWNER_VARIABLE: json.dumps(this_process()),
+    }
+    if hosts == 1:
+        # By default gloo listens at the address of the host's name, and NCCL at a network's.
+        loopback = "lo" if sys.platform.startswith("linux") else "lo0"
+        environment |= {
+            MEETING: str(private / "ranks"),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else torchrun opens a port for it
+            "GLOO_SOCKET_IFNAME": loopback,
+            "NCCL_SOCKET_IFNAME": loopback,
+        }
+    if not gpus_visible(environment):
+        environment.setdefault("DS_ACCELERATOR", "cpu")
+    return environment
+
+
+def first_failure(failures: Path, logs: Path, agent_code: int) -> RankFailed:
+    """The error of the rank that failed first, or of torchrun itself.
+
+    Ranks that ended without a record (killed, crashed, `os._exit`) come before recorded exceptions,
+    which may be their consequences; then ranks that a communication library aborted; at last those
+    that torchrun ended with SIGTERM or, later, SIGKILL.
+    """
+    if agent_code < 0:  # torchrun was killed
+        return RankFailed(None, agent_code, last_lines(logs / "torchrun.log"))
+    file = failures / "torchrun.json"
+    ends = json.loads(file.read_text()) if file.exists() else {}
+    records = {
+        file.stem.removeprefix("rank-"): json.loads(file.read_text())
+        for file in failures.glob("rank-*.json")
+    }
+    first_second = min((second for _, second in ends.values()), default=0)
+
+    def order(rank: str) -> tuple[int, float, int]:
+        if rank in records:
+            return 1, records[rank]["time"], int(rank)
+        code, second = ends[rank]
+        if code == -signal.SIGTERM or second > first_second + 1:
+            return 3, second, int(rank)
+        return (2 if code == -signal.SIGABRT else 0), second, int(rank)
+
+    ranks = sorted(ends.keys() | records.keys(), key=order)
+    if not ranks:
+        return RankFailed(None, agent_code, last_lines(logs / "torchrun.log"))
+    rank = ranks[0]
+    record = records.get(rank, {})
+    return RankFailed(
+        int(rank),
+        record["exit_code"] if record else ends[rank][0],
+        last_lines(logs / f"rank-{rank}.log"),
+        record.get("reason"),
+    )

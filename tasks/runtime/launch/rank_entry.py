@@ -1,6 +1,7 @@
 """Entry point of every rank: ties it to torchrun's life, opens its log, runs the rank program.
 
-    python -m tasks.runtime.launch.rank_entry <torchrun pid> <logs> <failures> <module> <job.json>
+The launcher's torchrun names the program. On other hosts torchrun starts this module without
+arguments, and its ranks run what rank 0 runs (docs/operate/hosts.md).
 
 One rank's failure makes the others fail within milliseconds ("connection closed by peer"), and
 torchrun's failure times are whole seconds. Each rank therefore records when its own exception
@@ -16,36 +17,94 @@ import sys
 import time
 from pathlib import Path
 
-from dynolab.errors import DynolabError
+from pydantic import BaseModel
+
+from dynolab.errors import ConfigError, DynolabError
+from dynolab.store import library_versions
 from tasks.runtime.launch.devices import check_usable
 from tasks.runtime.system.child import die_with_parent, run_as_main
+from tasks.runtime.system.computing import COMPUTING
+
+PROGRAMS = "tasks.ranks."
 
 
-def _log_to(file: Path) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+class Program(BaseModel):
+    """A rank program and its job file; `failures` is the folder for failure records."""
+
+    module: str
+    job: Path
+    ranks: int
+    logs: Path
+    failures: Path
+    libraries: dict[str, str]
+
+
+def main(given: Program | None) -> None:
+    """Run the program; record an exception and raise it again."""
+    die_with_parent(os.getppid())
+    several = int(os.environ["GROUP_WORLD_SIZE"]) > 1
+    program = rank_0s(given) if several or given is None else given
+    rank = os.environ["RANK"]
+    descriptor = os.open(
+        program.logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    )
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    os.close(descriptor)
-
-
-def main(parent: int, logs: Path, failures: Path, module: str, job: str) -> None:
-    """Run `module` with the argument `job`; record an exception and raise it again."""
-    die_with_parent(parent)
-    rank = os.environ["RANK"]
-    _log_to(logs / f"rank-{rank}.log")
     faulthandler.enable()
-    record: dict[str, float | str]
     try:
+        if several:
+            check_agreement(program)
         check_usable()
-        run_as_main(module, [job])
+        run_as_main(program.module, [str(program.job)])
     except BaseException as error:
         code = _exit_code(error)
         if code != 0:
-            record = {"time": time.time(), "exit_code": code}
-            if isinstance(error, DynolabError):  # its message is written for users
-                record["reason"] = str(error)
-            (failures / f"rank-{rank}.json").write_text(json.dumps(record), encoding="utf-8")
+            reason = str(error) if isinstance(error, DynolabError) else None
+            record = json.dumps({"time": time.time(), "exit_code": code, "reason": reason})
+            part = program.failures / f"rank-{rank}.part"
+            part.write_text(record)
+            part.replace(part.with_suffix(".json"))
         raise
+
+
+def rank_0s(given: Program | None) -> Program:
+    """The program that rank 0 was given, through torchrun's own store.
+
+    **Raises** `ConfigError` if this host does not see its files.
+    """
+    for name, value in COMPUTING.items():
+        os.environ.setdefault(name, value)
+    import torch.distributed as dist
+
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False)
+    if given is not None:
+        store.set("dynolab", given.model_dump_json())
+    program = Program.model_validate_json(store.get("dynolab"))
+    if not program.failures.exists():
+        raise ConfigError(
+            "DYNOLAB_HOME", str(program.job), "must be one folder that all hosts share"
+        )
+    return program
+
+
+def check_agreement(program: Program) -> None:
+    """Raises `ConfigError` if this host's torchrun or libraries do not fit rank 0's."""
+    if not program.module.startswith(PROGRAMS):
+        raise ConfigError("module", program.module, f"several hosts run only {PROGRAMS}*")
+    if int(os.environ["WORLD_SIZE"]) != program.ranks:
+        raise ConfigError(
+            "--nproc-per-node",
+            os.environ["LOCAL_WORLD_SIZE"],
+            f"{program.ranks} ranks over {os.environ['GROUP_WORLD_SIZE']} hosts need the same "
+            "number on each",
+        )
+    here = library_versions()
+    for name, version in program.libraries.items():
+        if here.get(name) != version:
+            raise ConfigError(
+                name, here.get(name), f"is another version than rank 0's {version}: install that"
+            )
 
 
 def _exit_code(error: BaseException) -> int:
@@ -58,5 +117,4 @@ def _exit_code(error: BaseException) -> int:
 
 
 if __name__ == "__main__":
-    _parent, _logs, _failures, _module, _job = sys.argv[1:]
-    main(int(_parent), Path(_logs), Path(_failures), _module, _job)
+    main(Program.model_validate_json(sys.argv[1]) if len(sys.argv) > 1 else None)

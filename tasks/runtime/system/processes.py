@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,53 +34,9 @@ _LAST_LINES = 30
 _TAIL_BYTES = 64 * 1024
 
 
-class _Forker:
-    """One thread that starts all children and lives as long as the process.
-
-    A child's death signal fires when the thread that forked it ends, not the process: the end of a
-    short-lived thread would kill its children.
-    """
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._requests: queue.SimpleQueue[tuple[Callable[[], Process], Future[Process]]]
-        self._requests = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name="dynolab-forker", daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            start, promise = self._requests.get()
-            try:
-                promise.set_result(start())
-            except BaseException as error:
-                promise.set_exception(error)
-
-    def start(self, start: Callable[[], Process]) -> Process:
-        promise: Future[Process] = Future()
-        self._requests.put((start, promise))
-        try:
-            return promise.result()
-        except BaseException:
-            # Interrupted (Ctrl-C) before the caller got the handle: only this can end the child.
-            promise.add_done_callback(_kill_started)
-            raise
-
-
-def _kill_started(promise: Future[Process]) -> None:
-    if promise.exception() is None:
-        promise.result().kill()
-
-
-_forker: _Forker | None = None
-_forker_lock = threading.Lock()
-
-
-def _get_forker() -> _Forker:
-    global _forker
-    with _forker_lock:
-        if _forker is None or _forker.pid != os.getpid():  # threads do not survive a fork
-            _forker = _Forker()
-        return _forker
+# A child's death signal fires when the thread that forked it ends, not the process. This thread
+# lives as long as the process, unlike a stage's.
+_forker = ThreadPoolExecutor(1, "dynolab-forker")
 
 
 def start_child(
@@ -122,7 +76,7 @@ def start_child(
                 pass_fds=tuple(pass_fds),
             )
 
-    return _get_forker().start(start)
+    return _forker.submit(start).result()
 
 
 def stop_group(process: Process, grace_seconds: float = 10.0) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
@@ -60,7 +58,7 @@ def kept_secret(file: Path) -> str:
 
 
 def signing_key(home: Path, environment: Mapping[str, str] = os.environ) -> bytes:
-    """The key that signs resume states and authenticates hosts: DYNOLAB_KEY, or the home's.
+    """The key that signs resume states: DYNOLAB_KEY, or the home's.
 
     **Raises** `ConfigError` for an invalid key, without showing any part of it.
     """
@@ -70,12 +68,6 @@ def signing_key(home: Path, environment: Mapping[str, str] = os.environ) -> byte
         )
     file = home / "key"
     return _key(kept_secret(file), f"is not set, and {file} holds no key: delete that file")
-
-
-def ranks_secret(home: Path, salt: str) -> str:
-    """The secret shared by the ranks of a job on several hosts, in hex; each host derives it."""
-    content = b"dynolab ranks\0" + salt.encode()
-    return hmac.new(signing_key(home), content, sha256).hexdigest()
 
 
 def check_key(environment: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ class Settings(BaseModel):
     | MLFLOW_TRACKING_URI | MLflow server | none |
     | PREFECT_API_URL | Prefect server | none |
     | DYNOLAB_HOSTS | number of hosts that share a training's ranks | 1 |
-    | DYNOLAB_RENDEZVOUS | `host:port` on the host that starts trainings | none |
+    | DYNOLAB_RENDEZVOUS | `host:port` of this host where the others' torchrun waits | none |
     | DYNOLAB_RESUME_STATES | how many of a training's newest resume states are kept | 2 |
     | DYNOLAB_GRACE_SECONDS | how long a training has to save its state after SIGTERM | 0 |
     | DYNOLAB_KEY | key that signs resume states, in hex | the home's `key` |
@@ -58,6 +58,15 @@ class Settings(BaseModel):
         store = environment.get("DYNOLAB_STORE")
         if store and not store.startswith("file:"):
             _check_no_login("DYNOLAB_STORE", store)
+        hosts = _count(environment, "DYNOLAB_HOSTS")
+        rendezvous = _host_and_port(environment, "DYNOLAB_RENDEZVOUS")
+        if hosts > 1 and rendezvous is None:
+            raise ConfigError(
+                "DYNOLAB_RENDEZVOUS",
+                None,
+                f"is required for {hosts} hosts; set an address of this host that the others can "
+                "reach and a free port, like 10.0.0.1:29400",
+            )
         home = Path(environment.get("DYNOLAB_HOME") or ".dynolab").expanduser().resolve()
         if home.exists() and not home.is_dir():
             raise ConfigError("DYNOLAB_HOME", str(home), "is a file; name a folder")
@@ -67,8 +76,8 @@ class Settings(BaseModel):
             store_endpoint=_http(environment, "DYNOLAB_STORE_ENDPOINT"),
             mlflow_tracking_uri=_http(environment, "MLFLOW_TRACKING_URI"),
             prefect_api_url=_http(environment, "PREFECT_API_URL"),
-            hosts=_count(environment, "DYNOLAB_HOSTS"),
-            rendezvous=_host_and_port(environment, "DYNOLAB_RENDEZVOUS"),
+            hosts=hosts,
+            rendezvous=rendezvous,
             resume_states=_count(environment, "DYNOLAB_RESUME_STATES", 2),
             grace_seconds=_count(environment, GRACE) if environment.get(GRACE) else 0,
         )
