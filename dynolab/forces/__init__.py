@@ -12,12 +12,9 @@ whether the same pairs stay strongly coupled.
 
 from dynolab.forces.features import (
     Consistency,
-    FeatureChange,
     FeatureForce,
     FeatureStep,
     consistency,
-    feature_change,
-    feature_change_along,
     feature_forces,
     feature_step,
     hidden_states,
@@ -27,9 +24,6 @@ from dynolab.forces.function.logit_function import LogitFunction, ModuleFunction
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.influence import (
-    Influence,
-    PaperInfluence,
-    accumulated_influence,
     kernel_lower_bound,
     moving_average,
     paper_influence,
@@ -39,7 +33,6 @@ from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
 from dynolab.forces.kernel.stability import KernelStability, kernel_stability
 from dynolab.forces.map.breakdown import Breakdown, LastLayer, breakdown
 from dynolab.forces.map.force_map import ForceMap, MapFacts, force_map
-from dynolab.forces.map.sketch import Estimate, Sketch, sketch_forces
 from dynolab.forces.map.terms import (
     TokenTerms,
     UpdatingTerms,
@@ -74,13 +67,10 @@ from dynolab.forces.step.validity import step_validity
 __all__ = [
     "Breakdown",
     "Consistency",
-    "Estimate",
-    "FeatureChange",
     "FeatureForce",
     "FeatureStep",
     "ForceMap",
     "FrozenUpdate",
-    "Influence",
     "KernelSizes",
     "KernelStability",
     "LastLayer",
@@ -88,11 +78,9 @@ __all__ = [
     "MapFacts",
     "ModuleFunction",
     "OneStep",
-    "PaperInfluence",
     "PolicyFunction",
     "SecondOrder",
     "SideGradients",
-    "Sketch",
     "StepForces",
     "TangentKernel",
     "TokenTerms",
@@ -100,14 +88,11 @@ __all__ = [
     "UpdatingTerms",
     "View",
     "Weights",
-    "accumulated_influence",
     "breakdown",
     "build_token_map",
     "central_difference",
     "change_of",
     "consistency",
-    "feature_change",
-    "feature_change_along",
     "feature_forces",
     "feature_step",
     "force_map",
@@ -129,7 +114,6 @@ __all__ = [
     "rounding_floor",
     "second_order",
     "side_gradients",
-    "sketch_forces",
     "split_step",
     "step_forces",
     "step_layers",

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch, Totals
+from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
 from dynolab.forces.function.layers import Reached, at_layer
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.rules import subspace
 from dynolab.forces.map.terms import TokenTerms, trained_terms
 from dynolab.forces.step.one_step import change_of, midpoint
-from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives import Objective, read_logps
 from dynolab.objectives.base import force
@@ -43,19 +41,6 @@ def hidden_states(
             return reached.hidden[batch.sequence, batch.position]
     raise ConfigError(
         "layer", layer, "the forward pass did not reach it; give a model that runs all its blocks"
-    )
-
-
-def feature_change_along(
-    policy: PolicyFunction,
-    at: Weights,
-    directions: Iterable[Weights],
-    batch: TokenBatch,
-    layer: int,
-) -> Float[Tensor, "directions tokens width"]:
-    """`∂h_ℓ/∂θ · d` at every response position for each direction d (forward-mode JVP)."""
-    return policy.derivatives(
-        lambda weights: hidden_states(policy, weights, batch, layer), at, directions
     )
 
 
@@ -88,7 +73,11 @@ def feature_step(
     no effect.
     """
     place = midpoint(before, after) if at is None else at
-    (predicted,) = feature_change_along(policy, place, [change_of(before, after)], batch, layer)
+    (predicted,) = policy.derivatives(
+        lambda weights: hidden_states(policy, weights, batch, layer),
+        place,
+        [change_of(before, after)],
+    )
     start, end = (
         hidden_states(policy, policy.cast(weights), batch, layer) for weights in (before, after)
     )
@@ -132,71 +121,33 @@ def feature_forces(
 
     **Arguments:** `at`: the weights; default: the policy's own.
     """
-    weights, totals = policy.cast(at or {}), _totals(examples, objective)
-    return [
-        _pull(policy, weights, {}, example, objective, totals, layer).force for example in examples
-    ]
+    if not examples:
+        raise ConfigError("examples", [], "give at least one example of the step")
+    weights, totals = policy.cast(at or {}), step_totals(examples, objective)
+    forces = []
+    for example in examples:
+        batch = objective_batch([example], objective, totals, policy)
+        logits, hidden = _above(policy, weights, batch, layer)
+        plain = logits.detach()
+        token_weights = objective.token_weights(read_logps(objective, plain, batch), batch)
+        pull = force(token_weights, plain, batch)
+        (cotangent,) = torch.autograd.grad(logits, hidden, pull)
+        forces.append(FeatureForce(example.id, trained_terms(objective, plain, batch), cotangent))
+    return forces
 
 
-@dataclass(frozen=True)
-class FeatureChange:
-    """First-order Δh_ℓ of observed positions under one gradient step, example by example.
+def _above(
+    policy: PolicyFunction, weights: Weights, batch: TokenBatch, layer: int
+) -> tuple[Float[Tensor, "tokens vocabulary"], Float[Tensor, "sequences length width"]]:
+    """A batch's logits as a function of h_ℓ, and h_ℓ."""
+    seen: list[Tensor] = []
 
-    `by_example` is the formula of `feature_change`. `shared` is the contribution of parameters used
-    on both sides of the layer (an embedding table tied to the head): the part of their gradient
-    from above the layer moves the features too. It is zero without such parameters.
-    """
+    def cut(hidden: Tensor) -> Tensor:
+        seen.append(hidden.detach().requires_grad_())
+        return seen[0]
 
-    by_example: Float[Tensor, "examples tokens width"]
-    shared: Float[Tensor, "tokens width"]
-
-    @property
-    def total(self) -> Float[Tensor, "tokens width"]:
-        """The whole step's Δh."""
-        return self.by_example.sum(0) + self.shared
-
-
-def feature_change(
-    policy: PolicyFunction,
-    observed: TokenBatch,
-    examples: Sequence[Recorded],
-    objective: Objective,
-    layer: int,
-    *,
-    update: float | FrozenUpdate = 1.0,
-    at: Weights | None = None,
-) -> FeatureChange:
-    """`Δh_o = −η Σ_n K(o, n) (∇_h z_n)ᵀ G_n` with `K = J_h(o) P J_h(n)ᵀ`, exact to rounding.
-
-    Thesis of Ren (arXiv 2509.19554, ch. 6): K, over the parameters below the layer, changes
-    slowly, ∇_h z is the direction, G_n the energy, with the batch's mean inside G's c. For each
-    example one VJP from its logits to h_ℓ, one on to the weights, and one JVP to the observed
-    positions; no K is formed.
-
-    **Arguments:**
-
-    - `observed`: responses whose features are watched (`policy.batch`).
-    - `examples`: the step's batch; the objective's denominators count them all.
-    - `update`: a learning rate η (P = 1), or the frozen map of a recorded step without its
-      history (`split_step`).
-    - `at`: the weights; default: the policy's own.
-    """
-    place, totals = policy.cast(at or {}), _totals(examples, objective)
-    wanted = set(update.scale) if isinstance(update, FrozenUpdate) else subspace(policy)
-    above: dict[str, Tensor] = {}
-
-    def weight_changes() -> Iterator[Weights]:
-        for example in examples:
-            pull = _pull(policy, place, wanted, example, objective, totals, layer)
-            for name, gradient in pull.above.items():
-                above[name] = above[name] + gradient if name in above else gradient
-            yield _step(update, pull.below)
-        if above:
-            yield _step(update, above)
-
-    rows = feature_change_along(policy, place, weight_changes(), observed, layer)
-    by_example = rows[: len(examples)]
-    return FeatureChange(by_example, rows[-1] if above else torch.zeros_like(rows[0]))
+    with torch.enable_grad(), at_layer(policy, layer, cut):
+        return policy.logits(weights, batch), seen[0]
 
 
 @dataclass(frozen=True)
@@ -232,59 +183,3 @@ def consistency(forces: Float[Tensor, "examples width"]) -> Consistency:
         mean_cosine=(square - count) / (count * (count - 1)),
         examples=count,
     )
-
-
-@dataclass(frozen=True)
-class _Pull:
-    """An example's force on h_ℓ, its gradient through h_ℓ, and shared parameters' from above it."""
-
-    force: FeatureForce
-    below: dict[str, Tensor]
-    above: dict[str, Tensor]
-
-
-def _pull(
-    policy: PolicyFunction,
-    at: Weights,
-    wanted: Iterable[str],
-    example: Recorded,
-    objective: Objective,
-    totals: Totals,
-    layer: int,
-) -> _Pull:
-    batch = objective_batch([example], objective, totals, policy)
-    whole = {**policy.weights, **at}
-    leaves = {name: whole[name].detach().requires_grad_() for name in sorted(wanted)}
-    seen: list[Tensor] = []
-
-    def cut(hidden: Tensor) -> Tensor:
-        seen.extend([hidden, hidden.detach().requires_grad_()])
-        return seen[1]
-
-    with torch.enable_grad(), at_layer(policy, layer, cut):
-        logits = policy.logits({**at, **leaves}, batch)
-    hidden, leaf = seen
-    plain = logits.detach()
-    token_weights = objective.token_weights(read_logps(objective, plain, batch), batch)
-    cotangent, *over = torch.autograd.grad(
-        logits, [leaf, *leaves.values()], force(token_weights, plain, batch), allow_unused=True
-    )
-    under: Sequence[Tensor | None] = [None] * len(leaves)
-    if hidden.requires_grad:
-        under = torch.autograd.grad(hidden, list(leaves.values()), cotangent, allow_unused=True)
-    below = {name: g for name, g in zip(leaves, under, strict=True) if g is not None}
-    above = {n: g for n, g in zip(leaves, over, strict=True) if g is not None and n in below}
-    terms = trained_terms(objective, plain, batch)
-    return _Pull(FeatureForce(example.id, terms, cotangent), below, above)
-
-
-def _step(update: float | FrozenUpdate, gradient: Weights) -> dict[str, Tensor]:
-    if isinstance(update, FrozenUpdate):
-        return update.along(gradient)
-    return {name: -update * g for name, g in gradient.items()}
-
-
-def _totals(examples: Sequence[Recorded], objective: Objective) -> Totals:
-    if not examples:
-        raise ConfigError("examples", [], "give at least one example of the step")
-    return step_totals(examples, objective)

@@ -75,7 +75,7 @@ class AnalysisFacts(Measured):
     objective_settings: dict[str, JsonValue]
     learning_rate: float
     step: int | None
-    route: str
+    route: str = "both_sides"
     dtype: str
     observed_answers: int
     observed_tokens: int

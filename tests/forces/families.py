@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,8 @@ from transformers import (
 from dynolab.data.batches import CHOSEN, TokenBatch, collate, count_totals
 from dynolab.data.encode import Encoded
 from dynolab.forces import FrozenUpdate, PolicyFunction, Weights, central_difference, force_map
+from dynolab.forces.map.problem import pose
+from dynolab.forces.map.weighted import scores_along
 from dynolab.forces.step.split import objective_batch
 from dynolab.likelihood.token_logps import token_logps, top_tokens
 from dynolab.objectives import DPO, DPOConfig, Objective, read_logps
@@ -58,7 +60,6 @@ def build(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     return FAMILIES[family]().to(dtype).eval()
 
 
-ROUTES = ("columns", "rows", "both_sides")
 OBSERVED = (encoded(1, 4, 6), encoded(2, 5, 3))
 ETA = 0.1
 BETA = 0.1
@@ -78,17 +79,19 @@ class Case:
         objective: Objective = DPO_LOSS,
         update: float | FrozenUpdate = ETA,
         observed: Sequence[Encoded] = OBSERVED,
-        route: str = "both_sides",
         examples: Sequence[Recorded] | None = None,
         temperature: float = 1.0,
         **more: Any,
     ) -> Tensor:
         """The force map of the batch, or of other examples, on watched responses."""
         updating = self.updating(objective, temperature) if examples is None else examples
-        found = force_map(
-            self.policy, observed, updating, objective, update=update, route=route, **more
-        )
+        found = force_map(self.policy, observed, updating, objective, update=update, **more)
         return torch.tensor(found.force)
+
+    def map_by_tokens(self, *, objective: Objective = DPO_LOSS, temperature: float = 1.0) -> Tensor:
+        """The same map, one token after the other."""
+        updating = self.updating(objective, temperature)
+        return map_by_tokens(self.policy, OBSERVED, updating, objective, update=ETA)
 
     def batch(self, objective: Objective, temperature: float = 1.0) -> TokenBatch:
         """The examples as a step's batch, with all that some loss reads.
@@ -156,6 +159,42 @@ def case(family: str, dtype: torch.dtype = torch.float64, *, count: int = 2) -> 
     return Case(PolicyFunction(model, dtype), with_reference(model, pairs(count)))
 
 
+def map_by_tokens(
+    policy: PolicyFunction,
+    observed: Sequence[Encoded],
+    updating: Sequence[Recorded],
+    objective: Objective,
+    *,
+    update: float | FrozenUpdate = 1.0,
+    parameters: Collection[str] | None = None,
+) -> Tensor:
+    """`force_map` column by column: a VJP of every updating token, a JVP of all observed ones."""
+    problem = pose(
+        policy,
+        observed,
+        updating,
+        objective,
+        update=update,
+        at=None,
+        observed_temperature=1.0,
+        parameters=parameters,
+    )
+    kernel = problem.kernel
+    leaves = {name: kernel.at[name].detach().requires_grad_() for name in sorted(kernel.wanted)}
+    columns = []
+    for response in problem.updating:
+        for score in response.scores(policy, {**kernel.at, **leaves}):
+            gradient = torch.autograd.grad(
+                score, list(leaves.values()), retain_graph=True, materialize_grads=True
+            )
+            direction = {
+                name: g if kernel.scale is None else kernel.scale[name] * g
+                for name, g in zip(leaves, gradient, strict=True)
+            }
+            columns.append(scores_along(policy, kernel.at, [direction], problem.observed)[0])
+    return problem.rate * torch.stack(columns, dim=1)
+
+
 def plain_descent(gradient: Weights) -> dict[str, Tensor]:
     return {name: -ETA * g for name, g in gradient.items()}
 
@@ -174,7 +213,7 @@ def dpo_columns_by_differences(
 
     The gradient is autograd's of a dense log-softmax at `at`, c_l is written out for DPO on so
     many pairs, and the push is a central difference at `place`: nothing of it is shared with the
-    engine's routes.
+    engine.
     """
     start = policy.weights if at is None else at
     rates = dpo_rates(policy, start, example) / pairs

@@ -18,12 +18,10 @@ from tests.forces.small_models import encoded, pairs, train_steps, with_referenc
 from tests.forces.test_step_forces import PROBES, Numbers
 
 MAPS: dict[str, dict[str, Any]] = {
-    "even": {"observed": [(4, 5)] * 6, "route": "both_sides"},
-    "uneven": {"observed": [(4, 12), (3, 2), (5, 3)], "route": "both_sides"},
-    "columns": {"observed": [(4, 5), (3, 6)], "route": "columns"},
-    "rows": {"observed": [(4, 5), (3, 6)], "route": "rows"},
+    "even": {"observed": [(4, 5)] * 6},
+    "uneven": {"observed": [(4, 12), (3, 2), (5, 3)]},
 }
-ON_DISK = {"observed": [(4, 5)] * 6, "route": "both_sides", "memory_bytes": 2**19}
+ON_DISK = {"observed": [(4, 5)] * 6, "memory_bytes": 2**19}
 
 
 def make_map(name: str, folder: Path | None = None, *, over_ranks: bool = False) -> ForceMap:
@@ -38,7 +36,6 @@ def make_map(name: str, folder: Path | None = None, *, over_ranks: bool = False)
         observed,
         examples(model),
         DPO(DPOConfig()),
-        route=case["route"],
         folder=folder,
         over_ranks=over_ranks,
         **more,

@@ -56,7 +56,6 @@ from tests.forces.families import (
     ETA,
     FAMILIES,
     OBSERVED,
-    ROUTES,
     Case,
     build,
     case,
@@ -78,7 +77,6 @@ from tests.forces.small_models import (
 
 SFT_LOSS = SFT(SFTConfig())
 every_family = pytest.mark.parametrize("family", FAMILIES)
-every_route = pytest.mark.parametrize("route", ROUTES)
 both_precisions = pytest.mark.parametrize(
     ("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["fp32", "fp64"]
 )
@@ -102,15 +100,13 @@ def unchanged() -> Case:
 
 @every_family
 @both_precisions
-def test_columns_rows_and_both_sides_agree(family, dtype, bound):
-    """A = A′ = B; B also in groups and spans, with memory for little more than one sequence."""
+def test_the_map_is_that_of_one_token_after_the_other(family, dtype, bound):
+    """Also in groups and spans, with memory for little more than one sequence."""
     here = case(family, dtype)
-    columns = here.map(route="columns")
-    assert columns.dtype == dtype
-    assert relative(here.map(route="rows"), columns) < bound
-    assert relative(here.map(route="both_sides"), columns) < bound
-    little = 2**19 * dtype.itemsize // 4
-    assert relative(here.map(route="both_sides", memory_bytes=little), columns) < bound
+    truth = here.map_by_tokens()
+    assert truth.dtype == dtype
+    assert relative(here.map(), truth) < bound
+    assert relative(here.map(memory_bytes=2**19 * dtype.itemsize // 4), truth) < bound
 
 
 @every_family
@@ -218,9 +214,8 @@ def test_columns_of_every_loss_sum_to_the_change_along_its_gradient(unchanged, c
     assert relative(found.sum(1), along) < 1e-10
 
 
-@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("config", [GRPOConfig(kl=0.05), SimKOConfig(share=0.4, kl=0.05)], ids=repr)
-def test_a_step_on_one_loss_token_is_its_column_whatever_its_loss_reads(unchanged, config, route):
+def test_a_step_on_one_loss_token_is_its_column_whatever_its_loss_reads(unchanged, config):
     """G's tokens written out: a step on `Σ_j c_j log π_T(t_j)` of one position at a time."""
     here, objective, temperature = unchanged, build_objective(config), 0.7
     batch = here.batch(objective, temperature)
@@ -237,9 +232,7 @@ def test_a_step_on_one_loss_token_is_its_column_whatever_its_loss_reads(unchange
         gradient = torch.autograd.grad(push, list(leaves.values()), retain_graph=True)
         step = {name: ETA * g for name, g in zip(leaves, gradient, strict=True)}
         columns.append(central_difference(here.policy, here.policy.weights, step, watched))
-    found = here.map(
-        objective=objective, temperature=temperature, route=route, observed=OBSERVED[:1]
-    )
+    found = here.map(objective=objective, temperature=temperature, observed=OBSERVED[:1])
     assert relative(found, torch.stack(columns, dim=1)) < 1e-6
 
 
@@ -261,14 +254,13 @@ def test_a_small_step_on_groups_does_what_its_map_says(unchanged, config, temper
     assert left(size) / left(size / 2) == pytest.approx(2, rel=0.1)
 
 
-@every_route
-def test_what_is_observed_may_be_warm_too(unchanged, route):
+def test_what_is_observed_may_be_warm_too(unchanged):
     """Rows are log π at the temperature asked for, whatever temperature the step trained at."""
     here, objective = unchanged, GRPO(GRPOConfig())
     watched = replace(collate(OBSERVED, 0), temperature=0.6)
     step = here.descent(objective, 0.7)
     truth = central_difference(here.policy, here.policy.weights, step, watched)
-    found = here.map(objective=objective, temperature=0.7, route=route, observed_temperature=0.6)
+    found = here.map(objective=objective, temperature=0.7, observed_temperature=0.6)
     assert relative(found.sum(1), truth) < 1e-6
     parts = breakdown(
         here.policy,
@@ -279,15 +271,15 @@ def test_what_is_observed_may_be_warm_too(unchanged, route):
         observed_temperature=0.6,
     )
     assert relative(parts.force, found) < 1e-10
-    cold = here.map(objective=objective, temperature=0.7, route=route)
+    cold = here.map(objective=objective, temperature=0.7)
     assert relative(cold, found) > 0.1
 
 
 @pytest.mark.parametrize("config", [GRPOConfig(), SimKOConfig(share=0.4)], ids=repr)
 def test_spans_and_blocks_of_a_warm_group_s_map_add_up(unchanged, config):
-    """Route B in spans of responses, and its parts by block of parameters."""
+    """In spans of responses, and its parts by block of parameters."""
     here, objective = unchanged, build_objective(config)
-    columns = here.map(objective=objective, temperature=0.7, route="columns")
+    columns = here.map_by_tokens(objective=objective, temperature=0.7)
     little = here.map(objective=objective, temperature=0.7, memory_bytes=2**20)
     assert relative(little, columns) < 1e-10
     examples = here.updating(objective, 0.7)
@@ -304,19 +296,16 @@ def test_spans_and_blocks_of_a_warm_group_s_map_add_up(unchanged, config):
     assert relative(found.parts["head"], -ETA * (h_o @ h_u.T) * (e_o @ G.T)) < 1e-10
 
 
-@every_route
 @pytest.mark.parametrize("lead", [16.0, 20.0, 40.0])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
-def test_forces_between_nearly_certain_tokens_keep_their_digits(route, lead, dtype, bound):
+def test_forces_between_nearly_certain_tokens_keep_their_digits(lead, dtype, bound):
     """1 − π is below the spacing of numbers at one; its size must not come from 1 minus π."""
     model, token = LinearSoftmax().to(dtype), 7
     with torch.no_grad():
         model.head.bias[token] = lead
     one = Encoded((3, 4, 5, *[token] * 4), 3)
     example = pair(5).model_copy(update={"chosen": one})
-    found = force_map(
-        PolicyFunction(model, dtype), [one], [example], SFT_LOSS, update=ETA, route=route
-    )
+    found = force_map(PolicyFunction(model, dtype), [one], [example], SFT_LOSS, update=ETA)
     exact = model.double()
     batch = collate([one], 0)
     G = force(torch.ones(4, dtype=torch.float64), exact.logits(one), batch)
@@ -354,13 +343,12 @@ def test_a_force_s_entries_sum_to_zero(unchanged, config):
     assert G.sum(-1).abs().max() < 1e-14 * G.abs().max() * VOCABULARY
 
 
-@every_route
-def test_forces_on_the_whole_vocabulary_keep_it_normalised(route):
+def test_forces_on_the_whole_vocabulary_keep_it_normalised():
     """`π_mᵀ (A K G)_m = 0`, from a map of every token that could stand at m, one by one."""
     here = case("llama_tied", count=1)
     prefix = OBSERVED[0].ids[:5]
     anything = [Encoded((*prefix, token), 5) for token in range(VOCABULARY)]
-    found = here.map(observed=anything, route=route)
+    found = here.map(observed=anything)
     pi = here.policy.logits({}, collate(anything[:1], 0)).softmax(-1)
     assert (pi @ found).abs().max() < 1e-13 * found.abs().max() * VOCABULARY
     (along,) = here.policy.change_along(
@@ -385,8 +373,7 @@ def test_sft_on_its_own_response_is_eta_times_the_gradient_s_square(family):
     assert float(measured.sum()) == pytest.approx(1e-6 * square, rel=1e-4)
 
 
-@every_route
-def test_a_prefix_shared_by_both_answers_cancels_under_dpo_but_not_under_averages(route):
+def test_a_prefix_shared_by_both_answers_cancels_under_dpo_but_not_under_averages():
     """Equal tokens after equal prefixes push with +c and −c; averaged, with +c/n_c and −c/n_r."""
     here, same = case("llama_untied", count=1), 3
     (one,) = here.examples
@@ -400,7 +387,7 @@ def test_a_prefix_shared_by_both_answers_cancels_under_dpo_but_not_under_average
     n_c, n_r = one.chosen.response_length, rejected.response_length
     assert n_c != n_r
     for objective, left in ((DPO_LOSS, 0.0), (SimPO(SimPOConfig()), 1 - n_c / n_r)):
-        found = here.map(objective=objective, examples=[one], route=route)
+        found = here.map(objective=objective, examples=[one])
         chosen, rejected_too = found[:, :same], found[:, n_c : n_c + same]
         assert chosen.norm() > 1e-6
         gap = chosen + rejected_too - left * chosen
@@ -408,18 +395,13 @@ def test_a_prefix_shared_by_both_answers_cancels_under_dpo_but_not_under_average
     assert abs(left) > 0.1
 
 
-@every_route
 @every_loss_s_step
-def test_the_map_of_a_linear_softmax_model_is_the_paper_s_formula(
-    unchanged, config, temperature, route
-):
+def test_the_map_of_a_linear_softmax_model_is_the_paper_s_formula(unchanged, config, temperature):
     """−η A K G with K written out and G autograd's of the loss that trains."""
     model, objective = LinearSoftmax().double(), build_objective(config)
     policy = PolicyFunction(model, torch.float64)
     here = replace(unchanged, policy=policy, examples=unchanged.examples[:1])
-    found = here.map(
-        observed=OBSERVED[:1], objective=objective, temperature=temperature, route=route
-    )
+    found = here.map(observed=OBSERVED[:1], objective=objective, temperature=temperature)
 
     batch = here.batch(objective, temperature)
     logits = here.policy.logits({}, batch).detach().requires_grad_()
@@ -443,15 +425,14 @@ def test_the_map_of_a_linear_softmax_model_is_the_paper_s_formula(
     assert (pi * whole).sum(-1).abs().max() < 1e-14 * max(1.0, float(whole.abs().max()))
 
 
-@every_route
-def test_maps_add_over_the_batch_and_do_not_see_their_neighbours(route):
+def test_maps_add_over_the_batch_and_do_not_see_their_neighbours():
     """Denominators aside, a block is the same whatever stands beside it, and however long."""
     here = case("llama_untied", count=3)
     examples = here.examples
-    whole = force_map(here.policy, OBSERVED, examples, DPO_LOSS, update=ETA, route=route)
+    whole = force_map(here.policy, OBSERVED, examples, DPO_LOSS, update=ETA)
     for o, observed in enumerate(OBSERVED):
         for e, example in enumerate(examples):
-            alone = here.map(observed=[observed], examples=[example], route=route)
+            alone = here.map(observed=[observed], examples=[example])
             both = [torch.tensor(whole.block(o, 2 * e + side)) for side in (0, 1)]
             assert relative(len(examples) * torch.cat(both, dim=1), alone) < 1e-10
 
@@ -486,7 +467,7 @@ def test_maps_add_over_blocks_of_parameters(family):
         here.policy, OBSERVED, here.examples, DPO_LOSS, update=ETA, memory_bytes=2**20
     )
     assert len(found.parts) >= 6
-    assert relative(found.force, here.map(route="columns")) < 1e-10
+    assert relative(found.force, here.map_by_tokens()) < 1e-10
 
 
 @pytest.mark.parametrize("block", ["k_proj", "norm", "mlp", "embed_tokens"])
@@ -501,13 +482,12 @@ def test_a_block_is_the_map_of_a_model_in_which_nothing_else_trains(block):
         "mlp": ["mlp"],
         "embed_tokens": ["embedding", "head", "tied"],
     }
-    alone = here.map(route="columns")
+    alone = here.map_by_tokens()
     assert relative(sum(parts[word] for word in words[block]), alone) < 1e-10
 
 
-@every_route
 @pytest.mark.parametrize("family", ["gpt_neox", "llama_untied"])
-def test_a_step_of_the_head_alone_is_predicted(family, route):
+def test_a_step_of_the_head_alone_is_predicted(family):
     """Nothing before the head has a gradient, so that its input begins the graph."""
     here = case(family, count=1)
     head = "lm_head.weight"
@@ -520,7 +500,7 @@ def test_a_step_of_the_head_alone_is_predicted(family, route):
             name: (name == head) * change for name, change in plain_descent(gradient).items()
         },
     )
-    assert relative(here.map(observed=OBSERVED[:1], route=route), truth) < 1e-6
+    assert relative(here.map(observed=OBSERVED[:1]), truth) < 1e-6
     parts = breakdown(here.policy, OBSERVED[:1], here.examples, DPO_LOSS, update=ETA)
     assert list(parts.parts) == ["head"] and relative(parts.force, truth) < 1e-6
 
@@ -543,24 +523,19 @@ def test_one_token_of_prompt_and_response(family):
     one = pair(6, prompt=1, chosen=1, rejected=1)
     example = one.model_copy(update={"chosen_reference": [-3.0], "rejected_reference": [-4.0]})
     observed = encoded(5, 1, 1)
-    columns, rows, both = (
-        here.map(observed=[observed], examples=[example], route=route) for route in ROUTES
-    )
-    assert columns.shape == (1, 2)
-    assert relative(rows, columns) < 1e-10
-    assert relative(both, columns) < 1e-10
-    assert relative(columns, dpo_columns_by_differences(here.policy, observed, example)) < 1e-6
+    found = here.map(observed=[observed], examples=[example])
+    assert found.shape == (1, 2)
+    assert relative(found, dpo_columns_by_differences(here.policy, observed, example)) < 1e-6
 
 
-@every_route
-def test_truncating_after_either_token_leaves_their_force_alone(unchanged, route):
+def test_truncating_after_either_token_leaves_their_force_alone(unchanged):
     """Causality: what stands after m or after l has no part in F[m, l]."""
     here = unchanged
     whole = pair(3, chosen=6)
     cut = whole.model_copy(update={"chosen": Encoded(whole.chosen.ids[:-2], 4)})
     shorter = Encoded(OBSERVED[0].ids[:-2], OBSERVED[0].prompt_length)
-    full = here.map(observed=OBSERVED[:1], examples=[whole], objective=SFT_LOSS, route=route)
-    part = here.map(observed=[shorter], examples=[cut], objective=SFT_LOSS, route=route)
+    full = here.map(observed=OBSERVED[:1], examples=[whole], objective=SFT_LOSS)
+    part = here.map(observed=[shorter], examples=[cut], objective=SFT_LOSS)
     assert relative(part, full[:-2, :-2]) < 1e-10
 
 

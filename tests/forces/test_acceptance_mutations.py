@@ -23,10 +23,8 @@ from dynolab.forces.map import (
     weighted,
 )
 from dynolab.objectives import GRPO, GRPOConfig, base
-from tests.forces.families import OBSERVED, ROUTES, case, dpo_columns_by_differences
+from tests.forces.families import OBSERVED, case, dpo_columns_by_differences
 from tests.forces.small_models import relative
-
-every_route = pytest.mark.parametrize("route", ROUTES)
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +35,26 @@ def setting():
     return here, dpo_columns_by_differences(here.policy, OBSERVED[0], here.examples[0])
 
 
-def error(setting, route: str = "both_sides") -> float:
+def error(setting) -> float:
     here, truth = setting
-    return relative(here.map(observed=OBSERVED[:1], route=route), truth)
+    return relative(here.map(observed=OBSERVED[:1]), truth)
 
 
-@every_route
-def test_unbroken(setting, route):
-    assert error(setting, route) < 1e-6
+def test_unbroken(setting):
+    assert error(setting) < 1e-6
 
 
-@every_route
-def test_sign(setting, route, monkeypatch):
+def test_sign(setting, monkeypatch):
     true = problem.weighted_responses
     monkeypatch.setattr(
         problem,
         "weighted_responses",
         lambda *a: [replace(one, weights=-one.weights) for one in true(*a)],
     )
-    assert error(setting, route) == pytest.approx(2)
+    assert error(setting) == pytest.approx(2)
 
 
-@every_route
-def test_a_transposed(setting, route, monkeypatch):
+def test_a_transposed(setting, monkeypatch):
     """Aᵀ = I − π 1ᵀ in A's place: the gradient e_y − π_y 1 for e_y − π."""
 
     def backward(logits):  # type: ignore[no-untyped-def]
@@ -78,17 +73,16 @@ def test_a_transposed(setting, route, monkeypatch):
     monkeypatch.setattr(views, "log_softmax", backward)
     monkeypatch.setattr(views.View, "changes", forward)
     monkeypatch.setattr(signals, "target_force", signal)
-    assert error(setting, route) > 0.01
+    assert error(setting) > 0.01
 
 
-@every_route
-def test_shift_by_one(setting, route, monkeypatch):
+def test_shift_by_one(setting, monkeypatch):
     def shifted(*arguments):  # type: ignore[no-untyped-def]
         batch = collate(*arguments)
         return replace(batch, position=batch.position - 1)
 
     monkeypatch.setattr(weighted, "collate", shifted)
-    assert error(setting, route) > 0.1
+    assert error(setting) > 0.1
 
 
 @pytest.mark.parametrize("axis", [0, 1], ids=["rows", "columns"])
@@ -135,15 +129,14 @@ def test_one_over_t_missing(setting, missing):
     assert relative(wrong, truth) > 0.01
 
 
-@every_route
-def test_attention_detached(setting, route, monkeypatch):
+def test_attention_detached(setting, monkeypatch):
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def detached(query, key, value, **more):  # type: ignore[no-untyped-def]
         return attend(query.detach(), key.detach(), value, **more)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", detached)
-    assert error(setting, route) > 1e-3
+    assert error(setting) > 1e-3
 
 
 @pytest.mark.parametrize("broken", ["_table_rows", "normed"])

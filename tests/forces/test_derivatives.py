@@ -110,9 +110,9 @@ def test_a_derivative_that_cannot_be_run_says_why() -> None:
     with pytest.raises(ConfigError) as refused:
         found.require("forward")
     assert str(refused.value) == (
-        "model = 'Model': forward derivative: NotImplementedError: no rule; the force map's route "
-        "both_sides needs no forward-mode derivative; predictions of whole steps do: analyse a "
-        "model of a family that has one (Llama, Qwen, Mistral, GPT-NeoX ...)"
+        "model = 'Model': forward derivative: NotImplementedError: no rule; force maps need no "
+        "forward-mode derivative; predictions of whole steps do: analyse a model of a family "
+        "that has one (Llama, Qwen, Mistral, GPT-NeoX ...)"
     )
 
 

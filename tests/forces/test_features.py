@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
-
 import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM
@@ -12,27 +9,19 @@ from dynolab.errors import ConfigError
 from dynolab.forces import (
     PolicyFunction,
     consistency,
-    feature_change,
-    feature_change_along,
     feature_forces,
     feature_step,
     hidden_states,
-    split_step,
 )
-from dynolab.forces.step.split import objective_batch
+from dynolab.forces.function.layers import at_layer
+from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, SimKOConfig, build_objective
-from dynolab.training.config import OptimizerConfig
-from tests.forces import families
 from tests.forces.families import FAMILIES, build, case
 from tests.forces.lora import adapted
 from tests.forces.small_models import (
     VOCABULARY,
     encoded,
-    llama,
-    neox,
-    pair,
     pairs,
-    recorded,
     relative,
     weights,
     with_reference,
@@ -69,18 +58,6 @@ def parts(family):
     model = build(family)
     policy = PolicyFunction(model, torch.float64)
     return policy, with_reference(model, pairs(3)), policy.batch(OBSERVED)[0]
-
-
-def difference(policy, step, batch, layer):
-    """A central difference of the features along a step of the weights."""
-    size = 1e-3
-    forth, back = (
-        hidden_states(
-            policy, {n: w + sign * size * step[n] for n, w in policy.weights.items()}, batch, layer
-        )
-        for sign in (1, -1)
-    )
-    return (forth - back) / (2 * size)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -128,112 +105,38 @@ def final_norm(policy):
 
 @pytest.mark.parametrize("layer", range(BLOCKS + 1))
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_the_formula_is_the_derivative_along_the_loss_gradient(family, layer):
-    """`−η Σ_n K f_n` against a central difference of h along autograd's −η ∇L."""
-    policy, examples, batch = parts(family)
-    change = feature_change(policy, batch, examples, DPO, layer, update=ETA)
-    d = step_along(loss_gradient(policy, examples))
-    assert relative(change.total, difference(policy, d, batch, layer)) < 1e-6
-    assert change.by_example.shape == (len(examples), len(batch.token), 32)
-    assert bool(change.shared.any()) == policy.model.config.tie_word_embeddings
+def test_a_force_on_features_is_the_loss_derivative_by_them(family, layer):
+    """By autograd of the loss that trains, h_ℓ shifted at every position."""
+    policy, examples, _ = parts(family)
+    check_forces(policy, examples, DPO, layer)
 
 
 @pytest.mark.parametrize("config", [GRPOConfig(), SimKOConfig(share=0.4)], ids=repr)
-def test_groups_sampled_at_a_temperature_move_features_too(config):
-    here, objective, layer = case("llama_tied"), build_objective(config), 1
-    batch, examples = here.policy.batch(OBSERVED)[0], here.updating(objective, 0.7)
-    change = feature_change(here.policy, batch, examples, objective, layer, update=families.ETA)
-    moved = difference(here.policy, here.descent(objective, 0.7), batch, layer)
-    assert relative(change.total, moved) < 1e-6
-    forces = feature_forces(here.policy, examples, objective, layer)
+def test_groups_sampled_at_a_temperature_pull_on_features_too(config):
+    here, objective = case("llama_tied"), build_objective(config)
+    check_forces(here.policy, here.updating(objective, 0.7), objective, 1)
+
+
+def test_forces_under_adapters_go_through_them():
+    examples = [pair.model_copy(update=REFERENCES[pair.id]) for pair in pairs(2)]
+    check_forces(PolicyFunction(adapted("llama_tied"), torch.float64), examples, DPO, 1)
+
+
+def check_forces(policy, examples, objective, layer):
+    forces = feature_forces(policy, examples, objective, layer)
     assert [force.id for force in forces] == [example.id for example in examples]
+    totals = step_totals(examples, objective)
+    for example, made in zip(examples, forces, strict=True):
+        batch = objective_batch([example], objective, totals, policy)
+        shift = torch.randn(
+            made.cotangent.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
 
-
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_the_kernel_times_the_force_formed_densely(layer):
-    """`K = J_h(o) J_h(n)ᵀ` and f_n from Jacobians, position by position, on one example."""
-    policy = PolicyFunction(neox(), torch.float64)
-    (one,) = with_reference(policy.model, [pair(0, prompt=2, chosen=2, rejected=1)])
-    batch, _ = policy.batch([one.chosen])
-    (force,) = feature_forces(policy, [one], DPO, layer)
-    totals = count_totals([one.encoded()], DPO.sides)
-    updating = objective_batch([one], DPO, totals, policy)
-    everywhere = [
-        (row, column)
-        for row, length in enumerate(updating.attention_mask.sum(1).tolist())
-        for column in range(length)
-    ]
-    rows = torch.tensor([row for row, _ in everywhere])
-    columns = torch.tensor([column for _, column in everywhere])
-    spread = replace(
-        updating,
-        sequence=rows,
-        position=columns,
-        token=torch.zeros_like(rows),
-        reference=None,
-    )
-
-    def jacobian(which):
-        leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
-        flat = hidden_states(policy, leaves, which, layer).flatten()
-        made = [
-            torch.autograd.grad(
-                value, list(leaves.values()), retain_graph=True, materialize_grads=True
-            )
-            for value in flat
-        ]
-        return torch.stack([torch.cat([g.flatten() for g in row]) for row in made])
-
-    kernel = jacobian(batch) @ jacobian(spread).T
-    truth = -ETA * kernel @ force.cotangent[rows, columns].flatten()
-    change = feature_change(policy, batch, [one], DPO, layer, update=ETA)
-    assert relative(change.by_example[0].flatten(), truth) < 1e-11
-
-
-@pytest.mark.parametrize("family", ["llama_tied", "gpt2"])
-def test_the_shared_part_is_the_head_s_pull_on_the_table(family):
-    """A copy with a head of its own has the same features and no shared part."""
-    policy, examples, batch = parts(family)
-    free = copy.deepcopy(policy.model)
-    free.config.tie_word_embeddings = False
-    head = free.get_output_embeddings()
-    head.weight = torch.nn.Parameter(head.weight.detach().clone())
-    apart = PolicyFunction(free, torch.float64)
-    tied = feature_change(policy, batch, examples, DPO, 1, update=ETA)
-    untied = feature_change(apart, batch, examples, DPO, 1, update=ETA)
-    assert relative(untied.by_example, tied.by_example) < 1e-12
-    assert not untied.shared.any()
-    pull = step_along(loss_gradient(apart, examples))["lm_head.weight"]
-    (name,) = (
-        n
-        for n, p in policy.model.named_parameters()
-        if p is policy.model.get_input_embeddings().weight
-    )
-    (along,) = feature_change_along(policy, {}, [{name: pull}], batch, 1)
-    assert relative(tied.shared, along) < 1e-12
-
-
-def test_examples_add_up_to_the_batch():
-    policy, examples, batch = parts("gpt_neox")
-    whole = feature_change(policy, batch, examples, DPO, 1, update=ETA)
-    for number, example in enumerate(examples):
-        alone = feature_change(policy, batch, [example], DPO, 1, update=ETA)
-        assert relative(whole.by_example[number] * len(examples), alone.total) < 1e-12
-
-
-def test_a_recorded_step_s_examples_add_up_to_its_gradient_part():
-    """Under a preconditioner P: the frozen map of a real AdamW step."""
-    model = neox()
-    record = recorded(model, OptimizerConfig(name="adamw", learning_rate=1e-3), count=3)
-    policy = PolicyFunction(model, torch.float64)
-    split = split_step(record, policy)
-    batch, _ = policy.batch(OBSERVED)
-    change = feature_change(
-        policy, batch, record.examples, DPO, 1, update=split.update, at=record.before
-    )
-    directions = [split.from_chosen, split.from_rejected]
-    chosen, rejected = feature_change_along(policy, record.before, directions, batch, 1)
-    assert relative(change.total, chosen + rejected) < 1e-9
+        size = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        with at_layer(policy, layer, lambda h, shift=shift, size=size: h + size * shift):
+            loss = objective.loss(objective_logps(policy, {}, batch, objective), batch)
+        (slope,) = torch.autograd.grad(loss, size)
+        assert float(slope) == pytest.approx(float((made.cotangent * shift).sum()), rel=1e-10)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
@@ -245,14 +148,17 @@ def test_parameters_above_the_layer_move_nothing(layer):
     above = {name: w for name, w in d.items() if any(one in name for one in high)}
     assert above
     below = {name: w for name, w in d.items() if name not in above}
-    whole, low, upper = feature_change_along(policy, {}, [d, below, above], batch, layer)
-    assert relative(low, whole) < 1e-13
-    assert not upper.any()
-    after = {name: w + d[name] for name, w in policy.weights.items()}
-    moved = {name: w + above.get(name, 0) for name, w in after.items()}
-    assert torch.equal(
-        hidden_states(policy, after, batch, layer), hidden_states(policy, moved, batch, layer)
-    )
+    start = policy.weights
+
+    def moved_by(part):
+        after = {name: w + part.get(name, 0) for name, w in start.items()}
+        return feature_step(policy, start, after, batch, layer)
+
+    whole, low, upper = map(moved_by, (d, below, above))
+    assert torch.equal(low.predicted, whole.predicted)
+    assert torch.equal(low.measured, whole.measured)
+    assert not upper.predicted.any()
+    assert not upper.measured.any()
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
@@ -269,36 +175,6 @@ def test_the_residual_is_second_order(layer):
         return
     assert float(residual(0.25) / residual(0.125)) == pytest.approx(4, rel=0.15)
     assert float(residual(0.25, None) / residual(0.125, None)) == pytest.approx(8, rel=0.25)
-
-
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_features_and_what_stands_above_them_make_the_logit_change(layer):
-    """`Δz = ∂z/∂h Δh + ∂z/∂θ_above Δθ_above`; at the last layer the latter is norm and head."""
-    policy, examples, batch = parts("llama_untied")
-    d = step_along(loss_gradient(policy, examples))
-    (dz,) = policy.derivatives(lambda w: policy.logits(w, batch), {}, [d])
-    blocks = tuple(f"layers.{number}." for number in range(layer, BLOCKS))
-    above = {
-        name: w
-        for name, w in d.items()
-        if any(one in name for one in ("model.norm", "lm_head", *blocks))
-    }
-    below = {name: w for name, w in d.items() if name not in above}
-    (own,) = policy.derivatives(lambda w: policy.logits(w, batch), {}, [above])
-    if layer < BLOCKS:
-        (through,) = policy.derivatives(lambda w: policy.logits(w, batch), {}, [below])
-    else:
-        (dh,) = feature_change_along(policy, {}, [d], batch, layer)
-        last = hidden_states(policy, {}, batch, layer)
-
-        def head(h):
-            return policy.model.lm_head(policy.model.model.norm(h))
-
-        with policy.differentiable():
-            _, through = torch.func.jvp(head, (last,), (dh,))
-        change = feature_change(policy, batch, examples, DPO, layer, update=ETA)
-        assert relative(change.total, dh) < 1e-11
-    assert relative(through + own, dz) < 1e-11
 
 
 @pytest.mark.parametrize("objective", [DPOConfig(), SFTConfig()], ids=["dpo", "sft"])
@@ -332,38 +208,10 @@ def test_padding_and_later_positions_feel_no_force():
             assert force.cotangent[row, : len(sequence.ids) - 1].any()
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_adapters_alone_move_the_features(layer):
-    """Under LoRA, K is the adapters' own; no block lies below layer 0, so nothing moves there."""
-    policy = PolicyFunction(adapted("llama_tied"), torch.float64)
-    batch, _ = policy.batch(OBSERVED)
-    examples = [pair.model_copy(update=REFERENCES[pair.id]) for pair in pairs(2)]
-    change = feature_change(policy, batch, examples, DPO, layer, update=ETA)
-    if layer == 0:
-        assert not change.total.any()
-        return
-    d = step_along(loss_gradient(policy, examples))
-    adapters = {name: w for name, w in d.items() if "lora" in name}
-    (along,) = feature_change_along(policy, {}, [adapters], batch, layer)
-    assert relative(change.total, along) < 1e-11
-    assert not change.shared.any()
-
-
-def test_llama_in_float32_agrees_with_float64():
-    model = llama(dtype=torch.float32)
-    examples = with_reference(model, pairs(2))
-    made = []
-    for dtype in (torch.float32, torch.float64):
-        policy = PolicyFunction(model, dtype)
-        batch, _ = policy.batch(OBSERVED)
-        made.append(feature_change(policy, batch, examples, DPO, 1).total.double())
-    assert relative(*made) < 1e-4
-
-
 def test_the_model_and_its_hooks_are_left_as_they_were():
-    policy, examples, batch = parts("gpt_neox")
+    policy, examples, _ = parts("gpt_neox")
     start = weights(policy.model)
-    feature_change(policy, batch, examples, DPO, 1)
+    feature_forces(policy, examples, DPO, 1)
     hooks = [(*m._forward_hooks, *m._forward_pre_hooks) for m in policy.model.modules()]
     assert not any(hooks)
     assert all(torch.equal(w, start[name]) for name, w in weights(policy.model).items())
@@ -405,6 +253,6 @@ def test_a_layer_that_is_not_there_is_refused(policy, layer):
 
 def test_forces_of_nothing_are_refused(policy):
     with pytest.raises(ConfigError, match="examples"):
-        feature_change(policy, policy.batch(OBSERVED)[0], [], DPO, 1)
+        feature_forces(policy, [], DPO, 1)
     with pytest.raises(ConfigError, match="at least two"):
         consistency(torch.zeros(3, 4))

@@ -1,4 +1,4 @@
-"""A force map: its question, its metric, what moves, by which route, and its parts by block."""
+"""A force map: its question, its metric, what moves, and its parts by block."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from dynolab.forces import (
     split_step,
     token_forces,
 )
-from dynolab.forces.function.rules import find_rules, subspace
+from dynolab.forces.function.rules import subspace
 from dynolab.forces.map import problem as problem_module
 from dynolab.forces.map.blocks import block_by_name
-from dynolab.forces.map.costs import choose_route, kernel_flops, route_flops
 from dynolab.forces.map.gram import Kernel
 from dynolab.forces.map.problem import Problem, Updating, pose
 from dynolab.objectives import SFTConfig, build_objective
-from tests.forces.families import DPO_LOSS, ETA, FAMILIES, OBSERVED, ROUTES, build, case
+from tests.forces.families import DPO_LOSS, ETA, FAMILIES, OBSERVED, build, case, map_by_tokens
 from tests.forces.small_models import (
     encoded,
     pair,
@@ -55,21 +54,13 @@ def test_an_optimizer_s_scale_is_the_metric(family):
         token_forces(record, policy, update, number, OBSERVED[0], at=record.before)
         for number in range(len(record.examples))
     ]
-    for route in ROUTES:
-        made = force_map(
-            policy,
-            OBSERVED[:1],
-            record.examples,
-            DPO_LOSS,
-            update=update,
-            at=record.before,
-            route=route,
-            memory_bytes=2**30,
-        )
-        assert made.facts.preconditioned
-        blocks = tensor(made).split([truth.shape[1] for truth in truths], dim=1)
-        for block, truth in zip(blocks, truths, strict=True):
-            assert relative(block, truth) < 1e-10
+    made = force_map(
+        policy, OBSERVED[:1], record.examples, DPO_LOSS, update=update, at=record.before
+    )
+    assert made.facts.preconditioned
+    blocks = tensor(made).split([truth.shape[1] for truth in truths], dim=1)
+    for block, truth in zip(blocks, truths, strict=True):
+        assert relative(block, truth) < 1e-10
 
 
 class Scaled(nn.Module):
@@ -84,53 +75,38 @@ class Scaled(nn.Module):
         return self.inner(x) * self.gain + 0.1 * (x @ self.inner.weight.T)
 
 
-def generic_of_agreeing_routes(model: nn.Module) -> frozenset[str]:
-    """Parameters that have no rule, of a model whose map is the same by columns and both sides."""
+def generic_of_true_map(model: nn.Module) -> frozenset[str]:
+    """Parameters that have no rule, of a model whose map is that of one token after the other."""
     policy = PolicyFunction(model, torch.float64)
     generic = Kernel.build(policy, None, subspace(policy), None, OBSERVED[0]).generic
     examples = with_reference(model, pairs(1))
-    columns, both = (
-        tensor(force_map(policy, OBSERVED, examples, DPO_LOSS, route=route))
-        for route in ("columns", "both_sides")
-    )
-    assert relative(both, columns) < 1e-10
+    found = tensor(force_map(policy, OBSERVED, examples, DPO_LOSS))
+    assert relative(found, map_by_tokens(policy, OBSERVED, examples, DPO_LOSS)) < 1e-10
     return generic
 
 
-def test_parameters_of_unknown_modules_are_kept_by_the_generic_route():
+def test_parameters_of_unknown_modules_are_kept_whole():
     """A new parameter, and one that is used beside its own module where no hook sees it."""
     model = build("llama_tied")
     attention = model.model.layers[0].self_attn
     attention.o_proj = Scaled(attention.o_proj, 32)
     place = "model.layers.0.self_attn.o_proj"
-    assert generic_of_agreeing_routes(model) == {f"{place}.gain", f"{place}.inner.weight"}
+    assert generic_of_true_map(model) == {f"{place}.gain", f"{place}.inner.weight"}
 
 
 def test_a_module_called_twice_counts_twice():
     model = build("llama_untied")
     model.model.layers[1].mlp = model.model.layers[0].mlp
-    assert not generic_of_agreeing_routes(model)
+    assert not generic_of_true_map(model)
 
 
 def test_only_parameters_that_train_move_and_the_map_says_so():
     model = build("gpt_neox").requires_grad_(False)
     trained = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
     model.get_parameter(trained).requires_grad_()
-    assert not generic_of_agreeing_routes(model)
+    assert not generic_of_true_map(model)
     policy, examples = PolicyFunction(model, torch.float64), with_reference(model, pairs(1))
     assert force_map(policy, OBSERVED, examples, DPO_LOSS).facts.subspace == [trained]
-
-
-def test_the_route_is_the_one_with_the_fewest_operations():
-    """Many to many goes by both sides; one token on one response by columns or rows."""
-    policy = PolicyFunction(build("llama_tied"), torch.float64)
-    rules = find_rules(policy, subspace(policy))
-    many = [(32, 64)] * 16
-    assert choose_route(rules, many, many) == "both_sides"
-    counts = route_flops(rules, many, many)
-    assert min(counts.values()) == counts["both_sides"]
-    # Few positions against a wide matrix: signals are carried, gradients never formed.
-    assert kernel_flops([(4, 8)], [(4, 8)], 4096, 64) < 2 * 4096 * 64 * 4 * 4
 
 
 def test_a_budget_that_holds_no_token_is_refused_with_what_it_takes():

@@ -21,26 +21,32 @@ from dynolab.forces.function.rules import subspace
 from dynolab.forces.map.gram import Kernel
 from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.training.config import OptimizerConfig
-from tests.forces.families import DPO_LOSS, ETA, OBSERVED, ROUTES, build, dense_logps, dpo_rates
+from tests.forces.families import (
+    DPO_LOSS,
+    ETA,
+    OBSERVED,
+    build,
+    dense_logps,
+    dpo_rates,
+    map_by_tokens,
+)
 from tests.forces.lora import TARGETS, adapted
 from tests.forces.small_models import pairs, recorded, relative, with_reference
 from tests.forces.test_step_forces import PROBES, Numbers
 
 
-def maps(model, routes=ROUTES, dtype=torch.float64):
-    policy = PolicyFunction(model, dtype)
+def map_of(model, dtype=torch.float64) -> ForceMap:
     examples = with_reference(model.eval(), pairs(2))
-    return [
-        force_map(policy, OBSERVED, examples, DPO_LOSS, update=ETA, route=route) for route in routes
-    ]
+    return force_map(PolicyFunction(model, dtype), OBSERVED, examples, DPO_LOSS, update=ETA)
 
 
 def agreeing(model) -> ForceMap:
-    """The map by both sides, which the other routes meet."""
-    columns, rows, both = maps(model)
-    assert relative(matrix(rows), matrix(columns)) < 1e-10
-    assert relative(matrix(both), matrix(columns)) < 1e-10
-    return both
+    """The map, which is that of one token after the other."""
+    examples = with_reference(model.eval(), pairs(2))
+    policy, found = PolicyFunction(model, torch.float64), map_of(model)
+    truth = map_by_tokens(policy, OBSERVED, examples, DPO_LOSS, update=ETA)
+    assert relative(matrix(found), truth) < 1e-10
+    return found
 
 
 def matrix(found):
@@ -48,7 +54,7 @@ def matrix(found):
 
 
 @pytest.mark.parametrize("family", TARGETS)
-def test_three_routes_agree_on_adapters(family):
+def test_adapters_have_the_map_of_one_token_after_the_other(family):
     model = adapted(family)
     trained = sorted(name for name, p in model.named_parameters() if p.requires_grad)
     assert agreeing(model).facts.subspace == trained
@@ -58,7 +64,7 @@ def test_three_routes_agree_on_adapters(family):
 @pytest.mark.parametrize("family", TARGETS)
 def test_a_step_of_the_adapters_on_one_token_is_its_column(family):
     model = adapted(family)
-    (found,) = maps(model, ["both_sides"])
+    found = map_of(model)
     policy = PolicyFunction(model, torch.float64)
     example = with_reference(model, pairs(2))[0]
     rates = dpo_rates(policy, {}, example) / 2
@@ -77,25 +83,22 @@ def test_a_step_of_the_adapters_on_one_token_is_its_column(family):
 def test_where_b_is_zero_only_b_moves(family):
     """∂L/∂A = 0 at B = 0: the map is that of the B matrices alone."""
     model = adapted(family, zero=True)
-    whole = maps(model)
+    whole = map_of(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_A" in name)
-    for of_a in maps(model):
-        assert not of_a.force.any()
+    assert not map_of(model).force.any()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_B" in name)
-    for both, of_b in zip(whole, maps(model), strict=True):
-        assert relative(matrix(both), matrix(of_b)) < 1e-12
-        assert both.facts.subspace != of_b.facts.subspace
+    of_b = map_of(model)
+    assert relative(matrix(whole), matrix(of_b)) < 1e-12
+    assert whole.facts.subspace != of_b.facts.subspace
 
 
 def test_the_adapters_kernel_is_not_the_kernel_of_all_weights():
     """The same function with merged weights has another map, and its facts say which it is."""
     model = adapted("llama_tied")
-    (of_adapters,) = maps(model, ["both_sides"])
-    merged = model.merge_and_unload().requires_grad_(True)
-    columns, both = maps(merged, ["columns", "both_sides"])
-    assert relative(matrix(both), matrix(columns)) < 1e-10
+    of_adapters = map_of(model)
+    both = agreeing(model.merge_and_unload().requires_grad_(True))
     assert relative(matrix(both), matrix(of_adapters)) > 0.1
     assert both.facts.subspace == "all"
     assert of_adapters.facts.subspace != "all"
@@ -111,8 +114,7 @@ def test_injected_adapters_are_adapters():
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(inner[name])
-    for one, other in zip(maps(wrapped), maps(model), strict=True):
-        assert relative(matrix(one), matrix(other)) < 1e-12
+    assert relative(matrix(map_of(wrapped)), matrix(map_of(model))) < 1e-12
 
 
 def test_a_recorded_step_of_adapters_is_replayed_and_split():
@@ -127,18 +129,11 @@ def test_a_recorded_step_of_adapters_is_replayed_and_split():
         assert row.residual == pytest.approx(0, abs=1e-3 * abs(row.measured) + 1e-7)
     update = split_step(record, policy).update
     truth = token_forces(record, policy, update, 0, OBSERVED[0], at=record.before)
-    for route in ROUTES:
-        found = force_map(
-            policy,
-            OBSERVED[:1],
-            record.examples,
-            DPO_LOSS,
-            update=update,
-            at=record.before,
-            route=route,
-        )
-        blocks = [torch.tensor(found.block(0, side)) for side in (0, 1)]
-        assert relative(torch.cat(blocks, dim=1), truth) < 1e-10
+    found = force_map(
+        policy, OBSERVED[:1], record.examples, DPO_LOSS, update=update, at=record.before
+    )
+    blocks = [torch.tensor(found.block(0, side)) for side in (0, 1)]
+    assert relative(torch.cat(blocks, dim=1), truth) < 1e-10
     batch, _ = policy.batch(OBSERVED)
     step = one_step(policy, record.before, record.after, batch)
     assert relative(step.predicted, step.measured) < 1e-3
@@ -147,26 +142,24 @@ def test_a_recorded_step_of_adapters_is_replayed_and_split():
 @pytest.mark.parametrize("family", ["llama_tied", "gpt2"])
 def test_blocks_of_adapters_add_up(family):
     model = adapted(family)
-    (whole,) = maps(model, ["columns"])
     examples = with_reference(model, pairs(2))
     parts = breakdown(
         PolicyFunction(model, torch.float64), OBSERVED, examples, DPO_LOSS, update=ETA
     )
-    assert relative(parts.force, matrix(whole)) < 1e-10
+    assert relative(parts.force, matrix(map_of(model))) < 1e-10
     assert set(parts.parts) <= {"attention.q", "attention.v", "attention.qkv", "attention.o", "mlp"}
 
 
 def test_dropout_of_adapters_is_off_and_modes_are_put_back():
     model = adapted("llama_tied")
-    still = [matrix(one) for one in maps(model)]
+    still = matrix(map_of(model))
     model.train()
     model.base_model.model.model.layers[0].eval()
     modes = [module.training for module in model.modules()]
     policy = PolicyFunction(model, torch.float64)
     examples = with_reference(adapted("llama_tied").eval(), pairs(2))
-    for truth, route in zip(still, ROUTES, strict=True):
-        found = force_map(policy, OBSERVED, examples, DPO_LOSS, update=ETA, route=route)
-        assert relative(matrix(found), truth) < 1e-12
+    found = force_map(policy, OBSERVED, examples, DPO_LOSS, update=ETA)
+    assert relative(matrix(found), still) < 1e-12
     assert [module.training for module in model.modules()] == modes
 
 
@@ -214,15 +207,16 @@ def test_adapters_that_are_off_merged_or_of_another_kind_are_refused():
 def test_adapters_that_do_not_train_have_no_subspace():
     model = adapted("gpt2", torch.float32).requires_grad_(False)
     with pytest.raises(ConfigError, match="is_trainable=True"):
-        maps(model, ["columns"], torch.float32)
+        map_of(model, torch.float32)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_attention_under_adapters_is_switched_and_put_back(attention):
     model = adapted("llama_tied")
-    truth = matrix(maps(model, ["rows"])[0])
+    truth = matrix(map_of(model))
     inner = model.get_base_model()
     inner.set_attn_implementation(attention)
-    (found,) = maps(model, ["rows"])
-    assert relative(matrix(found), truth) < 1e-7  # references alone: eager scores in float32
+    assert (
+        relative(matrix(map_of(model)), truth) < 1e-7
+    )  # references alone: eager scores in float32
     assert inner.config._attn_implementation == attention

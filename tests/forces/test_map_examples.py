@@ -27,7 +27,7 @@ from dynolab.training.recorded_examples import RecordedCompletion
 from dynolab.training.step_record import RecordedExample, RecordedGroup
 from tests.forces.small_models import Letters, neox, probe
 
-FACTS = MapFacts("columns", "float32", "sdpa", "grpo", 0.1, False, "all")
+FACTS = MapFacts("float32", "sdpa", "grpo", 0.1, False, "all")
 
 
 def completion(advantage: float, *tokens: int) -> RecordedCompletion:

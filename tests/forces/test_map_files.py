@@ -25,9 +25,7 @@ MEMORY = 2**19
 ROOT = Path(__file__).parents[2]
 
 
-def make(
-    folder: Path | None, *, update: float = 0.1, route: str = "both_sides", memory: int = MEMORY
-) -> ForceMap:
+def make(folder: Path | None, *, update: float = 0.1, memory: int = MEMORY) -> ForceMap:
     model = build("llama_tied", torch.float32)
     policy = PolicyFunction(model)
     observed = [encoded(n, 4, 5) for n in range(4)]
@@ -37,7 +35,6 @@ def make(
         with_reference(model, pairs(2)),
         DPO(DPOConfig()),
         update=update,
-        route=route,
         memory_bytes=memory,
         folder=folder,
     )
@@ -70,7 +67,6 @@ def test_a_manifest_says_what_the_numbers_are(tmp_path: Path) -> None:
     answers = [list(encoded(n, 4, 5).ids[4:]) for n in range(4)]
     objective = DPO(DPOConfig())
     facts = {
-        "route": "both_sides",
         "dtype": "float32",
         "attention": "torch scaled_dot_product_attention, math kernel",
         "objective": f"DPO {vars(objective)}",

@@ -13,7 +13,7 @@ from dynolab.forces import FrozenUpdate, PolicyFunction, breakdown, force_map
 from dynolab.forces.function.layers import last_layers
 from dynolab.forces.map.problem import pose
 from dynolab.objectives import DPO, DPOConfig
-from tests.forces.families import build
+from tests.forces.families import build, map_by_tokens
 from tests.forces.lora import adapted
 from tests.forces.small_models import encoded, pairs, with_reference
 
@@ -34,7 +34,7 @@ def far(one: np.ndarray, other: np.ndarray) -> float:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("preconditioned", [False, True])
-def test_maps_in_parts_of_the_parameters_add_up_and_agree_with_the_plain_route(
+def test_maps_in_parts_of_the_parameters_add_up_and_are_those_by_tokens(
     family: str, preconditioned: bool
 ) -> None:
     policy, asked = question(build(family, torch.float64))
@@ -45,14 +45,8 @@ def test_maps_in_parts_of_the_parameters_add_up_and_agree_with_the_plain_route(
     last = last_layers(policy, 1)
     rest = set(policy.weights) - last
     assert last and rest
-    maps = [
-        force_map(policy, **asked, parameters=names, route="both_sides").force
-        for names in (last, rest)
-    ]
-    plain = [
-        force_map(policy, **asked, parameters=names, route="columns").force
-        for names in (last, rest)
-    ]
+    maps = [force_map(policy, **asked, parameters=names).force for names in (last, rest)]
+    plain = [map_by_tokens(policy, **asked, parameters=names).numpy() for names in (last, rest)]
     assert max(far(*both) for both in zip(maps, plain, strict=True)) < 1e-10
     assert far(maps[0] + maps[1], force_map(policy, **asked).force) < 1e-10
 
@@ -92,12 +86,10 @@ def test_signals_of_the_last_layer_stay_at_their_own_positions() -> None:
 def test_last_layers_of_adapters_are_their_own() -> None:
     policy, asked = question(adapted("llama_tied").eval())
     names = last_layers(policy, 1)
-    maps = [
-        force_map(policy, **asked, parameters=names, route=route)
-        for route in ("both_sides", "columns")
-    ]
-    assert far(maps[0].force, maps[1].force) < 1e-10
-    assert all("lora" in name and ".1." in name for name in maps[0].facts.subspace)
+    found = force_map(policy, **asked, parameters=names)
+    truth = map_by_tokens(policy, **asked, parameters=names).numpy()
+    assert far(found.force, truth) < 1e-10
+    assert all("lora" in name and ".1." in name for name in found.facts.subspace)
 
 
 def test_what_does_not_move_is_refused() -> None:
@@ -106,5 +98,3 @@ def test_what_does_not_move_is_refused() -> None:
         last_layers(policy, 3)
     with pytest.raises(ConfigError, match=r"^parameters = \['x'\]: none of them is trained"):
         force_map(policy, **asked, parameters={"x"})
-    with pytest.raises(ConfigError, match=r"^route = 'rows': only both_sides tells"):
-        force_map(policy, **asked, route="rows", by_block=True)

@@ -118,18 +118,13 @@ def test_what_is_pushed_up_is_chosen_and_what_is_pushed_down_rejected(
     assert bool((rates[batch.token_side == REJECTED] <= 0).all())
 
 
-@pytest.mark.parametrize(
-    ("name", "route"),
-    [("grpo", "columns"), ("warm", "rows"), ("sequence", "both_sides"), ("simko", "both_sides")],
-)
-def test_a_force_map_of_a_group_is_its_token_forces(
-    jobs: dict[str, TrainJob], name: str, route: Any
-) -> None:
+@pytest.mark.parametrize("name", ["grpo", "warm", "sequence", "simko"])
+def test_a_force_map_of_a_group_is_its_token_forces(jobs: dict[str, TrainJob], name: str) -> None:
     record, policy = load(jobs[name])
     update, watched = split_step(record, policy).update, observed(record)
     objective = build_objective(record.facts.objective)
     force = force_map(
-        policy, [watched], record.examples, objective, update=update, at=record.before, route=route
+        policy, [watched], record.examples, objective, update=update, at=record.before
     )
     for number, example in enumerate(record.examples):
         assert isinstance(example, RecordedGroup)

@@ -29,8 +29,8 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 0.05}
 
 _REMEDY: dict[Mode, str] = {
     "forward": (
-        "the force map's route both_sides needs no forward-mode derivative; predictions of whole "
-        "steps do: analyse a model of a family that has one (Llama, Qwen, Mistral, GPT-NeoX ...)"
+        "force maps need no forward-mode derivative; predictions of whole steps do: analyse a "
+        "model of a family that has one (Llama, Qwen, Mistral, GPT-NeoX ...)"
     ),
     "backward": (
         "its gradients are not those of its forward (straight-through rounding, a detached part), "

@@ -16,7 +16,7 @@ from dynolab.training.step_record import StepRecord
 class SourceMeasures:
     """Of one step and one answer.
 
-    `lbk`, `sign_delta`: as Ren & Sutherland compute them (`PaperInfluence`); neither bounds
+    `lbk`, `sign_delta`: as Ren & Sutherland compute them (`paper_influence`); neither bounds
     anything as written. `kernel_bound`: a lower bound on ‖K‖₂ between the answer's tokens and the
     step's (`kernel_lower_bound`), the largest of its tokens.
     """
@@ -68,12 +68,12 @@ class SourceAccounts:
         rate: float,
     ) -> SourceMeasures:
         change = after.logp - before.logp
-        measured = paper_influence([change], [before], [updating])
+        lbk, sign_delta = paper_influence(change, before, updating)
         bound = kernel_lower_bound(change, before, updating, rate)
         return SourceMeasures(
             step=step,
             functional=name,
-            lbk=float(measured.lbk[0]),
-            sign_delta=float(measured.sign_delta[0]),
+            lbk=lbk,
+            sign_delta=sign_delta,
             kernel_bound=float(bound.max()),
         )

@@ -328,7 +328,6 @@ def _facts(question: Question, computed: ForceMap, parts: Breakdown) -> Analysis
         objective_settings=settings,
         learning_rate=question.learning_rate,
         step=question.step,
-        route=computed.facts.route,
         dtype=computed.facts.dtype,
         observed_answers=len(computed.observed),
         observed_tokens=computed.force.shape[0],

@@ -1,8 +1,7 @@
-"""Counts the floating-point operations and bytes of each route to a force map."""
+"""Counts the operations and bytes that a force map takes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -11,7 +10,6 @@ from dynolab.errors import ConfigError
 from dynolab.forces.function.rules import Rule
 from dynolab.forces.map.weighted import WeightedResponse
 
-Route = Literal["columns", "rows", "both_sides"]
 Order = Literal["formed", "kernel", "kernel_swapped"]
 Shape = tuple[int, int]
 """Response tokens and positions of one sequence."""
@@ -54,84 +52,12 @@ def cheapest_order(
     Operations of the kernel orders count twice: their many small products reach half the speed
     of one large product at best.
     """
-    costs = _orders(observed, updating, d_in, d_out)
-    return min(costs, key=lambda order: costs[order] * (1 if order == "formed" else 2))
-
-
-def matrix_flops(
-    observed: Sequence[Shape], updating: Sequence[Shape], d_in: int, d_out: int
-) -> int:
-    """Operations of one matrix's contraction in its cheapest order."""
-    order = cheapest_order(observed, updating, d_in, d_out)
-    return _orders(observed, updating, d_in, d_out)[order]
-
-
-def _orders(
-    observed: Sequence[Shape], updating: Sequence[Shape], d_in: int, d_out: int
-) -> dict[Order, int]:
-    return {
+    costs: dict[Order, int] = {
         "formed": formed_flops(observed, updating, d_in, d_out),
-        "kernel": kernel_flops(observed, updating, d_in, d_out),
-        "kernel_swapped": kernel_flops(updating, observed, d_in, d_out),
+        "kernel": 2 * kernel_flops(observed, updating, d_in, d_out),
+        "kernel_swapped": 2 * kernel_flops(updating, observed, d_in, d_out),
     }
-
-
-def contraction_flops(
-    rules: Sequence[Rule], observed: Sequence[Shape], updating: Sequence[Shape]
-) -> int:
-    """Operations of route B's contraction.
-
-    A matrix counts in its cheapest order, a local one as two products `2 ΣM ΣL (d_in + d_out)`,
-    norms and biases as `2 ΣM ΣL d`. Rows of a table that both sequences use depend on the text and
-    are not counted.
-    """
-    M, L = (sum(tokens for tokens, _ in side) for side in (observed, updating))
-    total = 0
-    for rule in rules:
-        d_in, d_out = rule.sizes
-        if rule.kind == "linear" and rule.weight is not None:
-            total += (
-                2 * M * L * (d_in + d_out)
-                if rule.local
-                else matrix_flops(observed, updating, d_in, d_out)
-            )
-        total += 2 * M * L * d_out * (rule.bias is not None)
-        total += 2 * M * L * d_out * (rule.kind == "norm" and rule.weight is not None)
-    return total
-
-
-def route_flops(
-    rules: Sequence[Rule], observed: Sequence[Shape], updating: Sequence[Shape]
-) -> dict[Route, int]:
-    """Operations of each route, N the parameters in matrix products without the head.
-
-    - columns (A): for every l a VJP on its sequence, `4 N T_u`, and a JVP on all observations,
-      `6 N ΣT_o`;
-    - rows (A'): the same with the sides exchanged;
-    - both sides (B): the signals, `2 N T` for every token of either side, or once for all tokens
-      of a response where they are local, and the contraction.
-    """
-    matrices = [rule for rule in rules if rule.kind == "linear" and not rule.head]
-    N = sum(math.prod(rule.sizes) for rule in matrices)
-    N_local = sum(math.prod(rule.sizes) for rule in matrices if rule.local)
-    (M, T_o, MT_o), (L, T_u, LT_u) = (
-        (sum(m for m, _ in side), sum(t for _, t in side), sum(m * t for m, t in side))
-        for side in (observed, updating)
-    )
-    return {
-        "columns": N * (4 * LT_u + 6 * L * T_o),
-        "rows": N * (4 * MT_o + 6 * M * T_u),
-        "both_sides": 2 * (N - N_local) * (MT_o + LT_u)
-        + 2 * N_local * (T_o + T_u)
-        + contraction_flops(rules, observed, updating),
-    }
-
-
-def choose_route(
-    rules: Sequence[Rule], observed: Sequence[Shape], updating: Sequence[Shape]
-) -> Route:
-    """The route with the fewest operations (`route_flops`)."""
-    return min(route_flops(rules, observed, updating).items(), key=lambda item: item[1])[0]
+    return min(costs, key=lambda order: costs[order])
 
 
 def factor_bytes(rules: Sequence[Rule], shape: Shape, item: int) -> int:

@@ -9,19 +9,17 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from dynolab import distributed
 from dynolab.data.encode import Encoded
-from dynolab.errors import ConfigError, DynolabError
-from dynolab.forces.function.derivatives import derivatives_of
+from dynolab.errors import DynolabError
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.blocks import Blocks
-from dynolab.forces.map.costs import Route, choose_route, shapes_of
 from dynolab.forces.map.files import Bounds, MapFolder
 from dynolab.forces.map.gram import Tile, gram_tiles, plan_tiles
 from dynolab.forces.map.memory import memory_for
@@ -39,7 +37,6 @@ class MapFacts:
     the softmax whose log π is observed.
     """
 
-    route: str
     dtype: str
     attention: str
     objective: str
@@ -97,7 +94,7 @@ class ForceMap:
                 Updating(response["id"], response["side"], tuple(response["tokens"]))
                 for response in manifest["updating"]
             ),
-            MapFacts(**manifest["facts"]),
+            MapFacts(**{name: fact for name, fact in manifest["facts"].items() if name != "route"}),
             opened.parts
             if opened.parts is None
             else dict(zip(manifest["blocks"], opened.parts, strict=True)),
@@ -113,7 +110,6 @@ def force_map(
     update: float | FrozenUpdate = 1.0,
     at: Weights | None = None,
     observed_temperature: float = 1.0,
-    route: Route | Literal["auto"] = "auto",
     memory_bytes: int | None = None,
     folder: Path | None = None,
     over_ranks: bool = False,
@@ -125,12 +121,8 @@ def force_map(
     K = J_o P J_uᵀ is the empirical tangent kernel of the logits (Ren & Sutherland, arXiv
     2407.10490, prop. 1), `G_l = Σ_j c_{l,j} (π_T − e_{t_{l,j}})/T` the objective's force: for one
     that reads the response's own tokens at T = 1, c_l (π_l − e_{y_l}). With
-    `s_l = Σ_j c_{l,j} log π_T(t_{l,j})`, c held, this is `η ⟨∇ log π_m, P ∇ s_l⟩`, computed by the
-    route with the fewest counted operations:
-
-    - `columns` (A): a VJP for every l, a JVP of all observations along it;
-    - `rows` (A'): a VJP for every m, a JVP of all updates along it;
-    - `both_sides` (B): per-token gradients of both sides as factors, contracted layer by layer.
+    `s_l = Σ_j c_{l,j} log π_T(t_{l,j})`, c held, this is `η ⟨∇ log π_m, P ∇ s_l⟩`: per-token
+    gradients of both sides as factors, contracted layer by layer.
 
     The examples in `updating` are one step's batch: the objective's denominators count them all,
     so `Σ_l F` over all columns is the first-order change under the step.
@@ -143,7 +135,7 @@ def force_map(
     - `at`: where both sides' derivatives are taken; the model's own weights by default.
     - `observed_temperature`: T of the observed log π_T, for a policy that samples at T. The
       training's temperature comes from `updating`.
-    - `memory_bytes`: bound on route B's factors and workspace, beside the model itself; default:
+    - `memory_bytes`: bound on factors and workspace, beside the model itself; default:
       half of what is free (`memory_for`).
     - `folder`: keeps the map on disk. An interrupted map there is continued, by any number of
       ranks.
@@ -152,8 +144,7 @@ def force_map(
       map, equal to one process's up to rounding (matrix products of other sizes round otherwise).
     - `parameters`: those that move, of the trained ones; default: all. The map is then exactly the
       sum of their parts (`last_layers` names some).
-    - `by_block`: keeps the parts of the map by block of parameters (`Blocks`), which the same pass
-      of `both_sides` gives; no other route does.
+    - `by_block`: keeps the parts of the map by block of parameters (`Blocks`).
 
     **Returns:** nats per step; positive where the step through token l makes token m likelier.
 
@@ -170,21 +161,15 @@ def force_map(
         observed_temperature=observed_temperature,
         parameters=parameters,
     )
-    shapes = shapes_of(observed), shapes_of([response.sequence for response in problem.updating])
-    chosen = choose_route(problem.kernel.rules, *shapes) if route == "auto" else route
-    if route == "auto" and (by_block or not derivatives_of(policy).agrees("forward")):
-        chosen = "both_sides"
-    if by_block and chosen != "both_sides":
-        raise ConfigError("route", route, "only both_sides tells blocks apart")
     blocks = Blocks.of(problem.kernel) if by_block else None
-    facts = _facts(problem, chosen, objective, update, observed_temperature)
+    facts = _facts(problem, objective, update, observed_temperature)
     lengths = [sequence.response_length for sequence in observed]
     mine = distributed.share_of(lengths) if over_ranks else slice(0, len(observed))
     rows = slice(sum(lengths[: mine.start]), sum(lengths[: mine.stop]))
     shape = (sum(lengths), problem.columns)
     if folder is None:
         own = _InMemory.of(rows, shape[1], _numpy(policy), blocks)
-        _fill(own, problem, mine, rows.start, chosen, memory_bytes, blocks)
+        _fill(own, problem, mine, rows.start, memory_bytes, blocks)
         made = (
             distributed.gather((own.matrix, own.parts)) if over_ranks else [(own.matrix, own.parts)]
         )
@@ -200,7 +185,7 @@ def force_map(
     # Ranks that replayed a step may differ in its last bits and so in the fingerprint.
     join = partial(MapFolder.join, folder)
     sink = distributed.rank_zero_first(begin, join) if over_ranks else begin()
-    _fill(sink, problem, mine, rows.start, chosen, memory_bytes, blocks)
+    _fill(sink, problem, mine, rows.start, memory_bytes, blocks)
     if over_ranks:
         distributed.barrier()
     return ForceMap.open(folder)
@@ -211,7 +196,6 @@ def _fill(
     problem: Problem,
     observed: slice,
     top: int,
-    route: Route,
     memory_bytes: int | None,
     blocks: Blocks | None,
 ) -> None:
@@ -229,7 +213,6 @@ def _fill(
         kernel,
         rows,
         columns,
-        route,
         wanted=lambda tile: not sink.holds(bounds(tile)),
         workspace=memory // 4,
         blocks=1 if blocks is None else len(blocks.names),
@@ -272,7 +255,6 @@ class _InMemory:
 
 def _facts(
     problem: Problem,
-    route: str,
     objective: Objective,
     update: float | FrozenUpdate,
     observed_temperature: float,
@@ -280,7 +262,6 @@ def _facts(
     kernel = problem.kernel
     everything = set(kernel.policy.weights)
     return MapFacts(
-        route=route,
         dtype=str(_numpy(kernel.policy)),
         attention="torch scaled_dot_product_attention, math kernel",
         objective=f"{type(objective).__name__} {vars(objective)}",

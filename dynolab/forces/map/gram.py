@@ -1,4 +1,4 @@
-"""Three routes to inner products of per-token gradients of scores, `⟨∇ s_m, P ∇ s_l⟩`."""
+"""Inner products of per-token gradients of scores, `⟨∇ s_m, P ∇ s_l⟩`, tile by tile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
-from dynolab.forces.map.contraction import Into, contract
-from dynolab.forces.map.costs import Route, factor_bytes, shapes_of, split_to_fit
+from dynolab.forces.map.contraction import contract
+from dynolab.forces.map.costs import factor_bytes, shapes_of, split_to_fit
 from dynolab.forces.map.factors import Factors, token_factors, without_rule
 from dynolab.forces.map.output_gradients import Tail, find_tail
-from dynolab.forces.map.weighted import WeightedResponse, scores_along
+from dynolab.forces.map.weighted import WeightedResponse
 
 Tile = tuple[slice, slice]
 """Rows (observed tokens) and columns (updating tokens) of a part of the map."""
@@ -175,7 +175,6 @@ def gram_tiles(
     kernel: Kernel,
     observed: Side,
     updating: Side,
-    route: Route,
     *,
     wanted: Callable[[Tile], bool],
     workspace: int,
@@ -184,28 +183,24 @@ def gram_tiles(
 ) -> Iterator[tuple[Tile, Float[Tensor, "blocks rows columns"]]]:
     """Yields the wanted tiles of the map of inner products, in parts that add up to it.
 
-    Route B adds what a parameter's use gives to its `number` of the `blocks`; the others do not
-    tell parameters apart.
+    What a parameter's use gives is added to its `number` of the `blocks`.
     """
-    if route == "both_sides":
-        for tile, left, right in factor_tiles(kernel, observed, updating, wanted=wanted):
-            out = _zeros(kernel, blocks, tile)
-            contract(left, right, _into(out, number), scale=kernel.scale, workspace=workspace)
-            yield tile, out
-        return
-    for columns, updates in zip(updating.slices, updating.groups, strict=True):
-        for rows, watched in zip(observed.slices, observed.groups, strict=True):
-            if wanted((rows, columns)):
-                if route == "columns":
-                    yield (rows, columns), by_column(kernel, watched, updates)[None]
-                else:
-                    yield (rows, columns), by_column(kernel, updates, watched).T[None]
+    policy = kernel.policy
+    for tile, left, right in factor_tiles(kernel, observed, updating, wanted=wanted):
+        shape = (blocks, *(side.stop - side.start for side in tile))
+        out = torch.zeros(shape, dtype=policy.dtype, device=policy.device)
+
+        def into(name: str, use: str, out: Tensor = out) -> Tensor:
+            return out[number(name, use)]
+
+        contract(left, right, into, scale=kernel.scale, workspace=workspace)
+        yield tile, out
 
 
 def factor_tiles(
     kernel: Kernel, observed: Side, updating: Side, *, wanted: Callable[[Tile], bool]
 ) -> Iterator[tuple[Tile, list[Factors], list[Factors]]]:
-    """Yields route B's factors by tile; an updating group's are kept for all observed groups."""
+    """Yields factors by tile; an updating group's are kept for all observed groups."""
     only = kernel.factors(observed.groups[0]) if len(observed.groups) == 1 else None
     for columns, updates in zip(updating.slices, updating.groups, strict=True):
         todo = [n for n, rows in enumerate(observed.slices) if wanted((rows, columns))]
@@ -213,38 +208,3 @@ def factor_tiles(
         for n in todo:
             left = only or kernel.factors(observed.groups[n])
             yield (observed.slices[n], columns), left, right
-
-
-def by_column(
-    kernel: Kernel, watched: Sequence[WeightedResponse], moving: Sequence[WeightedResponse]
-) -> Float[Tensor, "watched moving"]:
-    """Route A: for each moving token, a VJP gives `P ∇ s_l` and a JVP carries it to every m.
-
-    The product is symmetric, so route A' is route A with the sides exchanged.
-    """
-    directions = (gradient for response in moving for gradient in _gradients(kernel, response))
-    return scores_along(kernel.policy, kernel.at, directions, watched).T
-
-
-def _gradients(kernel: Kernel, response: WeightedResponse) -> Iterator[Weights]:
-    """`P ∇ s_l` of every token of a response."""
-    leaves = {name: kernel.at[name].detach().requires_grad_() for name in sorted(kernel.wanted)}
-    with torch.enable_grad():
-        one_by_one = response.scores(kernel.policy, {**kernel.at, **leaves}).unbind()
-    for score in one_by_one:
-        gradient = torch.autograd.grad(
-            score, list(leaves.values()), retain_graph=True, materialize_grads=True
-        )
-        yield {
-            name: g if kernel.scale is None else kernel.scale[name] * g
-            for name, g in zip(leaves, gradient, strict=True)
-        }
-
-
-def _zeros(kernel: Kernel, blocks: int, tile: Tile) -> Tensor:
-    shape = (blocks, *(s.stop - s.start for s in tile))
-    return torch.zeros(shape, dtype=kernel.policy.dtype, device=kernel.policy.device)
-
-
-def _into(out: Tensor, number: Callable[[str, str], int]) -> Into:
-    return lambda name, use: out[number(name, use)]
