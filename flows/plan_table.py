@@ -7,18 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from dynolab.costs.machines import Machine, machine_named, this_machine
-from dynolab.costs.stage import (
-    BASIS,
-    REACHED,
-    UNTIMED_SECONDS,
-    StageCost,
-    duration,
-    gigabytes,
-)
+from dynolab.costs.stage import UNTIMED_SECONDS, StageCost, duration, gigabytes
 from dynolab.errors import ConfigError
 from flows.fitting import field_of, remedy
 from flows.flow import Plan
@@ -53,7 +45,7 @@ def show_plan(
             value = f"{cost.parameters:,} parameters"
             raise ConfigError(field_of(step), value, f"{lack}; {remedy(step, costs)}")
     return [
-        vars(each) | {"cost": None if (cost := found.get(each.step)) is None else _plain(cost)}
+        vars(each) | {"cost": None if (cost := found.get(each.step)) is None else asdict(cost)}
         for each in planned
     ]
 
@@ -66,43 +58,43 @@ def _show_costs(console: Console, found: Found, machine: Machine) -> None:
         highlight=False,
     )
     table = Table("stage", box=None, pad_edge=False)
-    for column in ("tokens", "PFLOP", "GB a\nrank", "GB\nhost", "GB\nwritten", "time"):
+    for column in ("tokens", "GB a\nrank", "GB\nhost", "GB\nwritten", "time"):
         table.add_column(column, justify="right")
     table.add_column("", no_wrap=True)
-    table.add_column("see", no_wrap=True)
     for name, cost in found.items():
         if cost is None:
-            table.add_row(name, *("-" * 6), "", "")
+            table.add_row(name, *("-" * 5), "")
             continue
         table.add_row(
             name,
             _count(cost.tokens),
-            f"{cost.flops / 1e15:.2g}",
             f"{cost.rank_bytes / 1e9:.1f}",
             f"{cost.host_bytes / 1e9:.1f}",
             f"{cost.written / 1e9:.1f}",
             duration(cost.hours * 3600),
             "fits" if cost.lacks(machine) is None else "[red]too large[/red]",
-            cost.basis,
         )
     console.print(table)
     estimates = [cost for cost in found.values() if cost is not None]
     parameters = max(cost.parameters for cost in estimates)
-    stored, hours = (sum(getattr(cost, name) for cost in estimates) for name in ("stored", "hours"))
+    hours = sum(cost.hours for cost in estimates)
     console.print(
-        f"{parameters:,} parameters; {gigabytes(stored)} stay in the store; "
-        f"{duration(3600 * hours)} for what is estimated, and about "
-        f"{duration(UNTIMED_SECONDS)} to start and to draw pages",
+        f"{parameters:,} parameters; {duration(3600 * hours)} for what is estimated, and about "
+        f"{duration(UNTIMED_SECONDS)} to start and to draw pages. {_about(machine)}",
         highlight=False,
     )
     if None in found.values():
         console.print("  -  not estimated")
-    for letter in sorted(set("".join(cost.basis for cost in estimates))):
-        console.print(f"  {letter}  {escape(_basis(letter))}", highlight=False)
 
 
-def _basis(letter: str) -> str:
-    return BASIS[letter].format(**REACHED)
+def _about(machine: Machine) -> str:
+    """What stands behind memory and times."""
+    if machine.gpus:
+        return (
+            "Memory is planned by formulas that were measured on CPUs alone; times assume "
+            "60% of the datasheet's speed in fp32 and 40% in bf16."
+        )
+    return "Times are those of one pass of the model here, times the passes of a stage."
 
 
 def _count(number: int) -> str:
@@ -110,7 +102,3 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return str(number)
-
-
-def _plain(cost: StageCost) -> dict[str, Any]:
-    return asdict(cost) | {"basis": [_basis(letter) for letter in cost.basis]}

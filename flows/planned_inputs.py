@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynolab.costs.rows import KNOWN, stand_in_rows
+from dynolab.costs.rows import stand_in_rows
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data, load_prompts
@@ -62,15 +62,6 @@ class Inputs:
         return load_tokenizer(folder) if folder.is_dir() else None
 
     @cached_property
-    def tokenizer_bytes(self) -> int:
-        """Files of a model folder beside its weights."""
-        folder = Path(self.base.source)
-        if not folder.is_dir():
-            return 0
-        files = [file for file in folder.iterdir() if file.is_file()]
-        return sum(file.stat().st_size for file in files if file.suffix != ".safetensors")
-
-    @cached_property
     def config(self) -> PreTrainedConfig:
         """The model's configuration."""
         from models.tiny import TinyConfig, build_tiny
@@ -119,13 +110,6 @@ class Inputs:
             return ()
         limit = self._shape.context
         return Encoder(self.tokenizer, limit, "truncate_left").examples(self.loaded.world.corpus)
-
-    @property
-    def basis(self) -> str:
-        """Letters of `dynolab.costs.stage.BASIS` for what is known of the rows."""
-        if self.at_hand:
-            return ""
-        return "f" if self.data.hub_name in KNOWN else "g"
 
     @cached_property
     def probe_rows(self) -> int:

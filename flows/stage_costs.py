@@ -1,4 +1,4 @@
-"""What every stage of a plan takes, from its settings, a model's sizes and lengths of rows."""
+"""What every stage of a plan takes: memory by formulas, time by one pass times the passes."""
 
 from __future__ import annotations
 
@@ -7,42 +7,26 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from dynolab.costs.analyses import (
-    audit_bytes,
-    forces_bytes,
-    kernel_bytes,
-    ledger_bytes,
-    squeezing_bytes,
-)
-from dynolab.costs.batches import Lengths, joined, lengths_of, positions_of, training_batches
-from dynolab.costs.disk import model_bytes, page_bytes, record_bytes, training_disk
+from dynolab.costs.batches import Lengths, joined, lengths_of, training_batches
 from dynolab.costs.machines import Machine
-from dynolab.costs.memory import FP32, training_bytes
-from dynolab.costs.operations import Positions, forward_flops, gradient_flops
-from dynolab.costs.stage import StageCost, hours_of
-from dynolab.costs.timed import MOST_PARAMETERS, model_speed
-from dynolab.costs.traced import Activations, MicroBatch, activation_bytes
+from dynolab.costs.memory import COPIES, FP32, ledger_copies, states, training_bytes
+from dynolab.costs.stage import StageCost
+from dynolab.costs.traced import Activations, activation_bytes, seconds_of
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample
 from dynolab.data.sources.load import DataConfig
 from dynolab.objectives import build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
-from dynolab.squeezing.ladder import EXAMPLES, POSITIONS
 from dynolab.training.config import GroupTrainConfig, LoopConfig
 from flows.planned_inputs import Inputs
 from tasks.base import BaseConfig
 from tasks.runtime.pipeline import Step
-from tasks.step_forces import MAP_TOKENS
 
 PAIR = (CHOSEN, REJECTED)
-CHANGE = 3
-"""Forwards that an answer's change along a direction takes: itself, and two products for one."""
-
 TIMED = 4
 """Pairs in the batch that is timed."""
-
-DIRECTIONS = 6
-"""Parts of a step along which answers change: of both sides, momentum, decay, and their sums."""
+MOST_PARAMETERS = 2 * 10**8
+"""Larger models are not built for a plan; their products take nearly all of the time."""
 
 
 class PlannedCosts:
@@ -56,7 +40,7 @@ class PlannedCosts:
         self._watched = next((each for each in configs if isinstance(each, ProbeSetConfig)), None)
 
     def of(self, step: Step) -> StageCost | None:
-        """What a step takes; None where no formula is written down.
+        """What a step takes; None where that is not estimated.
 
         **Raises:** `ConfigError` for a model or rows that cannot be read.
         """
@@ -69,7 +53,7 @@ class PlannedCosts:
 
 
 def _root(step: Step, by_name: Mapping[str, Step], kind: type[Any]) -> Any:
-    """The settings of a kind that a step begins with: its own, or of what it reads."""
+    """The config of type `kind` that a step or one of its inputs has."""
     if isinstance(step.config, kind):
         return step.config
     for name in step.inputs.values():
@@ -84,219 +68,129 @@ class Costs:
     """Costs of stages that start from one base model and read one set of rows."""
 
     def __init__(self, inputs: Inputs, machine: Machine) -> None:
-        self.inputs, self._host = inputs, machine
+        self.inputs, self.machine = inputs, machine
         self._traced: dict[tuple[Any, ...], Activations] = {}
 
-    @cached_property
-    def machine(self) -> Machine:
-        """The machine, with this model's own speed where it is small and trains on CPUs."""
-        shape = self.inputs.shape()
-        if not self._times_model:
-            return self._host
-        rows = [self._row(row, PAIR) for row in self._rows()[:TIMED]]
-        speed = model_speed(self.inputs.model(), shape, joined(rows))
-        return replace(self._host, fp32=speed, bf16=speed)
-
-    @property
-    def _times_model(self) -> bool:
-        return not self._host.gpus and self.inputs.shape().parameters <= MOST_PARAMETERS
-
     def of(self, step: Step, by_name: Mapping[str, Step]) -> StageCost | None:
-        """What a step takes; None where no formula is written down."""
+        """What a step takes; None where that is not estimated."""
         config: Any = step.config
         if isinstance(config, LoopConfig):
             return self.training(config)
-        match step.stage.name:
-            case "base":
-                return self._base(config)
-            case "audit":
-                return self._audit(config)
-            case "probe":
-                return self._probe(config, sum(n != "data" for n in step.inputs))
-            case "forces":
-                return self._forces(config, by_name[step.inputs["trained"]].config)
-            case "ledger":
-                return self.ledger(config)
-            case "squeezing":
-                return self._squeezing(
-                    config, [by_name[step.inputs[n]].config for n in config.trainings]
-                )
-            case "kernel":
-                return self._kernel(config)
-            case "report":
-                return StageCost(written=page_bytes(), stored=page_bytes(), basis="e")
-        return None
+        if step.stage.name == "base":
+            return self._base(config)
+        if step.stage.name == "ledger":
+            return self._ledger(config)
+        if step.stage.name not in COPIES:
+            return None
+        reads = [by_name[name].config for name in step.inputs.values() if name in by_name]
+        return self._analysis(
+            step.stage.name, config, [c for c in reads if isinstance(c, LoopConfig)]
+        )
 
     def training(self, config: LoopConfig, rows: Sequence[Lengths] = ()) -> StageCost:
         """A training on rows or on groups; by default on the data's."""
-        shape, ranks = self.inputs.shape(config), config.engine.ranks
+        shape, engine = self.inputs.shape(config), config.engine
         lengths = rows or self._lengths(config)
-        total, largest = training_batches(config, lengths)
-        activations = self._activations(config, largest)
-        memory = training_bytes(config, shape, activations, gpus=self.machine.gpus)
-        checkpoint = config.engine.checkpoint_activations
-        probes = sum(config.probes_at(step) for step in range(config.steps + 1))
-        passes = self._answers(self.inputs.probe_rows * probes)
-        if build_objective(config.objective).needs_reference:
-            passes += sum((positions_of(joined([each])) for each in lengths), Positions())
-        if isinstance(config, GroupTrainConfig):
-            passes += total  # sampling reads every position once
-        flops = gradient_flops(shape, total, checkpoint=checkpoint) + forward_flops(shape, passes)
-        disk = training_disk(
-            config, shape, probe_rows=self.inputs.probe_rows, tokenizer=self.inputs.tokenizer_bytes
-        )
-        starts = config.steps * config.accumulation * shape.layers
-        return replace(
-            self._cost("ace", total + passes, flops, config.engine.dtype, ranks, starts),
-            rank_bytes=memory.rank,
-            host_bytes=memory.host,
-            written=disk.written,
-            stored=disk.stored,
-        )
-
-    def ledger(self, config: Any) -> StageCost:
-        """The account of a training, which runs it twice: as a whole, and again in segments.
-
-        At a step it takes gradients of watched answers and of the batch's, scores single answers
-        and the batch for the papers' measures, and splits one response a single answer into
-        tokens. A token map takes another run, and what `_forces` says of one.
-        """
-        training, shape = config.training, self.inputs.shape()
-        again = self.training(
-            training.model_copy(update={"probe_every": 0, "record_steps": (training.steps - 1,)})
-        )
-        responses = training.batch_size * getattr(training, "completions", 2)
-        kinds, singles = self.inputs.functionals, config.answers + config.heldout_answers
-        entered = -(-training.steps // config.every)
-        gradients = (kinds * config.pairs + singles) * (1 if config.every == 1 else 2)
-        slopes = self._answers(entered * (gradients + responses))
-        scored = self._answers(entered * (singles + responses))
-        split = self._answers(entered * singles)
-        flops = gradient_flops(shape, slopes) + forward_flops(shape, scored)
-        mapped = self._answers(MAP_TOKENS if config.token_map else 0)
-        flops += CHANGE * forward_flops(shape, split + mapped) + gradient_flops(shape, mapped)
-        cost = self._cost("bd", slopes + scored + split + mapped * 2, flops)
-        runs = 3 if config.token_map else 2
-        machine = self.machine
-        taken = ledger_bytes(
-            shape,
-            training.optimizer,
-            functionals=kinds + singles,
-            responses=responses,
-            whole=config.every == 1,
-            memory=machine.device_bytes if machine.gpus else machine.host_bytes,
-        )
-        ranks = again.rank_bytes * (1 if machine.gpus else again.ranks)
-        return replace(
-            cost,
-            flops=cost.flops + runs * again.flops,
-            hours=cost.hours + runs * again.hours,
-            rank_bytes=max(taken.work, taken.between + ranks),
-            host_bytes=again.host_bytes,
-            written=entered * (record_bytes(training, shape, 1) + taken.waiting),
-        )
-
-    def _base(self, config: BaseConfig) -> StageCost:
-        shape = self.inputs.shape()
-        size = model_bytes(shape) + self.inputs.tokenizer_bytes
-        if config.source != "builtin":
-            return replace(
-                self._cost("e", Positions(), 0), host_bytes=size, written=size, stored=size
-            )
-        return self.training(
-            config.training, [self._row(row, (CHOSEN,)) for row in self.inputs.corpus]
-        )
-
-    def _audit(self, config: Any) -> StageCost:
-        """Gradients of both answers and again of the chosen one, and three changes."""
-        shape, data = self.inputs.shape(), self.inputs.data
-        held = data.heldout_rows if config.heldout_pairs is None else config.heldout_pairs
-        pairs = (config.pairs or len(self._rows())) + (held or 0)
-        gradients, changes = self._answers(3 * pairs), self._answers(3 * pairs)
-        flops = gradient_flops(shape, gradients) + CHANGE * forward_flops(shape, changes)
-        cost = self._cost("bd", gradients + changes, flops)
-        return replace(cost, rank_bytes=audit_bytes(shape))
-
-    def _probe(self, config: Any, models: int) -> StageCost:
-        """Every row scored by every model; generated answers are few beside them."""
-        shape, positions = self.inputs.shape(), self._answers(self.inputs.probe_rows * models)
-        cost = self._cost("bd", positions, forward_flops(shape, positions))
-        return replace(cost, rank_bytes=model_bytes(shape))
-
-    def _forces(self, config: Any, training: Any) -> StageCost:
-        """Every watched answer's change along the parts of every recorded step; and a map, which
-        takes a gradient and a change for each token of an example."""
-        shape, steps = self.inputs.shape(), len(training.record_steps)
-        changes = self._answers(steps * config.pairs * self.inputs.functionals * DIRECTIONS)
-        mapped = self._answers(steps * MAP_TOKENS if config.pairs else 0)
-        flops = CHANGE * forward_flops(shape, changes + mapped) + gradient_flops(shape, mapped)
-        cost = self._cost("bd", changes + mapped * 2, flops)
-        memory = forces_bytes(shape, training.optimizer)
-        if self.machine.gpus:
-            return replace(cost, rank_bytes=memory.device, host_bytes=memory.host)
-        return replace(cost, rank_bytes=memory.together)
-
-    def _squeezing(self, config: Any, trainings: Sequence[Any]) -> StageCost:
-        """Answers of both kinds and splits at every recorded step and at the end, by two models; a
-        step's batch four times; and a gradient with a change for each position of its ladder."""
-        shape = self.inputs.shape()
-        steps = sum(len(training.record_steps) for training in trainings)
-        batches = sum(len(each.record_steps) * each.batch_size * 2 for each in trainings)
-        scored = self._answers(8 * config.pairs * (steps + len(trainings)) + 4 * batches)
-        rungs = self._answers(steps * EXAMPLES * POSITIONS * len(PAIR))
-        flops = forward_flops(shape, scored) + gradient_flops(shape, rungs)
-        cost = self._cost("bd", scored + rungs * 2, flops + CHANGE * forward_flops(shape, rungs))
-        memory = max(squeezing_bytes(shape, training.optimizer) for training in trainings)
-        return replace(cost, rank_bytes=memory)
-
-    def _kernel(self, config: Any) -> StageCost:
-        """Vectors back through an updating answer, two forwards each, and along answers."""
-        shape, vectors = self.inputs.shape(), config.rank + config.probes
-        observed = 2 * config.observed_pairs * len(config.kinds)
-        updating = len(config.labels) * config.updating_pairs
-        back = self._answers(updating * (4 * config.rank + 2 * vectors))
-        along = self._answers(updating * (4 * config.rank + 2 * vectors * observed))
-        flops = 2 * forward_flops(shape, back) + CHANGE * forward_flops(shape, along)
-        longest = max(row.chosen.response_length for row in self._rows())
-        images = 4 * vectors * longest * shape.vocabulary * FP32
-        memory = kernel_bytes(shape, max(config.memory_bytes, images))
-        return replace(self._cost("bd", back + along, flops), rank_bytes=memory)
-
-    def _cost(
-        self,
-        basis: str,
-        over: Positions,
-        flops: int,
-        dtype: str = "fp32",
-        ranks: int = 1,
-        starts: int = 0,
-    ) -> StageCost:
-        hours = hours_of(flops, self.machine, ranks=ranks, dtype=dtype, starts=starts)
-        own = "ij" if self.machine.gpus else "k" if self._times_model else "h"
-        return StageCost(
-            parameters=self.inputs.shape().parameters,
-            tokens=over.padded,
-            flops=flops,
-            ranks=ranks,
-            hours=hours,
-            basis=basis + self.inputs.basis + own,
-        )
-
-    def _activations(self, config: LoopConfig, batch: MicroBatch) -> Activations:
-        import torch
-
-        engine = config.engine
-        key = batch, engine.dtype, engine.attention, engine.checkpoint_activations, config.lora
+        tokens, largest = training_batches(config, lengths)
+        key = largest, engine.dtype, engine.attention, engine.checkpoint_activations, config.lora
         if key not in self._traced:
+            import torch
+
             self._traced[key] = activation_bytes(
                 self.inputs.model(config),
                 self.inputs.shape().layers,
-                batch,
+                largest,
                 dtype=torch.bfloat16 if engine.dtype == "bf16" else torch.float32,
                 products=self.machine.gpus and engine.reproducible,
                 checkpoint=engine.checkpoint_activations,
             )
-        return self._traced[key]
+        memory = training_bytes(config, shape, self._traced[key], gpus=self.machine.gpus)
+        scored = sum(config.probes_at(s) for s in range(config.steps + 1)) * self.inputs.probe_rows
+        forwards = scored * self._answer
+        if build_objective(config.objective).needs_reference:
+            forwards += sum(each.length * each.rows for each in (joined([row]) for row in lengths))
+        if isinstance(config, GroupTrainConfig):
+            forwards += tokens  # sampling reads every position once
+        passes = tokens * (4 if engine.checkpoint_activations else 3) // 3 + forwards // 3
+        whole, kept = FP32 * shape.trained, states(config.optimizer)
+        saved = (config.steps - 1) // config.checkpoint_every if config.checkpoint_every else 0
+        records = sum(2 + (kept if step else 0) for step in config.record_steps)
+        return replace(
+            self._cost(passes, engine.dtype, engine.ranks),
+            rank_bytes=memory.rank,
+            host_bytes=memory.host,
+            written=FP32 * shape.parameters + whole * (records + 2 * saved * (1 + kept)),
+        )
+
+    def _base(self, config: BaseConfig) -> StageCost:
+        size = FP32 * self.inputs.shape().parameters
+        if config.source != "builtin":
+            return replace(self._cost(0), host_bytes=size, written=size)
+        rows = [self._row(row, (CHOSEN,)) for row in self.inputs.corpus]
+        return self.training(config.training, rows)
+
+    def _ledger(self, config: Any) -> StageCost:
+        """A training that runs twice more; at each of its steps, gradients of observed answers and
+        of the batch. Memory is what it cannot do without: one functional at a time."""
+        training, copy = config.training, FP32 * self.inputs.shape().parameters
+        again = self.training(training.model_copy(update={"probe_every": 0}))
+        responses = training.batch_size * getattr(training, "completions", 2)
+        singles = config.answers + config.heldout_answers
+        answers = self.inputs.functionals * config.pairs + 4 * singles + 2 * responses
+        entered = -(-training.steps // config.every)
+        cost = self._cost(entered * answers * self._answer)
+        held = ledger_copies(training.optimizer, functionals=1, responses=responses) + 1
+        return replace(
+            cost,
+            hours=cost.hours + 2 * again.hours,
+            rank_bytes=max(held * copy, again.rank_bytes),
+            host_bytes=again.host_bytes,
+            written=entered * copy * (2 + states(training.optimizer)),
+        )
+
+    def _analysis(self, name: str, config: Any, trainings: Sequence[LoopConfig]) -> StageCost:
+        """An analysis of trained models: its answers, as many passes for each as it makes."""
+        recorded = sum(len(training.record_steps) for training in trainings)
+        answers = {
+            "probe": lambda: self.inputs.probe_rows * len(trainings) / 3,
+            "audit": lambda: 6 * (config.pairs or len(self._rows())),
+            "forces": lambda: 6 * recorded * config.pairs * self.inputs.functionals,
+            "squeezing": lambda: 32 * recorded * config.pairs,
+            "kernel": lambda: config.updating_pairs * config.rank * (4 + 4 * config.observed_pairs),
+        }[name]()
+        copy = FP32 * self.inputs.shape().parameters
+        kept = max((states(each.optimizer) for each in trainings), default=0)
+        held = COPIES[name] + (kept if name in ("forces", "squeezing") else 0)
+        cost = self._cost(round(answers * self._answer))
+        if name == "forces" and self.machine.gpus:
+            return replace(cost, rank_bytes=6 * copy, host_bytes=(8 + kept) * copy)
+        return replace(cost, rank_bytes=held * copy + getattr(config, "memory_bytes", 0))
+
+    def _cost(self, tokens: int, dtype: str = "fp32", ranks: int = 1) -> StageCost:
+        """Tokens that go forward and backward, by the seconds of one."""
+        parameters = self.inputs.shape().parameters
+        seconds = self._token_seconds or self.machine.token_seconds(parameters, dtype)
+        together = ranks if self.machine.gpus else 1  # on CPUs, ranks share the cores
+        hours = tokens * seconds / together / 3600
+        return StageCost(parameters=parameters, tokens=tokens, ranks=ranks, hours=hours)
+
+    @cached_property
+    def _token_seconds(self) -> float | None:
+        """Of one token of this model, timed, where it is small and trains on CPUs."""
+        shape = self.inputs.shape()
+        if self.machine.gpus or shape.parameters > MOST_PARAMETERS:
+            return None
+        import torch
+
+        batch = joined([self._row(row, PAIR) for row in self._rows()[:TIMED]])
+        model = self.inputs.model()(shape.layers, torch.float32).eval()
+        return seconds_of(model, batch) / (batch.rows * batch.length)
+
+    @cached_property
+    def _answer(self) -> int:
+        """Tokens of an answer with its prompt, as long as chosen ones."""
+        some = [self._row(row, (CHOSEN,)) for row in self._rows()[:200]]
+        return sum(sum(each.rows) for each in some) // len(some)
 
     def _lengths(self, config: LoopConfig) -> list[Lengths]:
         rows = self._rows(config.max_length)
@@ -315,16 +209,6 @@ class Costs:
     def _rows(self, longest: int | None = None) -> Sequence[EncodedExample]:
         context = self.inputs.shape().context
         return self.inputs.rows(min(longest or context, context))
-
-    def _answers(self, count: float) -> Positions:
-        """What forwards of so many single answers run over, if they are as long as chosen ones."""
-        return self._answer * count
-
-    @cached_property
-    def _answer(self) -> Positions:
-        some = self._rows()[:200]
-        over = (positions_of(joined([self._row(row, (CHOSEN,))])) for row in some)
-        return sum(over, Positions()) * (1 / len(some))
 
 
 def _group(row: EncodedExample, config: GroupTrainConfig, context: int) -> Lengths:

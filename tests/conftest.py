@@ -42,22 +42,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = (
     "flows/test_readme_runs.py",  # and with it all of ON_SERVERS
     "real/test_hh_tinystories.py",
-    "gpu/test_paths.py",
+    "flows/test_recorded_steps.py",
     "explorer/test_browser_explorer.py",
     "flows/test_ledger_flow.py",
+    "gpu/test_paths.py",
     "training/test_ranks.py",
-    "training/test_every_objective.py",
     "forces/test_acceptance.py",
-    "flows/test_counterfactual_flow.py",
-    "flows/test_recorded_steps.py",
-    "library/test_wheel.py",
-    "forces/test_kernel_size.py",
+    "training/test_every_objective.py",
     "flows/test_kinds_of_training.py",
-    "runtime/test_tracking.py",
-    "flows/test_mitigation_flow.py",
+    "forces/test_kernel_size.py",
     "report/test_report.py",
-    "data/test_chat.py",
+    "flows/test_mitigation_flow.py",
+    "library/test_wheel.py",
+    "flows/test_counterfactual_flow.py",
     "forces/test_lora.py",
+    "costs/test_analyses.py",
 )
 """Files that take longest; they go first, as a file is one worker's from begin to end."""
 

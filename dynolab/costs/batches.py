@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dynolab.costs.operations import Positions
 from dynolab.costs.traced import MicroBatch
 from dynolab.data.batches import CHOSEN, draw
 from dynolab.data.encode import EncodedExample
@@ -57,25 +56,14 @@ def joined(examples: Sequence[Lengths]) -> MicroBatch:
     return MicroBatch(len(rows), max(rows) + alone, sum(each.responses for each in examples))
 
 
-def positions_of(batch: MicroBatch) -> Positions:
-    """What one forward of a micro-batch runs over."""
-    return Positions(
-        padded=batch.rows * batch.length,
-        squares=batch.rows * batch.length**2,
-        responses=batch.responses,
-    )
-
-
-def training_batches(
-    config: LoopConfig, lengths: Sequence[Lengths]
-) -> tuple[Positions, MicroBatch]:
-    """What a training's forwards run over, and its largest micro-batch.
+def training_batches(config: LoopConfig, lengths: Sequence[Lengths]) -> tuple[int, MicroBatch]:
+    """The padded tokens of a training's forwards, and its largest micro-batch.
 
     The largest has the most padded positions; its response tokens are the most of any.
     """
     steps = min(config.steps, MOST_STEPS)
     batches = list(micro_batches(config, lengths, steps))
-    total = sum(map(positions_of, batches), Positions()) * (config.steps / steps)
+    tokens = sum(batch.rows * batch.length for batch in batches) * config.steps // steps
     largest = max(batches, key=lambda batch: (batch.rows * batch.length, batch.length))
     responses = max(batch.responses for batch in batches)
-    return total, MicroBatch(largest.rows, largest.length, responses)
+    return tokens, MicroBatch(largest.rows, largest.length, responses)

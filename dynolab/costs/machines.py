@@ -38,6 +38,11 @@ class Machine:
         """Whether ranks have GPUs."""
         return self.devices > 0
 
+    def token_seconds(self, parameters: int, dtype: str = "fp32") -> float:
+        """Of a token's forward and backward, 6 operations a weight."""
+        speed = self.bf16 if dtype == "bf16" else self.fp32
+        return 6 * parameters / (speed * (REACHED[dtype] if self.gpus else 1.0))
+
 
 USABLE = 0.94
 """Part of a GPU's memory that tensors get: CUDA's context, NCCL's buffers and gaps between tensors
@@ -50,8 +55,9 @@ _GPUS = {
 }
 """GPU → decimal GB of memory, dense operations per second in fp32 and in bf16, and the source."""
 
-REACHED_BY_CPU = 0.5
-"""Part of the speed of large matrix products that a large model's trainings are taken to reach."""
+REACHED = {"fp32": 0.6, "bf16": 0.4}
+"""Part of a GPU's datasheet speed that trainings are taken to reach; of CPUs, half of the speed of
+large matrix products."""
 
 HOST_BYTES_PER_GPU = 256 * 10**9
 """Main memory beside each GPU: 2 TB in NVIDIA's hosts of eight (DGX A100, H100, H200)."""
@@ -67,7 +73,7 @@ def this_machine() -> Machine:
         devices, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
     else:
         devices, memory, name = 0, 0, f"{os.cpu_count()} CPU cores"
-    device, reached = torch.device("cuda" if devices else "cpu"), 1 if devices else REACHED_BY_CPU
+    device, reached = torch.device("cuda" if devices else "cpu"), 1 if devices else 0.5
     return Machine(
         name="this machine",
         devices=devices,

@@ -1,4 +1,4 @@
-"""What the tensors of a training take on each rank and in main memory, in bytes."""
+"""What the tensors of a training or an analysis take on each rank and in main memory, in bytes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from dynolab.training.config import LoopConfig, OptimizerConfig
 from dynolab.training.deepspeed_engine import zero_stage
 
 FP32 = 4
+COPIES = {"probe": 1, "kernel": 2, "audit": 3, "squeezing": 10, "forces": 11}
+"""Stage → copies of the weights in fp32 that it holds without a GPU, beside optimizer states and
+activations; those of `forces` are 6 on a GPU and 8 in main memory."""
+
 BUCKET = 5 * 10**8
 """Gradients that DeepSpeed's ZeRO sends at once (`reduce_bucket_size`), in numbers."""
 
@@ -146,3 +150,12 @@ def copies_of(config: LoopConfig, shape: ModelShape) -> Copies:
 def bytes_of(config: LoopConfig) -> int:
     """Bytes of a weight in a forward."""
     return 2 if config.engine.dtype == "bf16" else FP32
+
+
+def ledger_copies(
+    optimizer: OptimizerConfig, *, functionals: int, responses: int, whole: bool = True
+) -> int:
+    """Copies of the weights that a ledger holds: `3 f + r + 13 + s` for f functionals at once, r
+    responses of a batch and s optimizer states; a functional has one copy more where steps are left
+    out. Functionals that do not fit wait on disk, so that a ledger needs those of one."""
+    return (3 + (not whole)) * functionals + responses + 13 + states(optimizer)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from dynolab.costs.analyses import ledger_copies
+from dynolab.costs.memory import ledger_copies
 from dynolab.data.batches import REJECTED
 from dynolab.errors import ConfigError
 from dynolab.forces.map.memory import free_bytes

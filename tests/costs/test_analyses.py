@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from dynolab.audit.audit import audit_pairs
-from dynolab.costs.analyses import (
-    audit_bytes,
-    forces_bytes,
-    kernel_bytes,
-    ledger_bytes,
-    squeezing_bytes,
-)
 from dynolab.costs.live_bytes import LiveBytes
+from dynolab.costs.memory import COPIES, FP32, ledger_copies, states
 from dynolab.costs.shape import ModelShape, shape_of
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.forces import (
     PolicyFunction,
-    split_step,
     step_forces,
-    step_layers,
-    step_validity,
 )
-from dynolab.forces.kernel.size import kernel_sizes
 from dynolab.forces.ledger import step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.watched import kind_means
-from dynolab.forces.step.token_map import example_pushes, token_forces
 from dynolab.objectives.dpo import DPO, DPOConfig
 from dynolab.squeezing.forecast import forecasts
 from dynolab.squeezing.ladder import ladder
@@ -51,6 +40,10 @@ class Trained:
 
     job: TrainJob
     shape: ModelShape
+
+    def planned(self, copies: int) -> int:
+        """Bytes of copies of the weights and of the optimizer's states."""
+        return (copies + states(self.job.config.optimizer)) * FP32 * self.shape.parameters
 
     @property
     def encoder(self) -> Encoder:
@@ -99,7 +92,7 @@ def most_bytes(work: Callable[[], object], dtype: torch.dtype | None = None) -> 
 def test_an_audit(trained: Trained) -> None:
     pairs = trained.encoder.examples(list(read_rows(trained.job.examples, Example)))
     most = most_bytes(lambda: audit_pairs(trained.policy(), pairs[:PAIRS], DPO(DPOConfig())))
-    assert most == pytest.approx(audit_bytes(trained.shape), rel=0.15)
+    assert most == pytest.approx(COPIES["audit"] * FP32 * trained.shape.parameters, rel=0.15)
 
 
 @pytest.fixture
@@ -117,37 +110,9 @@ def test_forces_of_a_step(trained: Trained) -> None:
         rows, encoder = trained.probes, trained.encoder
         step_forces(record, policy, rows, encoder, stage="dpo", batch_tokens=256)
 
-    planned = forces_bytes(trained.shape, trained.job.config.optimizer)
     held = sum(w.nbytes for w in first.values())
-    assert most_bytes(forces) + held == pytest.approx(planned.together, rel=0.1)
-
-
-@pytest.mark.usefixtures("one_direction_at_a_time")
-def test_forces_on_a_device_of_their_own(trained: Trained) -> None:
-    """A policy in float64 copies what it takes of a record in float32, as one on a GPU does."""
-    record, rows, encoder = step_record(trained.job, 1), trained.probes, trained.encoder
-    watched = encoder.response("0", rows[0].prompt, rows[0].response)
-    assert watched is not None
-
-    def pushes(policy: PolicyFunction) -> None:
-        scale = replace(split_step(record, policy, batch_tokens=1).update, history={})
-        example_pushes(record, policy, scale, watched, batch_tokens=1)
-        token_forces(record, policy, scale, 0, watched)
-
-    def most(work: Callable[[PolicyFunction], object]) -> int:
-        model = load_language_model(trained.job.model)
-        return most_bytes(lambda: work(PolicyFunction(model, torch.float64)), torch.float64)
-
-    def measured(by: Callable[..., object]) -> int:
-        return most(lambda policy: by(record, policy, rows, encoder, stage="dpo", batch_tokens=1))
-
-    copy = 8 * trained.shape.parameters
-    parts = 3 * copy  # they wait in main memory
-    largest = max(
-        measured(step_forces) - parts, measured(step_layers), measured(step_validity), most(pushes)
-    )
-    planned = forces_bytes(trained.shape, trained.job.config.optimizer).device
-    assert largest == pytest.approx(2 * planned, rel=0.1)
+    planned = trained.planned(COPIES["forces"])
+    assert most_bytes(forces) + held == pytest.approx(planned, rel=0.1)
 
 
 def test_squeezing(trained: Trained) -> None:
@@ -158,54 +123,27 @@ def test_squeezing(trained: Trained) -> None:
         ladder(record, policy, training="dpo")
         del start
 
-    planned = squeezing_bytes(trained.shape, trained.job.config.optimizer)
-    assert most_bytes(measured) == pytest.approx(planned, rel=0.1)
+    assert most_bytes(measured) == pytest.approx(trained.planned(COPIES["squeezing"]), rel=0.1)
 
 
-def test_a_kernel(trained: Trained) -> None:
-    rows = trained.encoder.examples(list(read_rows(trained.job.examples, Example)))[:PAIRS]
-    answers = [row.chosen for row in rows]
-    memory = 2**22  # the longest answer's images, and little beside these weights
-    planned = kernel_bytes(trained.shape, memory)
-    most = most_bytes(lambda: kernel_sizes(trained.policy(), answers, answers, memory_bytes=memory))
-    assert 0.7 * planned < most <= planned
-
-
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("at_once", [1, None])
-def test_a_ledger(
-    trained: Trained,
-    whole: bool,
-    at_once: int | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All functionals at once, and one after another."""
+def test_a_ledger(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One functional at a time, as many as a plan counts."""
     monkeypatch.setattr(step_account, "SLICE", 2**14)  # small beside these weights, too
-    rows = kind_means(trained.probes, trained.encoder, PAIRS)
-    waiting = tmp_path / "waiting"
+    functionals = [own for _, own in kind_means(trained.probes, trained.encoder, PAIRS)]
 
     def account() -> None:
         ledger = Ledger(
             trained.policy(),
-            [q for _, q in rows],
+            functionals,
             batch_tokens=256,
             by_token=[0],
-            whole=whole,
-            waiting=waiting,
-            memory_bytes=1 if at_once else 2**40,
+            waiting=tmp_path / "waiting",
+            memory_bytes=1,
         )
-        for step in (2, 1) if whole else (2, 0):
-            ledger.enter(step_record(trained.job, step), gap=1 if whole else 2)
+        for step in (2, 1):
+            ledger.enter(step_record(trained.job, step), gap=1)
 
-    planned = ledger_bytes(
-        trained.shape,
-        trained.job.config.optimizer,
-        functionals=len(rows),
-        responses=2 * PAIRS,
-        whole=whole,
-        memory=1 if at_once else 2**40,
-    )
-    assert most_bytes(account) == pytest.approx(planned.work, rel=0.1)
-    written = sum(file.stat().st_size for file in waiting.glob("*"))
-    assert written == pytest.approx(planned.waiting, rel=0.01)
+    optimizer = trained.job.config.optimizer
+    copies = ledger_copies(optimizer, functionals=1, responses=2 * PAIRS) + 1
+    planned = copies * FP32 * trained.shape.parameters
+    assert most_bytes(account) == pytest.approx(planned, rel=0.1)

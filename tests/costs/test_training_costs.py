@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from dynolab.costs.batches import lengths_of, micro_batches
-from dynolab.costs.disk import model_bytes, record_bytes, state_bytes
 from dynolab.costs.live_bytes import LiveBytes
 from dynolab.costs.memory import training_bytes
 from dynolab.costs.shape import shape_of
@@ -87,19 +86,3 @@ def test_memory(
     with LiveBytes() as live:
         run(job)
     assert live.most == pytest.approx(planned.rank, rel=0.1)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "rmsprop", "sgd"])
-def test_bytes(optimizer: str, inputs: Path, tmp_path: Path) -> None:
-    chosen = {"name": optimizer, "learning_rate": 1e-6}
-    config = settings(optimizer=chosen, steps=4, checkpoint_every=3, record_steps=[0, 2])
-    job = run(make_job(inputs, tmp_path, config))
-    shape = shape_of(builder(read_config(str(job.model)))(3, torch.float32))
-    for folder, planned in (
-        (job.output / "model", model_bytes(shape)),
-        (job.output / "forces" / "step-00000000", record_bytes(config, shape, 0)),
-        (job.output / "forces" / "step-00000002", record_bytes(config, shape, 2)),
-        (job.resume_out / "step-00000003" / "engine", state_bytes(config, shape)),
-    ):
-        written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        assert written == pytest.approx(planned, rel=0.02)

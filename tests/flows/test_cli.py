@@ -98,8 +98,7 @@ def test_a_plan_says_what_stages_take(command: Command) -> None:
     cost = stages["preference"]["cost"]
     assert cost["ranks"] == 2
     assert cost["rank_bytes"] > 4 * cost["parameters"]
-    assert any(text.startswith("memory of trainings") for text in cost["basis"])
-    assert stages["report"]["cost"]["stored"] > 9e6  # plotly's library twice
+    assert cost["hours"] > 0 and cost["written"] > 4 * cost["parameters"]
     assert stages["foresight"]["cost"] is None
 
 

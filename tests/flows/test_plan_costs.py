@@ -77,16 +77,7 @@ def test_a_probe_set_of_fewer_kinds_takes_fewer_passes() -> None:
     whole = costs.of(next(step for step in steps if step.name == "probe"))
     steps, costs = fewer
     part = costs.of(next(step for step in steps if step.name == "probe"))
-    assert whole is not None and part is not None and part.flops < whole.flops
-
-
-def test_every_figure_names_what_stands_behind_it() -> None:
-    steps, costs = planned("hh_pythia410m.yaml", "h100")
-    estimated = [cost for step in steps if (cost := costs.of(step)) is not None]
-    assert {"a", "b", "c", "d", "e"} <= set("".join(cost.basis for cost in estimated))
-    models = [cost for cost in estimated if cost.parameters]  # a page has no hours
-    assert all("i" in cost.basis and "j" in cost.basis for cost in models)
-    assert len(models) == len(estimated) - 1
+    assert whole is not None and part is not None and part.hours < whole.hours
 
 
 @pytest.mark.parametrize(
