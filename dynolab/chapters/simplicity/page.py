@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,16 +70,16 @@ def simplicity(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
                 "Are similar messages for similar objects learned faster?",
                 "topographic similarity",
                 spaces,
-                lambda row: row.similarity,
+                "similarity",
                 "Topographic similarity: Spearman's ρ of the distances of two objects and of their "
-                "messages; constant maps have none and are left out.",
+                "messages; constant maps have none and are left out. ρ: of bijections alone.",
             ),
             _points(
                 "influence",
                 "Does cooperation predict which mappings are learned fast?",
                 "cooperation before training",
                 spaces,
-                lambda row: float(np.mean(row.start_cooperation)),
+                "start_cooperation",
                 _COOPERATION,
             ),
         ],
@@ -127,12 +127,16 @@ def _points(
     title: str,
     across: str,
     spaces: Sequence[Sequence[LearnedMapping]],
-    value: Callable[[LearnedMapping], float],
+    field: str,
     note: str,
 ) -> Figure:
-    """Area under the loss against a quantity of every mapping, a panel for each space."""
-    field = {"similarity": "similarity", "influence": "start_cooperation"}[name]
-    rho = [number(correlation(rows, field).mean, 2) for rows in spaces]
+    """Area under the loss against a field of every mapping, a panel for each space."""
+    # The claim on similarity is about bijections alone.
+    kinds = {"compositional", "holistic"} if name == "similarity" else set(_COLORS)
+    rho = [
+        number(correlation([row for row in rows if row.kind in kinds], field).mean, 2)
+        for rows in spaces
+    ]
     plot = subplots(
         [f"{rows[0].space.label}: ρ = {own}" for rows, own in zip(spaces, rho, strict=True)],
         400,
@@ -144,9 +148,13 @@ def _points(
     )
     for col, rows in enumerate(spaces, start=1):
         for kind, color in _COLORS.items():
-            own = [row for row in rows if row.kind == kind and np.isfinite(value(row))]
+            own = [
+                row
+                for row in rows
+                if row.kind == kind and np.isfinite(np.mean(getattr(row, field)))
+            ]
             plot.add_scatter(
-                x=[round(value(row), 5) for row in own],
+                x=[round(float(np.mean(getattr(row, field))), 5) for row in own],
                 y=[round(float(np.mean(row.area)), 5) for row in own],
                 mode="markers",
                 name=kind,

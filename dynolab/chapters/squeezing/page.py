@@ -259,7 +259,12 @@ def _ranks(ranks: Sequence[RankChange]) -> Figure:
     dashes = ("solid", "dot", "dash", "dashdot")
     for col, answer in enumerate(_ANSWERS, start=1):
         own = [row for row in ranks if row.answer == answer]
-        names = ["y" if row.first == 0 else f"{row.first}–{row.last}" for row in own]
+        names = [
+            "–".join(str(rank) for rank in dict.fromkeys((row.first, row.last)))
+            if row.first
+            else "y"
+            for row in own
+        ]
         for (name, label), color, dash in zip(
             lines.items(), (INK, REJECTED, CHOSEN, UP), dashes, strict=True
         ):
