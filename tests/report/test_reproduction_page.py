@@ -85,7 +85,7 @@ def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path
     for said in (
         "The papers' findings on finetuning",
         "Likelihoods, quality and diversity",
-        "Try next",
+        "What to try next",
     ):
         assert said in words
     verdicts = list(read_rows(tmp_path / "findings/verdicts.jsonl", Verdict))

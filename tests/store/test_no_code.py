@@ -12,7 +12,6 @@ HOUSE = sorted(
     path for room in ("dynolab", "models", "tasks", "flows") for path in (ROOT / room).rglob("*.py")
 )
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-BETWEEN_RANKS = "dynolab/distributed.py"  # reads only what a rank of the same job has sealed
 LOADERS = {("torch", "load"), ("torch", "save"), ("torch", "jit"), ("pandas", "read_pickle")}
 DANGEROUS_NAMES = {"eval", "exec", "load_checkpoint", "unsafe_load"}
 
@@ -43,7 +42,6 @@ def dangers(tree: ast.Module) -> list[str]:
 
 def test_no_module_makes_code_of_data() -> None:
     bad = {str(path.relative_to(ROOT)): dangers(ast.parse(path.read_text())) for path in HOUSE}
-    assert bad.pop(BETWEEN_RANKS) == ["pickle"]
     assert len(bad) > 100
     assert {path: names for path, names in bad.items() if names} == {}
 
