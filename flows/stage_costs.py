@@ -154,7 +154,7 @@ class Costs:
         answers = {
             "probe": lambda: self.inputs.probe_rows * len(trainings) / 3,
             "audit": lambda: 6 * (config.pairs or len(self._rows())),
-            "forces": lambda: 6 * recorded * config.pairs * self.inputs.functionals,
+            "forces": lambda: 2 * recorded * config.pairs * self.inputs.functionals,
             "squeezing": lambda: 32 * recorded * config.pairs,
             "kernel": lambda: config.updating_pairs * config.rank * (4 + 4 * config.observed_pairs),
         }[name]()
