@@ -65,18 +65,6 @@ def mean_interval(values: Float[ndarray, " pairs"]) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
-def dominating(values: Float[ndarray, " pairs"]) -> int | None:
-    """The place of the value that makes more than half of the variance, such as a very long
-    answer's; None without one, or of fewer than four finite values.
-    """
-    finite = np.isfinite(values)
-    if finite.sum() < 4:
-        return None
-    squares = np.where(finite, (values - values[finite].mean()) ** 2, 0.0)
-    place = int(squares.argmax())
-    return place if squares[place] > 0.5 * squares.sum() else None
-
-
 def band(
     values: Float[ndarray, "steps pairs"],
 ) -> tuple[Float[ndarray, " steps"], Float[ndarray, " steps"], Float[ndarray, " steps"]]:

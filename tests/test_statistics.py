@@ -17,7 +17,6 @@ from dynolab.statistics import (
     band,
     bootstrap,
     clear,
-    dominating,
     mean_interval,
     percentile_ends,
     rank_correlation,
@@ -43,13 +42,6 @@ def test_a_mean_has_the_t_interval_of_its_measured_pairs() -> None:
     interval = mean_interval(np.array([2.0, NAN, 4.0, 6.0]))
     assert (interval.mean, interval.n) == (4.0, 3)
     assert (interval.low, interval.high) == pytest.approx((4 - 4.968275, 4 + 4.968275), abs=1e-6)
-
-
-def test_a_value_dominates_that_makes_most_of_the_variance() -> None:
-    # Of 0, 0, NaN, 0, 8: mean 2, squares 4, 4, 4 and 36; of −1, 1, −1, 1 each makes a quarter.
-    assert dominating(np.array([0.0, 0.0, NAN, 0.0, 8.0])) == 4
-    assert dominating(np.array([-1.0, 1.0, -1.0, 1.0])) is None
-    assert dominating(np.array([0.0, 0.0, 8.0])) is None, "three are too few to say so"
 
 
 def test_a_mean_of_two_pairs_has_an_interval_and_of_one_none() -> None:

@@ -30,26 +30,6 @@ class DotPanel:
     zero: bool = False
 
 
-def dot_plot(figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel]) -> go.Figure:
-    """Plots arms from left to right."""
-    plot = subplots(
-        [panel.title for panel in panels],
-        400,
-        scattermode="group",
-        margin={"l": 64, "r": 24, "t": 56, "b": 48},
-        x={
-            "type": "category",
-            "showgrid": False,
-            "categoryorder": "array",
-            "categoryarray": _names(arms),
-        },
-    )
-    _add_panels(plot, figures, arms, panels, across=False)
-    for col, panel in enumerate(panels, start=1):
-        plot.update_yaxes(_value_axis(figures, arms, panel), col=col)
-    return plot
-
-
 def forest_plot(
     figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel], baseline: str
 ) -> go.Figure:
@@ -78,7 +58,7 @@ def forest_plot(
     )
     wide = len(panels) <= _WIDE
     plot.update_annotations(y=1.005, font={"size": 13 if wide else 11})
-    _add_panels(plot, figures, arms, panels, across=True)
+    _add_panels(plot, figures, arms, panels)
     line = {"color": ZERO, "dash": "dot", "width": 1.5}
     for col, panel in enumerate(panels, start=1):
         axis = _value_axis(figures, arms, panel)
@@ -125,10 +105,8 @@ def _add_panels(
     figures: ArmTable,
     arms: Sequence[str],
     panels: Sequence[DotPanel],
-    *,
-    across: bool,
 ) -> None:
-    """Adds every panel's traces; `across`: values are on the x axis."""
+    """Adds every panel's traces; values are on the x axis."""
     labels = set[str]()
     for col, panel in enumerate(panels, start=1):
         for place, (label, name) in enumerate(panel.figures.items()):
@@ -137,13 +115,13 @@ def _add_panels(
                 "legendgroup": label,
                 "row": 1,
                 "col": col,
-                **({"orientation": "h"} if across else {}),
+                "orientation": "h",
             }
             titles = dict(zip(arms, _names(arms), strict=True))
             measured = {arm: title for arm, title in titles.items() if figures.mean(arm, name).n}
             if measured:
                 color, legend = _COLORS[place % len(_COLORS)], label not in labels
-                _add_dots(plot, figures, measured, (label, name), color, legend, across, where)
+                _add_dots(plot, figures, measured, (label, name), color, legend, where)
             labels.add(label)
     plot.update_layout(showlegend=len(labels) > 1)
 
@@ -155,11 +133,9 @@ def _add_dots(
     named: tuple[str, str],
     color: str,
     legend: bool,
-    across: bool,
     where: Mapping[str, Any],
 ) -> None:
     label, name = named
-    category, value = ("y", "x") if across else ("x", "y")
     seeds = [
         (title, round(float(seed), 6))
         for arm, title in arms.items()
@@ -167,25 +143,24 @@ def _add_dots(
         if np.isfinite(seed)
     ]
     plot.add_scatter(
-        **{category: [title for title, _ in seeds], value: [seed for _, seed in seeds]},
+        x=[seed for _, seed in seeds],
+        y=[title for title, _ in seeds],
         mode="markers",
         marker={"color": color, "size": 5, "opacity": 0.45},
         showlegend=False,
-        hovertemplate=f"%{{{category}}}, one seed: %{{{value}:.4g}}<extra></extra>",
+        hovertemplate="%{y}, one seed: %{x:.4g}<extra></extra>",
         **where,
     )
     means = [figures.mean(arm, name) for arm in arms]
     plot.add_scatter(
-        **{
-            category: list(arms.values()),
-            value: [round(mean.mean, 6) for mean in means],
-            f"error_{value}": error_bars(means, color),
-        },
+        x=[round(mean.mean, 6) for mean in means],
+        y=list(arms.values()),
+        error_x=error_bars(means, color),
         mode="markers",
         name=label,
         marker={"color": color, "size": 10, "symbol": "diamond"},
         showlegend=legend,
         customdata=[with_interval(mean, sign=False) for mean in means],
-        hovertemplate=f"%{{{category}}}, {label}: %{{customdata}}<extra></extra>",
+        hovertemplate=f"%{{y}}, {label}: %{{customdata}}<extra></extra>",
         **where,
     )
