@@ -74,7 +74,7 @@ def named_on_command_line(model: str | None, data: Path | None, trained: str | N
         settings["trained.model"] = trained
     if data is not None:
         read = file_for_model(data, model)
-        # Another file's page stands beside it.
+        # Another file's page is kept, too.
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{data.stem}-audit").lstrip("._-")
         settings |= {
             "name": name,

@@ -86,7 +86,7 @@ preference:
 # Who pulled which answer down, over all steps: means of 4 pairs, and the answers that fell most,
 # with the map of the hardest pull, token by token.
 ledger: {{pairs: 4, answers: 5, heldout_answers: 3, token_map: true}}
-forces: {{pairs: 2}}  # of the recorded steps: how well first order foretells what they did
+forces: {{pairs: 2}}  # of the recorded steps: how well first order predicts what they did
 
 # Not needed to see which pairs and tokens pull answers down. To add one, delete its line.
 audit: null      # what one step would do, for every pair, before any training
