@@ -150,6 +150,9 @@ def run_on_servers(
 
         try:
             return as_prefect_flow(flow, planned)(parameters, fresh=fresh)
+        except Exception:
+            services.check_alive()  # its log tells more than that nobody answered
+            raise
         finally:
             flush_prefect()
 

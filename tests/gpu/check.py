@@ -118,9 +118,9 @@ def forces(_: Path) -> dict[str, float]:
             values[name] = max(worst, relative(maps[name].double(), maps["truth"]))
     if not GPUS:
         return values
-    model = pythia(**PYTHIA_160M).to(device())
+    model = pythia(**PYTHIA_160M)
     examples = with_reference(model, [pair(0, 134, 62, 47)])
-    policy = PolicyFunction(model)
+    policy = PolicyFunction(model.to(device()))
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     force_map(policy, [examples[0].chosen], examples, DPO_LOSS, memory_bytes=MEMORY)
