@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -102,6 +103,23 @@ def test_factors_of_the_only_observed_group_are_made_once() -> None:
     tiles = list(factor_tiles(kernel, observed, updating, wanted=lambda tile: True))  # type: ignore[arg-type]
     assert [(left, right) for _, left, right in tiles] == [([1], [3]), ([1], [4])]
     assert kernel.asked == [1, 3, 4]
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_one_group_s_factors_of_each_side_are_held_at_a_time(groups: int) -> None:
+    held: WeakSet[nn.Module] = WeakSet()
+
+    def factors(responses: object) -> list[Any]:
+        assert len(held) <= 1  # the other side's
+        made = nn.Identity()
+        held.add(made)
+        return [made]
+
+    observed, updating = (Side([[response(1)]] * number) for number in (groups, 2))
+    kernel: Any = SimpleNamespace(factors=factors)
+    for _, left, right in factor_tiles(kernel, observed, updating, wanted=lambda tile: True):
+        assert len(held) == 2
+        del left, right
 
 
 def test_only_wanted_tiles_are_computed() -> None:

@@ -103,19 +103,22 @@ def attention(_: Path) -> dict[str, float]:
 def forces(_: Path) -> dict[str, float]:
     """Errors of force maps beside the CPU's in float64, and the memory of a large one."""
     values = {"float64_error": 0.0, "float32_error": 0.0}
+    # Models compute rotary tables in float32, which CPU and GPU round differently.
+    families = {"float64_error": ("gpt2",), "float32_error": ("gpt2", "gpt_neox", "llama_tied")}
     wanted = {
         "truth": ("cpu", torch.float64),
         "float64_error": (device(), torch.float64),
         "float32_error": (device(), torch.float32),
     }
-    for family in ("gpt_neox", "llama_tied"):
+    for family in families["float32_error"]:
         examples = with_reference(build(family), pairs(2))
         maps = {
             name: Case(PolicyFunction(build(family).to(where, dtype), dtype), examples).map()
             for name, (where, dtype) in wanted.items()
         }
         for name, worst in values.items():
-            values[name] = max(worst, relative(maps[name].double(), maps["truth"]))
+            if family in families[name]:
+                values[name] = max(worst, relative(maps[name].double(), maps["truth"]))
     if not GPUS:
         return values
     model = pythia(**PYTHIA_160M)

@@ -17,7 +17,8 @@ Into = Callable[[str, str], Float[Tensor, "observed updating"]]
 (its use as head) and `tied` (the product of its use as embedding with that as head)."""
 
 SLICE = 2**13
-"""Entries of a gradient formed at once: enough for a product's full speed, and still in cache."""
+"""Entries of a gradient formed at once on a CPU: enough for a product's full speed, and still in
+cache. A GPU forms as many as the workspace holds: there the number of products counts."""
 
 LEAST_OUTPUTS = 8
 """Fewer are not formed at once: signals are read in pieces of as many neighbours in memory."""
@@ -95,7 +96,8 @@ def formed_gradients(
     """
     d_in, d_out = observed[0].input.shape[-1], observed[0].signal.shape[-1]
     unit = sum(out.shape) * d_in * out.element_size()
-    width = slice_width(workspace, unit, min(d_out, max(LEAST_OUTPUTS, SLICE // d_in)))
+    most = d_out if out.is_cuda else min(d_out, max(LEAST_OUTPUTS, SLICE // d_in))
+    width = slice_width(workspace, unit, most)
     buffers = [out.new_empty(count * width * d_in) for count in out.shape]
     parts = torch.arange(d_out).chunk(-(-d_out // width))  # equal ones: no last sliver
     for part in parts:

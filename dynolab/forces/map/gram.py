@@ -194,13 +194,17 @@ def gram_tiles(
             return out[number(name, use)]
 
         contract(left, right, into, scale=kernel.scale, workspace=workspace)
+        del left, right  # else these are held while the next ones are made
         yield tile, out
 
 
 def factor_tiles(
     kernel: Kernel, observed: Side, updating: Side, *, wanted: Callable[[Tile], bool]
 ) -> Iterator[tuple[Tile, list[Factors], list[Factors]]]:
-    """Yields factors by tile; an updating group's are kept for all observed groups."""
+    """Yields factors by tile; an updating group's are kept for all observed groups.
+
+    At most one group of each side is held here at a time.
+    """
     only = kernel.factors(observed.groups[0]) if len(observed.groups) == 1 else None
     for columns, updates in zip(updating.slices, updating.groups, strict=True):
         todo = [n for n, rows in enumerate(observed.slices) if wanted((rows, columns))]
@@ -208,3 +212,5 @@ def factor_tiles(
         for n in todo:
             left = only or kernel.factors(observed.groups[n])
             yield (observed.slices[n], columns), left, right
+            del left
+        del right
