@@ -36,7 +36,7 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
         "sft",
     }
     sft = platform.read("deployments/name/train/sft")["id"]
-    wrong = {"settings": {"study_file": "builtin.yaml", "training": {"steps": "many"}}}
+    wrong = {"settings": {"study_file": "builtin.yaml", "steps": "many"}}
     answer = requests.post(
         f"{platform.prefect}/api/deployments/{sft}/create_flow_run",
         json={"parameters": wrong},
