@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from dynolab.chapters.classification.force_study import ForceStudyConfig
-from dynolab.chapters.classification.path_study import PathStudyConfig
-from dynolab.chapters.images.config import ImageConfig
-from dynolab.chapters.simplicity.mappings import Messages, all_mappings, sampled_bijections
-from dynolab.chapters.simplicity.rows import SpaceName
-from dynolab.chapters.supervision.speed_comparisons import SpeedConfig
+from dynolab.chapters.classification.forces import ForceStudyConfig
+from dynolab.chapters.classification.paths import PathStudyConfig
+from dynolab.chapters.images import ImageConfig
+from dynolab.chapters.simplicity.mappings import (
+    Messages,
+    SpaceName,
+    all_mappings,
+    sampled_bijections,
+)
+from dynolab.chapters.supervision.speeds import SpeedConfig
 from dynolab.chapters.supervision.supervision import SupervisionConfig
 from dynolab.chapters.transfer.topics import TopicConfig
 from dynolab.chapters.transfer.transfer import TransferConfig
@@ -28,8 +32,7 @@ from tasks.shared.policies import load_encoder, load_model
 from tasks.shared.seeds import Seeds
 
 if TYPE_CHECKING:
-    from dynolab.chapters.images.images import ImageSplits
-    from dynolab.chapters.transfer.rows import TransferRow
+    from dynolab.chapters.images import ImageSplits
     from dynolab.chapters.transfer.task import TransferTask
 
 ChapterName = Literal[
@@ -40,8 +43,8 @@ IMAGES_FILE = "images.safetensors"
 
 
 def images(work: Work[ImageConfig]) -> dict[str, float]:
-    """Results: `images.safetensors`, which `dynolab.chapters.images.images.read_images` reads."""
-    from dynolab.chapters.images.images import load_images, write_images
+    """Results: `images.safetensors`, which `dynolab.chapters.images.read_images` reads."""
+    from dynolab.chapters.images import load_images, write_images
 
     with work.shown():
         splits = load_images(work.config)
@@ -57,7 +60,7 @@ def images(work: Work[ImageConfig]) -> dict[str, float]:
 
 
 def _images(work: Work[Any]) -> ImageSplits:
-    from dynolab.chapters.images.images import read_images
+    from dynolab.chapters.images import read_images
 
     return read_images(work.input_folder("images") / IMAGES_FILE)
 
@@ -78,28 +81,26 @@ def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
     Results: `states.jsonl`, `ranks.jsonl`, `influence.jsonl` and `diverged.jsonl`.
     """
     from dynolab import distributed
-    from dynolab.chapters.classification.force_study import study_forces
+    from dynolab.chapters.classification.forces import study_forces
     from models.vision import build_classifier
 
     config, device = work.config, distributed.device()
     data = _images(work).to(device)
     build = partial(build_classifier, config.model, device=device)
     with work.shown():
-        forces = study_forces(build, config.model, data, config, config.seeds)
-        work.write_tables(
-            states=forces.states,
-            ranks=forces.ranks,
-            influence=forces.influences,
-            diverged=forces.diverged,
-        )
-    last = max(state.epoch for state in forces.states)
-    rate = config.training.learning_rate
-    main = [state for state in forces.states if state.learning_rate == rate]
-    accuracies = [state.accuracy for state in main if state.epoch == last]
+        tables = study_forces(build, config.model, data, config, config.seeds)
+        work.write_tables(**tables)
+    rate, states = config.training.learning_rate, tables["states"]
+    main = [state for state in states if state["learning_rate"] == rate]
+    last = max(state["epoch"] for state in main)
     return work.log_metrics(
         {
-            f"{config.model}/accuracy": float(np.mean(accuracies)),
-            f"{config.model}/unexplained": float(np.nanmean([state.unexplained for state in main])),
+            f"{config.model}/accuracy": _mean(
+                state["accuracy"] for state in main if state["epoch"] == last
+            ),
+            f"{config.model}/unexplained": float(
+                np.nanmean([state["unexplained"] for state in main])
+            ),
         }
     )
 
@@ -117,7 +118,7 @@ class LearningPathsJob(PathStudyConfig):
 def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
     """Reads input `images`. Results: `scores.jsonl`, `epochs.jsonl` and `paths.jsonl`."""
     from dynolab import distributed
-    from dynolab.chapters.classification.path_study import study_paths
+    from dynolab.chapters.classification.paths import study_paths
     from models.vision import build_classifier
 
     config = work.config
@@ -127,15 +128,9 @@ def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
         for name in (config.model, "mlp")
     )
     with work.shown():
-        study = study_paths(build, data, config, config.seeds, toy_build)
-        work.write_tables(scores=study.scores, epochs=study.epochs, paths=study.paths)
-    metrics = {
-        f"paths/{dataset}/auc": float(
-            np.mean([score.auc for score in study.scores if score.data == dataset])
-        )
-        for dataset in dict.fromkeys(score.data for score in study.scores)
-    }
-    return work.log_metrics(metrics)
+        tables = study_paths(build, data, config, config.seeds, toy_build)
+        work.write_tables(**tables)
+    return work.log_metrics(_means(tables["scores"], "auc", "paths/{data}/auc"))
 
 
 LEARNING_PATHS = Stage("learning-paths", 2, learning_paths)
@@ -171,18 +166,14 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
     data = _images(work)
     build = partial(build_classifier, config.model, data.train.shape, data.classes)
     with work.shown():
-        compared = compare_supervision(build, data, config, config.noise, config.seeds)
-        work.write_tables(supervision=compared.rows, detections=compared.detections)
-    work.log_tables(supervision=compared.rows, detections=compared.detections)
+        tables = compare_supervision(build, data, config, config.noise, config.seeds)
+        work.write_tables(**tables)
+    work.log_tables(**tables)
     level = f"noise_{100 * config.noise:g}"
-    metrics = {
-        f"{level}/accuracy/{arm}": _mean(row.accuracy for row in compared.rows if row.arm == arm)
-        for arm in dict.fromkeys(row.arm for row in compared.rows)
-    } | {
-        f"{level}/auc/{score}": _mean(row.auc for row in compared.detections if row.score == score)
-        for score in dict.fromkeys(row.score for row in compared.detections)
-    }
-    return work.log_metrics(metrics)
+    accuracies = _means(tables["supervision"], "accuracy", level + "/accuracy/{arm}")
+    return work.log_metrics(
+        accuracies | _means(tables["detections"], "auc", level + "/auc/{score}")
+    )
 
 
 def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
@@ -190,8 +181,8 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
 
     Returns the mean accumulated influence of every kind of example as `speed/<kind>`, in nats.
     """
-    from dynolab.chapters.supervision.speed_comparisons import compare_speeds
-    from dynolab.chapters.transfer.adaptation import compare_adaptation
+    from dynolab.chapters.supervision.adaptation import compare_adaptation
+    from dynolab.chapters.supervision.speeds import compare_speeds
     from models.vision import build_classifier
 
     config = work.config
@@ -208,15 +199,19 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
         )
         adaptations = compare_adaptation(config.adaptation, config.seeds)
         work.write_tables(speeds=rows, adaptations=adaptations)
-    metrics = {
-        f"speed/{kind}": _mean(row.speed for row in rows if row.kind == kind)
-        for kind in dict.fromkeys(row.kind for row in rows)
-    }
-    return work.log_metrics(metrics)
+    return work.log_metrics(_means(rows, "speed", "speed/{kind}"))
 
 
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
+
+
+def _means(rows: Iterable[dict[str, Any]], column: str, name: str) -> dict[str, float]:
+    """Means of a column over the rows with the same metric's name, a format of columns."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        values.setdefault(name.format(**row), []).append(row[column])
+    return {metric: _mean(own) for metric, own in values.items()}
 
 
 SUPERVISION = Stage("supervision", 2, supervision)
@@ -264,15 +259,7 @@ def _transfer(work: Work[Any], task: TransferTask) -> dict[str, float]:
         rows = compare_heads(partial(build_classifier, config.model), task, config, config.seeds)
         work.write_tables(transfer=rows)
     work.log_tables(transfer=rows)
-    return work.log_metrics(_accuracies(rows))
-
-
-def _accuracies(rows: Iterable[TransferRow]) -> dict[str, float]:
-    accuracies: dict[str, list[float]] = {}
-    for row in rows:
-        name = f"{row.task}/{row.strategy}/tau_{row.tau}/accuracy"
-        accuracies.setdefault(name, []).append(row.accuracy)
-    return {name: float(np.mean(values)) for name, values in accuracies.items()}
+    return work.log_metrics(_means(rows, "accuracy", "{task}/{strategy}/tau_{tau}/accuracy"))
 
 
 TRANSFER_DIGITS = Stage("transfer-digits", 2, transfer_digits)
@@ -394,7 +381,7 @@ def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
         paths = step_paths(config.shown[0], config.seed, STEP_SIZES)
         work.write_tables(counts=counts, panels=pictures, shapes=shapes, step_paths=paths)
     metrics = {
-        f"violations/{count.statement}/{count.classes}": count.violations / count.cases
+        f"violations/{count['statement']}/{count['classes']}": count["violations"] / count["cases"]
         for count in counts
     }
     work.log_tables(counts=counts, shapes=shapes)
@@ -434,7 +421,7 @@ def push_answers(work: Work[PushConfig]) -> dict[str, float]:
             progress.update(number)
         left = list(tally.left_over())
         work.write_tables(pushes=tally.rows, explained=left, ranks=tally.rank_changes())
-    metrics = {f"left_over/{row.answer}/{row.picture}": row.left for row in left}
+    metrics = {f"left_over/{row['answer']}/{row['picture']}": row["left"] for row in left}
     work.log_tables(pushes=tally.rows, explained=left)
     return work.log_metrics(metrics) | {"pairs": float(len(pairs))}
 

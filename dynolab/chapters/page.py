@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.claims.verdict import Outcome, Verdict
-from dynolab.data.rows import Row, write_rows
+from dynolab.data.rows import write_rows
 from dynolab.report.figure import CELLS, Figure, subplots
-from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.report.inputs.files import StageFacts
 from dynolab.report.lines import Line
 from dynolab.report.page import Page, Section, Tile, section, write_page
 from dynolab.report.style import DIVERGING, SEQUENTIAL
@@ -29,8 +31,6 @@ _HOW_JUDGED = (
 )
 
 BANDS = "Means over seeds; bands and brackets: 95% t-intervals over seeds."
-Item = TypeVar("Item")
-AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,17 @@ def claim_section(chapter: Chapter) -> Section:
     )
 
 
-def read_rows(folders: Iterable[Path], file: str, row: type[AnyRow]) -> list[AnyRow]:
-    """The rows of a file in every folder that has it, folder by folder."""
-    return [item for folder in folders for item in rows(folder, file, row)]
+def read_frame(folders: Iterable[Path], file: str) -> pd.DataFrame:
+    """The rows of a file of JSON lines in every folder, folder by folder."""
+    lines = [line for folder in folders for line in (folder / file).read_text().splitlines()]
+    return pd.DataFrame([json.loads(line) for line in lines])
+
+
+def select(rows: pd.DataFrame, **values: object) -> pd.DataFrame:
+    """The rows with these values in these columns; an empty frame needs no columns."""
+    for column, value in values.items():
+        rows = rows[rows[column] == value] if len(rows) else rows
+    return rows
 
 
 def path_line(name: str, x: Sequence[float], values: Float[ndarray, "seeds x"]) -> Line:
@@ -106,22 +114,17 @@ def path_line(name: str, x: Sequence[float], values: Float[ndarray, "seeds x"]) 
     return Line(name, x, [mean_interval(at) for at in np.asarray(values, dtype=float).T])
 
 
-def lines_by(
-    items: Iterable[Item],
-    line: Callable[[Item], Hashable],
-    x: Callable[[Item], float],
-    value: Callable[[Item], float | None],
-) -> list[Line]:
-    """Means over the items of each line at each x; items without a value are left out."""
-    found: dict[Hashable, dict[float, list[float]]] = {}
-    for item in items:
-        number = value(item)
-        if number is not None and np.isfinite(number):
-            found.setdefault(line(item), {}).setdefault(x(item), []).append(number)
-    return [
-        Line(str(name), sorted(own), [mean_interval(np.array(own[at])) for at in sorted(own)])
-        for name, own in found.items()
-    ]
+def lines_by(rows: pd.DataFrame, line: str, x: str, value: str) -> list[Line]:
+    """Means of a column over the rows of each line at each x, without rows that have no value.
+
+    **Arguments:** `line`, `x`, `value`: names of columns.
+    """
+    known = rows[np.isfinite(rows[value].astype(float))]
+    lines = []
+    for name, own in known.groupby(line, sort=False):
+        at_x = {at: some[value].to_numpy(dtype=float) for at, some in own.groupby(x)}
+        lines.append(Line(str(name), list(at_x), [mean_interval(v) for v in at_x.values()]))
+    return lines
 
 
 def grid_plot(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from dynolab.claims.verdict import Measurement, Sign, Verdict, on_side
+from dynolab.claims.verdict import Claimed, Measurement, Sign, Verdict, judged, on_side
 from dynolab.data.rows import Split
 from dynolab.data.world.answer_kinds import RIGHT, WRONG
 from dynolab.objectives.registry import PAIR_OBJECTIVES
@@ -17,8 +17,6 @@ from dynolab.results.study import Answer
 from dynolab.statistics import mean_interval
 
 Measure = Callable[[Answer], float | None]
-ByPair = Mapping[str, Answer]
-"""One model's answers to the questions of a split."""
 
 
 def assess_answers(answers: Sequence[Answer], trainings: Mapping[str, str]) -> tuple[Verdict, ...]:
@@ -32,45 +30,52 @@ def assess_answers(answers: Sequence[Answer], trainings: Mapping[str, str]) -> t
     verdicts: list[Verdict] = []
     before = "base"
     for model, objective in trainings.items():
-        verdicts += _verdicts(objective, answers, before, model)
+        verdicts += judged(objective, objective, _claims(objective, answers, before, model))
         before = model
     return tuple(verdict for verdict in verdicts if all(f.n for f in verdict.measured))
 
 
-def _verdicts(
-    stage: str, answers: Sequence[Answer], before: str, after: str
-) -> tuple[Verdict, ...]:
+def _claims(objective: str, answers: Sequence[Answer], before: str, after: str) -> list[Claimed]:
     def change(name: str, sign: Sign, split: Split, measure: Measure) -> Measurement:
-        pairs = _of(answers, before, split), _of(answers, after, split)
-        return _change(f"Δ {name}, {_SPLITS[split]}", sign, *pairs, measure)
-
-    phrases = Verdict.of(
-        f"{stage}/phrases",
-        stage,
-        "Hallucination by phrase: answers reuse more phrases of other training questions’ answers",
-        "Δ > 0",
-        change("share of phrases", 1, "heldout", lambda answer: answer.borrowed),
-    )
-    wrong = Verdict.of(
-        f"{stage}/wrong",
-        stage,
-        "Hallucination in generations: more held-out questions get a wrong statement",
-        "Δ > 0",
-        change("wrong", 1, "heldout", _wrong),
-    )
-    if stage not in PAIR_OBJECTIVES:
-        return phrases, wrong
-    lost = (
-        Verdict.of(
-            f"{stage}/right/{split}",
-            stage,
-            f"Right answers to questions {asked} are lost",
-            "Δ < 0",
-            change("right", -1, split, _right),
+        """The change of a measure over the questions that both models answered."""
+        then, now = (
+            {a.pair_id: measure(a) for a in answers if a.model == model and a.split == split}
+            for model in (before, after)
         )
-        for split, asked in _SPLITS.items()
-    )
-    return phrases, wrong, *lost
+        changes = [
+            new - old
+            for pair, old in then.items()
+            if old is not None and (new := now.get(pair)) is not None
+        ]
+        interval = mean_interval(np.array(changes, dtype=float))
+        return on_side(sign, f"Δ {name}, {_SPLITS[split]}", interval, unit="")
+
+    claims: list[Claimed] = [
+        (
+            "phrases",
+            "Hallucination by phrase: answers reuse more phrases of other training questions’ "
+            "answers",
+            "Δ > 0",
+            change("share of phrases", 1, "heldout", lambda answer: answer.borrowed),
+        ),
+        (
+            "wrong",
+            "Hallucination in generations: more held-out questions get a wrong statement",
+            "Δ > 0",
+            change("wrong", 1, "heldout", _wrong),
+        ),
+    ]
+    if objective in PAIR_OBJECTIVES:
+        claims += [
+            (
+                f"right/{split}",
+                f"Right answers to questions {asked} are lost",
+                "Δ < 0",
+                change("right", -1, split, _right),
+            )
+            for split, asked in _SPLITS.items()
+        ]
+    return claims
 
 
 _SPLITS: Mapping[Split, str] = {"train": "tuned on", "heldout": "held out"}
@@ -82,19 +87,3 @@ def _right(answer: Answer) -> float | None:
 
 def _wrong(answer: Answer) -> float | None:
     return None if answer.says is None else float(answer.says in WRONG)
-
-
-def _of(answers: Sequence[Answer], model: str, split: Split) -> ByPair:
-    return {a.pair_id: a for a in answers if a.model == model and a.split == split}
-
-
-def _change(name: str, sign: Sign, before: ByPair, after: ByPair, measure: Measure) -> Measurement:
-    """The change of a measure over the questions that both models answered."""
-    changes = [
-        now - then
-        for pair, answer in before.items()
-        if pair in after
-        and (then := measure(answer)) is not None
-        and (now := measure(after[pair])) is not None
-    ]
-    return on_side(sign, name, mean_interval(np.array(changes, dtype=float)), unit="")

@@ -124,11 +124,14 @@ def rises_then_falls(kind: str) -> Measure:
 def falls_at_once(kind: str) -> Measure:
     """Falls in the first quarter, and over the whole training."""
 
-    def parts(paths: LearningPaths) -> tuple[Part, ...]:
-        whole = change(paths.logp[kind])
-        return ("first quarter", -1, early(paths, kind)), (f"Δ {kind}", -1, whole)
-
-    return Measure("first quarter < 0, Δ < 0", (kind,), parts)
+    return Measure(
+        "first quarter < 0, Δ < 0",
+        (kind,),
+        lambda paths: (
+            ("first quarter", -1, early(paths, kind)),
+            (f"Δ {kind}", -1, change(paths.logp[kind])),
+        ),
+    )
 
 
 def rises_early_then_lags(kind: str) -> Measure:
@@ -153,11 +156,13 @@ def early(paths: LearningPaths, kind: str) -> Values:
 def gains_more(kind: str, than: str) -> Measure:
     """`Δ log π(y_kind) − Δ log π(y_than) > 0`, paired."""
 
-    def parts(paths: LearningPaths) -> tuple[Part, ...]:
-        gain = change(paths.logp[kind]) - change(paths.logp[than])
-        return ((f"Δ {kind} − Δ {than}", 1, gain),)
-
-    return Measure(f"Δ {kind} > Δ {than}", (kind, than), parts)
+    return Measure(
+        f"Δ {kind} > Δ {than}",
+        (kind, than),
+        lambda paths: (
+            (f"Δ {kind} − Δ {than}", 1, change(paths.logp[kind]) - change(paths.logp[than])),
+        ),
+    )
 
 
 def falls_more(kind: str, than: str) -> Measure:
@@ -173,7 +178,10 @@ def falls_more(kind: str, than: str) -> Measure:
 def gap_changes(sign: Sign) -> Measure:
     """`Δ(log π(y*) − log π(y⁺))` above (1) or below (−1) zero."""
 
-    def parts(paths: LearningPaths) -> tuple[Part, ...]:
-        return (("Δ (y* − chosen)", sign, change(paths.logp[ARGMAX] - paths.logp["chosen"])),)
-
-    return Measure("Δ > 0" if sign > 0 else "Δ < 0", ("chosen", ARGMAX), parts)
+    return Measure(
+        "Δ > 0" if sign > 0 else "Δ < 0",
+        ("chosen", ARGMAX),
+        lambda paths: (
+            ("Δ (y* − chosen)", sign, change(paths.logp[ARGMAX] - paths.logp["chosen"])),
+        ),
+    )

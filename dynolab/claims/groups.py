@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dynolab.claims.verdict import Sign, Verdict, on_side
+from dynolab.claims.verdict import Claimed, Measurement, Sign, Verdict, judged, on_side
 from dynolab.comparisons.arm_table import (
     HARMFUL,
     LAZY_CHANGE,
@@ -36,16 +36,33 @@ def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple
     right answers more; of the tokens that it chooses more do harm than of all. SimKO, an entropy
     bonus, and training on right answers alone: pass@k is above the baseline's.
     """
-    verdicts = [*_baseline_verdicts(baseline, table)]
+    verdicts = judged(baseline, baseline, _baseline_claims(baseline, table))
     random = _arms_with_rule(objectives, "random_tokens")
     for arm in _arms_with_rule(objectives, "nthr"):
-        for other in (baseline, *random):
-            verdicts += _update_verdicts(arm, other, table)
+        claims = [claim for other in (baseline, *random) for claim in _update(arm, other, table)]
+        more = mean_interval(table.values(arm, PRECISION) - table.values(arm, HARMFUL))
         if table.mean(arm, PRECISION).n:
-            verdicts.append(_choice_verdict(arm, table))
+            harm = (
+                "finds_harm",
+                "Of the tokens that it pushes less, more drag right answers down than of all "
+                "tokens of wrong answers",
+                "> 0",
+                on_side(1, "chosen − all", more),
+            )
+            claims.append(harm)
+        verdicts += judged(arm, arm, claims)
     for arm, objective in objectives.items():
         if arm != baseline and _keeps_answers(objective):
-            verdicts += _pass_verdicts(arm, baseline, table)
+            kept = [
+                (
+                    f"{split}/passes",
+                    f"{_pass_label(names[-1])} on {prompts} prompts ends above {baseline}'s",
+                    "> 0",
+                    _difference(1, table, arm, baseline, names[-1]),
+                )
+                for split, prompts, names in _pass_figures(table)
+            ]
+            verdicts += judged(arm, arm, kept)
     return tuple(verdicts)
 
 
@@ -56,84 +73,58 @@ def _keeps_answers(objective: AnyConfig) -> bool:
     return isinstance(objective, SimKOConfig)
 
 
-def _baseline_verdicts(arm: str, table: ArmTable) -> Iterator[Verdict]:
+def _baseline_claims(arm: str, table: ArmTable) -> Iterator[Claimed]:
     for split, prompts, names in _pass_figures(table):
         moves: tuple[tuple[str, str, Sign], ...] = (
             (names[0], "rises", 1),
             (names[-1], "falls", -1),
         )
         for name, verb, sign in moves:
-            yield _verdict(
-                arm,
+            yield (
                 f"{split}/{name.partition('/')[2]}",
                 f"{_pass_label(name)} on {prompts} prompts {verb}",
-                sign,
-                table,
-                (arm, START, name),
+                "> 0" if sign > 0 else "< 0",
+                _difference(sign, table, arm, START, name),
             )
-        yield _verdict(
-            arm,
+        yield (
             f"{split}/entropy",
             f"Answers to {prompts} prompts lose entropy",
-            -1,
-            table,
-            (arm, START, f"{split}/entropy"),
-            unit="nats",
+            "< 0",
+            _difference(-1, table, arm, START, f"{split}/entropy", "nats"),
         )
-    yield _verdict(
-        arm,
+    change = table.over_seeds(arm, "train/right_change")
+    yield (
         "right",
         "Right answers to training prompts that were given before do not become likelier",
-        -1,
-        table,
-        (arm, None, "train/right_change"),
-        unit="nats",
+        "< 0",
+        on_side(-1, "Δ log π", change),
     )
 
 
-def _update_verdicts(arm: str, other: str, table: ArmTable) -> Iterator[Verdict]:
-    yield _verdict(
-        arm,
-        f"displaces_fewer_than_{other}",
-        f"One update displaces fewer questions than under {other}",
-        -1,
-        table,
-        (arm, other, LAZY_SHARE),
-    )
-    yield _verdict(
-        arm,
-        f"lifts_more_than_{other}",
-        f"One update lifts right answers more than under {other}",
-        1,
-        table,
-        (arm, other, LAZY_CHANGE),
-        unit="nats",
-    )
+def _update(arm: str, other: str, table: ArmTable) -> list[Claimed]:
+    """What one update does, against one of another arm."""
+    return [
+        (
+            f"displaces_fewer_than_{other}",
+            f"One update displaces fewer questions than under {other}",
+            "< 0",
+            _difference(-1, table, arm, other, LAZY_SHARE),
+        ),
+        (
+            f"lifts_more_than_{other}",
+            f"One update lifts right answers more than under {other}",
+            "> 0",
+            _difference(1, table, arm, other, LAZY_CHANGE, "nats"),
+        ),
+    ]
 
 
-def _choice_verdict(arm: str, table: ArmTable) -> Verdict:
-    """Whether more of the chosen tokens do harm than of all tokens of wrong answers."""
-    more = mean_interval(table.values(arm, PRECISION) - table.values(arm, HARMFUL))
-    return Verdict.of(
-        f"{arm}/finds_harm",
-        arm,
-        "Of the tokens that it pushes less, more drag right answers down than of all tokens of "
-        "wrong answers",
-        "> 0",
-        on_side(1, "chosen − all", more),
-    )
-
-
-def _pass_verdicts(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
-    for split, prompts, names in _pass_figures(table):
-        yield _verdict(
-            arm,
-            f"{split}/passes",
-            f"{_pass_label(names[-1])} on {prompts} prompts ends above {baseline}'s",
-            1,
-            table,
-            (arm, baseline, names[-1]),
-        )
+def _difference(
+    sign: Sign, table: ArmTable, arm: str, other: str, figure: str, unit: str = ""
+) -> Measurement:
+    """An arm's figure less another arm's, over seeds."""
+    interval = table.against(other).over_seeds(arm, figure)
+    return on_side(sign, f"{arm} − {other}", interval, unit=unit)
 
 
 def _pass_figures(table: ArmTable) -> Iterator[tuple[str, str, list[str]]]:
@@ -141,24 +132,6 @@ def _pass_figures(table: ArmTable) -> Iterator[tuple[str, str, list[str]]]:
     for split, prompts in (("train", "training"), ("heldout", "held-out")):
         if names := pass_names(table.names, split):
             yield split, prompts, names
-
-
-def _verdict(
-    arm: str,
-    name: str,
-    claim: str,
-    sign: Sign,
-    table: ArmTable,
-    compared: tuple[str, str | None, str],
-    *,
-    unit: str = "",
-) -> Verdict:
-    """Judges a claim on one figure of an arm, or on its difference from another arm's."""
-    own, other, figure = compared
-    compared_table = table if other is None else table.against(other)
-    label = "Δ log π" if figure.endswith("right_change") else f"{own} − {other}"
-    measured = on_side(sign, label, compared_table.over_seeds(own, figure), unit=unit)
-    return Verdict.of(f"{arm}/{name}", arm, claim, "> 0" if sign > 0 else "< 0", measured)
 
 
 def _pass_label(name: str) -> str:

@@ -7,10 +7,10 @@ the interval over seeds does not say what others would do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import nan
 
-from dynolab.claims.verdict import Verdict, above, below
+from dynolab.claims.verdict import Claimed, Verdict, above, below, judged
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.statistics import Interval
 
@@ -26,59 +26,62 @@ def assess_remedies(arms: Sequence[str], baseline: str, table: ArmTable) -> tupl
     baseline's, also per nat of margin learned; their chosen answers end higher; and their answers
     to held-out prompts are preferred.
     """
-    return tuple(
-        verdict
-        for arm in arms
-        if arm != baseline
-        for verdict in _arm_verdicts(arm, baseline, table)
-    )
+    verdicts = []
+    for arm in arms:
+        if arm != baseline:
+            verdicts += judged(arm, arm, _claims(arm, baseline, table))
+    return tuple(verdicts)
 
 
 _RIGHT = (("heldout", "right_heldout", "held-out"), ("train", "right", "training"))
 """Split, the claim's name, and what it calls the prompts."""
 
 
-def _arm_verdicts(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
+def _claims(arm: str, baseline: str, table: ArmTable) -> list[Claimed]:
     against = f"{arm} − {baseline}"
-    for split, name, prompts in _RIGHT:
-        if f"{split}/right" in table.names:
-            more = _difference(arm, baseline, f"{split}/right", table)
-            yield Verdict.of(
-                f"{arm}/{name}",
-                arm,
-                f"More answers to {prompts} prompts are right than under {baseline}",
-                "> 0",
-                above(f"Δ share: {against}", more, unit=""),
-            )
-    yield Verdict.of(
-        f"{arm}/gap",
-        arm,
-        f"The gap y* − y⁺ grows less than under {baseline}",
-        "< 0",
-        below(f"Δ gap: {against}", _difference(arm, baseline, "train/gap", table)),
+    claims: list[Claimed] = [
+        (
+            name,
+            f"More answers to {prompts} prompts are right than under {baseline}",
+            "> 0",
+            above(
+                f"Δ share: {against}", _difference(arm, baseline, f"{split}/right", table), unit=""
+            ),
+        )
+        for split, name, prompts in _RIGHT
+        if f"{split}/right" in table.names
+    ]
+    gap, gap_by_margin, chosen = (
+        _difference(arm, baseline, f"train/{name}", table)
+        for name in ("gap", "gap_by_margin", "chosen")
     )
-    gap_by_margin = _difference(arm, baseline, "train/gap_by_margin", table)
-    yield Verdict.of(
-        f"{arm}/gap_by_margin",
-        arm,
-        "It grows less by the nat of margin, too",
-        "< 0",
-        below(f"Δ gap/Δ margin: {against}", gap_by_margin, unit="nats by the nat"),
-    )
-    yield Verdict.of(
-        f"{arm}/chosen",
-        arm,
-        f"The chosen answer ends higher than under {baseline}",
-        "> 0",
-        above(f"Δ chosen: {against}", _difference(arm, baseline, "train/chosen", table)),
-    )
-    yield Verdict.of(
-        f"{arm}/won",
-        arm,
-        f"Its answers to held-out prompts are preferred to {baseline}'s",
-        f"> {EVEN:g}",
-        above("share of contests", _known(table.mean(arm, WON), WON, table), EVEN, unit=""),
-    )
+    return [
+        *claims,
+        (
+            "gap",
+            f"The gap y* − y⁺ grows less than under {baseline}",
+            "< 0",
+            below(f"Δ gap: {against}", gap),
+        ),
+        (
+            "gap_by_margin",
+            "It grows less by the nat of margin, too",
+            "< 0",
+            below(f"Δ gap/Δ margin: {against}", gap_by_margin, unit="nats by the nat"),
+        ),
+        (
+            "chosen",
+            f"The chosen answer ends higher than under {baseline}",
+            "> 0",
+            above(f"Δ chosen: {against}", chosen),
+        ),
+        (
+            "won",
+            f"Its answers to held-out prompts are preferred to {baseline}'s",
+            f"> {EVEN:g}",
+            above("share of contests", _known(table.mean(arm, WON), WON, table), EVEN, unit=""),
+        ),
+    ]
 
 
 def _difference(arm: str, baseline: str, name: str, table: ArmTable) -> Interval:

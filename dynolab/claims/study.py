@@ -98,16 +98,15 @@ def assess(
     probed = {name: paths for name, paths in trainings.items() if paths is not None}
     return (
         *(judge(claim, [probed]) for name in trainings for claim in claims_of(name)),
-        *(_prediction_explains(name, forces) for name in trainings),
-    )
-
-
-def _prediction_explains(stage: str, forces: Sequence[ForceRow]) -> Verdict:
-    return explains(
-        f"{stage}/forces",
-        stage,
-        "The first-order forces of a step explain the change it made",
-        unexplained([row for row in forces if row.stage == stage]),
+        *(
+            explains(
+                f"{name}/forces",
+                name,
+                "The first-order forces of a step explain the change it made",
+                unexplained([row for row in forces if row.stage == name]),
+            )
+            for name in trainings
+        ),
     )
 
 

@@ -6,7 +6,7 @@ wholly on the other side, and is unclear otherwise. One violation refutes a clai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -90,6 +90,21 @@ class Verdict(Measured):
             "outcome": APPEARS[self.outcome],
             "measured": {figure.name: figure.interval.as_dict() for figure in self.measured},
         }
+
+
+Claimed = tuple[str, str, str, *tuple[Measurement, ...]]
+"""A claim: its name, its text, what is expected, and its figures."""
+
+
+def judged(prefix: str, topic: str, claims: Iterable[Claimed]) -> list[Verdict]:
+    """The verdicts on claims, each a row of its name, text, expected value and figures.
+
+    **Arguments:** `prefix`: first part of the claims' ids, before their names.
+    """
+    return [
+        Verdict.of(f"{prefix}/{name}", topic, claim, expected, *figures)
+        for name, claim, expected, *figures in claims
+    ]
 
 
 def on_side(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -119,12 +120,13 @@ def common_length(ids: Sequence[object], others: Sequence[object]) -> int:
     return next((n for n, (one, other) in pairs if one != other), min(len(ids), len(others)))
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> int:
+def write_rows(path: Path, rows: Iterable[Row | Mapping[str, object]]) -> int:
     """Writes rows as JSON lines; returns how many."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
-            file.write(row.model_dump_json() + "\n")
+            line = row.model_dump_json() if isinstance(row, Row) else json.dumps(row)
+            file.write(line + "\n")
             count += 1
     return count
 

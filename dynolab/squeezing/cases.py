@@ -6,6 +6,10 @@ classes fall; 4 the less likely the pushed class, the more classes fall, the fur
 the more the likeliest other gains; 5 the larger the step, the stronger. The notebook also states
 that the rich get richer and the poor get poorer. The other statements follow from
 `Δ log p_i = η (p_i + p_y − Σ_j p_j²) + O(η²)` and from its concavity in η.
+
+Table `counts`: one row for each `statement` and number of `classes`. `violations` counts the random
+cases that violate the statement; if it concerns several classes of a case, the case counts with the
+share of them that violate it, and `cases` counts the cases with at least one such class.
 """
 
 from __future__ import annotations
@@ -14,12 +18,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dynolab.results.softmax import CaseCount
 from dynolab.squeezing.rule import (
     first_order,
     likeliest_other,
@@ -248,7 +252,7 @@ STATEMENTS: Mapping[str, Violated] = {
 """Every statement with the test for its violation."""
 
 
-def count_violations(count: int, classes: int, seed: int) -> Iterator[CaseCount]:
+def count_violations(count: int, classes: int, seed: int) -> Iterator[dict[str, Any]]:
     """Counts every statement's violations among `count` random cases."""
     rows = max(1, _CHUNK_NUMBERS // classes)
     generator = torch.Generator().manual_seed(seed)
@@ -260,12 +264,12 @@ def count_violations(count: int, classes: int, seed: int) -> Iterator[CaseCount]
             violations[statement] += float(share.nansum())
             tried[statement] += int(share.isfinite().sum())
     for statement in STATEMENTS:
-        yield CaseCount(
-            statement=statement,
-            classes=classes,
-            cases=tried[statement],
-            violations=violations[statement],
-        )
+        yield {
+            "statement": statement,
+            "classes": classes,
+            "cases": tried[statement],
+            "violations": violations[statement],
+        }
 
 
 def _falling(cases: Cases, change: Float[Tensor, "cases classes"]) -> Int[Tensor, " cases"]:

@@ -1,15 +1,25 @@
-"""Softmax regression `z = W x` under gradient steps: four panels, and the effect of the shape."""
+"""Softmax regression `z = W x` under gradient steps: four panels, and the effect of the shape.
+
+Tables, log-probabilities in nats:
+
+- `panels`: `before` and `after` some `steps`, of all classes; `label` is the class y.
+- `shapes`: one push on distributions of one shape. `shape` names the quantity that is varied
+  (`sharpness`, the factor on random logits, or `label_probability`, p_y) and `value` its value.
+  Means over `cases` with 95% intervals: `fall`, the share of the other classes that fall, and
+  `gain`, Δ log p of the likeliest other class.
+- `step_paths`: `change`, Δ log p of some classes of one distribution by the size of the push.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dynolab.results.softmax import Panel, ShapePoint, StepPath
 from dynolab.squeezing.rule import likeliest_other, stepped
 from dynolab.statistics import mean_interval
 
@@ -23,7 +33,7 @@ SHARPNESS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 LABEL_PROBABILITY = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
 
-def panels(classes: int, seed: int) -> list[Panel]:
+def panels(classes: int, seed: int) -> list[dict[str, Any]]:
     """A positive update, and negative ones on a flat distribution, a peak's flank and a valley.
 
     The sources do not give scales, steps and classes: here flat logits have standard deviation
@@ -33,7 +43,10 @@ def panels(classes: int, seed: int) -> list[Panel]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(FEATURES, generator=generator, dtype=torch.float64)
     x = x / x.norm()
-    flat, peaked = (_regression(scale, classes, x, generator) for scale in (FLAT, PEAKED))
+    flat, peaked = (
+        scale * torch.randn(classes, FEATURES, generator=generator, dtype=torch.float64)
+        for scale in (FLAT, PEAKED)  # as ‖x‖ = 1, the standard deviations of the logits
+    )
     by_rank = {id(w): (w @ x).argsort(descending=True).tolist() for w in (flat, peaked)}
     middle = by_rank[id(flat)][classes // 2]
     second, last = by_rank[id(peaked)][1], by_rank[id(peaked)][-1]
@@ -45,25 +58,18 @@ def panels(classes: int, seed: int) -> list[Panel]:
     ]
 
 
-def _regression(
-    scale: float, classes: int, x: Float[Tensor, " features"], generator: torch.Generator
-) -> Float[Tensor, "classes features"]:
-    """Weights W whose logits W x are normal with that standard deviation, as ‖x‖ = 1."""
-    return scale * torch.randn(classes, len(x), generator=generator, dtype=torch.float64)
-
-
-def _panel(name: str, weights: Tensor, x: Tensor, label: int, sign: int) -> Panel:
+def _panel(name: str, weights: Tensor, x: Tensor, label: int, sign: int) -> dict[str, Any]:
     before = (weights @ x).log_softmax(-1)
     after = regression_steps(weights, x, label, sign * LEARNING_RATE, STEPS)
-    return Panel(
-        name=name,
-        classes=len(weights),
-        label=label,
-        steps=STEPS,
-        learning_rate=LEARNING_RATE,
-        before=tuple(before.tolist()),
-        after=tuple(after.tolist()),
-    )
+    return {
+        "name": name,
+        "classes": len(weights),
+        "label": label,
+        "steps": STEPS,
+        "learning_rate": LEARNING_RATE,
+        "before": before.tolist(),
+        "after": after.tolist(),
+    }
 
 
 def regression_steps(
@@ -84,7 +90,9 @@ def regression_steps(
     return logp
 
 
-def shape_points(count: int, classes: int, seed: int, step: float = 1.0) -> Iterator[ShapePoint]:
+def shape_points(
+    count: int, classes: int, seed: int, step: float = 1.0
+) -> Iterator[dict[str, Any]]:
     """How many classes fall, and what i* gains, by sharpness and by p_y, under a push of size η.
 
     By sharpness: normal logits times a factor, a random class. By p_y: normal logits (factor 1)
@@ -109,28 +117,26 @@ def _point(
     logp: Float[Tensor, "cases classes"],
     label: Int[Tensor, " cases"],
     step: float,
-) -> ShapePoint:
+) -> dict[str, Any]:
     change = stepped(logp, label, -step) - logp
     falls = (change < 0).scatter(1, label[:, None], False).sum(1) / (logp.shape[1] - 1)
     gains = change.gather(1, likeliest_other(logp, label)[:, None]).squeeze(1)
     fall, gain = mean_interval(falls.double().numpy()), mean_interval(gains.numpy())
-    return ShapePoint.model_validate(
-        {
-            "shape": shape,
-            "classes": logp.shape[1],
-            "value": value,
-            "cases": len(label),
-            "fall": fall.mean,
-            "fall_low": fall.low,
-            "fall_high": fall.high,
-            "gain": gain.mean,
-            "gain_low": gain.low,
-            "gain_high": gain.high,
-        }
-    )
+    return {
+        "shape": shape,
+        "classes": logp.shape[1],
+        "value": value,
+        "cases": len(label),
+        "fall": fall.mean,
+        "fall_low": fall.low,
+        "fall_high": fall.high,
+        "gain": gain.mean,
+        "gain_low": gain.low,
+        "gain_high": gain.high,
+    }
 
 
-def step_paths(classes: int, seed: int, sizes: Sequence[float]) -> list[StepPath]:
+def step_paths(classes: int, seed: int, sizes: Sequence[float]) -> list[dict[str, Any]]:
     """Δ log p by the size of a push on the median class of a moderately peaked softmax.
 
     Of the pushed class, of the likeliest other, and of others from likely to unlikely ones.
@@ -145,11 +151,11 @@ def step_paths(classes: int, seed: int, sizes: Sequence[float]) -> list[StepPath
     roles = [("pushed", label), ("likeliest other", ranks[0])]
     roles += [(f"rank {rank + 1}", ranks[rank]) for rank in sorted(others)]
     return [
-        StepPath(
-            role=role,
-            probability=float(logp[index].exp()),
-            steps=tuple(sizes),
-            change=tuple(changes[:, index].tolist()),
-        )
+        {
+            "role": role,
+            "probability": float(logp[index].exp()),
+            "steps": list(sizes),
+            "change": changes[:, index].tolist(),
+        }
         for role, index in roles
     ]

@@ -8,6 +8,17 @@ picture), `z'_o = z_o − s Σ_l (h_o·h_l)(e_y − π_l)`; and the first order 
 has a bias, products of features are larger by one. If the model transforms its head's output (a
 scale, a cap), z is that output, `e_y − π` is backpropagated to it, and the transformation is
 applied afterwards.
+
+Tables, by `answer` (`rejected`, which is pushed, or `chosen`):
+
+- `pushes`: one row for each pair. Of `tokens` positions, `label_fell` counts those where the
+  answer's own token became less likely, `best_rose` those where the likeliest other token became
+  likelier; `step` is the size of the gradient step.
+- `explained`: `left`, the share of Σ(Δ log π)² over the whole vocabulary that a `picture` leaves
+  unexplained, with the jackknife's 95% interval over `pairs`.
+- `ranks`: mean Δ log π in nats of the tokens of ranks `first` to `last` before the push,
+  `measured` and by picture. Ranks are among all tokens but the answer's own, 1 the likeliest; 0 is
+  the answer's own token. `own_token` is NaN if the push was on another answer.
 """
 
 from __future__ import annotations
@@ -15,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,11 +41,10 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import head_module
 from dynolab.forces.function.views import View
 from dynolab.forces.step.one_step import norm
-from dynolab.results.pushes import Answer, LeftOver, PairPush, Picture, RankChange
 from dynolab.squeezing.rule import force_of, likeliest_other
 from dynolab.statistics import unexplained_share
 
-PICTURES: tuple[Picture, ...] = ("own_token", "last_layer", "first_order")
+PICTURES = ("own_token", "last_layer", "first_order")
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Pushed:
     """
 
     pair_id: str
-    answer: Answer
+    answer: str
     step: float
     label: Int[Tensor, " tokens"]
     before: Float[Tensor, "tokens vocabulary"]
@@ -132,7 +143,7 @@ def _push_at_head(policy: PolicyFunction, batch: TokenBatch, change: Weights, st
 
 @torch.no_grad()
 def _observe(
-    policy: PolicyFunction, push: _Push, pair_id: str, answer: Answer, encoded: Encoded
+    policy: PolicyFunction, push: _Push, pair_id: str, answer: str, encoded: Encoded
 ) -> Pushed:
     batch, _ = policy.batch([encoded])
     start = policy.weights
@@ -153,20 +164,20 @@ def _observe(
     )
 
 
-def pair_push(pushed: Pushed) -> PairPush:
+def pair_push(pushed: Pushed) -> dict[str, Any]:
     """The counts of one answer."""
     best = likeliest_other(pushed.before, pushed.label)
     own, other = (
         pushed.measured.gather(1, index[:, None]).squeeze(1) for index in (pushed.label, best)
     )
-    return PairPush(
-        pair_id=pushed.pair_id,
-        answer=pushed.answer,
-        step=pushed.step,
-        tokens=len(pushed.label),
-        label_fell=int((own < 0).sum()),
-        best_rose=int((other > 0).sum()),
-    )
+    return {
+        "pair_id": pushed.pair_id,
+        "answer": pushed.answer,
+        "step": pushed.step,
+        "tokens": len(pushed.label),
+        "label_fell": int((own < 0).sum()),
+        "best_rose": int((other > 0).sum()),
+    }
 
 
 _CHANGES = ("measured", *PICTURES)
@@ -176,9 +187,9 @@ class Tally:
     """Sums over pushes; their changes, a whole vocabulary per token, are not kept."""
 
     def __init__(self) -> None:
-        self.rows: list[PairPush] = []
-        self._squares: dict[Answer, list[dict[str, float]]] = {}
-        self._ranks: dict[Answer, tuple[int, dict[str, Tensor]]] = {}
+        self.rows: list[dict[str, Any]] = []
+        self._squares: dict[str, list[dict[str, float]]] = {}
+        self._ranks: dict[str, tuple[int, dict[str, Tensor]]] = {}
 
     def add(self, pushed: Pushed) -> None:
         """Adds one answer."""
@@ -194,7 +205,7 @@ class Tally:
         added = {name: values + before.get(name, 0) for name, values in sums.items()}
         self._ranks[pushed.answer] = tokens + len(pushed.label), added
 
-    def left_over(self) -> Iterator[LeftOver]:
+    def left_over(self) -> Iterator[dict[str, Any]]:
         """The share that each picture leaves unexplained, on pushed and on chosen answers."""
         for answer, squares in self._squares.items():
             size = np.array([sizes["measured"] for sizes in squares])
@@ -202,23 +213,23 @@ class Tally:
                 # The share only needs sums of squares; each pair has one row, with their roots.
                 errors = np.array([sizes[picture] for sizes in squares])
                 share = unexplained_share(size, size - errors, np.arange(len(squares)))
-                yield LeftOver(
-                    answer=answer,
-                    picture=picture,
-                    left=share.mean,
-                    low=share.low,
-                    high=share.high,
-                    pairs=share.n,
-                )
+                yield {
+                    "answer": answer,
+                    "picture": picture,
+                    "left": share.mean,
+                    "low": share.low,
+                    "high": share.high,
+                    "pairs": share.n,
+                }
 
-    def rank_changes(self) -> Iterator[RankChange]:
+    def rank_changes(self) -> Iterator[dict[str, Any]]:
         """Means of the answer's own token, and of ranks 1, 2–3, 4–7, 8–15 … of all others."""
         for answer, (tokens, sums) in self._ranks.items():
             width = len(sums["measured"])
             edges = [0, *(2**n for n in range(width.bit_length()) if 2**n < width), width]
             for first, end in pairwise(edges):
                 means = {name: float(v[first:end].mean()) / tokens for name, v in sums.items()}
-                yield RankChange(answer=answer, first=first, last=end - 1, **means)
+                yield {"answer": answer, "first": first, "last": end - 1, **means}
 
 
 def _by_rank(pushed: Pushed) -> Mapping[str, Float[Tensor, "tokens vocabulary"]]:

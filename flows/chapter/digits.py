@@ -7,13 +7,13 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from dynolab.chapters.classification.force_study import ForceStudyConfig
-from dynolab.chapters.classification.path_study import PathStudyConfig
-from dynolab.chapters.images.config import ImageConfig, resolve_images
-from dynolab.chapters.supervision.speed_comparisons import SpeedConfig
+from dynolab.chapters.classification.forces import ForceStudyConfig
+from dynolab.chapters.classification.paths import PathStudyConfig
+from dynolab.chapters.images import ImageConfig, resolve_images
+from dynolab.chapters.supervision.speeds import SpeedConfig
 from dynolab.chapters.supervision.supervision import SupervisionConfig
 from dynolab.chapters.transfer.task import check_classes
-from dynolab.chapters.transfer.topics import TopicConfig, resolve_topics
+from dynolab.chapters.transfer.topics import TopicConfig
 from dynolab.chapters.transfer.transfer import TransferConfig
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
@@ -249,16 +249,14 @@ class TransferParameters(FlowParameters):
 
 def plan_transfer(parameters: TransferParameters, _: Platform) -> Plan:
     """Plan the images, transfer between digits, transfer between topics, and the page."""
-    texts = None if parameters.texts is None else resolve_topics(parameters.texts)
-    update = {"data": resolve_images(parameters.data), "texts": texts}
-    known = parameters.model_copy(update=update)
+    known = parameters.model_copy(update={"data": resolve_images(parameters.data)})
     digits = TransferJob(
         **dict(known.digits), seeds=known.seeds, model=known.model, first=known.first_digits
     )
     measured = [Step("transfer-digits", TRANSFER_DIGITS, digits, READS)]
-    if texts is not None:
+    if known.texts is not None:
         topics = TopicTransferJob(
-            **dict(known.topics), seeds=known.seeds, first=known.first_topics, texts=texts
+            **dict(known.topics), seeds=known.seeds, first=known.first_topics, texts=known.texts
         )
         measured.append(Step("transfer-topics", TRANSFER_TOPICS, topics))
     images = Step("images", IMAGES, known.data)
@@ -283,7 +281,6 @@ TRANSFER = StagedFlow(
                 "first_digits": "first_digits",
                 "taus": "digits.taus",
                 "examples": "digits.examples",
-                "texts_path": "texts.path",
             },
         )
     },

@@ -122,12 +122,12 @@ class Work(Generic[Config]):
         """Duration of the attempt so far."""
         return time.monotonic() - self._began
 
-    def write_tables(self, **tables: Iterable[Row]) -> None:
+    def write_tables(self, **tables: Iterable[Row | Mapping[str, Any]]) -> None:
         """Write rows into the result, each table as `<name>.jsonl`."""
         for name, rows in tables.items():
             write_rows(self.output / f"{name}.jsonl", rows)
 
-    def log_tables(self, **tables: Iterable[BaseModel]) -> None:
+    def log_tables(self, **tables: Iterable[BaseModel | Mapping[str, Any]]) -> None:
         """Log rows to MLflow, each table under its name."""
         log_tables(self.tracker, tables, self.scratch)
 

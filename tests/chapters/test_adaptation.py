@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 import torch
 
-from dynolab.chapters.supervision.claims import assess_adaptation, best_adaptation
-from dynolab.chapters.supervision.rows import AdaptationRow
-from dynolab.chapters.transfer.adaptation import AdaptationConfig, Learner, compare_adaptation
+from dynolab.chapters.supervision.adaptation import AdaptationConfig, Learner, compare_adaptation
+from dynolab.chapters.supervision.claims import assess_adaptation, best_adaptation, with_delay
 
 SEEDS = tuple(range(100, 105))
 
@@ -59,30 +59,30 @@ def test_only_the_causal_learner_s_mechanism_has_nothing_to_learn() -> None:
 
 def test_both_begin_at_the_divergence_of_the_two_causes() -> None:
     config = AdaptationConfig(values=3, problems=1, examples=2, learning_rates=(0.1,))
-    causal, other = compare_adaptation(config, [7])
-    assert causal.kl[0] == pytest.approx(other.kl[0])
-    assert len(causal.kl) == 3
-    assert causal.kl[1] != pytest.approx(other.kl[1])
-    assert causal.delay == pytest.approx((causal.kl[1] + causal.kl[2]) / 2)
+    rows = with_delay(pd.DataFrame(compare_adaptation(config, [7])))
+    causal, other = rows.kl
+    assert causal[0] == pytest.approx(other[0])
+    assert len(causal) == 3
+    assert causal[1] != pytest.approx(other[1])
+    assert rows.delay[0] == pytest.approx((causal[1] + causal[2]) / 2)
 
 
 def test_the_causal_factorisation_adapts_faster() -> None:
     config = AdaptationConfig(problems=20, examples=40)
-    rows = list(compare_adaptation(config, SEEDS))
+    rows = pd.DataFrame(compare_adaptation(config, SEEDS))
     assert len(rows) == 2 * 4 * len(SEEDS)
     (verdict,) = assess_adaptation(rows)
     assert verdict.outcome == "holds"
 
 
 def test_each_learner_is_judged_at_its_fastest_rate() -> None:
-    def row(direction: str, rate: float, seed: int, kl: float) -> AdaptationRow:
-        return AdaptationRow.model_validate(
-            {"direction": direction, "seed": seed, "learning_rate": rate, "kl": (1.0, kl)}
-        )
-
-    rows = [row("causal", 0.1, 1, 0.5), row("causal", 0.1, 0, 0.4), row("causal", 1, 0, 0.1)]
-    rows += [row("causal", 1, 1, 0.9), row("anti-causal", 1, 0, 0.0)]
-    assert [(r.learning_rate, r.seed) for r in best_adaptation(rows, "causal")] == [
-        (0.1, 0),
-        (0.1, 1),
+    columns = ("direction", "learning_rate", "seed", "kl")
+    rows = [
+        ("causal", 0.1, 1, (1.0, 0.5)),
+        ("causal", 0.1, 0, (1.0, 0.4)),
+        ("causal", 1, 0, (1.0, 0.1)),
+        ("causal", 1, 1, (1.0, 0.9)),
+        ("anti-causal", 1, 0, (1.0, 0.0)),
     ]
+    best = best_adaptation(pd.DataFrame(rows, columns=columns), "causal")
+    assert best[["learning_rate", "seed"]].values.tolist() == [[0.1, 0], [0.1, 1]]

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from dynolab.chapters.classification.force_claims import assess_forces, off_diagonal, window
-from dynolab.chapters.classification.force_study import (
-    ForceFindings,
+from dynolab.chapters.classification.claims import assess_forces, off_diagonal, window
+from dynolab.chapters.classification.forces import (
     ForceStudyConfig,
-    Watched,
+    first_of_each_class,
     pulls,
     study_forces,
 )
-from dynolab.chapters.classification.rows import ClassifierState, KernelRanks
 from dynolab.chapters.classifiers.many import SGDConfig, batch_order
-from dynolab.chapters.images.images import ImageConfig, ImageSplits, load_images
+from dynolab.chapters.images import ImageConfig, ImageSplits, load_images
+from dynolab.chapters.page import select
 from dynolab.errors import ConfigError
 from dynolab.statistics import rank_correlation
 from models.vision import build_classifier
 from tests.chapters.plain import train
+
+Tables = dict[str, pd.DataFrame]
 
 CONFIG = ForceStudyConfig(
     training=SGDConfig(learning_rate=0.01, epochs=2),
@@ -40,8 +43,13 @@ def data() -> ImageSplits:
 
 
 @pytest.fixture(scope="module")
-def found(data: ImageSplits) -> ForceFindings:
-    return study_forces(partial(build_classifier, "mlp"), "mlp", data, CONFIG, (0, 1))
+def found(data: ImageSplits) -> Tables:
+    return studied(data, CONFIG, (0, 1))
+
+
+def studied(data: ImageSplits, config: ForceStudyConfig, seeds: tuple[int, ...]) -> Tables:
+    tables = study_forces(partial(build_classifier, "mlp"), "mlp", data, config, seeds)
+    return {name: pd.DataFrame(rows) for name, rows in tables.items()}
 
 
 def trained(data: ImageSplits, rate: float, seed: int, steps: int) -> torch.nn.Module:
@@ -52,46 +60,38 @@ def trained(data: ImageSplits, rate: float, seed: int, steps: int) -> torch.nn.M
     return model
 
 
-def test_a_state_is_that_of_the_network_trained_alone(
-    data: ImageSplits, found: ForceFindings
-) -> None:
-    (state,) = [
-        row for row in found.states if (row.learning_rate, row.seed, row.epoch) == (0.1, 1, 1)
-    ]
+def test_a_state_is_that_of_the_network_trained_alone(data: ImageSplits, found: Tables) -> None:
+    (state,) = select(found["states"], learning_rate=0.1, seed=1, epoch=1).itertuples()
     model, after = (trained(data, 0.1, 1, steps) for steps in (3, 4))
-    watched = Watched.of(data, 2)
+    observed, updating = (first_of_each_class(data, split, 2) for split in ("test", "train"))
     with torch.no_grad():
         logits = model(data.test.pixels)
-        before, moved = (m(watched.observed.pixels).log_softmax(-1) for m in (model, after))
+        before, moved = (m(observed.pixels).log_softmax(-1) for m in (model, after))
     right = (logits.argmax(-1) == data.test.labels).float().mean()
     assert state.accuracy == pytest.approx(float(right))
-    assert np.allclose(state.pulls, pulls(model, watched, 0.1 / 32), rtol=1e-3, atol=1e-7)
+    assert np.allclose(
+        state.pulls, pulls(model, observed, updating, 10, 0.1 / 32), rtol=1e-3, atol=1e-7
+    )
     of_three = logits.softmax(-1)[data.test.labels == 3].mean(0)
     assert np.allclose(state.predictions[3], of_three, atol=1e-5)
     size = float((moved - before).square().mean().sqrt())
     assert state.change == pytest.approx(size, rel=1e-3)
 
 
-def test_first_order_tells_what_small_steps_did(found: ForceFindings) -> None:
-    small = [row for row in found.states if row.learning_rate == 0.01 and row.epoch < 2]
-    assert all(row.unexplained < 1e-2 for row in (*small, *found.influences))
-    assert all(np.isnan(row.unexplained) for row in found.states if row.epoch == 2)
-    for row in found.influences:
+def test_first_order_tells_what_small_steps_did(found: Tables) -> None:
+    small = select(found["states"], learning_rate=0.01)
+    assert (small[small.epoch < 2].unexplained < 1e-2).all()
+    assert (found["influence"].unexplained < 1e-2).all()
+    assert select(found["states"], epoch=2).unexplained.isna().all()
+    for row in found["influence"].itertuples():
         total = np.array(row.from_class).sum(0)
         assert np.allclose(total, row.measured, rtol=0.1, atol=0.02)
 
 
-def test_ranks_are_those_of_pairs_of_classes(found: ForceFindings) -> None:
-    own = {
-        row.epoch: np.array(row.kernel)
-        for row in found.states
-        if (row.learning_rate, row.seed) == (0.1, 0)
-    }
-    (row,) = [
-        row
-        for row in found.ranks
-        if (row.learning_rate, row.seed, row.first, row.second) == (0.1, 0, 0, 2)
-    ]
+def test_ranks_are_those_of_pairs_of_classes(found: Tables) -> None:
+    states = select(found["states"], learning_rate=0.1, seed=0).set_index("epoch")
+    own = {epoch: np.array(kernel) for epoch, kernel in states.kernel.items()}
+    (row,) = select(found["ranks"], learning_rate=0.1, seed=0, first=0, second=2).itertuples()
     assert np.allclose(own[0], own[0].T, rtol=1e-3)
     pairs = np.triu_indices(10)
     assert row.correlation == rank_correlation(own[0][pairs], own[2][pairs])
@@ -99,60 +99,43 @@ def test_ranks_are_those_of_pairs_of_classes(found: ForceFindings) -> None:
 
 
 def test_a_learning_rate_that_diverges_is_told_and_leaves_the_others_as_they_are(
-    data: ImageSplits, found: ForceFindings
+    data: ImageSplits, found: Tables
 ) -> None:
     wild = CONFIG.model_copy(update={"learning_rates": (0.01, 0.1, 1e20)})
-    again = study_forces(partial(build_classifier, "mlp"), "mlp", data, wild, (0, 1))
-    assert {(row.learning_rate, row.seed) for row in again.diverged} == {(1e20, 0), (1e20, 1)}
-    for rows in (again.states, again.ranks):
-        assert {row.learning_rate for row in rows} == {0.01, 0.1}
-    assert [row.accuracy for row in again.states] == [row.accuracy for row in found.states]
+    again = studied(data, wild, (0, 1))
+    assert again["diverged"][["learning_rate", "seed"]].values.tolist() == [[1e20, 0], [1e20, 1]]
+    for name in ("states", "ranks"):
+        assert set(again[name].learning_rate) == {0.01, 0.1}
+    assert again["states"].accuracy.to_list() == found["states"].accuracy.to_list()
 
 
 def test_a_main_learning_rate_that_diverges_is_refused(data: ImageSplits) -> None:
     training = CONFIG.training.model_copy(update={"learning_rate": 1e20})
     blown = CONFIG.model_copy(update={"training": training, "learning_rates": (1e20,)})
     with pytest.raises(ConfigError, match=r"training\.learning_rate = 1e\+20: mlp diverges at st"):
-        study_forces(partial(build_classifier, "mlp"), "mlp", data, blown, (0,))
+        studied(data, blown, (0,))
 
 
 def test_a_class_with_too_few_images_to_watch_is_refused() -> None:
     few = load_images(ImageConfig(train=96, validation=10, test=15))
     with pytest.raises(ConfigError, match=r"forces\.watched = 2: a class has 1 images in test"):
-        Watched.of(few, 2)
+        first_of_each_class(few, "test", 2)
 
 
-def state(seed: int, pull: np.ndarray, epoch: int = 1) -> ClassifierState:
-    rows = tuple(map(tuple, pull.tolist()))
-    return ClassifierState(
-        network="mlp",
-        learning_rate=0.1,
-        seed=seed,
-        epoch=epoch,
-        accuracy=1,
-        loss=0,
-        unexplained=0.01,
-        change=1,
-        predictions=tuple(zip(*rows, strict=True)),
-        pulls=rows,
-        kernel=rows,
-    )
+def state(seed: int, pull: np.ndarray, epoch: int = 1) -> dict[str, Any]:
+    run = {"network": "mlp", "learning_rate": 0.1, "seed": seed, "epoch": epoch}
+    return run | {"unexplained": 0.01, "predictions": pull.T.tolist(), "pulls": pull.tolist()}
 
 
-def rank_rows(correlation: float) -> list[KernelRanks]:
-    """Five seeds, from this rank correlation up."""
-    return [
-        KernelRanks(
-            network="mlp",
-            learning_rate=0.1,
-            seed=seed,
-            first=1,
-            second=2,
-            correlation=correlation + seed / 100,
-            growth=1.0 + seed / 10,
-        )
-        for seed in range(5)
+def tables(states: list[dict[str, Any]], correlation: float) -> Tables:
+    """The states, and five seeds' kernels from this rank correlation up."""
+    run = {"network": "mlp", "learning_rate": 0.1, "first": 1, "second": 2}
+    ranks = [
+        run | {"seed": n, "correlation": correlation + n / 100, "growth": 1 + n / 10}
+        for n in range(5)
     ]
+    rows = {"states": states, "ranks": ranks, "influence": []}
+    return {name: pd.DataFrame(own) for name, own in rows.items()}
 
 
 def test_claims_read_the_pairing_of_classes() -> None:
@@ -165,7 +148,7 @@ def test_claims_read_the_pairing_of_classes() -> None:
         for seed in range(5)
         for epoch in (1, 2, 4)
     ]
-    found = ForceFindings(states, rank_rows(0.91))
+    found = tables(states, 0.91)
     outcomes = {
         v.id.removeprefix("mlp/"): v.outcome for v in assess_forces(found, 0.1, digits=True)
     }
@@ -182,7 +165,7 @@ def test_claims_read_the_pairing_of_classes() -> None:
     }
     assert outcomes["accumulated"] == outcomes["step_size"] == "not measured"
     assert "mlp/four_nine" not in {v.id for v in assess_forces(found, 0.1, digits=False)}
-    broken = ForceFindings(states, rank_rows(0.3))
+    broken = tables(states, 0.3)
     assert {v.id: v.outcome for v in assess_forces(broken, 0.1, digits=True)}[
         "mlp/ranks"
     ] == "fails"
@@ -194,7 +177,7 @@ def test_a_rank_counts_the_stronger_pulls() -> None:
         pull = generator.random((10, 10))
         pull[4, 9] = pull[9, 4] = -1.0
         rows.append(state(seed, pull, epoch))
-    found = ForceFindings(rows, rank_rows(0.3))
+    found = tables(rows, 0.3)
     verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
     assert verdicts["mlp/four_nine_strongest"].measured[0].mean == 89
 

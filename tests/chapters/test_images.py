@@ -15,7 +15,7 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Image
 from numpy import ndarray
 
-from dynolab.chapters.images.images import (
+from dynolab.chapters.images import (
     ImageConfig,
     Images,
     load_images,

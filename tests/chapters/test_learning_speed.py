@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from dynolab.chapters.classifiers.toys import coherent_and_contradictory
-from dynolab.chapters.images.images import ImageConfig, load_images
-from dynolab.chapters.supervision.speed_comparisons import (
+from dynolab.chapters.images import ImageConfig, load_images
+from dynolab.chapters.supervision.speeds import (
     SpeedConfig,
     accumulate,
+    coherent_and_contradictory,
     compare_speeds,
-    speed,
 )
 from models.vision import build_classifier
 
@@ -56,10 +55,6 @@ def test_small_steps_accumulate_to_what_training_did() -> None:
     assert 3 < errors[1] / errors[0] < 5  # the error is of first order in the step's size
 
 
-def test_speed_is_the_mean_height_of_the_path_after_its_start() -> None:
-    assert speed(torch.tensor([0.0, 1.0, 3.0])) == 2.0
-
-
 def test_the_pair_toy_differs_in_agreement_alone() -> None:
     toy = coherent_and_contradictory(50, torch.Generator().manual_seed(0))
     first, second = toy.labels[:50], toy.labels[50:]
@@ -77,11 +72,12 @@ def test_the_comparisons_give_every_kind_and_seed_and_sums_that_add_up() -> None
         return build_classifier("mlp", shape, classes, seed)
 
     rows = compare_speeds(build, data.train, 10, config, (0, 1))
-    assert (len(rows), len({(row.contrast, row.kind) for row in rows})) == (8, 4)
+    assert (len(rows), len({(row["contrast"], row["kind"]) for row in rows})) == (8, 4)
     for row in rows:
-        assert row.steps == (0, 3, 6)
-        parts = torch.tensor([row.own, row.from_alike, row.from_others])
-        assert torch.allclose(parts.sum(0), torch.tensor(row.influence), atol=1e-5)
+        assert row["steps"] == [0, 3, 6]
+        parts = torch.tensor([row[name] for name in ("own", "from_alike", "from_others")])
+        assert torch.allclose(parts.sum(0), torch.tensor(row["influence"]), atol=1e-5)
+        assert row["kind"] != "clean" or row["speed"] > 0
     clean = config.model_copy(update={"noise": 0.0})
-    contrasts = {row.contrast for row in compare_speeds(build, data.train, 10, clean, (0,))}
+    contrasts = {row["contrast"] for row in compare_speeds(build, data.train, 10, clean, (0,))}
     assert "clean-noisy" not in contrasts

@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import permutations, product
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from dynolab.chapters.classifiers.many import SGDConfig
 from dynolab.chapters.simplicity.claims import correlation, difference, mapping_verdicts
 from dynolab.chapters.simplicity.mappings import (
     Messages,
+    SpaceName,
     all_mappings,
     coding_length,
     composed,
@@ -24,7 +26,6 @@ from dynolab.chapters.simplicity.mappings import (
     sampled_bijections,
     topographic_similarity,
 )
-from dynolab.chapters.simplicity.rows import SpaceName
 from dynolab.chapters.simplicity.sweep import (
     kind_paths,
     learned,
@@ -156,7 +157,7 @@ def test_compositional_mappings_cooperate_though_all_pairs_together_do_not() -> 
     space, seeds = SpaceName(attributes=2, values=3), tuple(range(100, 105))
     mappings = sampled_bijections(space, 10, seed=1)
     measured = sweep(space, mappings, seeds, width=16, learning_rate=0.5, steps=2)
-    rows = learned(space, mappings, measured)
+    rows = pd.DataFrame(learned(space, mappings, measured))
     outcomes = {verdict.id: verdict.outcome for verdict in mapping_verdicts(rows)}
     claims = [outcomes[f"2×3/{claim}"] for claim in ("cooperation", "start", "contradiction")]
     assert claims == ["holds"] * 3
@@ -169,22 +170,23 @@ def test_compositional_mappings_cooperate_though_all_pairs_together_do_not() -> 
 def test_rows_and_claims_of_a_sweep() -> None:
     mappings = [*all_mappings(SMALL)[::17], IDENTITY, HOLISTIC]
     measured = sweep(SMALL, mappings, (0, 1), width=8, learning_rate=0.5, steps=30)
-    rows = learned(SMALL, mappings, measured)
-    assert rows[-2].kind == "compositional"
-    assert rows[-1].area == pytest.approx(measured.losses[:, -1].mean(0).tolist())
-    expected = np.mean(np.array(rows[-2].area) - np.array(rows[-1].area))
-    gain = difference([row for row in rows if row.messages in (IDENTITY, HOLISTIC)], "area")
+    records = learned(SMALL, mappings, measured)
+    rows = pd.DataFrame(records)
+    assert records[-2]["kind"] == "compositional"
+    assert records[-1]["area"] == pytest.approx(measured.losses[:, -1].mean(0).tolist())
+    expected = np.mean(np.array(records[-2]["area"]) - np.array(records[-1]["area"]))
+    gain = difference(rows[rows.messages.isin([IDENTITY, HOLISTIC])], "area")
     assert (gain.mean, gain.n) == (pytest.approx(expected), 2)
     assert -1 <= correlation(rows, "start_cooperation").mean <= 1
     assert len({one.id for one in mapping_verdicts(rows)}) == 7
     shapes = {
-        path.kind: (np.shape(path.losses), np.shape(path.cooperation))
-        for path in kind_paths(rows, measured)
+        path["kind"]: (np.shape(path["losses"]), np.shape(path["cooperation"]))
+        for path in kind_paths(records, measured)
     }
     assert shapes == dict.fromkeys(("compositional", "holistic", "degenerate"), ((2, 31), (2, 30)))
 
 
 def test_what_is_not_there_is_not_measured() -> None:
     measured = sweep(SMALL, [CONSTANT], (0, 1), width=4, learning_rate=0.5, steps=2)
-    verdicts = mapping_verdicts(learned(SMALL, [CONSTANT], measured))
+    verdicts = mapping_verdicts(pd.DataFrame(learned(SMALL, [CONSTANT], measured)))
     assert {verdict.outcome for verdict in verdicts} == {"not measured"}

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 import torch
 
-from dynolab.chapters.classifiers.labels import FilterTable, distillation, flip_labels, one_hot
+from dynolab.chapters.classifiers.labels import FilterTable, distillation, one_hot, seeded_flip
 from dynolab.chapters.classifiers.many import (
     ManyModels,
     SGDConfig,
     batch_order,
     train_many,
 )
-from dynolab.chapters.classifiers.seeds import seed_for
-from dynolab.chapters.images.images import ImageConfig, load_images
+from dynolab.chapters.images import ImageConfig, load_images
+from dynolab.chapters.page import select
 from dynolab.chapters.supervision.claims import assess_supervision, supervision_table
 from dynolab.chapters.supervision.supervision import (
     SupervisionConfig,
     compare_supervision,
     train_teacher,
 )
-from dynolab.errors import ConfigError
 from models.vision import build_classifier
 from tests.chapters.plain import train
 
@@ -35,7 +35,12 @@ def build(seed: int):  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="module")
 def found():  # type: ignore[no-untyped-def]
-    return compare_supervision(build, DATA, CONFIG, 0.4, SEEDS)
+    return compared(CONFIG, 0.4, SEEDS)
+
+
+def compared(config, noise, seeds, data=DATA):  # type: ignore[no-untyped-def]
+    tables = compare_supervision(build, data, config, noise, seeds)
+    return [pd.DataFrame(tables[name]) for name in ("supervision", "detections")]
 
 
 def accuracy(model) -> float:  # type: ignore[no-untyped-def]
@@ -46,8 +51,7 @@ def accuracy(model) -> float:  # type: ignore[no-untyped-def]
 
 def test_filter_kd_written_out_for_one_seed_gives_the_same_student(found) -> None:  # type: ignore[no-untyped-def]
     seed = 3
-    generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
-    given = flip_labels(DATA.train.labels, 10, 0.4, generator).given
+    given = seeded_flip(DATA.train.labels, 10, 0.4, seed).given
     order = batch_order(120, CONFIG.training, seed)
     teacher, student = build(seed), build(seed)
     table = FilterTable(120, 10)
@@ -57,34 +61,34 @@ def test_filter_kd_written_out_for_one_seed_gives_the_same_student(found) -> Non
         train(teacher, DATA.train.pixels, given, rows[None], CONFIG.training)
     targets = table.targets(one_hot(given, 10))
     train(student, DATA.train.pixels, targets, order, CONFIG.training, distillation)
-    by_arm = {row.arm: row for row in found.rows if row.seed == seed}
-    assert by_arm["one_hot"].accuracy == pytest.approx(accuracy(teacher), abs=0.011)
-    assert by_arm["filter_kd"].accuracy == pytest.approx(accuracy(student), abs=0.011)
+    by_arm = select(found[0], seed=seed).set_index("arm")
+    assert by_arm.accuracy["one_hot"] == pytest.approx(accuracy(teacher), abs=0.011)
+    assert by_arm.accuracy["filter_kd"] == pytest.approx(accuracy(student), abs=0.011)
     error = (targets - one_hot(DATA.train.labels, 10)).norm(dim=1).mean()
-    assert by_arm["filter_kd"].target_error == pytest.approx(float(error), abs=1e-3)
+    assert by_arm.target_error["filter_kd"] == pytest.approx(float(error), abs=1e-3)
 
 
 def test_every_arm_is_measured_for_every_seed(found) -> None:  # type: ignore[no-untyped-def]
-    table = supervision_table(found.rows, 0.4)
+    table = supervision_table(found[0], 0.4)
     assert all(table.mean(arm, "accuracy").n == 2 for arm in ("one_hot", "kd", "filter_kd"))
-    hard = [row for row in found.rows if row.arm in ("one_hot", "early_stopping")]
+    hard = found[0][found[0].arm.isin(["one_hot", "early_stopping"])]
     # The given labels are off by √2 where they are wrong.
-    assert all(row.target_error == pytest.approx(0.4 * 2**0.5) for row in hard)
-    assert {row.score for row in found.detections} == {"filter", "path", "last", "zigzag"}
+    assert hard.target_error.to_list() == pytest.approx([0.4 * 2**0.5] * 4)
+    assert set(found[1].score) == {"filter", "path", "last", "zigzag"}
 
 
 def test_every_score_is_higher_where_a_label_is_wrong() -> None:
     data = load_images(ImageConfig(train=600, validation=40, test=100))
     longer = SupervisionConfig(training=SGDConfig(learning_rate=0.1, epochs=10))
-    learned = compare_supervision(build, data, longer, 0.4, (0,))
-    assert len(learned.detections) == 4
-    assert all(row.auc > 0.7 for row in learned.detections)
+    _, detections = compared(longer, 0.4, (0,), data)
+    assert len(detections) == 4
+    assert (detections.auc > 0.7).all()
 
 
 def test_a_seed_s_rows_do_not_depend_on_the_seeds_beside_it(found) -> None:  # type: ignore[no-untyped-def]
-    alone = compare_supervision(build, DATA, CONFIG, 0.4, (3,))
-    together = {row.arm: row.accuracy for row in found.rows if row.seed == 3}
-    assert {row.arm: row.accuracy for row in alone.rows} == pytest.approx(together, abs=0.011)
+    alone, _ = compared(CONFIG, 0.4, (3,))
+    together = select(found[0], seed=3).accuracy.to_list()
+    assert alone.accuracy.to_list() == pytest.approx(together, abs=0.011)
 
 
 def test_the_teacher_keeps_its_best_weights_and_its_path() -> None:
@@ -109,18 +113,13 @@ def test_the_teacher_keeps_its_best_weights_and_its_path() -> None:
 
 
 def test_without_noise_there_is_nothing_to_detect() -> None:
-    clean = compare_supervision(build, DATA, CONFIG, 0.0, (0,))
-    assert clean.detections == []
-    assert all(row.believed_wrong is None for row in clean.rows)
+    rows, detections = compared(CONFIG, 0.0, (0,))
+    assert detections.empty
+    assert rows.believed_wrong.isna().all()
 
 
 def test_claims_of_one_seed_are_unclear_and_none_is_lost(found) -> None:  # type: ignore[no-untyped-def]
-    verdicts = assess_supervision([row for row in found.rows if row.seed == 3], [], [], [])
+    nothing = pd.DataFrame()
+    verdicts = assess_supervision(select(found[0], seed=3), nothing, nothing, nothing)
     assert {verdict.outcome for verdict in verdicts if verdict.measured} == {"unclear"}
     assert verdicts[0].id == "supervision/0.4/filter_kd_over_one_hot"
-
-
-@pytest.mark.parametrize("noise", [1.0, -0.2, float("nan")])
-def test_noise_outside_its_range_is_refused(noise: float) -> None:
-    with pytest.raises(ConfigError, match="noise"):
-        compare_supervision(build, DATA, CONFIG, noise, (0,))

@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from dynolab.chapters.classifiers.labels import one_hot
-from dynolab.chapters.classifiers.many import SGDConfig, batch_order
-from dynolab.chapters.classifiers.seeds import seed_for
-from dynolab.chapters.images.images import ImageConfig, load_images
+from dynolab.chapters.classifiers.many import SGDConfig, batch_order, seed_for
+from dynolab.chapters.images import ImageConfig, load_images
+from dynolab.chapters.page import select
 from dynolab.chapters.transfer.claims import (
+    ELSEWHERE,
     assess_transfer,
+    by_tau,
     picked_on_others,
-    sweeps,
+    tested,
 )
-from dynolab.chapters.transfer.rows import TransferRow
 from dynolab.chapters.transfer.task import (
     check_classes,
     image_task,
@@ -47,11 +49,11 @@ def build(shape, classes, seed):  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[TransferRow]:
-    return compare_heads(build, TASK, CONFIG, (0, 5))
+def rows() -> pd.DataFrame:
+    return pd.DataFrame(compare_heads(build, TASK, CONFIG, (0, 5)))
 
 
-def test_one_network_carried_over_by_hand_ends_the_same(rows: list[TransferRow]) -> None:
+def test_one_network_carried_over_by_hand_ends_the_same(rows: pd.DataFrame) -> None:
     seed = 5
     network = build((1, 8, 8), 5, seed)
     order = batch_order(len(TASK.first.labels), CONFIG.pretraining, seed)
@@ -71,29 +73,27 @@ def test_one_network_carried_over_by_hand_ends_the_same(rows: list[TransferRow])
     with torch.no_grad():
         moved = (second.features(inputs) - features).norm(dim=1).mean()
         right = second(TASK.test.inputs).argmax(-1) == TASK.test.labels
-    row = next(r for r in rows if (r.strategy, r.tau, r.seed) == ("linear", 2, seed))
+    (row,) = select(rows, strategy="linear", tau=2, seed=seed).itertuples()
     assert row.energy == pytest.approx(float(gap.norm(dim=1).mean()), abs=1e-4)
     assert row.distance == pytest.approx(float(moved), rel=1e-3)
     assert row.accuracy == pytest.approx(float(right.float().mean()), abs=0.011)
 
 
-def test_every_strategy_tau_and_seed_has_its_row(rows: list[TransferRow]) -> None:
-    by_key = {(row.strategy, row.tau, row.seed): row for row in rows}
-    assert len(rows) == len(by_key) == 4 * 3 * 2
-    assert all(set(row.elsewhere) == {"shifted", "rotated", "noisy"} for row in rows)
+def test_every_strategy_tau_and_seed_has_its_row(rows: pd.DataFrame) -> None:
+    own = rows.set_index(["strategy", "tau", "seed"])
+    assert len(own) == own.index.nunique() == 4 * 3 * 2
+    assert all(set(changed) == {"shifted", "rotated", "noisy"} for changed in rows.elsewhere)
     # Before any probing, what the head is probed with has done nothing yet.
-    assert by_key["smoothed", 0, 0] == by_key["linear", 0, 0].model_copy(
-        update={"strategy": "smoothed"}
-    )
-    assert by_key["smoothed", 6, 0].energy > by_key["linear", 6, 0].energy
-    assert by_key["reinitialised", 0, 0].distance != by_key["linear", 0, 0].distance
+    assert own.loc["smoothed", 0, 0].equals(own.loc["linear", 0, 0])
+    assert own.energy["smoothed", 6, 0] > own.energy["linear", 6, 0]
+    assert own.distance["reinitialised", 0, 0] != own.distance["linear", 0, 0]
 
 
-def test_a_sweep_reads_its_rows_by_tau_and_seed(rows: list[TransferRow]) -> None:
-    linear = sweeps(rows)[0]
-    assert (linear.strategy, linear.taus, linear.seeds) == ("linear", [0, 2, 6], [0, 5])
-    each = np.mean([linear.accuracy(test) for test in linear.tests[1:]], axis=0)
-    np.testing.assert_allclose(linear.accuracy("elsewhere"), each)
+def test_accuracies_elsewhere_are_means_by_tau_and_seed(rows: pd.DataFrame) -> None:
+    linear = select(tested(rows), strategy="linear")
+    each = np.mean([by_tau(linear, test) for test in TASK.elsewhere], axis=0)
+    assert each.shape == (3, 2)
+    np.testing.assert_allclose(by_tau(linear, ELSEWHERE), each)
     verdicts = assess_transfer(rows)
     outcomes = {verdict.id: verdict.outcome for verdict in verdicts}
     assert len(outcomes) == len(verdicts)

@@ -18,10 +18,9 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import parquet
 
-from dynolab.chapters.images import readers as image_readers
-from dynolab.chapters.images.images import ImageConfig, load_images, read_images, resolve_images
-from dynolab.chapters.images.readers import read_arrays, read_hub, read_idx_array
-from dynolab.chapters.transfer.topics import TopicConfig, resolve_topics
+from dynolab.chapters import image_files
+from dynolab.chapters.image_files import read_arrays, read_hub, read_idx_array
+from dynolab.chapters.images import ImageConfig, load_images, read_images, resolve_images
 from dynolab.data.chat import template_digest
 from dynolab.data.rows import Example, ProbeRow, read_rows, read_value
 from dynolab.data.sources.config import DataConfig, resolve_data
@@ -160,7 +159,7 @@ def test_images_that_promise_too_much_take_no_memory(
     file.write_bytes(gzip.compress(idx_bytes(2, 2, 2, content=bytes(10**6))))
     with pytest.raises(ConfigError, match="its header of 16 bytes announces 2 × 2 × 2 more"):
         read_idx_array(file, 3)
-    monkeypatch.setattr(image_readers, "_MAX_NUMBERS", 2**10)
+    monkeypatch.setattr(image_files, "_MAX_NUMBERS", 2**10)
     bomb = tmp_path / "bomb.npz"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as members:
         members.writestr("images.npy", bytes(10**6))  # never looked into
@@ -204,9 +203,8 @@ def test_whatever_reading_the_hub_raises_names_the_data_set(
     monkeypatch.setattr("datasets.load_dataset", load)
     with pytest.raises(ConfigError, match=r"data\.hub_name = 'a/b': cannot be read"):
         list(hub_records("data.hub_name", "a/b", "train", "0" * 40))
-    config = ImageConfig(source="hub", hub_name="a/b", revision="0" * 40)
     with pytest.raises(ConfigError, match=r"data\.hub_name = 'a/b': cannot be read"):
-        read_hub(config, "train")
+        read_hub("a/b", "0" * 40, "train")
 
 
 def test_pictures_that_cannot_be_decoded_name_the_data_set(tmp_path: Path) -> None:
@@ -217,9 +215,8 @@ def test_pictures_that_cannot_be_decoded_name_the_data_set(tmp_path: Path) -> No
     for split in ("train", "test"):
         file = tmp_path / "data" / f"{split}-00000-of-00001.parquet"
         Dataset.from_dict(rows, features=kinds).to_parquet(file)
-    config = ImageConfig(source="hub", hub_name=str(tmp_path), revision="0" * 40)
     with pytest.raises(ConfigError, match=r"data\.hub_name.*cannot be read \(Unidentified"):
-        read_hub(config, "train")
+        read_hub(str(tmp_path), "0" * 40, "train")
 
 
 def test_files_that_cannot_be_hashed_are_named(
@@ -238,7 +235,6 @@ def test_files_that_cannot_be_hashed_are_named(
         lambda: resolve_data(DataConfig(probes=str(rows))),
         lambda: resolve_data(chat),
         lambda: resolve_images(ImageConfig(source="arrays", path=str(images))),
-        lambda: resolve_topics(TopicConfig(source="file", path=str(rows))),
     ]
     assert template_digest(tmp_path)
     monkeypatch.setattr(Path, "open", refuse)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynolab.chapters.simplicity.rows import LearnedMapping
+from dynolab.chapters.page import read_frame
 from dynolab.claims.verdict import Verdict
 from dynolab.errors import ConfigError
 from dynolab.report.style import DARK
@@ -129,8 +129,8 @@ def test_simplicity_learns_every_space_and_makes_a_page(analysed: Analysed) -> N
     assert step_names(plan) == ["mappings-2x2", "mappings-3x2", "simplicity-page"]
     results = analysed.run_plan(plan)
     assert analysed.to_run(plan) == set()
-    rows = analysed.rows(results["mappings-2x2"], "mappings.jsonl", LearnedMapping)
-    assert len(rows) == 256 and {len(row.area) for row in rows} == {2}
+    rows = read_frame([analysed.folder(results["mappings-2x2"])], "mappings.jsonl")
+    assert len(rows) == 256 and set(rows.area.map(len)) == {2}
     page = results["simplicity-page"]
     topics = {claim.topic for claim in claims(analysed, page).values()}
     assert topics == {"2×2 objects", "3×2 objects"}

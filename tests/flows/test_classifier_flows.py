@@ -8,18 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from dynolab.chapters.classification.rows import (
-    ClassifierState,
-    ClassInfluence,
-    EpochInfluence,
-    ExamplePath,
-    KernelRanks,
-    PathScores,
-)
-from dynolab.chapters.supervision.rows import DetectionRow, SpeedRow, SupervisionRow
-from dynolab.chapters.transfer.rows import TransferRow
+from dynolab.chapters.page import read_frame
 from dynolab.claims.verdict import Verdict
 from dynolab.errors import ConfigError
 from flows.flow import Plan, StagedFlow
@@ -90,6 +82,10 @@ def staged(name: str) -> StagedFlow[Any]:
     return flow
 
 
+def frame(lab: InProcess, result: StageResult, table: str) -> pd.DataFrame:
+    return read_frame([lab.folder(result)], f"{table}.jsonl")
+
+
 def claims(lab: InProcess, page: StageResult) -> set[str]:
     return {claim.id for claim in lab.rows(page, "claims.jsonl", Verdict)}
 
@@ -138,35 +134,29 @@ def test_the_stages_make_a_page_with_its_claims(
 def test_forces_and_learning_paths_have_all_their_rows(lab: InProcess) -> None:
     results = lab.run_plan(planned(lab, "classification"))
     forces, paths = results["forces-mlp"], results["learning-paths"]
-    counted = [("states", ClassifierState), ("ranks", KernelRanks), ("influence", ClassInfluence)]
-    counts = {name: len(lab.rows(forces, f"{name}.jsonl", kind)) for name, kind in counted}
+    counts = {name: len(frame(lab, forces, name)) for name in ("states", "ranks", "influence")}
     assert counts == {"states": 2 * 2 * 3, "ranks": 2 * 2 * 3, "influence": 2}
-    scores = lab.rows(paths, "scores.jsonl", PathScores)
-    assert [(score.data, score.seed) for score in scores] == [
-        ("toy", 0),
-        ("toy", 1),
-        ("images", 0),
-        ("images", 1),
-    ]
-    assert sum(scores[2].wrong) == 20
-    groups = {row.group for row in lab.rows(paths, "paths.jsonl", ExamplePath)}
-    assert groups == {"easy", "medium", "hard", "mislabelled"}
-    assert all(epoch.own >= 0 for epoch in lab.rows(paths, "epochs.jsonl", EpochInfluence))
+    scores = frame(lab, paths, "scores")
+    assert scores.data.to_list() == ["toy", "toy", "images", "images"]
+    assert scores.seed.to_list() == [0, 1, 0, 1]
+    assert sum(scores.wrong[2]) == 20
+    assert set(frame(lab, paths, "paths").group) == {"easy", "medium", "hard", "mislabelled"}
+    assert (frame(lab, paths, "epochs").own >= 0).all()
 
 
 def test_every_supervision_and_every_transfer_has_its_rows(lab: InProcess) -> None:
     noisy = lab.run_plan(planned(lab, "supervision"))["noise-40"]
-    assert len(lab.rows(noisy, "supervision.jsonl", SupervisionRow)) == 7 * 2
-    assert len(lab.rows(noisy, "detections.jsonl", DetectionRow)) >= 3 * 2
+    assert len(frame(lab, noisy, "supervision")) == 7 * 2
+    assert len(frame(lab, noisy, "detections")) >= 3 * 2
     transfers = lab.run_plan(planned(lab, "transfer"))
     for name in ("transfer-digits", "transfer-topics"):
-        assert len(lab.rows(transfers[name], "transfer.jsonl", TransferRow)) == 4 * 3 * 2
+        assert len(frame(lab, transfers[name], "transfer")) == 4 * 3 * 2
 
 
 def test_a_network_for_images_leaves_vectors_to_an_mlp(lab: InProcess) -> None:
     plan = planned(lab, "supervision", model="lenet", noise=[0.4])
     results = lab.run_plan(plan)
-    kinds = {row.kind for row in lab.rows(results["learning-speed"], "speeds.jsonl", SpeedRow)}
+    kinds = set(frame(lab, results["learning-speed"], "speeds").kind)
     assert {"clean", "noisy", "coherent", "contradictory"} <= kinds
 
 
@@ -185,8 +175,8 @@ def test_people_s_labels_are_followed_where_there_are_any(lab: InProcess, tmp_pa
         "test": 21,
     }
     results = lab.run_plan(planned(lab, "classification", data=data, networks=["mlp"]))
-    scores = lab.rows(results["learning-paths"], "scores.jsonl", PathScores)
-    assert {score.data for score in scores} == {"toy", "images", "human"}
+    scores = frame(lab, results["learning-paths"], "scores")
+    assert set(scores.data) == {"toy", "images", "human"}
     shown = claims(lab, results["classification-page"])
     assert "human/zigzag" in shown and "mlp/four_nine" not in shown
 

@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from dynolab.chapters.classification.force_claims import assess_forces, by_seed
-from dynolab.chapters.classification.force_study import ForceStudyConfig, study_forces
-from dynolab.chapters.classification.path_study import PathStudyConfig, study_paths
+from dynolab.chapters.classification.claims import assess_forces, by_seed
+from dynolab.chapters.classification.forces import ForceStudyConfig, study_forces
+from dynolab.chapters.classification.paths import PathStudyConfig, study_paths
 from dynolab.chapters.classifiers.many import SGDConfig
-from dynolab.chapters.images.images import ImageConfig, ImageSplits, load_images
+from dynolab.chapters.images import ImageConfig, ImageSplits, load_images
 from flows.chapter.digits import ClassificationParameters
 from flows.parameters import load_parameters
 from models.vision import build_classifier
@@ -42,11 +43,12 @@ def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSpli
     )
     build = partial(build_classifier, "lenet")
     study = study_forces(build, "lenet", mnist, config, SEEDS)
-    last = [state for state in study.states if state.epoch == 3]
-    assert min(state.accuracy for state in last) > 0.6
+    states = pd.DataFrame(study["states"])
+    last = states[states.epoch == 3]
+    assert last.accuracy.min() > 0.6
     own = by_seed(last, lambda state: float(np.diag(np.array(state.pulls)).mean()))
     assert (own > 0).all()
-    assert np.nanmedian([state.unexplained for state in study.states]) < 0.3
+    assert states.unexplained.median() < 0.3
 
 
 def test_the_study_of_mnist_shows_what_the_small_digits_do_not() -> None:
@@ -54,8 +56,9 @@ def test_the_study_of_mnist_shows_what_the_small_digits_do_not() -> None:
     seeds = tuple(range(100, 110))  # of five, one alone widens the interval past the threshold
     images = load_images(known.data)
     study = study_forces(partial(build_classifier, "lenet"), "lenet", images, known.forces, seeds)
+    tables = {name: pd.DataFrame(rows) for name, rows in study.items()}
     rate = known.forces.training.learning_rate
-    outcomes = {verdict.id: verdict.outcome for verdict in assess_forces(study, rate, digits=True)}
+    outcomes = {verdict.id: verdict.outcome for verdict in assess_forces(tables, rate, digits=True)}
     assert outcomes["lenet/ranks"] == outcomes["lenet/four_nine"] == "holds"
 
 
@@ -65,4 +68,4 @@ def test_zigzag_finds_wrong_labels_among_real_digits(mnist: ImageSplits) -> None
     )
     build = partial(build_classifier, "mlp")
     study = study_paths(build, mnist, config, SEEDS, build)
-    assert min(score.auc for score in study.scores if score.data == "images") > 0.8
+    assert min(score["auc"] for score in study["scores"] if score["data"] == "images") > 0.8

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dynolab.chapters.page import read_frame
 from dynolab.chapters.supervision.claims import supervision_table
-from dynolab.chapters.supervision.rows import DetectionRow, SupervisionRow
-from dynolab.chapters.transfer.claims import sweeps
-from dynolab.chapters.transfer.rows import TransferRow
-from dynolab.data.rows import read_rows
+from dynolab.chapters.transfer.claims import by_tau
 from flows.chapter.digits import (
     SupervisionParameters,
     TransferParameters,
@@ -46,11 +44,11 @@ def test_filter_kd_beats_one_hot_labels_on_real_digits(tmp_path: Path) -> None:
     lab = Chapters(tmp_path)
     results = lab.run(plan_supervision(parameters, lab.platform).steps)
     folder = lab.folder(results["noise-40"])
-    rows = list(read_rows(folder / "supervision.jsonl", SupervisionRow))
+    rows = read_frame([folder], "supervision.jsonl")
     gain = supervision_table(rows, 0.4).difference("filter_kd", "one_hot", "accuracy")
     assert gain.low > 0
-    detections = read_rows(folder / "detections.jsonl", DetectionRow)
-    assert min(row.auc for row in detections if row.score in ("filter", "path")) > 0.8
+    detections = read_frame([folder], "detections.jsonl").set_index("score")
+    assert detections.auc[["filter", "path"]].min() > 0.8
 
 
 def test_probing_trades_energy_for_features_that_stay_on_real_digits(tmp_path: Path) -> None:
@@ -66,8 +64,7 @@ def test_probing_trades_energy_for_features_that_stay_on_real_digits(tmp_path: P
     )
     lab = Chapters(tmp_path)
     results = lab.run(plan_transfer(parameters, lab.platform).steps)
-    file = lab.folder(results["transfer-digits"]) / "transfer.jsonl"
-    (linear,) = sweeps(list(read_rows(file, TransferRow)))
+    linear = read_frame([lab.folder(results["transfer-digits"])], "transfer.jsonl")
     for name in ("energy", "distance"):
-        values = linear.values(name)
+        values = by_tau(linear, name)
         assert (values[-1] < values[0]).all()

@@ -31,7 +31,7 @@ def test_the_first_order_foretells_a_push_and_its_tokens_fall() -> None:
     tally = Tally()
     for push in pushes(PolicyFunction(load_language_model(model), torch.float64), pairs, 0.01):
         tally.add(push)
-    left = {(row.answer, row.picture): row.left for row in tally.left_over()}
+    left = {(row["answer"], row["picture"]): row["left"] for row in tally.left_over()}
     assert max(left[answer, "first_order"] for answer in ("rejected", "chosen")) < 1e-3
-    pushed = [row for row in tally.rows if row.answer == "rejected"]
-    assert sum(row.label_fell for row in pushed) > 0.8 * sum(row.tokens for row in pushed)
+    pushed = [row for row in tally.rows if row["answer"] == "rejected"]
+    assert sum(row["label_fell"] for row in pushed) > 0.8 * sum(row["tokens"] for row in pushed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 from dynolab.chapters.simplicity.claims import mapping_verdicts
@@ -33,7 +34,7 @@ def test_short_descriptions_are_learned_fast_and_long_ones_hinder_themselves(
     )
     verdicts = {
         mapping_verdict.id.partition("/")[2]: mapping_verdict.outcome
-        for mapping_verdict in mapping_verdicts(learned(space.space, mappings, found))
+        for mapping_verdict in mapping_verdicts(pd.DataFrame(learned(space.space, mappings, found)))
     }
     asserted = ("speed", "similarity", "contradiction", "start", "explains")
     assert {name: verdicts[name] for name in asserted} == dict.fromkeys(asserted, "holds")

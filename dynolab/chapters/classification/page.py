@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from numpy import ndarray
 from plotly.subplots import make_subplots
 
-from dynolab.chapters.classification.force_claims import NETWORKS, assess_forces
-from dynolab.chapters.classification.force_study import ForceFindings
-from dynolab.chapters.classification.path_claims import TITLES, assess_paths, curves
-from dynolab.chapters.classification.path_study import GROUPS, PathFindings
-from dynolab.chapters.classification.rows import (
-    ClassifierState,
-    ClassInfluence,
-    Difficulty,
-    Divergence,
-    EpochInfluence,
-    ExamplePath,
-    Grid,
-    KernelRanks,
-    PathData,
-    PathScores,
+from dynolab.chapters.classification.claims import (
+    DATA,
+    NETWORKS,
+    Tables,
+    assess_forces,
+    assess_paths,
+    curves,
 )
+from dynolab.chapters.classification.paths import GROUPS
 from dynolab.chapters.page import (
     BANDS,
     Chapter,
@@ -33,7 +27,8 @@ from dynolab.chapters.page import (
     grid_plot,
     lines_by,
     path_line,
-    read_rows,
+    read_frame,
+    select,
 )
 from dynolab.forces.kernel.stability import THRESHOLD
 from dynolab.report.figure import (
@@ -49,7 +44,7 @@ from dynolab.report.page import Section, section, table
 from dynolab.report.style import BEST, CHOSEN, INK, MUTED, PAPER, REJECTED, UP
 
 PATHS = "learning-paths"
-_COLORS: dict[Difficulty, str] = {
+_COLORS = {
     "easy": UP,
     "medium": CHOSEN,
     "hard": BEST,
@@ -60,21 +55,18 @@ _COLORS: dict[Difficulty, str] = {
 def classification(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     """Make the chapter of input `learning-paths`, if given, and of every network's forces."""
     networks = [folder for name, folder in inputs.items() if name != PATHS]
-    forces = ForceFindings(
-        read_rows(networks, "states.jsonl", ClassifierState),
-        read_rows(networks, "ranks.jsonl", KernelRanks),
-        read_rows(networks, "influence.jsonl", ClassInfluence),
-        read_rows(networks, "diverged.jsonl", Divergence),
-    )
+    forces = {
+        name: read_frame(networks, f"{name}.jsonl")
+        for name in ("states", "ranks", "influence", "diverged")
+    }
     (rate,) = facts.learning_rates
-    verdicts = list(assess_forces(forces, rate, digits=facts.digits))
+    verdicts = assess_forces(forces, rate, digits=facts.digits)
     content = list(_force_figures(forces, rate))
     if PATHS in inputs:
-        paths = PathFindings(
-            read_rows([inputs[PATHS]], "scores.jsonl", PathScores),
-            read_rows([inputs[PATHS]], "epochs.jsonl", EpochInfluence),
-            read_rows([inputs[PATHS]], "paths.jsonl", ExamplePath),
-        )
+        paths = {
+            name: read_frame([inputs[PATHS]], f"{name}.jsonl")
+            for name in ("scores", "epochs", "paths")
+        }
         verdicts += assess_paths(paths)
         content += _path_figures(paths)
     return Chapter(
@@ -89,27 +81,22 @@ def classification(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     )
 
 
-def _mean(
-    rows: Iterable[ClassifierState], value: Callable[[ClassifierState], Grid]
-) -> Float[ndarray, "classes classes"]:
-    means: ndarray = np.mean([value(row) for row in rows], axis=0)
+def _mean(grids: pd.Series) -> Float[ndarray, "rows columns"]:
+    """Mean over a column of grids."""
+    means: ndarray = np.mean(grids.to_list(), axis=0)
     return means
 
 
-def _force_figures(forces: ForceFindings, rate: float) -> Iterator[Figure | Section]:
-    network = forces.states[0].network
+def _force_figures(forces: Tables, rate: float) -> Iterator[Figure | Section]:
+    states, ranks = forces["states"], forces["ranks"]
+    network = states.network.iloc[0]
     shown = f"{NETWORKS[network]}, η = {rate:g}, mean over seeds"
-    own = [row for row in forces.states if (row.network, row.learning_rate) == (network, rate)]
-    epochs = sorted({row.epoch for row in own})
-    by_epoch = {epoch: [row for row in own if row.epoch == epoch] for epoch in epochs}
-
-    def strength(epoch: int) -> float:
-        return float(np.diag(_mean(by_epoch[epoch], lambda row: row.pulls)).mean())
-
-    busiest = max(epochs, key=strength)
+    own = select(states, network=network, learning_rate=rate)
+    pulls = {epoch: _mean(rows.pulls) for epoch, rows in own.groupby("epoch")}
+    busiest = max(pulls, key=lambda epoch: float(np.diag(pulls[epoch]).mean()))
     grids = {
-        "Δp of the updated class": _mean(by_epoch[busiest], lambda row: row.pulls),
-        "Mean probability of that class": _mean(by_epoch[busiest], lambda row: row.predictions).T,
+        "Δp of the updated class": pulls[busiest],
+        "Mean probability of that class": _mean(select(own, epoch=busiest).predictions).T,
     }
     yield Figure(
         "pulls",
@@ -122,8 +109,8 @@ def _force_figures(forces: ForceFindings, rate: float) -> Iterator[Figure | Sect
         grid_plot(grids, "images of class", "class"),
     )
     sizes = {
-        f"epoch {epoch}": np.log10(_mean(by_epoch[epoch], lambda row: row.kernel))
-        for epoch in spread(epochs)
+        f"epoch {epoch}": np.log10(_mean(select(own, epoch=epoch).kernel))
+        for epoch in spread(list(pulls))
     }
     yield Figure(
         "kernel",
@@ -132,16 +119,13 @@ def _force_figures(forces: ForceFindings, rate: float) -> Iterator[Figure | Sect
         f"{shown}. Mean over pairs of images; every panel has its own scale.",
         grid_plot(sizes, "images of class", "images of class").update_traces(showscale=False),
     )
-    last = max(row.second for row in forces.ranks)
+    last = ranks.second.max()
     yield _by_rate(
         "ranks",
         "Do the same classes stay coupled?",
         f"ρ with epoch {last}",
-        [
-            (r.network, r.learning_rate, r.first, r.correlation)
-            for r in forces.ranks
-            if r.second == last
-        ],
+        select(ranks, second=last).rename(columns={"first": "epoch"}),
+        "correlation",
         "Spearman's rank correlation of ‖CKC‖ over pairs of classes between an epoch and the last; "
         f"dotted: {THRESHOLD}, below which the kernel's order has broken down.",
         THRESHOLD,
@@ -150,11 +134,12 @@ def _force_figures(forces: ForceFindings, rate: float) -> Iterator[Figure | Sect
         "steps",
         "How far first order reaches",
         "1 − R²",
-        [(r.network, r.learning_rate, r.epoch, r.unexplained) for r in forces.states],
+        states,
+        "unexplained",
         "1 − R² of the change of all watched log-probabilities over one step, predicted by A, K "
         "and G of its batch: 0 is exact, 1 no better than no change.",
     )
-    if forces.diverged:
+    if len(forces["diverged"]):
         yield section(
             "diverged",
             "Trainings that diverged",
@@ -163,18 +148,18 @@ def _force_figures(forces: ForceFindings, rate: float) -> Iterator[Figure | Sect
                 ("network", "learning rate", "seed", "step"),
                 [
                     (NETWORKS[row.network], f"{row.learning_rate:g}", row.seed, row.step)
-                    for row in forces.diverged
+                    for row in forces["diverged"].itertuples()
                 ],
                 "snnn",
             ),
         )
-    influences = [row for row in forces.influences if row.network == network]
-    if influences:
-        total = np.mean([row.from_class for row in influences], axis=0)
+    influence = select(forces["influence"], network=network)
+    if len(influence):
+        total = _mean(influence.from_class)
         yield Figure(
             "influence",
             "What the forces add up to",
-            f"Sum over the first {influences[0].epoch} epochs, by class, in nats.",
+            f"Sum over the first {influence.epoch.iloc[0]} epochs, by class, in nats.",
             "−η/B Σ A K G of all steps, summed by the class of the training image (row), on the "
             "label's log p of the watched images (column); mean over seeds.",
             grid_plot({"Σ of forces on the label's log p": total}, "images of class", "class"),
@@ -185,24 +170,16 @@ def _by_rate(
     name: str,
     title: str,
     unit: str,
-    values: Sequence[tuple[str, float, int, float]],
+    rows: pd.DataFrame,
+    value: str,
     note: str,
     dotted: float | None = None,
 ) -> Figure:
-    """Means by epoch for each learning rate; `values`: network, learning rate, epoch, value."""
+    """Means of a column by epoch for each learning rate, a panel for each network."""
+    rows = rows.assign(line=[f"η = {rate:g}" for rate in rows.learning_rate])
     panels = [
-        LinePanel(
-            NETWORKS[network],
-            "epoch",
-            unit,
-            lines_by(
-                [row for row in values if row[0] == network],
-                lambda row: f"η = {row[1]:g}",
-                lambda row: row[2],
-                lambda row: row[3],
-            ),
-        )
-        for network in dict.fromkeys(row[0] for row in values)
+        LinePanel(NETWORKS[network], "epoch", unit, lines_by(own, "line", "epoch", value))
+        for network, own in rows.groupby("network", sort=False)
     ]
     plot = line_plot(panels)
     if dotted is not None:
@@ -210,18 +187,15 @@ def _by_rate(
     return Figure(name, title, "By epoch and learning rate.", f"{note} {BANDS}", plot)
 
 
-def _path_figures(paths: PathFindings) -> Iterator[Figure]:
-    known = list(dict.fromkeys(row.data for row in paths.scores))
+def _path_figures(paths: Tables) -> Iterator[Figure]:
+    known = list(paths["scores"].data.unique())
     for data in known:
-        if own := [path for path in paths.paths if path.data == data]:
+        if len(own := select(paths["paths"], data=data)):
             yield _simplex(own, data)
-    yield _zigzag(paths.scores, known)
+    yield _zigzag(paths["scores"], known)
     for data in known:
-        groups = {
-            group: curve
-            for group in GROUPS
-            if (curve := curves([row for row in paths.epochs if row.data == data], group))
-        }
+        epochs = select(paths["epochs"], data=data)
+        groups = {group: curve for group in GROUPS if (curve := curves(epochs, group))}
         panels = [
             LinePanel(
                 group,
@@ -238,7 +212,7 @@ def _path_figures(paths: PathFindings) -> Iterator[Figure]:
         if panels:
             yield Figure(
                 f"epochs-{data}",
-                f"Own updates and the others': {TITLES[data]}",
+                f"Own updates and the others': {DATA[data]}",
                 "Sums over epochs, means over the examples of a difficulty.",
                 "Own: effect of an example's part of its step on its own label's log p; others: "
                 f"the rest of the epoch's change. {BANDS}",
@@ -246,15 +220,15 @@ def _path_figures(paths: PathFindings) -> Iterator[Figure]:
             )
 
 
-def _simplex(paths: Sequence[ExamplePath], data: PathData) -> Figure:
+def _simplex(paths: pd.DataFrame, data: str) -> Figure:
     """Paths of typical examples of every difficulty, one triangle each; the label is on top."""
-    groups = [group for group in GROUPS if any(path.group == group for path in paths)]
+    groups = [group for group in GROUPS if group in set(paths.group)]
     plot = make_subplots(
         cols=len(groups), specs=[[{"type": "ternary"}] * len(groups)], horizontal_spacing=0.07
     )
     plot.update_layout(base_layout(380, margin={"l": 30, "r": 30, "t": 70, "b": 60}))
     for col, group in enumerate(groups, start=1):
-        for path in (path for path in paths if path.group == group):
+        for path in select(paths, group=group).itertuples():
             others = [k for k in range(3) if k != path.label]
             if path.names[-1] != "others":  # the label's strongest rival comes first
                 others.sort(key=lambda k: -path.truth[k])
@@ -281,7 +255,7 @@ def _simplex(paths: Sequence[ExamplePath], data: PathData) -> Figure:
         plot.update_ternaries({axis: {"showticklabels": False, "ticks": "", "title": corner}})
     return Figure(
         f"simplex-{data}",
-        f"Learning paths: {TITLES[data]}",
+        f"Learning paths: {DATA[data]}",
         "Paths of the examples in the middle of their group by zig-zag; one seed.",
         "A triangle's top is certainty of the given label, its left corner that of the label's "
         "strongest rival (for mislabelled examples the true class), its right corner that of all "
@@ -290,10 +264,10 @@ def _simplex(paths: Sequence[ExamplePath], data: PathData) -> Figure:
     )
 
 
-def _zigzag(scores: Sequence[PathScores], known: Sequence[PathData]) -> Figure:
+def _zigzag(scores: pd.DataFrame, known: Sequence[str]) -> Figure:
     """Zig-zag against base difficulty, one panel per data set; wrong labels in their own colour."""
     plot = subplots(
-        [TITLES[data] for data in known],
+        [DATA[data] for data in known],
         400,
         margin={"l": 64, "r": 24, "t": 56, "b": 84},
         legend=LEGEND_BELOW,
@@ -301,7 +275,7 @@ def _zigzag(scores: Sequence[PathScores], known: Sequence[PathData]) -> Figure:
         y={"title_text": "zig-zag"},
     )
     for col, data in enumerate(known, start=1):
-        first = next(row for row in scores if row.data == data)
+        first = select(scores, data=data).iloc[0]
         x, y, wrong = map(np.array, (first.difficulty, first.zigzag, first.wrong))
         for name, mask, color in (
             ("right label", ~wrong, CHOSEN),

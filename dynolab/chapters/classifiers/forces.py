@@ -6,11 +6,18 @@ Sutherland, arXiv 2407.10490, prop. 1).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.func import vjp, vmap
 
-from dynolab.chapters.classifiers.gram import gradient_gram
+from dynolab.forces.function.checks import check_finite
+from dynolab.forces.function.logit_function import call_at
+
+ENTRIES = 2**27
+"""Most gradient entries held at once for each side, half a gigabyte in float32."""
 
 
 def pull_of(logits: Float[Tensor, "images classes"]) -> Float[Tensor, "images classes classes"]:
@@ -66,10 +73,7 @@ def classifier_kernel(
     updating: Float[Tensor, "updating ..."],
     classes: int,
 ) -> Float[Tensor, "observed updating classes classes"]:
-    """`K_ou = J_o J_uᵀ` of all pairs of images, V × V each, J = ∂ logits/∂θ.
-
-    `−η A_o K_ou G_u` is the push of an update on u on all of o's log-probabilities.
-    """
+    """`K_ou = J_o J_uᵀ` of all pairs of images, V × V each, J = ∂ logits/∂θ."""
     units = torch.eye(classes, dtype=observed.dtype, device=observed.device)
     left, right = (units.expand(len(side), -1, -1) for side in (observed, updating))
     return gradient_gram(model, observed, left, updating, right)
@@ -82,3 +86,46 @@ def centred_norms(
     centred = kernel - kernel.mean(-1, keepdim=True)
     centred = centred - centred.mean(-2, keepdim=True)
     return centred.flatten(2).norm(dim=-1)
+
+
+@torch.no_grad()
+def gradient_gram(
+    model: nn.Module,
+    observed: Float[Tensor, "observed ..."],
+    observed_cotangents: Float[Tensor, "observed left classes"],
+    updating: Float[Tensor, "updating ..."],
+    updating_cotangents: Float[Tensor, "updating right classes"],
+) -> Float[Tensor, "observed updating left right"]:
+    """`⟨J_oᵀ c_o, J_uᵀ c_u⟩` of all images' cotangents, J = ∂ logits/∂θ at the model's weights.
+
+    With unit vectors as cotangents it is the tangent kernel; with a force on the updating side and
+    `e_y − π` on the observed one, it is minus the push of u on o's log π_y.
+
+    **Raises:** `ConfigError` for weights that are not finite.
+    """
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    check_finite("weights", weights)
+    most = max(observed_cotangents.shape[1], updating_cotangents.shape[1])
+    together = max(1, ENTRIES // (most * sum(w.numel() for w in weights.values())))
+
+    def gradients(image: Tensor, cotangents: Tensor) -> Float[Tensor, "cotangents parameters"]:
+        _, back = vjp(lambda w: call_at(model, w, image[None])[0], weights)  # type: ignore[misc]
+        (parts,) = vmap(back)(cotangents)
+        return torch.cat([part.flatten(1) for part in parts.values()], 1)
+
+    def blocks(images: Tensor, cotangents: Tensor) -> Iterator[Tensor]:
+        for low in range(0, len(images), together):
+            block = slice(low, low + together)
+            yield vmap(gradients)(images[block], cotangents[block])
+
+    rows = [
+        torch.cat(
+            [
+                torch.einsum("olp,urp->oulr", ours, theirs)
+                for theirs in blocks(updating, updating_cotangents)
+            ],
+            1,
+        )
+        for ours in blocks(observed, observed_cotangents)
+    ]
+    return torch.cat(rows)

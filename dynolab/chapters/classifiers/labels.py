@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from dynolab.chapters.classifiers.many import seed_for
 from dynolab.errors import ConfigError
 
 FILTER_DECAY = 0.95
@@ -60,25 +61,25 @@ def flip_labels(
 
     A draw over all K classes would leave 1/K of them right: effective noise of r(K−1)/K.
 
-    **Raises:** `ConfigError` for noise outside [0, 1), labels out of range, a class without
-    examples.
+    **Arguments:** `noise`: in [0, 1).
+
+    **Raises:** `ConfigError` for labels out of range, a class without examples.
     """
-    check_noise(noise)
     check_labels(labels, classes)
-    if noise and classes < 2:
-        raise ConfigError("classes", classes, "a label can only be flipped to another class")
     count = round(noise * len(labels))
     chosen = torch.randperm(len(labels), generator=generator)[:count]
-    shift = torch.randint(1, max(classes, 2), (count,), generator=generator)
+    shift = torch.randint(1, classes, (count,), generator=generator)
     given = labels.clone()
     given[chosen] = (labels[chosen] + shift.to(labels.dtype)) % classes
     return NoisyLabels(given, labels)
 
 
-def check_noise(noise: float, field: str = "noise") -> None:
-    """**Raises:** `ConfigError` for a share of wrong labels outside [0, 1), or NaN."""
-    if not 0 <= noise < 1:
-        raise ConfigError(field, noise, "the share of wrong labels must lie in [0, 1)")
+def seeded_flip(
+    labels: Int[Tensor, " examples"], classes: int, noise: float, seed: int
+) -> NoisyLabels:
+    """`flip_labels` with a generator of its own for the seed."""
+    generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
+    return flip_labels(labels, classes, noise, generator)
 
 
 def one_hot(labels: Int[Tensor, " examples"], classes: int) -> Float[Tensor, "examples classes"]:
@@ -89,14 +90,7 @@ def one_hot(labels: Int[Tensor, " examples"], classes: int) -> Float[Tensor, "ex
 def smoothed(
     labels: Int[Tensor, " examples"], classes: int, epsilon: float
 ) -> Float[Tensor, "examples classes"]:
-    """`(1 − ε) e_y + ε/K`.
-
-    **Raises:** `ConfigError` for ε outside [0, 1).
-    """
-    if not 0 <= epsilon < 1:
-        raise ConfigError(
-            "smoothing", epsilon, "must lie in [0, 1): at 1 labels carry no information"
-        )
+    """`(1 − ε) e_y + ε/K`, ε in [0, 1)."""
     return (1 - epsilon) * one_hot(labels, classes) + epsilon / classes
 
 
@@ -124,9 +118,7 @@ class FilterTable:
     """
 
     def __init__(self, *shape: int, decay: float = FILTER_DECAY) -> None:
-        """`shape` is (…, examples, classes)."""
-        if not 0 <= decay < 1:
-            raise ConfigError("decay", decay, "must lie in [0, 1): at 1 the table never moves")
+        """`shape` is (…, examples, classes); `decay` lies in [0, 1)."""
         self.decay = decay
         self.q = torch.zeros(shape)
         self._seen = torch.zeros(shape[:-1], dtype=torch.bool)

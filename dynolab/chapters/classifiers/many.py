@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, Field
@@ -232,3 +234,13 @@ def _select_targets(
     if rows.dim() == 1:
         return targets[:, rows]
     return targets.gather(1, rows[..., None].expand(-1, -1, targets.shape[-1]))
+
+
+def seed_for(purpose: str, seed: int) -> int:
+    """Derives a separate seed for each random draw of a run, by its purpose.
+
+    Draws that share a seed are not independent: they give the same permutation of N examples, and
+    the same weights to networks of equal layers.
+    """
+    state = np.random.SeedSequence([seed, zlib.crc32(purpose.encode())]).generate_state(1)
+    return int(state[0])

@@ -2,93 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.chapters.simplicity.rows import LearnedMapping, MappingKind
-from dynolab.claims.verdict import Measurement, Verdict, above, below
+from dynolab.chapters.page import select
+from dynolab.claims.verdict import Claimed, Verdict, above, below, judged
 from dynolab.statistics import Interval, mean_interval, rank_correlation
 
 
-def per_seed(
-    rows: Sequence[LearnedMapping], field: str, kind: MappingKind | None = None
-) -> Float[ndarray, " seeds"]:
-    """Mean of a field over the mappings of a kind, for every seed; NaN if there are none."""
-    values = [getattr(row, field) for row in rows if kind in (None, row.kind)]
-    if not values:
-        return np.full(len(rows[0].area), np.nan)
-    return np.array(values).mean(0)
+def label_of(rows: pd.DataFrame) -> str:
+    """The space of a table's mappings as people write it: 2×2."""
+    space = rows.space.iloc[0]
+    return f"{space['attributes']}×{space['values']}"
 
 
-def difference(rows: Sequence[LearnedMapping], field: str) -> Interval:
-    """Compositional − holistic, paired by seed."""
-    return mean_interval(per_seed(rows, field, "compositional") - per_seed(rows, field, "holistic"))
+def per_seed(rows: pd.DataFrame, column: str) -> Float[ndarray, " seeds"]:
+    """Mean of a column over the mappings, for every seed."""
+    means: ndarray = np.mean(rows[column].to_list(), axis=0)
+    return means
 
 
-def correlation(rows: Sequence[LearnedMapping], field: str) -> Interval:
-    """Spearman's ρ between a field and the area under the loss, averaged over seeds."""
-    correlations = []
-    for seed in range(len(rows[0].area) if rows else 0):
-        values = [_seed_value(row, field, seed) for row in rows]
-        kept = [(x, row.area[seed]) for x, row in zip(values, rows, strict=True) if x == x]
-        correlations.append(float(rank_correlation(*np.array(kept).T)) if len(kept) > 2 else np.nan)
-    return mean_interval(np.array(correlations))
+def difference(rows: pd.DataFrame, column: str) -> Interval:
+    """Compositional − holistic, paired by seed; empty without one of the kinds."""
+    kinds = [select(rows, kind=kind) for kind in ("compositional", "holistic")]
+    if any(own.empty for own in kinds):
+        return mean_interval(np.array([]))
+    compositional, holistic = (per_seed(own, column) for own in kinds)
+    return mean_interval(compositional - holistic)
 
 
-def _seed_value(row: LearnedMapping, field: str, seed: int) -> float:
-    value = getattr(row, field)
-    return float(value[seed] if isinstance(value, tuple) else value)
+def correlation(rows: pd.DataFrame, column: str) -> Interval:
+    """Spearman's ρ between a column and the area under the loss, averaged over seeds."""
+    known = rows[[bool(np.isfinite(value).all()) for value in rows[column]]]
+    if len(known) < 3:
+        return mean_interval(np.array([]))
+    area = np.array(known.area.to_list()).T
+    values = np.array(known[column].to_list()).T
+    return mean_interval(np.asarray(rank_correlation(np.broadcast_to(values, area.shape), area)))
 
 
-def mapping_verdicts(rows: Sequence[LearnedMapping]) -> Iterator[Verdict]:
+def mapping_verdicts(rows: pd.DataFrame) -> list[Verdict]:
     """Judges the claims about one space's mappings; intervals are over seeds."""
-    space = rows[0].space.label
-    bijections = [row for row in rows if row.kind != "degenerate"]
+    space = label_of(rows)
+    return judged(space, f"{space} objects", _claims(rows))
 
-    def verdict(name: str, claim: str, expected: str, figure: Measurement) -> Verdict:
-        return Verdict.of(f"{space}/{name}", f"{space} objects", claim, expected, figure)
 
-    yield verdict(
+def _claims(rows: pd.DataFrame) -> Iterator[Claimed]:
+    yield (
         "speed",
         "Compositional mappings, whose description is shorter, are learned faster",
         "area: compositional < holistic",
         below("Δ area", difference(rows, "area")),
     )
-    yield verdict(
+    bijections = rows[rows.kind != "degenerate"]
+    yield (
         "similarity",
         "Among bijections: the more alike the messages of alike objects, the faster",
         "ρ(similarity, area) < 0",
         below("ρ", correlation(bijections, "similarity"), unit=""),
     )
-    cooperation = mean_interval(per_seed(rows, "start_cooperation", "compositional"))
-    yield verdict(
+    shared, contrary = (
+        mean_interval(per_seed(own, "start_cooperation") if len(own) else np.array([]))
+        for kind in ("compositional", "holistic")
+        for own in (select(rows, kind=kind),)
+    )
+    yield (
         "cooperation",
         "Before training examples of compositional mappings that share an attribute lower each "
         "other’s loss",
         "cooperation > 0",
-        above("cooperation", cooperation, unit=""),
+        above("cooperation", shared, unit=""),
     )
-    contrary = mean_interval(per_seed(rows, "start_cooperation", "holistic"))
-    yield verdict(
+    yield (
         "contradiction",
         "Those of holistic mappings raise it",
         "cooperation < 0",
         below("cooperation", contrary, unit=""),
     )
-    for name, field, when in (
+    for name, column, when in (
         ("start", "start_cooperation", "Before training"),
         ("along", "cooperation", "Over the whole training"),
     ):
-        yield verdict(
+        yield (
             name,
             f"{when} examples of compositional mappings cooperate more than those of holistic ones",
             "Δ cooperation > 0",
-            above("Δ cooperation", difference(rows, field), unit=""),
+            above("Δ cooperation", difference(rows, column), unit=""),
         )
-    yield verdict(
+    yield (
         "explains",
         "Cooperation before training foretells the speed of all mappings",
         "ρ(cooperation, area) < 0",

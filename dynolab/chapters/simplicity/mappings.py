@@ -10,17 +10,37 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
+from pydantic import Field
 
-from dynolab.chapters.simplicity.rows import MappingKind, SpaceName
+from dynolab.data.rows import Row
 from dynolab.errors import ConfigError
 from dynolab.statistics import rank_correlation
 
+MappingKind = Literal["compositional", "holistic", "degenerate"]
 Messages = tuple[int, ...]
 """The message of every object."""
+
+
+class SpaceName(Row):
+    """A space of objects: m attributes of v values each, and as many messages."""
+
+    attributes: int = Field(ge=1)
+    values: int = Field(ge=2)
+
+    @property
+    def objects(self) -> int:
+        """`v^m`."""
+        return int(self.values**self.attributes)
+
+    @property
+    def label(self) -> str:
+        """The form shown to people: 2×2."""
+        return f"{self.attributes}×{self.values}"
 
 
 def digits(space: SpaceName) -> Int[ndarray, "objects attributes"]:
@@ -90,13 +110,18 @@ def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages
             f"{space.label} objects have {limit} bijections of the rarer kind; choose 1 to {limit}",
         )
     rng = np.random.default_rng(seed)
+
+    def draw() -> Messages:
+        names = [rng.permutation(space.values).tolist() for _ in range(space.attributes)]
+        return composed(space, rng.permutation(space.attributes).tolist(), names)
+
     mappings: dict[Messages, None] = {}
     while len(mappings) < count:
-        mappings[_random_compositional(space, rng)] = None
+        mappings[draw()] = None
     while len(mappings) < 2 * count:
         mapping = rng.permutation(space.objects)
         if len(mappings) % 2:
-            mapping = np.array(_random_compositional(space, rng))
+            mapping = np.array(draw())
             moved = rng.permutation(space.objects)[: rng.integers(2, space.objects + 1)]
             mapping[moved] = mapping[rng.permutation(moved)]
         candidate = tuple(mapping.tolist())
@@ -105,26 +130,17 @@ def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages
     return list(mappings)
 
 
-def _random_compositional(space: SpaceName, rng: np.random.Generator) -> Messages:
-    """A random compositional mapping."""
-    names = [rng.permutation(space.values).tolist() for _ in range(space.attributes)]
-    return composed(space, rng.permutation(space.attributes).tolist(), names)
-
-
 def kind_of(space: SpaceName, mapping: Messages) -> MappingKind:
     """Degenerate if two objects share a message, else compositional or holistic."""
     if len(set(mapping)) < len(mapping):
         return "degenerate"
-    letters, objects = digits(space)[np.asarray(mapping)], digits(space)
-    for letter in letters.T:
-        if not any(_is_function_of(letter, attribute) for attribute in objects.T):
+    objects = digits(space)
+    for letter in objects[np.asarray(mapping)].T:
+        # As many pairs as values: the letter is a function of the attribute.
+        pairs = [len({*zip(attribute, letter, strict=True)}) for attribute in objects.T]
+        if min(pairs) > space.values:
             return "holistic"
     return "compositional"
-
-
-def _is_function_of(letter: Int[ndarray, " objects"], attribute: Int[ndarray, " objects"]) -> bool:
-    """Whether the letter is a function of the attribute."""
-    return all(len(set(letter[attribute == value])) == 1 for value in set(attribute))
 
 
 def coding_length(space: SpaceName, kind: MappingKind) -> float | None:

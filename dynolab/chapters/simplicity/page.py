@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from dynolab.chapters.page import BANDS, Chapter, Facts, path_line, read_rows
-from dynolab.chapters.simplicity.claims import correlation, mapping_verdicts, per_seed
-from dynolab.chapters.simplicity.rows import KindPath, LearnedMapping
+from dynolab.chapters.page import BANDS, Chapter, Facts, path_line, read_frame, select
+from dynolab.chapters.simplicity.claims import correlation, label_of, mapping_verdicts, per_seed
 from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, subplots
 from dynolab.report.lines import LinePanel, line_plot
 from dynolab.report.page import section, table
@@ -27,8 +27,8 @@ _COOPERATION = (
 
 def simplicity(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     """Make the chapter of one result of stage `mappings` for every space, in their order."""
-    spaces = [read_rows([folder], "mappings.jsonl", LearnedMapping) for folder in inputs.values()]
-    paths = [read_rows([folder], "paths.jsonl", KindPath) for folder in inputs.values()]
+    spaces = [read_frame([folder], "mappings.jsonl") for folder in inputs.values()]
+    paths = [read_frame([folder], "paths.jsonl") for folder in inputs.values()]
     lines = [line for mappings in spaces for line in _table_rows(mappings)]
     return Chapter(
         title="Simplicity: which mappings are learned fast",
@@ -89,34 +89,34 @@ def simplicity(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     )
 
 
-def _table_rows(mappings: Sequence[LearnedMapping]) -> list[tuple[str, ...]]:
+def _table_rows(mappings: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     """A line for each kind and coding length or, without one, number of different messages."""
-    groups: dict[str, list[LearnedMapping]] = {}
-    for row in mappings:
-        size = f"{row.distinct} messages" if row.bits is None else f"{row.bits:.3g} bits"
-        groups.setdefault(f"{row.kind}, {size}", []).append(row)
-    return [
-        (
-            own[0].space.label,
+    names = [
+        f"{row.kind}, "
+        + (f"{row.distinct} messages" if np.isnan(row.bits) else f"{row.bits:.3g} bits")
+        for row in mappings.astype({"bits": float}).itertuples()
+    ]
+    for name, own in mappings.groupby(np.array(names)):
+        yield (
+            label_of(own),
             name,
             str(len(own)),
             with_interval(mean_interval(per_seed(own, "area")), sign=False),
             with_interval(mean_interval(per_seed(own, "start_cooperation"))),
             with_interval(mean_interval(per_seed(own, "cooperation"))),
         )
-        for name, own in sorted(groups.items())
-    ]
 
 
-def _paths(
-    name: str, title: str, unit: str, paths: Sequence[Sequence[KindPath]], note: str
-) -> Figure:
-    """A field of every kind's paths by step, a panel for each space."""
+def _paths(name: str, title: str, unit: str, paths: Sequence[pd.DataFrame], note: str) -> Figure:
+    """A column of every kind's paths by step, a panel for each space."""
     panels = []
     for own in paths:
-        values = {path.kind: np.array(getattr(path, name)) for path in own}
-        lines = [path_line(kind, range(path.shape[1]), path) for kind, path in values.items()]
-        panels.append(LinePanel(own[0].space.label, "step", unit, lines))
+        lines = [
+            path_line(row.kind, range(len(values[0])), np.array(values))
+            for row in own.itertuples()
+            for values in (getattr(row, name),)
+        ]
+        panels.append(LinePanel(label_of(own), "step", unit, lines))
     return Figure(
         name, title, "Means over the mappings of a kind.", f"{note} {BANDS}", line_plot(panels)
     )
@@ -126,19 +126,16 @@ def _points(
     name: str,
     title: str,
     across: str,
-    spaces: Sequence[Sequence[LearnedMapping]],
-    field: str,
+    spaces: Sequence[pd.DataFrame],
+    column: str,
     note: str,
 ) -> Figure:
-    """Area under the loss against a field of every mapping, a panel for each space."""
+    """Area under the loss against a column of every mapping, a panel for each space."""
     # The claim on similarity is about bijections alone.
-    kinds = {"compositional", "holistic"} if name == "similarity" else set(_COLORS)
-    rho = [
-        number(correlation([row for row in rows if row.kind in kinds], field).mean, 2)
-        for rows in spaces
-    ]
+    kinds = ["compositional", "holistic"] if name == "similarity" else list(_COLORS)
+    rho = [number(correlation(rows[rows.kind.isin(kinds)], column).mean, 2) for rows in spaces]
     plot = subplots(
-        [f"{rows[0].space.label}: ρ = {own}" for rows, own in zip(spaces, rho, strict=True)],
+        [f"{label_of(rows)}: ρ = {own}" for rows, own in zip(spaces, rho, strict=True)],
         400,
         space=0.07,
         margin={"l": 64, "r": 24, "t": 60, "b": 56},
@@ -148,20 +145,18 @@ def _points(
     )
     for col, rows in enumerate(spaces, start=1):
         for kind, color in _COLORS.items():
-            own = [
-                row
-                for row in rows
-                if row.kind == kind and np.isfinite(np.mean(getattr(row, field)))
-            ]
+            own = select(rows, kind=kind)
+            x = np.array([np.mean(value) for value in own[column]])
+            own, x = own[np.isfinite(x)], x[np.isfinite(x)]
             plot.add_scatter(
-                x=[round(float(np.mean(getattr(row, field))), 5) for row in own],
-                y=[round(float(np.mean(row.area)), 5) for row in own],
+                x=x.round(5),
+                y=[round(float(np.mean(area)), 5) for area in own.area],
                 mode="markers",
                 name=kind,
                 legendgroup=kind,
                 showlegend=col == 1,
                 marker={"color": color, "size": 7, "opacity": 0.75},
-                text=["·".join(map(str, row.messages)) for row in own],
+                text=["·".join(map(str, messages)) for messages in own.messages],
                 row=1,
                 col=col,
             )

@@ -1,9 +1,26 @@
-"""Trains a small network on every mapping with every seed at once, and measures every step."""
+"""Trains a small network on every mapping with every seed at once, and measures every step.
+
+Tables, in which lists hold one number, or one path, for each seed:
+
+- `mappings`: one row for each mapping of a `space`. `messages`: the message of every object, both
+  numbered in base v, first attribute first; `distinct`: how many different ones; `kind`; `bits`:
+  the coding length of the kind, None for maps that are not bijections; `similarity`: topographic
+  similarity, NaN for a constant map; `area`: mean loss over the steps of training, and `final`:
+  loss after them, in nats per object. `start_cooperation`: before training, the mean of `⟨∇ℓ_o,
+  ∇ℓ_u⟩` over letter positions and over the pairs o ≠ u that share an attribute, ℓ the loss of the
+  letter at that position; `cooperation`: its mean over the steps of training. Over all pairs that
+  mean would say little: where every letter is used equally often, the forces on the logits add up
+  to zero at the start, so that a kernel that is the same for all pairs adds `−a Σ_o ‖G_o‖²`,
+  whatever the mapping.
+- `paths`: means over the mappings of a kind by step, one path for each seed: `losses` in nats per
+  object, one more than steps, and `cooperation`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,13 +30,13 @@ from torch.func import vmap
 from dynolab.chapters.classifiers.many import Loss, ManyModels, SGDConfig, Stacked, train_many
 from dynolab.chapters.simplicity.mappings import (
     Messages,
+    SpaceName,
     coding_length,
     kind_of,
     one_hot,
     sharing_pairs,
     topographic_similarity,
 )
-from dynolab.chapters.simplicity.rows import KindPath, LearnedMapping, Paths, SpaceName
 
 
 def message_network(space: SpaceName, width: int, seed: int) -> nn.Module:
@@ -122,40 +139,36 @@ def letter_products(
 
 def learned(
     space: SpaceName, mappings: Sequence[Messages], measured: Sweep
-) -> list[LearnedMapping]:
-    """Result rows of a sweep, one per mapping."""
+) -> list[dict[str, Any]]:
+    """Rows of `mappings`."""
     area, cooperation = measured.losses.mean(0), measured.cooperation.mean(0)
     rows = []
     for index, mapping in enumerate(mappings):
         kind = kind_of(space, mapping)
-        row = LearnedMapping(
-            space=space,
-            messages=mapping,
-            kind=kind,
-            distinct=len(set(mapping)),
-            bits=coding_length(space, kind),
-            similarity=topographic_similarity(space, mapping),
-            area=tuple(area[index].tolist()),
-            final=tuple(measured.final[index].tolist()),
-            start_cooperation=tuple(measured.cooperation[0, index].tolist()),
-            cooperation=tuple(cooperation[index].tolist()),
-        )
+        row = {
+            "space": space.model_dump(),
+            "messages": mapping,
+            "kind": kind,
+            "distinct": len(set(mapping)),
+            "bits": coding_length(space, kind),
+            "similarity": topographic_similarity(space, mapping),
+            "area": area[index].tolist(),
+            "final": measured.final[index].tolist(),
+            "start_cooperation": measured.cooperation[0, index].tolist(),
+            "cooperation": cooperation[index].tolist(),
+        }
         rows.append(row)
     return rows
 
 
-def kind_paths(rows: Sequence[LearnedMapping], measured: Sweep) -> Iterator[KindPath]:
-    """Means over the mappings of each kind, by step; losses end with that after the last step."""
+def kind_paths(rows: Sequence[Mapping[str, Any]], measured: Sweep) -> Iterator[dict[str, Any]]:
+    """Rows of `paths`; losses end with that after the last step."""
     losses = torch.cat([measured.losses, measured.final[None]])
-
-    def means(values: Float[Tensor, "steps mappings seeds"], members: list[int]) -> Paths:
-        return tuple(tuple(path.tolist()) for path in values[:, members].mean(1).T)
-
-    for kind in dict.fromkeys(row.kind for row in rows):
-        members = [index for index, row in enumerate(rows) if row.kind == kind]
-        yield KindPath(
-            space=rows[0].space,
-            kind=kind,
-            losses=means(losses, members),
-            cooperation=means(measured.cooperation, members),
-        )
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        members = [index for index, row in enumerate(rows) if row["kind"] == kind]
+        yield {
+            "space": rows[0]["space"],
+            "kind": kind,
+            "losses": losses[:, members].mean(1).T.tolist(),
+            "cooperation": measured.cooperation[:, members].mean(1).T.tolist(),
+        }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-import numpy as np
+import pandas as pd
 
+from dynolab.chapters.page import select
 from dynolab.claims.verdict import Measurement, Verdict, above, below, never
-from dynolab.results.pushes import Answer, LeftOver, PairPush, Picture
-from dynolab.results.softmax import CaseCount
 from dynolab.statistics import Interval, mean_interval, share_interval
 
 SOFTMAX, MODEL = "one softmax", "language model"
@@ -58,31 +58,29 @@ _STATEMENTS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def softmax_verdicts(counts: Sequence[CaseCount]) -> Iterator[Verdict]:
+def softmax_verdicts(counts: pd.DataFrame) -> Iterator[Verdict]:
     """One verdict per statement: one violation refutes an exact one; trends are judged by share.
 
     A trend holds if fewer than half of the cases go the other way.
     """
     for statement, (claim, expected) in _STATEMENTS.items():
-        figure = _exact if expected == ALWAYS else _trend
-        figures = [figure(count) for count in counts if count.statement == statement]
+        own = select(counts, statement=statement).itertuples()
+        figures = [_counted(count, exact=expected == ALWAYS) for count in own]
         yield Verdict.of(f"softmax/{statement}", SOFTMAX, claim, expected, *figures)
 
 
-def _exact(count: CaseCount) -> Measurement:
-    return never(f"V = {count.classes:,}: violations", int(count.violations), count.cases)
-
-
-def _trend(count: CaseCount) -> Measurement:
+def _counted(count: Any, *, exact: bool) -> Measurement:
+    if exact:
+        return never(f"V = {count.classes:,}: violations", int(count.violations), count.cases)
     percent = share_interval(count.violations, count.cases).times(100)
     return below(f"V = {count.classes:,}: other way, %", percent, 100 * HALF, unit="")
 
 
-def model_verdicts(pushes: Sequence[PairPush], left: Sequence[LeftOver]) -> Iterator[Verdict]:
+def model_verdicts(pushes: pd.DataFrame, left: pd.DataFrame) -> Iterator[Verdict]:
     """Judges the softmax statements on a real model's answers, where they are not theorems."""
-    for name, claim, answer, hits in _SHARE_CLAIMS:
-        own = [push for push in pushes if push.answer == answer]
-        shares = mean_interval(np.array([hits(push) / push.tokens for push in own]))
+    for name, claim, answer, column in _SHARE_CLAIMS:
+        own = select(pushes, answer=answer)
+        shares = mean_interval((own[column] / own.tokens).to_numpy())
         figure = above("share of positions", shares, HALF, unit="")
         yield Verdict.of(f"model/{name}", MODEL, claim, "mostly: no theorem", figure)
     for answer, picture, claim in _LEFT_OVER_CLAIMS:
@@ -90,33 +88,22 @@ def model_verdicts(pushes: Sequence[PairPush], left: Sequence[LeftOver]) -> Iter
             below(
                 "left over, 1 − R²", Interval(row.left, row.low, row.high, row.pairs), HALF, unit=""
             )
-            for row in left
-            if (row.answer, row.picture) == (answer, picture)
+            for row in select(left, answer=answer, picture=picture).itertuples()
         ]
         yield Verdict.of(f"model/{picture}/{answer}", MODEL, claim, "1 − R² < 0.5", *figures)
 
 
-_SHARE_CLAIMS: tuple[tuple[str, str, Answer, Callable[[PairPush], int]], ...] = (
-    (
-        "label_falls",
-        "Claim 1: the tokens that are pushed down fall",
-        "rejected",
-        lambda push: push.label_fell,
-    ),
-    (
-        "best_rises",
-        "Claim 2: the likeliest other token rises",
-        "rejected",
-        lambda push: push.best_rose,
-    ),
+_SHARE_CLAIMS = (
+    ("label_falls", "Claim 1: the tokens that are pushed down fall", "rejected", "label_fell"),
+    ("best_rises", "Claim 2: the likeliest other token rises", "rejected", "best_rose"),
     (
         "chosen_falls",
         "The chosen answer’s tokens fall with the rejected ones",
         "chosen",
-        lambda push: push.label_fell,
+        "label_fell",
     ),
 )
-_LEFT_OVER_CLAIMS: tuple[tuple[Answer, Picture, str], ...] = (
+_LEFT_OVER_CLAIMS = (
     (
         "rejected",
         "own_token",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
-from dynolab.chapters.page import Chapter, Facts, read_rows
+from dynolab.chapters.page import Chapter, Facts, read_frame, select
 from dynolab.chapters.squeezing.claims import model_verdicts, softmax_verdicts
 from dynolab.report.figure import (
     LEGEND_ABOVE,
@@ -21,19 +22,17 @@ from dynolab.report.figure import (
 from dynolab.report.lines import Line, LinePanel, line_plot
 from dynolab.report.style import CHOSEN, DOWN, HISTORY, INK, REJECTED, UP
 from dynolab.report.text import plotly_text
-from dynolab.results.pushes import Answer, LeftOver, PairPush, RankChange
-from dynolab.results.softmax import CaseCount, Panel, ShapePoint, StepPath
 from dynolab.statistics import Interval
 
 _FEW = 100
 """Up to so many classes the axis of ranks is linear."""
 
-_PICTURES: dict[str, str] = {
+_PICTURES = {
     "own_token": "one softmax, token by token",
     "last_layer": "last layer, features fixed",
     "first_order": "all weights, first order",
 }
-_ANSWERS: dict[Answer, str] = {
+_ANSWERS = {
     "rejected": "the rejected answer, pushed down",
     "chosen": "the chosen answer, only observed",
 }
@@ -48,20 +47,17 @@ _UNITS = {"fall": "others that fall", "gain": "Δ log p of i* (nats)"}
 def squeezing(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     """Make the chapter of inputs `softmax` and, if a language model was measured, `push`."""
     softmax, push = [inputs["softmax"]], [inputs[name] for name in ("push",) if name in inputs]
-    verdicts = [*softmax_verdicts(read_rows(softmax, "counts.jsonl", CaseCount))]
-    panels = read_rows(softmax, "panels.jsonl", Panel)
+    verdicts = [*softmax_verdicts(read_frame(softmax, "counts.jsonl"))]
+    panels = read_frame(softmax, "panels.jsonl")
     content = [
-        _panels([panel for panel in panels if panel.classes == classes])
-        for classes in dict.fromkeys(panel.classes for panel in panels)
-    ]
-    content += [
-        _shapes(read_rows(softmax, "shapes.jsonl", ShapePoint)),
-        _step_paths(read_rows(softmax, "step_paths.jsonl", StepPath)),
+        *(_panels(own) for _, own in panels.groupby("classes", sort=False)),
+        _shapes(read_frame(softmax, "shapes.jsonl")),
+        _step_paths(read_frame(softmax, "step_paths.jsonl")),
     ]
     if push:
-        left = read_rows(push, "explained.jsonl", LeftOver)
-        verdicts += model_verdicts(read_rows(push, "pushes.jsonl", PairPush), left)
-        content += [_explained(left), _ranks(read_rows(push, "ranks.jsonl", RankChange))]
+        left = read_frame(push, "explained.jsonl")
+        verdicts += model_verdicts(read_frame(push, "pushes.jsonl"), left)
+        content += [_explained(left), _ranks(read_frame(push, "ranks.jsonl"))]
     return Chapter(
         title="Squeezing: where pushed-down probability goes",
         lead="A negative gradient on a class moves its probability mostly to classes that are "
@@ -78,11 +74,12 @@ def squeezing(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     )
 
 
-def _panels(panels: Sequence[Panel]) -> Figure:
+def _panels(panels: pd.DataFrame) -> Figure:
     """Probabilities before and after, and Δ log p, by rank before: one column for each panel."""
-    classes, first = panels[0].classes, panels[0]
+    first = panels.iloc[0]
+    classes = first.classes
     plot = subplots(
-        [plotly_text(panel.name) for panel in panels],
+        [plotly_text(name) for name in panels.name],
         520,
         space=0.035,
         row_heights=(0.55, 0.45),
@@ -94,7 +91,7 @@ def _panels(panels: Sequence[Panel]) -> Figure:
     )
     plot.update_annotations(y=1.04)
     ranks = np.arange(1, classes + 1)
-    for col, panel in enumerate(panels, start=1):
+    for col, panel in enumerate(panels.itertuples(), start=1):
         before, after = np.array(panel.before), np.array(panel.after)
         order = np.argsort(-before)
         change = (after - before)[order]
@@ -143,22 +140,14 @@ def _panels(panels: Sequence[Panel]) -> Figure:
     )
 
 
-def _shapes(points: Sequence[ShapePoint]) -> Figure:
+def _shapes(points: pd.DataFrame) -> Figure:
     """Share of the others that fall by sharpness and by p_y, and what i* gains by p_y."""
 
     def lines(shape: str, measured: str) -> Iterator[Line]:
-        for classes in sorted({point.classes for point in points}):
-            own = [point for point in points if (point.shape, point.classes) == (shape, classes)]
-            intervals = [
-                Interval(
-                    getattr(point, measured),
-                    getattr(point, f"{measured}_low"),
-                    getattr(point, f"{measured}_high"),
-                    point.cases,
-                )
-                for point in own
-            ]
-            yield Line(f"V = {classes:,}", [np.log10(point.value) for point in own], intervals)
+        for classes, own in select(points, shape=shape).groupby("classes"):
+            columns = (own[name] for name in (measured, f"{measured}_low", f"{measured}_high"))
+            intervals = [*map(Interval, *columns, own.cases)]
+            yield Line(f"V = {classes:,}", np.log10(own.value).to_list(), intervals)
 
     return Figure(
         "shapes",
@@ -177,11 +166,11 @@ def _shapes(points: Sequence[ShapePoint]) -> Figure:
     )
 
 
-def _step_paths(paths: Sequence[StepPath]) -> Figure:
+def _step_paths(paths: pd.DataFrame) -> Figure:
     """Δ log p of some classes by the size of the step."""
     known = {"pushed": REJECTED, "likeliest other": UP}
-    low = min(min(path.change) for path in paths if path.role not in known)
-    high = max(max(path.change) for path in paths)
+    changes = paths[~paths.role.isin(list(known))].change.to_list()
+    low, high = np.min(changes), np.max(changes)
     margin = 0.1 * (high - low)
     plot = go.Figure(
         layout=base_layout(
@@ -190,7 +179,7 @@ def _step_paths(paths: Sequence[StepPath]) -> Figure:
             yaxis={"title": {"text": "Δ log p (nats)"}, "range": [low - margin, high + margin]},
         )
     )
-    for path in paths:
+    for path in paths.itertuples():
         shown = path.role in known
         plot.add_scatter(
             x=path.steps,
@@ -211,7 +200,7 @@ def _step_paths(paths: Sequence[StepPath]) -> Figure:
     )
 
 
-def _explained(left: Sequence[LeftOver]) -> Figure:
+def _explained(left: pd.DataFrame) -> Figure:
     """`R² = 1 −` the share left over, by approximation and answer."""
     plot = go.Figure(
         layout=base_layout(
@@ -223,13 +212,13 @@ def _explained(left: Sequence[LeftOver]) -> Figure:
         )
     )
     for (answer, name), color in zip(_ANSWERS.items(), (REJECTED, CHOSEN), strict=True):
-        own = [row for row in left if row.answer == answer]
+        own = select(left, answer=answer)
         plot.add_bar(
-            x=[_PICTURES[row.picture] for row in own],
-            y=[1 - row.left for row in own],
+            x=own.picture.map(_PICTURES),
+            y=1 - own.left,
             name=name,
             marker={"color": color, "line": {"width": 0}},
-            error_y={"array": [row.high - row.left for row in own], "color": INK},
+            error_y={"array": own.high - own.left, "color": INK},
         )
     return Figure(
         "explained",
@@ -243,7 +232,7 @@ def _explained(left: Sequence[LeftOver]) -> Figure:
     )
 
 
-def _ranks(ranks: Sequence[RankChange]) -> Figure:
+def _ranks(ranks: pd.DataFrame) -> Figure:
     """Mean Δ log π by rank before the push: measured, and as each approximation predicts it."""
     plot = subplots(
         [f"At {name}" for name in _ANSWERS.values()],
@@ -258,19 +247,17 @@ def _ranks(ranks: Sequence[RankChange]) -> Figure:
     lines = {"measured": "measured", **_PICTURES}
     dashes = ("solid", "dot", "dash", "dashdot")
     for col, answer in enumerate(_ANSWERS, start=1):
-        own = [row for row in ranks if row.answer == answer]
+        own = select(ranks, answer=answer)
         names = [
-            "–".join(str(rank) for rank in dict.fromkeys((row.first, row.last)))
-            if row.first
-            else "y"
-            for row in own
+            "–".join(str(rank) for rank in dict.fromkeys(ends)) if ends[0] else "y"
+            for ends in zip(own["first"], own["last"], strict=True)
         ]
         for (name, label), color, dash in zip(
             lines.items(), (INK, REJECTED, CHOSEN, UP), dashes, strict=True
         ):
             plot.add_scatter(
                 x=names,
-                y=[getattr(row, name) for row in own],
+                y=own[name],
                 mode="lines+markers",
                 name=label,
                 legendgroup=name,

@@ -5,196 +5,17 @@ Figures are means over seeds with t-intervals, paired by seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import get_args
+from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 
-from dynolab.chapters.supervision.rows import (
-    AdaptationRow,
-    Arm,
-    Contrast,
-    DetectionRow,
-    DetectionScore,
-    Direction,
-    SpeedRow,
-    SupervisionRow,
-)
-from dynolab.claims.verdict import Verdict, above, below
+from dynolab.chapters.page import select
+from dynolab.claims.verdict import Claimed, Verdict, above, below, judged
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.statistics import mean_interval
 
-ARMS: tuple[Arm, ...] = get_args(Arm)
-JUDGED_NOISE = 0.4
-"""Noise at which arms are compared with each other; the nearest measured level is used."""
-
-
-def supervision_table(rows: Sequence[SupervisionRow], noise: float) -> ArmTable:
-    """The arms' figures at one noise level, ordered by seed."""
-    figures = {"accuracy", "nll", "target_error", "believed_wrong"}
-    in_order = sorted((row for row in rows if row.noise == noise), key=lambda row: row.seed)
-    return ArmTable(
-        {
-            arm: [
-                row.model_dump(include=figures, exclude_none=True)
-                for row in in_order
-                if row.arm == arm
-            ]
-            for arm in ARMS
-        }
-    )
-
-
-def levels_of(rows: Sequence[SupervisionRow]) -> list[float]:
-    """The measured noise levels, ascending."""
-    return sorted({row.noise for row in rows})
-
-
-def judged_noise(rows: Sequence[SupervisionRow]) -> float:
-    """The measured level nearest to `JUDGED_NOISE`."""
-    return min(levels_of(rows), key=lambda level: (abs(level - JUDGED_NOISE), level))
-
-
-def detection(rows: Sequence[DetectionRow], score: DetectionScore, noise: float) -> np.ndarray:
-    """AUC of a score, ordered by seed."""
-    own = [row for row in rows if row.score == score and row.noise == noise]
-    return np.array([row.auc for row in sorted(own, key=lambda row: row.seed)], dtype=float)
-
-
-def assess_supervision(
-    rows: Sequence[SupervisionRow],
-    detections: Sequence[DetectionRow],
-    speeds: Sequence[SpeedRow],
-    adaptations: Sequence[AdaptationRow],
-) -> tuple[Verdict, ...]:
-    """Judges all claims: on Filter-KD, finding wrong labels, learning speeds, and adaptation."""
-    return (
-        *_filter_verdicts(rows),
-        *_detection_verdicts(rows, detections),
-        *_speed_verdicts(speeds),
-        *assess_adaptation(adaptations),
-    )
-
-
-def _filter_verdicts(rows: Sequence[SupervisionRow]) -> Iterator[Verdict]:
-    for noise in levels_of(rows):
-        if noise:
-            yield _accuracy_verdict("filter_kd", "one_hot", noise, supervision_table(rows, noise))
-    noise = judged_noise(rows)
-    table = supervision_table(rows, noise)
-    for other in ("label_smoothing", "kd", "eskd", "early_stopping", "one_hot_twice"):
-        yield _accuracy_verdict("filter_kd", other, noise, table)
-    error = table.difference("filter_kd", "one_hot", "target_error")
-    yield Verdict.of(
-        "supervision/target_error",
-        "Filter-KD",
-        f"At {noise:.0%} noise its targets are nearer to the truth than the given labels",
-        "Δ E‖q − e_true‖ < 0",
-        below("Filter-KD − one-hot", error, unit=""),
-    )
-
-
-def _accuracy_verdict(arm: str, other: str, noise: float, table: ArmTable) -> Verdict:
-    gain = table.difference(arm, other, "accuracy").times(100)
-    return Verdict.of(
-        f"supervision/{noise:g}/{arm}_over_{other}",
-        "Filter-KD",
-        f"At {noise:.0%} noise it is more accurate than {LABELS[other]}",
-        "Δ accuracy > 0",
-        above(f"{LABELS[arm]} − {LABELS[other]}", gain, unit="points"),
-    )
-
-
-def _detection_verdicts(
-    rows: Sequence[SupervisionRow], detections: Sequence[DetectionRow]
-) -> Iterator[Verdict]:
-    noise = judged_noise(rows)
-    last = detection(detections, "last", noise)
-    for score in ("filter", "path", "zigzag"):
-        own = detection(detections, score, noise)
-        if own.size:
-            yield Verdict.of(
-                f"detection/{score}",
-                "wrong labels",
-                f"At {noise:.0%} noise {SCORES[score]} finds them, and better than the last "
-                "predictions do",
-                "AUC > 0.5, Δ AUC > 0",
-                above("AUC", mean_interval(own), 0.5, unit=""),
-                above("AUC − last prediction’s", mean_interval(own - last), unit=""),
-            )
-
-
-def _speed_verdicts(speeds: Sequence[SpeedRow]) -> Iterator[Verdict]:
-    claims: tuple[tuple[Contrast, str, str, str], ...] = (
-        ("clean-noisy", "clean", "noisy", "Clean labels are learned faster than wrong ones"),
-        (
-            "coherent-contradictory",
-            "coherent",
-            "contradictory",
-            "Pairs that agree are learned faster than pairs that contradict each other",
-        ),
-    )
-    for contrast, fast, slow, claim in claims:
-        first, second = (speed_values(speeds, contrast, kind) for kind in (fast, slow))
-        if not first.size:
-            continue
-        yield Verdict.of(
-            f"speed/{contrast}",
-            "learning speed",
-            claim,
-            "Δ speed > 0",
-            above("Δ mean accumulated influence", mean_interval(first - second)),
-        )
-        if contrast == "clean-noisy":
-            held_back = [row.from_others[-1] for row in _rows_of_kind(speeds, contrast, slow)]
-            yield Verdict.of(
-                "speed/clean-noisy/held_back",
-                "learning speed",
-                "Clean examples hold wrong labels back",
-                "influence of clean on noisy < 0",
-                below("accumulated influence", mean_interval(np.array(held_back))),
-            )
-
-
-def _rows_of_kind(speeds: Sequence[SpeedRow], contrast: Contrast, kind: str) -> list[SpeedRow]:
-    own = [row for row in speeds if row.contrast == contrast and row.kind == kind]
-    return sorted(own, key=lambda row: row.seed)
-
-
-def speed_values(speeds: Sequence[SpeedRow], contrast: Contrast, kind: str) -> np.ndarray:
-    """The speed of one kind of examples, ordered by seed."""
-    return np.array([row.speed for row in _rows_of_kind(speeds, contrast, kind)])
-
-
-def assess_adaptation(adaptations: Sequence[AdaptationRow]) -> Iterator[Verdict]:
-    """Compares both learners, each at its fastest learning rate, paired by seed."""
-    if adaptations:
-        causal, other = (
-            np.array([row.delay for row in best_adaptation(adaptations, direction)])
-            for direction in get_args(Direction)
-        )
-        yield Verdict.of(
-            "adaptation",
-            "adaptation",
-            "After an intervention on the cause p(A) p(B|A) adapts faster than p(B) p(A|B)",
-            "Δ mean KL < 0",
-            below("causal − anti-causal", mean_interval(causal - other)),
-        )
-
-
-def best_adaptation(
-    adaptations: Sequence[AdaptationRow], direction: Direction
-) -> list[AdaptationRow]:
-    """A learner's rows at the learning rate where it adapts fastest, ordered by seed."""
-    rates: dict[float, list[AdaptationRow]] = {}
-    for row in adaptations:
-        if row.direction == direction:
-            rates.setdefault(row.learning_rate, []).append(row)
-    fastest = min(rates.values(), key=lambda rows: sum(row.delay for row in rows))
-    return sorted(fastest, key=lambda row: row.seed)
-
-
-LABELS: dict[str, str] = {
+LABELS = {
     "filter_kd": "Filter-KD",
     "eskd": "ESKD",
     "kd": "KD",
@@ -205,9 +26,129 @@ LABELS: dict[str, str] = {
 }
 """Labels of arms in sentences and legends."""
 
-SCORES: dict[str, str] = {
+SCORES = {
     "filter": "Filter-KD's table",
     "path": "the mean over the path",
     "last": "the last prediction",
     "zigzag": "the zig-zag score",
 }
+JUDGED_NOISE = 0.4
+"""Noise at which arms are compared with each other; the nearest measured level is used."""
+
+
+def supervision_table(rows: pd.DataFrame, noise: float) -> ArmTable:
+    """The arms' figures at one noise level, ordered by seed."""
+    own = select(rows, noise=noise).sort_values("seed")
+    figures = ["accuracy", "nll", "target_error", "believed_wrong"]
+    return ArmTable(
+        {arm: select(own, arm=arm)[figures].astype(float).to_dict("records") for arm in LABELS}
+    )
+
+
+def assess_supervision(
+    rows: pd.DataFrame, detections: pd.DataFrame, speeds: pd.DataFrame, adaptations: pd.DataFrame
+) -> list[Verdict]:
+    """Judges all claims: on Filter-KD, finding wrong labels, learning speeds, and adaptation."""
+    noise = min(rows.noise.unique(), key=lambda level: (abs(level - JUDGED_NOISE), level))
+    verdicts = judged("supervision", "Filter-KD", _filter_claims(rows, noise))
+    verdicts += judged("detection", "wrong labels", _detection_claims(detections, noise))
+    verdicts += judged("speed", "learning speed", _speed_claims(speeds))
+    return verdicts + assess_adaptation(adaptations)
+
+
+def _filter_claims(rows: pd.DataFrame, noise: float) -> Iterator[Claimed]:
+    levels = [(level, "one_hot") for level in sorted(rows.noise.unique()) if level]
+    others = ("label_smoothing", "kd", "eskd", "early_stopping", "one_hot_twice")
+    for level, other in (*levels, *((noise, other) for other in others)):
+        table = supervision_table(rows, level)
+        gain = table.difference("filter_kd", other, "accuracy").times(100)
+        yield (
+            f"{level:g}/filter_kd_over_{other}",
+            f"At {level:.0%} noise it is more accurate than {LABELS[other]}",
+            "Δ accuracy > 0",
+            above(f"Filter-KD − {LABELS[other]}", gain, unit="points"),
+        )
+    error = supervision_table(rows, noise).difference("filter_kd", "one_hot", "target_error")
+    yield (
+        "target_error",
+        f"At {noise:.0%} noise its targets are nearer to the truth than the given labels",
+        "Δ E‖q − e_true‖ < 0",
+        below("Filter-KD − one-hot", error, unit=""),
+    )
+
+
+def _detection_claims(detections: pd.DataFrame, noise: float) -> Iterator[Claimed]:
+    own = select(detections, noise=noise)
+    if own.empty:
+        return
+    auc = own.pivot(index="seed", columns="score", values="auc")
+    for score in ("filter", "path", "zigzag"):
+        yield (
+            score,
+            f"At {noise:.0%} noise {SCORES[score]} finds them, and better than the last "
+            "predictions do",
+            "AUC > 0.5, Δ AUC > 0",
+            above("AUC", mean_interval(auc[score].to_numpy()), 0.5, unit=""),
+            above(
+                "AUC − last prediction’s",
+                mean_interval((auc[score] - auc["last"]).to_numpy()),
+                unit="",
+            ),
+        )
+
+
+def _speed_claims(speeds: pd.DataFrame) -> Iterator[Claimed]:
+    for contrast, fast, slow, claim in (
+        ("clean-noisy", "clean", "noisy", "Clean labels are learned faster than wrong ones"),
+        (
+            "coherent-contradictory",
+            "coherent",
+            "contradictory",
+            "Pairs that agree are learned faster than pairs that contradict each other",
+        ),
+    ):
+        own = select(speeds, contrast=contrast)
+        if own.empty:
+            continue
+        speed = own.pivot(index="seed", columns="kind", values="speed")
+        faster = mean_interval((speed[fast] - speed[slow]).to_numpy())
+        yield contrast, claim, "Δ speed > 0", above("Δ mean accumulated influence", faster)
+        if contrast == "clean-noisy":
+            ends = [path[-1] for path in select(own, kind=slow).from_others]
+            yield (
+                "clean-noisy/held_back",
+                "Clean examples hold wrong labels back",
+                "influence of clean on noisy < 0",
+                below("accumulated influence", mean_interval(np.array(ends))),
+            )
+
+
+def assess_adaptation(adaptations: pd.DataFrame) -> list[Verdict]:
+    """Compares both learners, each at its fastest learning rate, paired by seed."""
+    if adaptations.empty:
+        return []
+    causal, other = (
+        best_adaptation(adaptations, direction).delay.to_numpy()
+        for direction in ("causal", "anti-causal")
+    )
+    return [
+        Verdict.of(
+            "adaptation",
+            "adaptation",
+            "After an intervention on the cause p(A) p(B|A) adapts faster than p(B) p(A|B)",
+            "Δ mean KL < 0",
+            below("causal − anti-causal", mean_interval(causal - other)),
+        )
+    ]
+
+
+def with_delay(adaptations: pd.DataFrame) -> pd.DataFrame:
+    """The rows with `delay`: the mean of `kl` from the first example on."""
+    return adaptations.assign(delay=[float(np.mean(kl[1:])) for kl in adaptations.kl])
+
+
+def best_adaptation(adaptations: pd.DataFrame, direction: str) -> pd.DataFrame:
+    """A learner's rows at the learning rate where it adapts fastest, ordered by seed."""
+    own = with_delay(select(adaptations, direction=direction))
+    fastest = own.groupby("learning_rate").delay.sum().idxmin()
+    return select(own, learning_rate=fastest).sort_values("seed")

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
+import pandas as pd
 
-from dynolab.chapters.page import BANDS, Chapter, Facts, lines_by, path_line, read_rows
+from dynolab.chapters.page import BANDS, Chapter, Facts, lines_by, path_line, read_frame, select
 from dynolab.chapters.supervision.claims import (
-    ARMS,
     LABELS,
     SCORES,
     assess_supervision,
     best_adaptation,
-    levels_of,
     supervision_table,
-)
-from dynolab.chapters.supervision.rows import (
-    AdaptationRow,
-    Contrast,
-    DetectionRow,
-    Direction,
-    SpeedRow,
-    SupervisionRow,
+    with_delay,
 )
 from dynolab.report.figure import Figure
 from dynolab.report.lines import Line, LinePanel, line_plot
@@ -34,7 +25,7 @@ from dynolab.statistics import mean_interval
 
 SPEED = "learning-speed"
 _NOISE = "share of wrong labels"
-_CONTRASTS: Mapping[Contrast, str] = {
+_CONTRASTS = {
     "clean-noisy": "Digits, some labels wrong",
     "coherent-contradictory": "Pairs of near-equal inputs",
 }
@@ -43,17 +34,19 @@ _CONTRASTS: Mapping[Contrast, str] = {
 def supervision(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     """Make the chapter of input `learning-speed`, and of every other input as a noise level."""
     levels = [folder for name, folder in inputs.items() if name != SPEED]
-    arms = read_rows(levels, "supervision.jsonl", SupervisionRow)
-    detections = read_rows(levels, "detections.jsonl", DetectionRow)
-    speeds = read_rows([inputs[SPEED]], "speeds.jsonl", SpeedRow)
-    adaptations = read_rows([inputs[SPEED]], "adaptations.jsonl", AdaptationRow)
+    arms, detections = (
+        read_frame(levels, f"{name}.jsonl") for name in ("supervision", "detections")
+    )
+    speeds, adaptations = (
+        read_frame([inputs[SPEED]], f"{name}.jsonl") for name in ("speeds", "adaptations")
+    )
     content: list[Figure | Section] = [_accuracies(arms), _beliefs(arms)]
-    if detections:
+    if len(detections):
         panel = LinePanel(
             "Wrong labels against right ones",
             _NOISE,
             "AUC",
-            lines_by(detections, lambda row: row.score, lambda row: row.noise, lambda row: row.auc),
+            lines_by(detections, "score", "noise", "auc"),
         )
         content.append(
             Figure(
@@ -65,9 +58,9 @@ def supervision(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
                 line_plot([panel], named=SCORES),
             )
         )
-    if speeds:
+    if len(speeds):
         content += [_speeds(speeds), _sources(speeds)]
-    if adaptations:
+    if len(adaptations):
         content.append(_adaptations(adaptations))
     return Chapter(
         title="What to teach when labels are wrong",
@@ -84,21 +77,15 @@ def supervision(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     )
 
 
-def _by_noise(
-    rows: Sequence[SupervisionRow], value: Callable[[SupervisionRow], float | None]
-) -> list[Line]:
-    return lines_by(rows, lambda row: row.arm, lambda row: row.noise, value)
-
-
-def _accuracies(rows: Sequence[SupervisionRow]) -> Figure:
-    levels = levels_of(rows)
+def _accuracies(rows: pd.DataFrame) -> Figure:
+    levels = sorted(rows.noise.unique())
     gains = {level: supervision_table(rows, level).against("one_hot") for level in levels}
     panels = [
         LinePanel(
             "Accuracy on clean test images",
             _NOISE,
             "accuracy",
-            _by_noise(rows, lambda row: row.accuracy),
+            lines_by(rows, "arm", "noise", "accuracy"),
             tickformat=".0%",
         ),
         LinePanel(
@@ -107,7 +94,7 @@ def _accuracies(rows: Sequence[SupervisionRow]) -> Figure:
             "Δ accuracy",
             [
                 Line(arm, levels, [gains[at].mean(arm, "accuracy") for at in levels])
-                for arm in ARMS
+                for arm in LABELS
                 if arm != "one_hot"
             ],
             tickformat="+.0%",
@@ -123,21 +110,21 @@ def _accuracies(rows: Sequence[SupervisionRow]) -> Figure:
     )
 
 
-def _beliefs(rows: Sequence[SupervisionRow]) -> Figure:
-    taught = [row for row in rows if row.arm not in ("early_stopping", "one_hot_twice")]
+def _beliefs(rows: pd.DataFrame) -> Figure:
+    taught = rows[~rows.arm.isin(["early_stopping", "one_hot_twice"])]
     panels = [
         LinePanel(
             "Error of the targets",
             _NOISE,
             "E‖q − e_true‖₂",
-            _by_noise(taught, lambda row: row.target_error),
+            lines_by(taught, "arm", "noise", "target_error"),
             zero=True,
         ),
         LinePanel(
             "Wrong labels that are learned",
             _NOISE,
             "share of them",
-            _by_noise(rows, lambda row: row.believed_wrong),
+            lines_by(rows, "arm", "noise", "believed_wrong"),
             tickformat=".0%",
             zero=True,
         ),
@@ -153,21 +140,13 @@ def _beliefs(rows: Sequence[SupervisionRow]) -> Figure:
     )
 
 
-def _kinds(speeds: Sequence[SpeedRow], contrast: Contrast) -> dict[str, list[SpeedRow]]:
-    """The rows of a contrast by kind of example."""
-    own = [row for row in speeds if row.contrast == contrast]
-    return {
-        kind: [row for row in own if row.kind == kind] for kind in sorted({r.kind for r in own})
-    }
-
-
-def _speeds(speeds: Sequence[SpeedRow]) -> Figure:
+def _speeds(speeds: pd.DataFrame) -> Figure:
     panels = []
     for contrast, title in _CONTRASTS.items():
         lines = []
-        for kind, rows in _kinds(speeds, contrast).items():
+        for kind, own in select(speeds, contrast=contrast).groupby("kind"):
             for name in ("influence", "measured"):
-                line = path_line(kind, rows[0].steps, np.array([getattr(r, name) for r in rows]))
+                line = path_line(kind, own.steps.iloc[0], np.array(own[name].to_list()))
                 lines.append(Line(kind, line.x, line.intervals, dotted=name == "measured"))
         if lines:
             panels.append(LinePanel(title, "step", "accumulated influence, nats", lines, zero=True))
@@ -181,21 +160,14 @@ def _speeds(speeds: Sequence[SpeedRow]) -> Figure:
     )
 
 
-def _sources(speeds: Sequence[SpeedRow]) -> Section:
+def _sources(speeds: pd.DataFrame) -> Section:
     """Where every kind's influence comes from, at the end of training."""
     names = ("own", "from_alike", "from_others", "influence", "measured")
-    rows = [
-        (
-            title,
-            kind,
-            *(
-                with_interval(mean_interval(np.array([getattr(r, n)[-1] for r in own])))
-                for n in names
-            ),
-        )
-        for contrast, title in _CONTRASTS.items()
-        for kind, own in _kinds(speeds, contrast).items()
-    ]
+    rows = []
+    for contrast, title in _CONTRASTS.items():
+        for kind, own in select(speeds, contrast=contrast).groupby("kind"):
+            ends = [np.array(own[name].to_list())[:, -1] for name in names]
+            rows.append((title, kind, *(with_interval(mean_interval(end)) for end in ends)))
     head = ("itself", "others of its kind", "the other kind", "together", "measured")
     return section(
         "sources",
@@ -207,31 +179,23 @@ def _sources(speeds: Sequence[SpeedRow]) -> Section:
     )
 
 
-def _adaptations(adaptations: Sequence[AdaptationRow]) -> Figure:
+def _adaptations(adaptations: pd.DataFrame) -> Figure:
     """Divergence from the truth by example, and its mean by learning rate, of both learners."""
-    best = {direction: best_adaptation(adaptations, direction) for direction in get_args(Direction)}
-    paths = [
-        path_line(
-            f"{direction}, rate {rows[0].learning_rate:g}",
-            range(len(rows[0].kl)),
-            np.array([row.kl for row in rows]),
-        )
-        for direction, rows in best.items()
-    ]
-    rates = sorted({row.learning_rate for row in adaptations})
-    delays = lines_by(
-        adaptations,
-        lambda row: row.direction,
-        lambda row: rates.index(row.learning_rate),
-        lambda row: row.delay,
-    )
+    paths = []
+    for direction in ("causal", "anti-causal"):
+        own = best_adaptation(adaptations, direction)
+        kl = np.array(own.kl.to_list())
+        name = f"{direction}, rate {own.learning_rate.iloc[0]:g}"
+        paths.append(path_line(name, range(kl.shape[1]), kl))
+    rates = sorted(adaptations.learning_rate.unique())
+    delays = with_delay(adaptations).assign(place=adaptations.learning_rate.map(rates.index))
     panels = [
         LinePanel("At the best rate of each", "examples seen", "KL, nats", paths, zero=True),
         LinePanel(
             "At every rate, mean over the examples",
             "learning rate",
             "KL, nats",
-            delays,
+            lines_by(delays, "direction", "place", "delay"),
             zero=True,
             ticks=[f"{rate:g}" for rate in rates],
         ),

@@ -2,14 +2,32 @@
 
 The arms of a seed share initial weights, wrong labels and the order of batches; only their targets
 differ. Teachers see noisy labels only. Validation labels are as noisy as training labels, because
-in practice clean ones would not be available. Accuracy is on clean test labels.
+in practice clean ones would not be available. Arms:
+
+- `one_hot`: the given labels, to the end, and `early_stopping` the same up to the best validation
+  accuracy; `one_hot_twice`: at twice the learning rate, the control for distillation, whose force
+  at τ = 1 is twice cross-entropy's;
+- `label_smoothing`;
+- `kd` and `eskd`: predictions of the converged and the early-stopped teacher; `filter_kd`: the
+  teacher's predictions, averaged over its training.
+
+Tables, at a share of wrong labels `noise`:
+
+- `supervision`: one row for each arm and seed. `accuracy` and `nll` (nats) are on clean test
+  labels; `target_error`: E‖q − e_true‖₂ of the targets q of the training examples;
+  `believed_wrong`: share of the wrongly labelled training examples for which the network predicts
+  the wrong label, None where no label is wrong.
+- `detections`: `auc`, the share of (wrong, right) couples in which the wrong label has the higher
+  `score`: `filter`, 1 − q_y of Filter-KD's table; `path`, 1 − p_y, mean over the epochs; `last`, 1
+  − p_y after training; `zigzag`, the zig-zag score of the learning path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,8 +41,8 @@ from dynolab.chapters.classifiers.labels import (
     NoisyLabels,
     disagreement,
     distillation,
-    flip_labels,
     one_hot,
+    seeded_flip,
     smoothed,
 )
 from dynolab.chapters.classifiers.many import (
@@ -34,9 +52,7 @@ from dynolab.chapters.classifiers.many import (
     cross_entropy,
     train_many,
 )
-from dynolab.chapters.classifiers.seeds import seed_for
-from dynolab.chapters.images.images import ImageSplits
-from dynolab.chapters.supervision.rows import Arm, DetectionRow, DetectionScore, SupervisionRow
+from dynolab.chapters.images import ImageSplits
 from dynolab.statistics import auc
 
 Build = Callable[[int], nn.Module]
@@ -79,24 +95,19 @@ class Teacher:
     path: Float[Tensor, "epochs seeds examples classes"]
 
 
-@dataclass(frozen=True)
-class Supervised:
-    """Result rows of one noise level."""
-
-    rows: list[SupervisionRow]
-    detections: list[DetectionRow]
-
-
 def compare_supervision(
     build: Build, data: ImageSplits, config: SupervisionConfig, noise: float, seeds: Sequence[int]
-) -> Supervised:
+) -> dict[str, list[dict[str, Any]]]:
     """Trains every arm with every seed on the training images, a share of them mislabelled.
 
-    **Raises:** `ConfigError` for noise outside [0, 1), labels out of range, a class without
-    examples.
+    **Arguments:** `noise`: in [0, 1).
+
+    **Returns:** the tables of this module.
+
+    **Raises:** `ConfigError` for labels out of range, a class without examples.
     """
     labels, checks = (
-        [_flip_labels(images.labels, data.classes, noise, seed) for seed in seeds]
+        [seeded_flip(images.labels, data.classes, noise, seed) for seed in seeds]
         for images in (data.train, data.validation)
     )
     given, true = torch.stack([noisy.given for noisy in labels]), data.train.labels
@@ -112,7 +123,7 @@ def compare_supervision(
         torch.stack([noisy.given for noisy in checks]),
     )
     temperature = config.temperature
-    targets: dict[Arm, Float[Tensor, "seeds examples classes"]] = {
+    targets: dict[str, Float[Tensor, "seeds examples classes"]] = {
         "one_hot": hard,
         "early_stopping": hard,
         "one_hot_twice": hard,
@@ -121,7 +132,7 @@ def compare_supervision(
         "eskd": (teacher.early / temperature).softmax(-1),
         "filter_kd": teacher.table.targets(hard),
     }
-    weights: dict[Arm, Mapping[str, Tensor]] = {
+    weights: dict[str, Mapping[str, Tensor]] = {
         "one_hot": teacher.last_weights,
         "early_stopping": teacher.early_weights,
     }
@@ -131,18 +142,12 @@ def compare_supervision(
         )
     many = ManyModels([build(seed) for seed in seeds])
     rows = [
-        row
+        {"arm": arm, "noise": noise, **row}
         for arm, target in targets.items()
-        for row in _measure(many, weights[arm], data, target, labels, arm, noise, seeds)
+        for row in _measure(many, weights[arm], data, target, labels, seeds)
     ]
-    return Supervised(rows, _detections(teacher, labels, noise, seeds))
-
-
-def _flip_labels(
-    labels: Int[Tensor, " examples"], classes: int, noise: float, seed: int
-) -> NoisyLabels:
-    generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
-    return flip_labels(labels, classes, noise, generator)
+    detections = [{"noise": noise, **row} for row in _detections(teacher, labels, seeds)]
+    return {"supervision": rows, "detections": detections}
 
 
 def train_teacher(
@@ -181,8 +186,8 @@ def _train_students(
     config: SupervisionConfig,
     seeds: Sequence[int],
     orders: Int[Tensor, "seeds steps batch"],
-    targets: Mapping[Arm, Float[Tensor, "seeds examples classes"]],
-) -> dict[Arm, Mapping[str, Tensor]]:
+    targets: Mapping[str, Float[Tensor, "seeds examples classes"]],
+) -> dict[str, Mapping[str, Tensor]]:
     """Trains all seeds of these arms at once."""
     many = ManyModels([build(seed) for _ in targets for seed in seeds])
     distilled = "kd" in targets
@@ -216,55 +221,42 @@ def _measure(
     data: ImageSplits,
     target: Float[Tensor, "seeds examples classes"],
     labels: Sequence[NoisyLabels],
-    arm: Arm,
-    noise: float,
     seeds: Sequence[int],
-) -> list[SupervisionRow]:
+) -> Iterator[dict[str, Any]]:
     test = many.logits(data.test.pixels, weights)
     accuracy = (test.argmax(-1) == data.test.labels).float().mean(-1)
     picked = data.test.labels[None, :, None].expand(len(seeds), -1, 1)
     nll = -test.log_softmax(-1).gather(-1, picked).mean((1, 2))
     predicted = many.logits(data.train.pixels, weights).argmax(-1)
     error = (target - one_hot(data.train.labels, data.classes)).norm(dim=-1).mean(-1)
-    rows = []
     for place, (seed, noisy) in enumerate(zip(seeds, labels, strict=True)):
         fitted_wrong = (predicted[place] == noisy.given)[noisy.wrong].float()
-        rows.append(
-            SupervisionRow(
-                arm=arm,
-                noise=noise,
-                seed=seed,
-                accuracy=float(accuracy[place]),
-                nll=float(nll[place]),
-                target_error=float(error[place]),
-                believed_wrong=float(fitted_wrong.mean()) if len(fitted_wrong) else None,
-            )
-        )
-    return rows
+        yield {
+            "seed": seed,
+            "accuracy": float(accuracy[place]),
+            "nll": float(nll[place]),
+            "target_error": float(error[place]),
+            "believed_wrong": float(fitted_wrong.mean()) if len(fitted_wrong) else None,
+        }
 
 
 def _detections(
-    teacher: Teacher, labels: Sequence[NoisyLabels], noise: float, seeds: Sequence[int]
-) -> list[DetectionRow]:
+    teacher: Teacher, labels: Sequence[NoisyLabels], seeds: Sequence[int]
+) -> Iterator[dict[str, Any]]:
     """AUC of each score at finding wrong labels; no rows for seeds without any."""
     given = torch.stack([noisy.given for noisy in labels])
     along = teacher.path.gather(-1, given[None, :, :, None].expand(len(teacher.path), -1, -1, 1))
     # An example that was in no batch has no path: score it as chance, with no zig-zag.
     classes = teacher.last.shape[-1]
-    scores: dict[DetectionScore, Tensor] = {
+    scores: dict[str, Tensor] = {
         "filter": disagreement(teacher.table.targets(one_hot(given, classes)), given),
         "path": 1 - along.squeeze(-1).nanmean(0).nan_to_num(1 / classes),
         "last": disagreement(teacher.last.softmax(-1), given),
         "zigzag": zigzag(teacher.path, given).nan_to_num(0.0),
     }
-    return [
-        DetectionRow(
-            score=name,
-            noise=noise,
-            seed=seed,
-            auc=float(auc(score[place].numpy(), labels[place].wrong.numpy())),
-        )
-        for name, score in scores.items()
-        for place, seed in enumerate(seeds)
-        if labels[place].wrong.any()
-    ]
+    for name, score in scores.items():
+        for place, seed in enumerate(seeds):
+            wrong = labels[place].wrong
+            if wrong.any():
+                found = float(auc(score[place].numpy(), wrong.numpy()))
+                yield {"score": name, "seed": seed, "auc": found}

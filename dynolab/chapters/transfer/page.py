@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dynolab.chapters.page import BANDS, Chapter, Facts, path_line, read_rows
+import pandas as pd
+
+from dynolab.chapters.page import BANDS, Chapter, Facts, path_line, read_frame
 from dynolab.chapters.transfer.claims import (
+    ELSEWHERE,
     IN,
-    STRATEGY_LABELS,
-    Sweep,
     Values,
     assess_transfer,
-    sweeps,
+    by_tau,
+    tested,
 )
-from dynolab.chapters.transfer.rows import TransferRow
 from dynolab.report.figure import Figure
 from dynolab.report.lines import LinePanel, line_plot
 from dynolab.report.page import Section, section, table
 from dynolab.report.text import points, with_interval
 from dynolab.statistics import mean_interval
 
+_STRATEGIES = {
+    "linear": "linear head",
+    "smoothed": "probed with smoothed labels",
+    "two_layer": "two-layer head",
+    "reinitialised": "last feature layer drawn anew",
+}
 _START = (
     ("Energy", "E‖e_y − p‖₂", "energy"),
     ("Direction in a class", "mean cosine", "consistency"),
@@ -37,7 +44,7 @@ _FEATURES = (
 
 def transfer(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     """Make the chapter; every input is the transfer between one pair of tasks."""
-    rows = read_rows(inputs.values(), "transfer.jsonl", TransferRow)
+    rows = read_frame(inputs.values(), "transfer.jsonl")
     return Chapter(
         title="How to prepare a task head",
         lead="A network is trained on a first task; then its head alone is trained on a second one "
@@ -45,7 +52,7 @@ def transfer(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
         "the probing finishes first.",
         verdicts=assess_transfer(rows),
         content=[
-            item for task in dict.fromkeys(r.task for r in rows) for item in _task(task, rows)
+            item for task, own in rows.groupby("task", sort=False) for item in _task(task, own)
         ],
         source="Claims follow Ren et al., How to Prepare Your Task Head for Finetuning (arXiv "
         "2302.05779), of the linear head. Intervals are 95% t-intervals over seeds, paired by "
@@ -53,32 +60,31 @@ def transfer(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     )
 
 
-def _task(task: str, rows: Sequence[TransferRow]) -> Iterator[Figure | Section]:
-    own = sorted(
-        (sweep for sweep in sweeps(rows) if sweep.task == task),
-        key=lambda sweep: sweep.strategy != "linear",
-    )
-    plain, title = own[0], task.capitalize()
+def _task(task: str, rows: pd.DataFrame) -> Iterator[Figure | Section]:
+    tests, rows = (IN, *rows.elsewhere.iloc[0]), tested(rows)
+    own = {name: some for name in _STRATEGIES if len(some := rows[rows.strategy == name])}
+    taus = [str(tau) for tau in sorted(rows.tau.unique())]
+    title = task.capitalize()
 
     def panel(
         name: str, unit: str, values: Mapping[str, Values], tickformat: str = ""
     ) -> LinePanel:
         lines = [path_line(label, range(len(of.T[0])), of.T) for label, of in values.items()]
-        ticks = [str(tau) for tau in plain.taus]
-        return LinePanel(name, "epochs of probing τ", unit, lines, tickformat, ticks=ticks)
+        return LinePanel(name, "epochs of probing τ", unit, lines, tickformat, ticks=taus)
 
     def figure(name: str, of: str, panels: Sequence[LinePanel], note: str) -> Figure:
-        plot = line_plot(panels, named=STRATEGY_LABELS, height=420)
+        plot = line_plot(panels, named=_STRATEGIES, height=420)
         return Figure(f"{task}-{name}", f"{title}: {of}", "By epochs of probing τ.", note, plot)
 
+    start = {test: by_tau(own["linear"], test)[0] for test in tests}
     gains = [
         panel(
             "As trained on" if test == IN else test.capitalize(),
             "Δ accuracy",
-            {each.strategy: each.accuracy(test) - plain.accuracy(test)[0] for each in own},
+            {name: by_tau(some, test) - first for name, some in own.items()},
             "+.0%",
         )
-        for test in plain.tests
+        for test, first in start.items()
     ]
     yield figure(
         "accuracy",
@@ -106,30 +112,32 @@ def _task(task: str, rows: Sequence[TransferRow]) -> Iterator[Figure | Section]:
         ),
     ):
         measured = [
-            panel(label, unit, {each.strategy: each.values(field) for each in own})
+            panel(label, unit, {name: by_tau(some, field) for name, some in own.items()})
             for label, unit, field in panels
         ]
         yield figure(name, of, measured, note)
-    yield _strategies(title, task, own)
+    yield _strategies(title, task, own, taus)
 
 
-def _strategies(title: str, task: str, own: Sequence[Sweep]) -> Section:
+def _strategies(
+    title: str, task: str, own: Mapping[str, pd.DataFrame], taus: Sequence[str]
+) -> Section:
     """Every strategy at its best τ, picked in distribution, against the smallest τ."""
     rows = []
-    for sweep in own:
-        at = int(sweep.accuracy(IN).mean(1).argmax())
-        best = [sweep.accuracy(test)[at] for test in (IN, "elsewhere")]
-        plain = [own[0].accuracy(test)[0] for test in (IN, "elsewhere")]
+    for name, some in own.items():
+        at = int(by_tau(some, IN).mean(1).argmax())
+        best = [by_tau(some, test)[at] for test in (IN, ELSEWHERE)]
+        plain = [by_tau(own["linear"], test)[0] for test in (IN, ELSEWHERE)]
         rows.append(
             (
-                STRATEGY_LABELS[sweep.strategy],
-                sweep.taus[at],
+                _STRATEGIES[name],
+                taus[at],
                 *(f"{100 * values.mean():.1f}" for values in best),
                 *(points(mean_interval(a - b)) for a, b in zip(best, plain, strict=True)),
-                with_interval(mean_interval(sweep.values("distance")[at]), sign=False),
+                with_interval(mean_interval(by_tau(some, "distance")[at]), sign=False),
             )
         )
-    base = f"τ = {own[0].taus[0]}"
+    base = f"τ = {taus[0]}"
     head = ("accuracy, %", "elsewhere, %", f"minus {base}, points", "elsewhere, points")
     return section(
         f"{task}-strategies",

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dynolab.chapters.classifiers.labels import check_labels
-from dynolab.chapters.images.images import ImageSplits
-from dynolab.chapters.transfer.topics import Texts, TopicConfig, bags, load_topics, vocabulary
+from dynolab.chapters.images import ImageSplits
+from dynolab.chapters.transfer.topics import TOPICS, TopicConfig, bags, generate, vocabulary
 from dynolab.errors import ConfigError
 
 
@@ -104,29 +104,33 @@ def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
     Test texts are also shortened to a third of their words, or each mixed with a text of another
     topic. A third of the texts is held out for testing; the rest determine the vocabulary.
     """
-    texts = load_topics(config)
-    check_classes(first, len(texts.names), "first_topics")
-    second = [label for label in range(len(texts.names)) if label not in first]
+    texts, topics = generate(config)
+    check_classes(first, len(TOPICS), "first_topics")
+    second = [label for label in range(len(TOPICS)) if label not in first]
     rng = np.random.default_rng(config.seed)
-    order = rng.permutation(len(texts.labels))
+    order = rng.permutation(len(texts))
     held, kept = order[: len(order) // 3], order[len(order) // 3 :]
-    held = held[np.isin(texts.labels[held], second)]
-    places = vocabulary([texts.words[i] for i in kept], config.vocabulary)
-    labels = torch.from_numpy(texts.labels)
-
-    def to_bags(words: Sequence[Sequence[str]]) -> Float[Tensor, "texts vocabulary"]:
-        return torch.from_numpy(bags(words, places))
-
-    inputs = to_bags([texts.words[i] for i in kept])
+    held = held[np.isin(topics[held], second)]
+    places = vocabulary([texts[i] for i in kept], config.vocabulary)
+    shortened, mixed = [], []
+    for i in held:
+        words = texts[i]
+        keep = sorted(rng.permutation(len(words))[: max(1, len(words) // 3)])
+        shortened.append([words[k] for k in keep])
+    for i in held:
+        other = rng.choice(np.flatnonzero(topics != topics[i]))
+        mixed.append([*texts[i], *texts[int(other)]])
+    inputs, test, changed, joined = (
+        torch.from_numpy(bags(words, places))
+        for words in ([texts[i] for i in kept], [texts[i] for i in held], shortened, mixed)
+    )
+    labels = torch.from_numpy(topics)
     return TransferTask(
         "topics",
         _select_classes(inputs, labels[kept], first),
         _select_classes(inputs, labels[kept], second),
-        _select_classes(to_bags([texts.words[i] for i in held]), labels[held], second),
-        {
-            "shortened": to_bags(_shortened(texts, held, rng)),
-            "mixed": to_bags(_mixed(texts, held, rng)),
-        },
+        _select_classes(test, labels[held], second),
+        {"shortened": changed, "mixed": joined},
         len(first),
         len(second),
     )
@@ -174,20 +178,3 @@ def noisy(
     """Adds Gaussian noise to every pixel, clipped to 0 … 1."""
     noise = torch.randn(pixels.shape, generator=generator)
     return (pixels + deviation * noise).clamp(0, 1)
-
-
-def _shortened(texts: Texts, index: np.ndarray, rng: np.random.Generator) -> list[list[str]]:
-    shortened = []
-    for i in index:
-        words = texts.words[i]
-        keep = sorted(rng.permutation(len(words))[: max(1, len(words) // 3)])
-        shortened.append([words[k] for k in keep])
-    return shortened
-
-
-def _mixed(texts: Texts, index: np.ndarray, rng: np.random.Generator) -> list[list[str]]:
-    mixed = []
-    for i in index:
-        others = np.flatnonzero(texts.labels != texts.labels[i])
-        mixed.append([*texts.words[i], *texts.words[int(rng.choice(others))]])
-    return mixed

@@ -11,7 +11,6 @@ whose size depends on the *energy* ‖e_y − p‖ and whose *direction* on the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -76,33 +75,23 @@ def mismatch(
     return 1 - shared / whole.clamp(min=torch.finfo(forces.dtype).tiny)
 
 
-@dataclass(frozen=True)
-class Adaptation:
+def adaptation(
+    before: Float[Tensor, "examples features"],
+    after: Float[Tensor, "examples features"],
+    forces: Float[Tensor, "examples features"],
+) -> dict[str, float]:
     """How far finetuning moved features h from their start h⁰; means over examples.
 
     `distance` ‖h − h⁰‖₂, `cosine` of h and h⁰, `dot_product` ⟨h, h⁰⟩, `norm` ‖h‖₂, and `followed`,
     the cosine between h − h⁰ and the force on the feature before the first step: whether features
     moved in the direction of the first push.
     """
-
-    distance: float
-    cosine: float
-    dot_product: float
-    norm: float
-    followed: float
-
-
-def adaptation(
-    before: Float[Tensor, "examples features"],
-    after: Float[Tensor, "examples features"],
-    forces: Float[Tensor, "examples features"],
-) -> Adaptation:
-    """Compares features before and after finetuning, and with the initial forces on them."""
     moved = after - before
-    return Adaptation(
-        distance=float(moved.norm(dim=-1).mean()),
-        cosine=float(functional.cosine_similarity(before, after, dim=-1).mean()),
-        dot_product=float((before * after).sum(-1).mean()),
-        norm=float(after.norm(dim=-1).mean()),
-        followed=float(functional.cosine_similarity(moved, forces, dim=-1).mean()),
-    )
+    values = {
+        "distance": moved.norm(dim=-1),
+        "cosine": functional.cosine_similarity(before, after, dim=-1),
+        "dot_product": (before * after).sum(-1),
+        "norm": after.norm(dim=-1),
+        "followed": functional.cosine_similarity(moved, forces, dim=-1),
+    }
+    return {name: float(value.mean()) for name, value in values.items()}

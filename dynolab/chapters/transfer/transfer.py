@@ -1,8 +1,20 @@
-"""Trains heads alone for τ epochs, then finetunes everything; all τ and seeds at once."""
+"""Trains heads alone for τ epochs, then finetunes everything; all τ and seeds at once.
+
+Table `transfer`: one row for each task, strategy, τ and seed. Strategies: `linear`, one layer,
+probed with hard labels; `smoothed`, probed with smoothed ones; `two_layer`, a head with one hidden
+layer; `reinitialised`, one layer, on features whose last layer is drawn anew. All are finetuned
+with hard labels. Before finetuning, on its examples: `energy` E‖e_y − p‖₂; `consistency`, the mean
+cosine of the feature forces within a class; `mismatch`, the share of the forces' squared size that
+classes do not share; `probe_accuracy`. The change by finetuning: the columns of
+`task_head.adaptation`. After it: `accuracy` on the second task's test inputs, `elsewhere` on
+changed ones, by name of the change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -11,9 +23,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dynolab.chapters.classifiers.labels import one_hot, smoothed
-from dynolab.chapters.classifiers.many import Build, ManyModels, SGDConfig, batch_orders, train_many
-from dynolab.chapters.classifiers.seeds import seed_for
-from dynolab.chapters.transfer.rows import Strategy, TransferRow
+from dynolab.chapters.classifiers.many import (
+    Build,
+    ManyModels,
+    SGDConfig,
+    batch_orders,
+    seed_for,
+    train_many,
+)
 from dynolab.chapters.transfer.task import TransferTask
 from dynolab.chapters.transfer.task_head import (
     adaptation,
@@ -25,7 +42,7 @@ from dynolab.chapters.transfer.task_head import (
 from dynolab.errors import ConfigError
 
 Weights = dict[str, Tensor]
-STRATEGIES: tuple[Strategy, ...] = ("linear", "smoothed", "two_layer", "reinitialised")
+Strategy = Literal["linear", "smoothed", "two_layer", "reinitialised"]
 
 
 class ProbingConfig(BaseModel):
@@ -65,7 +82,7 @@ class TransferConfig(BaseModel):
     smoothing: float = Field(
         0.4, gt=0, lt=1, description="ε of the smoothed labels used in probing."
     )
-    strategies: tuple[Strategy, ...] = Field(STRATEGIES, min_length=1)
+    strategies: tuple[Strategy, ...] = Field(get_args(Strategy), min_length=1)
 
     @model_validator(mode="after")
     def _check_taus_and_strategies(self) -> TransferConfig:
@@ -82,7 +99,7 @@ class TransferConfig(BaseModel):
 
 def compare_heads(
     build: Build, task: TransferTask, config: TransferConfig, seeds: Sequence[int]
-) -> list[TransferRow]:
+) -> list[dict[str, Any]]:
     """Pretrains on the first task, then transfers every seed with every strategy and τ.
 
     **Arguments:** `build`: builds networks with a `body` and a linear `head`.
@@ -96,7 +113,7 @@ def compare_heads(
     hard = one_hot(task.first.labels, task.first_classes)
     for _ in train_many(many, task.first.inputs, hard, orders, config.pretraining):
         pass
-    rows = []
+    rows: list[dict[str, Any]] = []
     for strategy in config.strategies:
         transfer = _Transfer(build, task, config, seeds, draws, strategy)
         rows += transfer.run(_submodule_weights(many.weights, "body"))
@@ -123,14 +140,15 @@ class _Transfer:
         self.bodies = ManyModels([network.get_submodule("body") for network in fresh])
         self.heads = ManyModels([network.get_submodule("head") for network in fresh])
 
-    def run(self, pretrained: Weights) -> list[TransferRow]:
+    def run(self, pretrained: Weights) -> Iterator[dict[str, Any]]:
+        """The strategy's rows, from the pretrained body."""
         body = self._initial_body(pretrained)
         heads = self._probe_heads(body)
         # τ first, then seeds.
         bodies = {name: torch.cat([w] * len(heads)) for name, w in body.items()}
         joined = {name: torch.cat([head[name] for head in heads]) for name in heads[0]}
         after = self._finetune(bodies, joined)
-        return self._rows(bodies, joined, after)
+        yield from self._rows(bodies, joined, after)
 
     def _initial_body(self, pretrained: Weights) -> Weights:
         """The pretrained body; with `reinitialised`, its last layer has fresh weights."""
@@ -183,7 +201,7 @@ class _Transfer:
             pass
         return many.weights
 
-    def _rows(self, bodies: Weights, heads: Weights, after: Weights) -> list[TransferRow]:
+    def _rows(self, bodies: Weights, heads: Weights, after: Weights) -> Iterator[dict[str, Any]]:
         task, classes = self.task, self.task.classes
         copies = len(self.config.taus)
         labels = task.pool.labels[self.draws].repeat(copies, 1)
@@ -200,27 +218,21 @@ class _Transfer:
             for name, x in tested.items()
         }
         probe_accuracy = (logits.argmax(-1) == labels).float().mean(-1).tolist()
-        rows, place = [], 0
-        for tau in self.config.taus:
-            for seed in self.seeds:
-                y, f = labels[place], forces[place]
-                rows.append(
-                    TransferRow(
-                        task=task.name,
-                        strategy=self.strategy,
-                        tau=tau,
-                        seed=seed,
-                        energy=float(energy(logits[place], y)),
-                        consistency=float(direction_consistency(f, y, classes)),
-                        mismatch=float(mismatch(f, y, classes)),
-                        probe_accuracy=probe_accuracy[place],
-                        **vars(adaptation(before[place], moved[place], f)),
-                        accuracy=right[""][place],
-                        elsewhere={name: right[name][place] for name in task.elsewhere},
-                    )
-                )
-                place += 1
-        return rows
+        for place, (tau, seed) in enumerate(product(self.config.taus, self.seeds)):
+            y, f = labels[place], forces[place]
+            yield {
+                "task": task.name,
+                "strategy": self.strategy,
+                "tau": tau,
+                "seed": seed,
+                "energy": float(energy(logits[place], y)),
+                "consistency": float(direction_consistency(f, y, classes)),
+                "mismatch": float(mismatch(f, y, classes)),
+                "probe_accuracy": probe_accuracy[place],
+                **adaptation(before[place], moved[place], f),
+                "accuracy": right[""][place],
+                "elsewhere": {name: right[name][place] for name in task.elsewhere},
+            }
 
 
 def _network(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 FOLDER = "tables"
 
 
-def log_tables(tracker: RunTracker, tables: dict[str, Iterable[BaseModel]], scratch: Path) -> None:
+def log_tables(
+    tracker: RunTracker,
+    tables: Mapping[str, Iterable[BaseModel | Mapping[str, Any]]],
+    scratch: Path,
+) -> None:
     """Upload rows as `tables/<name>.json`, in the format of `mlflow.load_table`."""
     for name, rows in tables.items():
-        dumped = [row.model_dump(mode="json") for row in rows]
+        dumped = [
+            row.model_dump(mode="json") if isinstance(row, BaseModel) else row for row in rows
+        ]
         columns = list(dumped[0]) if dumped else []
         content = {"columns": columns, "data": [list(row.values()) for row in dumped]}
         file = scratch / f"{name}.json"

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from dynolab.chapters.images.config import ImageConfig, hub_commit
 from dynolab.errors import ConfigError, reading
 
 _UNSIGNED_BYTES = 0x08
@@ -118,16 +117,16 @@ def scaled(pixels: ndarray) -> ndarray:
     return pixels.astype(np.float32) / (_MAX_PIXEL if pixels.dtype == np.uint8 else 1)
 
 
-def read_hub(config: ImageConfig, split: str) -> Labelled:
+def read_hub(name: str, commit: str, split: str) -> Labelled:
     """Reads a split of a Hub data set with one column of images and one of labels."""
     from datasets import ClassLabel, Image, load_dataset
 
-    origin, field = f"{config.hub_name} {split}", "data.hub_name"
-    with reading(field, config.hub_name, f"its split {split!r} must hold images and labels"):
-        table = load_dataset(config.hub_name, split=split, revision=hub_commit(config))
+    origin, field = f"{name} {split}", "data.hub_name"
+    with reading(field, name, f"its split {split!r} must hold images and labels"):
+        table = load_dataset(name, split=split, revision=commit)
         columns = [
             next(
-                (name for name, feature in table.features.items() if isinstance(feature, kind)),
+                (column for column, of in table.features.items() if isinstance(of, kind)),
                 None,
             )
             for kind in (Image, ClassLabel)
@@ -135,7 +134,7 @@ def read_hub(config: ImageConfig, split: str) -> Labelled:
         if None in columns:
             raise ConfigError(
                 field,
-                config.hub_name,
+                name,
                 f"its split {split!r} has columns {', '.join(table.features)}; give one with a "
                 "column of images and a column of class labels",
             )
@@ -143,9 +142,7 @@ def read_hub(config: ImageConfig, split: str) -> Labelled:
         pictures = (i.convert("RGB") if i.mode == "P" else i for i in table[columns[0]])
         arrays = [np.asarray(picture) for picture in pictures]
         if len({array.shape for array in arrays}) > 1:
-            raise ConfigError(
-                field, config.hub_name, "its images differ in shape; give images of one size"
-            )
+            raise ConfigError(field, name, "its images differ in shape; give images of one size")
         pixels, labels = np.stack(arrays), np.array(table[columns[1]])
         # Colour images have their channels last, grey ones have no channel axis.
         pixels = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, -1, 1)

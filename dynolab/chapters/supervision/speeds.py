@@ -9,6 +9,13 @@ One step of full-batch gradient descent on the mean loss moves `log p(y_o | x_o)
 a sum over the updating examples u: the product A·K·G with the label's row of A and the force
 G_u = p − e_y. Its sum over the steps is the *accumulated influence*, which splits into the
 influence of an example on itself and of each group of other examples on it.
+
+Table `speeds`: one row for each `contrast` (`clean-noisy` or `coherent-contradictory`), kind of
+example and seed, in nats of log p of the given label, means over the examples of that kind.
+`influence[t]` is accumulated to first order up to step `steps[t]`, `measured[t]` the change itself;
+`influence` = `own` + `from_alike` + `from_others`: by the example itself, by other examples of its
+kind, and by those of the other kind. `speed` is the mean of the influence over all steps. The data
+of the second contrast are our choice: its sources specify none.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,13 +31,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dynolab.chapters.classifiers.gram import gradient_gram, without_layer
+from dynolab.chapters.classifiers.forces import gradient_gram
 from dynolab.chapters.classifiers.labels import flip_labels
 from dynolab.chapters.classifiers.many import Build
-from dynolab.chapters.classifiers.toys import coherent_and_contradictory
-from dynolab.chapters.images.images import Images
-from dynolab.chapters.supervision.rows import Contrast, SpeedRow
-from dynolab.chapters.transfer.adaptation import AdaptationConfig
+from dynolab.chapters.images import Images
+from dynolab.chapters.supervision.adaptation import AdaptationConfig
 
 
 class SpeedConfig(BaseModel):
@@ -80,7 +86,6 @@ def accumulate(
     """
     model, rows = deepcopy(model), torch.arange(len(labels))
     weights = list(model.parameters())
-    generic = without_layer(model, inputs)
     members = functional.one_hot(groups.long()).to(inputs.dtype)
     measured: list[Tensor] = []
     own, others = [torch.zeros(len(labels)).to(inputs)], [torch.zeros_like(members)]
@@ -92,7 +97,7 @@ def accumulate(
             break
         # ∂ log p_y/∂z = e_y − p: the label's row of A, and minus the force.
         pull = (functional.one_hot(labels, logits.shape[-1]) - logps.exp()).detach()[:, None]
-        gram = gradient_gram(model, inputs, pull, inputs, pull, generic=generic)[:, :, 0, 0]
+        gram = gradient_gram(model, inputs, pull, inputs, pull)[:, :, 0, 0]
         influence = learning_rate / len(labels) * gram
         self_influence = influence.diagonal()
         own.append(own[-1] + self_influence)
@@ -105,76 +110,96 @@ def accumulate(
     return Influences(paths - paths[0], torch.stack(own), torch.stack(others))
 
 
-def speed(path: Float[Tensor, " steps"]) -> float:
-    """Mean of a path over the steps, the area under it, in nats.
-
-    Of two paths to the same end, the steeper one is faster; of two of the same shape, the higher.
-    """
-    return float(path[1:].mean())
-
-
 def compare_speeds(
     build: Build, images: Images, classes: int, config: SpeedConfig, seeds: Sequence[int]
-) -> list[SpeedRow]:
+) -> list[dict[str, Any]]:
     """Accumulated influences in both comparisons, for both kinds of examples, seed by seed."""
-    rows: list[SpeedRow] = []
+    rows: list[dict[str, Any]] = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randperm(len(images), generator=generator)[: config.examples]
-        few = images.take(drawn)
+        few = images.take(torch.randperm(len(images), generator=generator)[: config.examples])
         labels = flip_labels(few.labels, classes, config.noise, generator)
-        if labels.wrong.any():
-            model = build(tuple(few.pixels.shape[1:]), classes, seed)
-            groups = labels.wrong.long()
-            influences = _accumulate(model, few.pixels, labels.given, groups, config)
-            rows += _rows(influences, ("clean", "noisy"), groups, "clean-noisy", seed, config)
-        generator = torch.Generator().manual_seed(seed)
-        toy = coherent_and_contradictory(config.examples // 2, generator)
-        model = build(tuple(toy.inputs.shape[1:]), toy.classes, seed)
-        influences = _accumulate(model, toy.inputs, toy.labels, toy.groups, config)
-        rows += _rows(influences, toy.names, toy.groups, "coherent-contradictory", seed, config)
+        toys = {
+            "clean-noisy": Toy(
+                ("clean", "noisy"), few.pixels, labels.given, labels.wrong.long(), classes
+            ),
+            "coherent-contradictory": coherent_and_contradictory(
+                config.examples // 2, torch.Generator().manual_seed(seed)
+            ),
+        }
+        for contrast, toy in toys.items():
+            if toy.groups.any():
+                model = build(tuple(toy.inputs.shape[1:]), toy.classes, seed)
+                influences = accumulate(
+                    model,
+                    toy.inputs,
+                    toy.labels,
+                    toy.groups,
+                    steps=config.steps,
+                    learning_rate=config.learning_rate,
+                )
+                run = {"contrast": contrast, "seed": seed}
+                rows += [run | row for row in _rows(influences, toy, config)]
     return rows
 
 
-def _accumulate(
-    model: nn.Module,
-    inputs: Float[Tensor, "examples ..."],
-    labels: Int[Tensor, " examples"],
-    groups: Int[Tensor, " examples"],
-    config: SpeedConfig,
-) -> Influences:
-    return accumulate(
-        model, inputs, labels, groups, steps=config.steps, learning_rate=config.learning_rate
-    )
-
-
-def _rows(
-    influences: Influences,
-    names: Sequence[str],
-    groups: Int[Tensor, " examples"],
-    contrast: Contrast,
-    seed: int,
-    config: SpeedConfig,
-) -> Iterator[SpeedRow]:
+def _rows(influences: Influences, toy: Toy, config: SpeedConfig) -> Iterator[dict[str, Any]]:
     kept = torch.linspace(0, config.steps, min(config.points, config.steps + 1)).long()
-    for place, name in enumerate(names):
-        mine = groups == place
+    for place, name in enumerate(toy.names):
+        mine = toy.groups == place
         alike = influences.from_groups[..., place][:, mine].mean(1)
         everyone = influences.from_groups[:, mine].sum(-1).mean(1)
         influence = influences.total[:, mine].mean(1)
+        paths = {
+            "influence": influence,
+            "measured": influences.measured[:, mine].mean(1),
+            "own": influences.own[:, mine].mean(1),
+            "from_alike": alike,
+            "from_others": everyone - alike,
+        }
+        yield {
+            "kind": name,
+            "steps": kept.tolist(),
+            **{name: path[kept].tolist() for name, path in paths.items()},
+            "speed": float(influence[1:].mean()),
+        }
 
-        def path(values: Tensor) -> tuple[float, ...]:
-            return tuple(values[kept].tolist())
 
-        yield SpeedRow(
-            contrast=contrast,
-            kind=name,
-            seed=seed,
-            steps=tuple(kept.tolist()),
-            influence=path(influence),
-            measured=path(influences.measured[:, mine].mean(1)),
-            own=path(influences.own[:, mine].mean(1)),
-            from_alike=path(alike),
-            from_others=path(everyone - alike),
-            speed=speed(influence),
-        )
+@dataclass(frozen=True)
+class Toy:
+    """Labelled examples; example i belongs to the group `names[groups[i]]`."""
+
+    names: tuple[str, ...]
+    inputs: Float[Tensor, "examples dimensions"]
+    labels: Int[Tensor, " examples"]
+    groups: Int[Tensor, " examples"]
+    classes: int
+
+
+def coherent_and_contradictory(
+    pairs: int,
+    generator: torch.Generator,
+    *,
+    classes: int = 10,
+    dimensions: int = 32,
+    distance: float = 0.3,
+) -> Toy:
+    """Pairs of nearly equal inputs: half of the pairs agree in their label, half do not.
+
+    Inputs are Gaussian with unit variance; a pair's second input is its first plus `distance`
+    times a unit-variance step. Every label is drawn at random, so neither kind is cleaner: they
+    differ only in whether neighbours have the same label.
+    """
+    first = torch.randn(pairs, dimensions, generator=generator)
+    second = first + distance * torch.randn(pairs, dimensions, generator=generator)
+    label = torch.randint(classes, (pairs,), generator=generator)
+    shift = torch.randint(1, classes, (pairs,), generator=generator)
+    contradictory = (torch.arange(pairs) % 2).long()
+    other = torch.where(contradictory.bool(), (label + shift) % classes, label)
+    return Toy(
+        names=("coherent", "contradictory"),
+        inputs=torch.cat([first, second]),
+        labels=torch.cat([label, other]),
+        groups=contradictory.repeat(2),
+        classes=classes,
+    )

@@ -5,19 +5,22 @@ those of p(B) and p(A|B). Both are trained on the same joint; then p(A) is repla
 mechanism p(B|A) stays the same. The first learner has to relearn only p(A), the second both
 tables, so the first should need fewer examples (Bengio et al., A Meta-Transfer
 Objective, arXiv 1901.10912, §2 and 3).
+
+Table `adaptations`: one row for each `direction` (`causal`: p(A) and p(B|A), `anti-causal`: p(B)
+and p(A|B)), seed and learning rate. `kl[t]` is the divergence of the learner's joint from the true
+one after t examples, nats, mean over problems.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
-
-from dynolab.chapters.supervision.rows import AdaptationRow
 
 
 class AdaptationConfig(BaseModel):
@@ -75,7 +78,7 @@ class Learner:
         self.marginal = self.marginal + rates[:, None, None] * pull
 
 
-def compare_adaptation(config: AdaptationConfig, seeds: Sequence[int]) -> Iterator[AdaptationRow]:
+def compare_adaptation(config: AdaptationConfig, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Adapts both learners to the same examples, seed by seed."""
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -105,7 +108,7 @@ def _adapt(
     y: Int[Tensor, "problems examples"],
     config: AdaptationConfig,
     seed: int,
-) -> Iterator[AdaptationRow]:
+) -> Iterator[dict[str, Any]]:
     rates = torch.tensor(config.learning_rates, dtype=before.dtype)
     learner = Learner.of(before, len(rates))
 
@@ -117,6 +120,4 @@ def _adapt(
         learner.learn(x[:, number], y[:, number], rates)
         path.append(divergence())
     for rate, kl in zip(config.learning_rates, torch.stack(path).T.tolist(), strict=True):
-        yield AdaptationRow.model_validate(
-            {"direction": direction, "seed": seed, "learning_rate": rate, "kl": kl}
-        )
+        yield {"direction": direction, "seed": seed, "learning_rate": rate, "kl": kl}

@@ -1,1 +1,0 @@
-"""Labelled images: settings, readers, and how they are split."""
