@@ -25,7 +25,7 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
     Results: `audit.html` and `figures/`; both go to MLflow as well. Returns the inputs' metrics.
     """
     from dynolab.report.audit import write_audit_page
-    from dynolab.report.inputs.audit import AuditPageInputs, read_audit
+    from dynolab.report.inputs.study import AuditPageInputs, read_audit
 
     config = work.config
     with work.shown():

@@ -23,8 +23,7 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     the analyses and the kernel.
     """
     from dynolab.report.forces.page import write_force_page
-    from dynolab.report.inputs.forces import ForcePageInputs, read_checkpoint
-    from dynolab.report.inputs.study import read_kernel
+    from dynolab.report.inputs.study import ForcePageInputs, read_checkpoint, read_kernel
 
     config = work.config
     with work.shown():

@@ -27,8 +27,12 @@ def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
     Results: `judge.html`, `summary.json`, `agreements.jsonl` and `figures/`; all go to MLflow as
     well. Returns win rates, agreement and the counts of verdicts.
     """
-    from dynolab.report.comparison.judges import write_judge_page
-    from dynolab.report.inputs.judges import JudgePageInputs, read_judged, read_policy_answers
+    from dynolab.report.comparison.judges import (
+        JudgePageInputs,
+        read_judged,
+        read_policy_answers,
+        write_judge_page,
+    )
 
     config = work.config
     with work.shown():

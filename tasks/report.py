@@ -137,12 +137,12 @@ def read_inputs(
     **Arguments:** `folder`: where the files of a result are; `short`: the page's own result as
     `<stage>/<key>`, if it has one.
     """
-    from dynolab.report.inputs.audit import read_audit
     from dynolab.report.inputs.ledger import read_ledger
     from dynolab.report.inputs.study import (
         ReportInputs,
         StudyFacts,
         read_answers,
+        read_audit,
         read_compared,
         read_kernel,
         read_squeezing,

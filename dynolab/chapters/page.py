@@ -19,9 +19,9 @@ from dynolab.data.rows import write_rows
 from dynolab.report.figure import CELLS, Figure, subplots
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.lines import Line
-from dynolab.report.page import Page, Section, Tile, section, write_page
+from dynolab.report.page import Page, Section, section, write_page
 from dynolab.report.style import DIVERGING, SEQUENTIAL
-from dynolab.report.verdicts import claims_tile, counts_of, outcome_counts, verdict_table
+from dynolab.report.verdicts import counts_of, outcome_counts, verdict_table
 from dynolab.statistics import mean_interval
 
 _COUNTED: Mapping[Outcome, str] = {"holds": "hold", "fails": "fail"}
@@ -57,7 +57,6 @@ class Chapter:
     lead: str
     verdicts: Sequence[Verdict]
     content: Sequence[Figure | Section | None]
-    tiles: Sequence[Tile] = ()
     source: str = ""
     name: str = ""
     settings: str = ""
@@ -73,7 +72,6 @@ def write_chapter(chapter: Chapter, folder: Path, file: str) -> dict[str, float]
         name=chapter.name,
         heading=chapter.title,
         lead=chapter.lead,
-        tiles=[*chapter.tiles, claims_tile("Claims that hold", chapter.verdicts, _COUNTED)],
         content=[claim_section(chapter), *chapter.content],
         settings=chapter.settings,
         stages=chapter.stages,

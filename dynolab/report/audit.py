@@ -10,11 +10,10 @@ import plotly.graph_objects as go
 from dynolab.audit.foresight import Ranking, worst_first
 from dynolab.data.rows import Split
 from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_diagonal, base_layout, subplots
-from dynolab.report.inputs.audit import Audit, AuditPageInputs
-from dynolab.report.page import Page, Section, table, write_page
+from dynolab.report.inputs.study import Audit, AuditPageInputs
+from dynolab.report.page import Page, Section, Words, table, write_page
 from dynolab.report.style import CHOSEN, DOWN, HISTORY, PAPER, SPLITS, UP, ZERO
 from dynolab.report.text import excerpt, number, plotly_text, with_interval
-from dynolab.report.words import Words
 from dynolab.results.audit import Foresight
 from dynolab.statistics import Interval
 

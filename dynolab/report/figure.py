@@ -241,36 +241,22 @@ def spread(values: Sequence[int], most: int = 4) -> list[int]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def buttons(labels_and_args: list[tuple[str, list[Any]]], y: float) -> dict[str, Any]:
-    """A row of buttons at the figure's upper right; the first is active at first."""
-    return {
-        "type": "buttons",
-        "direction": "right",
-        "x": 1.0,
-        "xanchor": "right",
-        "y": y,
-        "yanchor": "bottom",
-        "pad": {"t": 0, "b": 0},
-        "showactive": True,
-        "bgcolor": PAPER,
-        "bordercolor": ZERO,
-        "font": {"size": 12, "color": MUTED},
-        "buttons": [
-            {"label": label, "method": "update", "args": args} for label, args in labels_and_args
-        ],
-    }
-
-
-def menu(choices: list[tuple[str, list[Any]]]) -> dict[str, Any]:
+def menu(choices: list[tuple[str, list[Any]]], y: float = 1.02, **look: Any) -> dict[str, Any]:
     """A drop-down list at the figure's upper right; the first choice is active at first."""
     return {
         "type": "dropdown",
         "x": 1.0,
         "xanchor": "right",
-        "y": 1.02,
+        "y": y,
         "yanchor": "bottom",
         "bgcolor": PAPER,
         "bordercolor": ZERO,
         "font": {"size": 12, "color": MUTED},
         "buttons": [{"label": label, "method": "update", "args": args} for label, args in choices],
+        **look,
     }
+
+
+def buttons(choices: list[tuple[str, list[Any]]], y: float) -> dict[str, Any]:
+    """The choices as a row of buttons."""
+    return menu(choices, y, type="buttons", direction="right", pad={"t": 0, "b": 0})

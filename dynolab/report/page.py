@@ -22,9 +22,9 @@ from plotly.offline import get_plotlyjs
 
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.files import StageFacts
-from dynolab.report.style import DARK
+from dynolab.report.style import DARK, SPLITS, objective_name
 from dynolab.report.terms import terms_in, with_terms
-from dynolab.report.text import excerpt, number
+from dynolab.report.text import excerpt, join, number, points, with_interval
 
 _LOADER = PackageLoader("dynolab.report")
 _TEMPLATES = Environment(
@@ -46,7 +46,14 @@ _TEMPLATES.filters |= {
     "with_terms": with_terms,
     "number": number,
     "excerpt": excerpt,
+    "interval": with_interval,
+    "points": points,
+    "listed": lambda parts: join([str(part) for part in parts]),
+    "split": SPLITS.__getitem__,
+    "objective": objective_name,
 }
+# Each line of a block of words is a sentence, also after a tag.
+_WORDS = _TEMPLATES.overlay(trim_blocks=False, lstrip_blocks=False)
 
 
 def _asset(name: str) -> Markup:
@@ -61,15 +68,6 @@ _STYLE, _SCRIPT = _asset("page.css"), _asset("page.js")
 
 ANSWER = "answer.txt"
 """The page's answer to its question as plain text, a sentence a line; else its first finding."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A headline number."""
-
-    label: str
-    value: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,6 @@ class Page:
     answer: Sequence[str | Markup] = ()
     printed: str = ""
     more: Sequence[str | Markup] = ()
-    tiles: Sequence[Tile] = ()
     heading: str = ""
     settings: str | None = None
     stages: Sequence[StageFacts] | None = None
@@ -155,6 +152,44 @@ def table(
 def section(name: str, title: str, message: str, *content: Markup, note: str = "") -> Section:
     """A section with its content in order."""
     return Section(name, title, message, content, note)
+
+
+class Words:
+    """The texts of a page: blocks of a template, filled with the page's numbers.
+
+    A section `runs` has its title in the block `runs_title`, its finding in `runs_message`, and how
+    to read it in `runs_note`.
+
+    **Arguments:** `template`: its file in `templates/`; `values`: what its blocks may name.
+    """
+
+    def __init__(self, template: str, **values: object) -> None:
+        self._template = _WORDS.get_template(template)
+        self._context = self._template.new_context(values)
+
+    def __call__(self, block: str) -> Markup:
+        """A block's text on one line; empty without such a block."""
+        return Markup(" ").join(self.lines(block))
+
+    def lines(self, block: str) -> list[Markup]:
+        """A block's lines that hold text."""
+        render = self._template.blocks.get(block)
+        text = "".join(render(self._context)) if render else ""
+        return [Markup(" ".join(line.split())) for line in text.splitlines() if line.strip()]
+
+    def section(self, name: str, *content: Markup) -> Section:
+        """A section with its title, finding and note from the template."""
+        title, message, note = self._texts(name)
+        return section(name, title, message, *content, note=note)
+
+    def figure(self, name: str, plot: go.Figure) -> Figure:
+        """A figure with its title, finding and note from the template."""
+        return Figure(name, *self._texts(name), plot)
+
+    def _texts(self, name: str) -> tuple[Markup, Markup, Markup]:
+        block = name.replace("-", "_")
+        title, message, note = (self(f"{block}_{text}") for text in ("title", "message", "note"))
+        return title, message, note
 
 
 def figure_section(figure: Figure) -> Section:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from markupsafe import Markup
 
 from dynolab.claims.verdict import APPEARS, Measurement, Outcome, Verdict
-from dynolab.report.page import Tile, table
+from dynolab.report.page import table
 from dynolab.report.text import number, with_interval
 
 MARKS: Mapping[Outcome, str] = {
@@ -53,16 +53,6 @@ def outcome_mark(verdict: Verdict, words: Mapping[Outcome, str] = APPEARS) -> Ma
     return Markup('<span class="verdict {}">{} {}</span>').format(
         APPEARS[outcome].replace(" ", "-"), MARKS[outcome], words.get(outcome, outcome)
     )
-
-
-def claims_tile(label: str, verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> Tile:
-    """Counts the measured claims that hold, and the other outcomes."""
-    measured = [verdict for verdict in verdicts if verdict.outcome != "not measured"]
-    others = [verdict for verdict in measured if verdict.outcome != "holds"]
-    detail = counts_of(others, words) or (
-        "all that were measured" if measured else "none was measured"
-    )
-    return Tile(label, f"{len(measured) - len(others)} of {len(measured)}", detail)
 
 
 def outcome_counts(

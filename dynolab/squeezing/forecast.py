@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -160,30 +160,32 @@ def moved_by_head(
     head and embedding share one table: ΔW then includes the step of the embedding's gradient.
     If the head does not move, as under adapters, the logits do not change.
     """
-    weight, bias = _change_of_head(policy, before, after)
+    names = head_names(policy)
+    known = {name: before[name] for name in names.values() if name in before}
+    change = policy.cast(change_of(known, after))
 
     def moved(features: Tensor, output: Tensor) -> Tensor:
-        if weight is not None:
-            output = output + features @ weight.T
-        return output if bias is None else output + bias
+        return output + head_output(features, change, names)
 
     with at_head(policy, moved):
         return policy.logits(policy.cast(before), batch)
 
 
-def _change_of_head(
-    policy: PolicyFunction, before: Weights, after: Weights
-) -> tuple[Tensor | None, Tensor | None]:
-    """Change of the head's weight and bias; None for one that does not move."""
+def head_names(policy: PolicyFunction) -> dict[str, str]:
+    """Names of the head's `weight` and `bias` among the model's parameters."""
     head = head_module(policy.causal)
     names = {id(parameter): name for name, parameter in policy.model.named_parameters()}
-    own = [names.get(id(getattr(head, part, None))) for part in ("weight", "bias")]
-    known = {
-        name: weights
-        for name in own
-        if name is not None and name in before
-        for weights in [before[name]]
-    }
-    change = policy.cast(change_of(known, after))
-    weight, bias = (change.get(name) if name else None for name in own)
-    return weight, bias
+    parts = {part: names.get(id(getattr(head, part, None))) for part in ("weight", "bias")}
+    return {part: name for part, name in parts.items() if name is not None}
+
+
+def head_output(
+    features: Float[Tensor, "tokens features"], weights: Weights, names: Mapping[str, str]
+) -> Tensor:
+    """`W h + b`, of the parts of the head that are among the weights.
+
+    **Arguments:** `names`: of the head's parts (`head_names`).
+    """
+    own = {part: weights[name] for part, name in names.items() if name in weights}
+    product = features @ own["weight"].T if "weight" in own else torch.zeros(())
+    return product + own["bias"] if "bias" in own else product

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import jvp
@@ -35,7 +34,7 @@ from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_logps, record_batch, split_step
 from dynolab.objectives import Objective, build_objective, force, read_logps
 from dynolab.results.squeezing import LadderRung, Rung
-from dynolab.squeezing.forecast import SIDES
+from dynolab.squeezing.forecast import SIDES, head_names, head_output
 from dynolab.statistics import auc
 from dynolab.training.step_record import StepRecord
 
@@ -94,7 +93,7 @@ def pictures(
         "weights": own,
         "batch": policy.cast(change_of(record.before, record.after)),
     }
-    head = {part: name for part, name in _head_names(policy).items() if name in own}
+    head = {part: name for part, name in head_names(policy).items() if name in own}
     if "weight" in head and _embeds(policy):
         directions["table"] = {head["weight"]: own[head["weight"]]}
     predicted: dict[Rung, Tensor] = {
@@ -184,7 +183,7 @@ class _Example:
 
         def through_head_alone(features: Tensor, output: Tensor) -> Tensor:
             moved = {name: leaf - leaf.detach() for name, leaf in leaves.items()}
-            return output.detach() + _head_output(features.detach(), moved, names)
+            return output.detach() + head_output(features.detach(), moved, names)
 
         with torch.enable_grad(), at_head(self.policy, through_head_alone):
             gradients = torch.autograd.grad(self._losses(self.before).sum(), list(leaves.values()))
@@ -192,7 +191,7 @@ class _Example:
 
         def logits(moving: Weights) -> Tensor:
             def add(features: Tensor, output: Tensor) -> Tensor:
-                return output + _head_output(features, moving, names)
+                return output + head_output(features, moving, names)
 
             with at_head(self.policy, add):
                 return self.policy.logits(self.before, self.batch)
@@ -201,22 +200,6 @@ class _Example:
             zeros = {name: torch.zeros_like(part) for name, part in change.items()}
             moved: Tensor = jvp(logits, (zeros,), (change,))[1]
         return EVERY_TOKEN.changes(self.logits, moved)
-
-
-def _head_output(
-    features: Float[Tensor, "tokens features"], weights: Weights, names: Mapping[str, str]
-) -> Float[Tensor, "tokens vocabulary"]:
-    """`W h + b`."""
-    bias = weights[names["bias"]] if "bias" in names else None
-    return F.linear(features, weights[names["weight"]], bias)
-
-
-def _head_names(policy: PolicyFunction) -> dict[str, str]:
-    """Names of the head's weight and bias among the model's parameters."""
-    head = head_module(policy.causal)
-    names = {id(parameter): name for name, parameter in policy.model.named_parameters()}
-    parts = {part: names.get(id(getattr(head, part, None))) for part in ("weight", "bias")}
-    return {part: name for part, name in parts.items() if name is not None}
 
 
 def _embeds(policy: PolicyFunction) -> bool:

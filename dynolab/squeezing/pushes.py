@@ -164,22 +164,6 @@ def _observe(
     )
 
 
-def pair_push(pushed: Pushed) -> dict[str, Any]:
-    """The counts of one answer."""
-    best = likeliest_other(pushed.before, pushed.label)
-    own, other = (
-        pushed.measured.gather(1, index[:, None]).squeeze(1) for index in (pushed.label, best)
-    )
-    return {
-        "pair_id": pushed.pair_id,
-        "answer": pushed.answer,
-        "step": pushed.step,
-        "tokens": len(pushed.label),
-        "label_fell": int((own < 0).sum()),
-        "best_rose": int((other > 0).sum()),
-    }
-
-
 _CHANGES = ("measured", *PICTURES)
 
 
@@ -193,7 +177,18 @@ class Tally:
 
     def add(self, pushed: Pushed) -> None:
         """Adds one answer."""
-        self.rows.append(pair_push(pushed))
+        best = likeliest_other(pushed.before, pushed.label)
+        own, other = (pushed.measured.gather(1, index[:, None]) for index in (pushed.label, best))
+        self.rows.append(
+            {
+                "pair_id": pushed.pair_id,
+                "answer": pushed.answer,
+                "step": pushed.step,
+                "tokens": len(pushed.label),
+                "label_fell": int((own < 0).sum()),
+                "best_rose": int((other > 0).sum()),
+            }
+        )
         squares = {"measured": float(pushed.measured.norm())}
         for picture in PICTURES:
             predicted = getattr(pushed, picture)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from dynolab.claims.claim import judge
-from dynolab.claims.study import CLAIMS, assess
+from dynolab.claims.study import CLAIMS, assess, claims_of
 from dynolab.claims.verdict import Verdict, above, below, never
+from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import LearningPaths, learning_paths, peak_change
 from dynolab.results.study import ForceRow
 from dynolab.statistics import Interval, mean_interval
@@ -189,3 +190,16 @@ def test_a_summary_calls_outcomes_by_its_own_words() -> None:
     }
     assert {name: summary["outcome"] for name, summary in kept.items()} == {n: n for n in kept}
     assert kept["unclear"]["measured"] == {"x": {"mean": 1.0, "low": None, "high": None, "n": 1}}
+
+
+@pytest.mark.parametrize("objective", sorted(PAIR_OBJECTIVES))
+def test_a_loss_on_pairs_is_judged_as_dpo_under_its_own_name(objective: str) -> None:
+    ids = [claim.id for claim in claims_of(objective)]
+    assert ids == [f"{objective}/{name}" for name in ("rejected", "chosen", "argmax", "gap")]
+
+
+def test_what_the_extended_sft_trains_up_is_not_expected_to_fall() -> None:
+    plain = [claim.id.removeprefix("sft/") for claim in claims_of("sft")]
+    both = [claim.id.removeprefix("sft_extended/") for claim in claims_of("sft_extended")]
+    assert both == [name for name in plain if name != "rejected"]
+    assert claims_of("grpo") == ()

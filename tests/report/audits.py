@@ -8,7 +8,7 @@ import numpy as np
 
 from dynolab.audit.foresight import foresight
 from dynolab.data.rows import Example
-from dynolab.report.inputs.audit import Audit
+from dynolab.report.inputs.study import Audit
 from dynolab.results.audit import ChosenChange, PairAudit
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dynolab.report.inputs.files import StageFacts
-from dynolab.report.inputs.forces import CheckpointForces, ForcePageInputs
-from dynolab.report.inputs.study import Kernel
+from dynolab.report.inputs.study import CheckpointForces, ForcePageInputs, Kernel
 from dynolab.results.forces import (
     AgreementRow,
     AnalysisFacts,

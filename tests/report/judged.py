@@ -11,8 +11,8 @@ from dynolab.judges.config import (
     JudgeEndpointConfig as Endpoint,
     LlmJudgeConfig,
 )
+from dynolab.report.comparison.judges import Judged, JudgePageInputs
 from dynolab.report.inputs.files import StageFacts
-from dynolab.report.inputs.judges import Judged, JudgePageInputs
 from dynolab.results.judges import Judgement, Outcome, PolicyAnswer
 
 POLICIES = ("dpo", "resampled")

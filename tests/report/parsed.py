@@ -7,7 +7,6 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from dynolab.report.figure import Figure
 from dynolab.report.style import DARK
 
 CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
@@ -59,15 +58,6 @@ def check_plot(plot: str, name: str) -> None:
     """Checks that a plot is JSON in colours that have a dark partner; others stay light."""
     assert json.loads(plot), name
     assert set(re.findall(r"#[0-9a-f]{6}", plot)) <= set(DARK), name
-
-
-def check_figure(figure: Figure | None) -> Figure:
-    """Checks that there is a figure, that it says something, and how it is read."""
-    assert figure is not None
-    assert figure.note.endswith("."), figure.name
-    assert "nan" not in figure.message
-    check_plot(figure.plot.to_json(), figure.name)
-    return figure
 
 
 def check_figures(folder: Path, page: str) -> int:

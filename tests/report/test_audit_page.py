@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynolab.report.audit import write_audit_page
-from dynolab.report.inputs.audit import Audit, AuditPageInputs
+from dynolab.report.inputs.study import Audit, AuditPageInputs
 from tests.report.audits import audit
 from tests.report.parsed import CANARY, check_figures, obeys_no_text, words_of
 

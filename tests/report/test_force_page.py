@@ -138,12 +138,3 @@ def test_shares_of_no_force_are_shown_as_none(tmp_path: Path) -> None:
     checkpoint = dataclasses.replace(inputs.checkpoints[0], facts=again)
     write_force_page(dataclasses.replace(inputs, checkpoints=(checkpoint,)), tmp_path)
     assert (tmp_path / "forces.html").exists()
-
-
-def test_a_step_that_moved_too_far_for_first_order_is_named(tmp_path: Path) -> None:
-    inputs = analysis()
-    first, *others = inputs.checkpoints
-    facts = first.facts.model_copy(update={"step": 3, "unexplained": 0.12})
-    far = dataclasses.replace(first, facts=facts)
-    write_force_page(dataclasses.replace(inputs, checkpoints=(far, *others)), tmp_path)
-    assert f"12% at {first.label}" in words_of(tmp_path / "forces.html")

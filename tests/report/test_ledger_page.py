@@ -160,6 +160,7 @@ def test_excerpts_are_of_whole_words() -> None:
     assert excerpt(text, 16) == "one two three […]"
     assert excerpt(text, 16, end=True) == "[…] five six seven"
     assert excerpt("a" * 20, 12) == "a" * 12 + " […]"
+    assert excerpt("a few\nwords") == "a few words"
 
 
 def test_an_answer_that_rose_is_not_among_those_that_fell(ledger: Ledger) -> None:

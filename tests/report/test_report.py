@@ -22,7 +22,7 @@ from dynolab.report.inputs.study import (
 )
 from dynolab.report.study.page import write_report
 from dynolab.report.style import DARK
-from dynolab.report.text import excerpt, number, plotly_text, token_text, with_interval
+from dynolab.report.text import number, plotly_text, token_text, with_interval
 from dynolab.results.study import PairChange, TrainingSummary
 from dynolab.statistics import Interval
 from tests.report.parsed import check_figures, words_of
@@ -74,25 +74,6 @@ def test_answers_are_counted_by_model_and_kind(tmp_path: Path) -> None:
     assert row[7:10] == ["75.0 [53.1, 88.8]", "80.0 [49.0, 94.3]", "70.0 [39.7, 89.2]"]
 
 
-def test_few_answers_to_another_question_are_shown(tmp_path: Path) -> None:
-    few = study().answers
-    more = [
-        answer.model_copy(update={"pair_id": f"more{n}", "prompt": f"and what is {n} ?"})
-        for answer in few
-        if answer.pair_id == "q3"
-        for n in range(30)
-    ]
-    words = written(tmp_path, replace(study(), answers=(*few, *more)))
-    assert words.count("and what is ") == 1 + 2  # among the examples and the first answers
-
-
-def test_events_of_a_training_come_by_their_steps(folder: Path) -> None:
-    events = json.loads((folder / "summary.json").read_text())["events"]
-    steps = [event["step"] for event in events["dpo"]]
-    assert steps == sorted(steps)
-    assert {event["what"] for event in events["sft"]} == {"peaks", "falls below its start"}
-
-
 def test_the_worst_pairs_stand_in_a_table_and_all_in_a_file(folder: Path, words: str) -> None:
     rows = list(read_rows(folder / "pairs.jsonl", PairChange))
     assert len(rows) == 26
@@ -142,15 +123,6 @@ def test_a_missing_part_leaves_the_others(missing: str, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_map_without_a_rejected_side(tmp_path: Path) -> None:
-    full = token_map()
-    sft = full.model_copy(
-        update={"stage": "sft", "rejected_tokens": [], "force": [r[:8] for r in full.force]}
-    )
-    words = written(tmp_path, with_trainings(training("sft", "sft", token_map=sft)))
-    assert "Which token pushed which" in words
-
-
 @pytest.mark.parametrize(
     ("character", "option"), [("’", """--set 'data.replace={"’": "\\u0027"}'"""), ("=", "TEXT")]
 )
@@ -161,23 +133,6 @@ def test_what_the_tokenizer_does_not_know_can_be_replaced(
     unknown = UnknownTokens(30, 100, 10, 20, Counter({character: 30}))
     told = with_trainings(*others, replace(dpo, rows=unknown.as_metrics()))
     assert option in written(tmp_path, told)
-
-
-def test_notes_name_rows_left_out_and_steps_too_far_for_first_order(tmp_path: Path) -> None:
-    sft, dpo = study().trainings
-    counts = {"data/rows_kept": 340, "data/rows_dropped": 60, "data/rows_truncated": 0}
-    far = tuple(
-        own.model_copy(update={"unexplained": 0.2 if own.step == 40 else own.unexplained})
-        for own in dpo.validity
-    )
-    write_report(with_trainings(sft, replace(dpo, rows=counts, validity=far)), tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    notes = re.findall("<p>(.*?)</p>", page[: page.index('class="lead"')])
-    assert ["60" in notes[0] and "340" in notes[0], " 40;" in notes[1], len(notes)] == [
-        True,
-        True,
-        2,
-    ]
 
 
 @pytest.mark.parametrize("training", study().trainings, ids=lambda training: training.name)
@@ -246,9 +201,3 @@ def test_tokens_show_their_spaces() -> None:
 def test_one_value_has_no_interval() -> None:
     assert with_interval(Interval(0.98, float("nan"), float("nan"), 1)) == "+0.98"
     assert with_interval(Interval(0.98, 0.9, 1.06, 4)) == "+0.98 [+0.90, +1.06]"
-
-
-def test_long_texts_are_shortened_in_tables_at_the_end_that_says_less() -> None:
-    assert excerpt("a few\nwords") == "a few words"
-    assert excerpt("x" * 20, 5) == "xxxxx […]"
-    assert excerpt("older turns, last turn", 9, end=True) == "[…] last turn"

@@ -28,20 +28,27 @@ from dynolab.comparisons.arm_table import (
 )
 from dynolab.data.rows import Split
 from dynolab.probes.paths import learning_paths
-from dynolab.report.comparison.ranking import standings
-from dynolab.report.comparison.runs import Measure, intervals_of_change, run_name, run_table
+from dynolab.report.comparison.runs import (
+    Measure,
+    intervals_of_change,
+    run_name,
+    run_table,
+    standings,
+)
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import GroupPageInputs, curve
 from dynolab.report.inputs.study import Squeezing
 from dynolab.report.lines import Line, LinePanel, line_plot
-from dynolab.report.page import Page, table, write_page, write_summary
-from dynolab.report.study.learning_paths import learning_path_figure
-from dynolab.report.study.squeezing import squeezing_figure
+from dynolab.report.page import Page, Words, table, write_page, write_summary
+from dynolab.report.study.learning_paths import (
+    WINDOW,
+    learning_path_figure,
+    running_mean,
+    squeezing_figure,
+)
 from dynolab.report.study.step_forces import decomposition_figure
-from dynolab.report.study.training_curves import WINDOW, running_mean
 from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.verdicts import outcome_counts, verdict_table
-from dynolab.report.words import Words
 
 _CURVES = (
     ("rollout/pass_at_1", "Accuracy of the answers sampled for training", "pass@1", ".0%"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 
 from markupsafe import Markup
@@ -12,14 +15,13 @@ from markupsafe import Markup
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.data.rows import write_rows
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
-from dynolab.judges.win_rate import both_orders, preferred
+from dynolab.judges.win_rate import agreement, both_orders, preferred
 from dynolab.report.comparison.runs import run_name
 from dynolab.report.dots import DotPanel, forest_plot
-from dynolab.report.inputs.judges import JudgePageInputs
-from dynolab.report.page import Page, Section, table, write_page, write_summary
+from dynolab.report.inputs.files import PageInputs, rows as stage_rows
+from dynolab.report.page import Page, Section, Words, table, write_page, write_summary
 from dynolab.report.text import excerpt, points, with_interval
-from dynolab.report.words import Words
-from dynolab.results.judges import PolicyAnswer, WinRate
+from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
 from dynolab.statistics import Interval
 
 SHOWN = 24
@@ -40,6 +42,67 @@ _RATES = (
     "orders disagree",
     "verdicts missing",
 )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One judge's verdicts, and their win rate of every policy over the baseline."""
+
+    judgements: tuple[Judgement, ...]
+    rates: tuple[WinRate, ...]
+
+
+@dataclass(frozen=True)
+class JudgePageInputs(PageInputs):
+    """Everything the page shows; `answers`: by policy, the baseline last; `judged`: by judge."""
+
+    baseline: str
+    judges: Mapping[str, JudgeConfig]
+    temperature: float
+    answers: Mapping[str, tuple[PolicyAnswer, ...]]
+    judged: Mapping[str, Judged]
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies that are compared with the baseline."""
+        return [name for name in self.answers if name != self.baseline]
+
+    @property
+    def rates(self) -> list[WinRate]:
+        """Every policy's win rates, judge by judge."""
+        return [
+            rate
+            for policy in self.policies
+            for judged in self.judged.values()
+            for rate in judged.rates
+            if rate.a == policy
+        ]
+
+    @cached_property
+    def agreements(self) -> tuple[Agreement, ...]:
+        """Agreement of every two judges on every policy for which both have verdicts."""
+        every = (
+            agreement(self._of(first, policy), self._of(second, policy))
+            for policy in self.policies
+            for first, second in combinations(self.judged, 2)
+        )
+        return tuple(agreed for agreed in every if agreed is not None)
+
+    def _of(self, judge: str, policy: str) -> list[Judgement]:
+        return [verdict for verdict in self.judged[judge].judgements if verdict.a == policy]
+
+
+def read_policy_answers(folder: Path) -> tuple[PolicyAnswer, ...]:
+    """Reads a policy's answers."""
+    return stage_rows(folder, "answers.jsonl", PolicyAnswer)
+
+
+def read_judged(folder: Path) -> Judged:
+    """Reads the result of a judge stage."""
+    return Judged(
+        stage_rows(folder, "judgements.jsonl", Judgement),
+        stage_rows(folder, "win_rates.jsonl", WinRate),
+    )
 
 
 def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:

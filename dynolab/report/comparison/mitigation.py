@@ -12,16 +12,31 @@ from dynolab.claims.mitigation import assess_remedies
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN, table_of
-from dynolab.report.comparison.ranking import MEASURES, standings, unlearned
-from dynolab.report.comparison.runs import Measure, ending, run_name, run_table
+from dynolab.report.comparison.runs import (
+    MEASURES,
+    Measure,
+    ending,
+    run_name,
+    run_table,
+    standings,
+    unlearned,
+)
 from dynolab.report.dots import DotPanel, forest_plot
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.files import StageFacts
-from dynolab.report.page import ANSWER, Page, Section, table, write_page, write_summary, write_text
+from dynolab.report.page import (
+    ANSWER,
+    Page,
+    Section,
+    Words,
+    table,
+    write_page,
+    write_summary,
+    write_text,
+)
 from dynolab.report.style import SPLITS
-from dynolab.report.text import excerpt, number, points, with_interval
+from dynolab.report.text import excerpt, number, points, text_table, with_interval
 from dynolab.report.verdicts import outcome_counts, outcome_mark
-from dynolab.report.words import Words
 from dynolab.results.arms import ArmFacts, ComparedArms, FollowedAnswer, RunFigures
 from dynolab.statistics import mean_interval
 
@@ -100,7 +115,7 @@ def write_mitigation_page(
     write_page(page, folder, "mitigation.html")
     write_text(folder / "comparison.json", compared.model_dump_json(indent=1) + "\n")
     answer, following = ([line.unescape() for line in words.lines(b)] for b in ("answer", "next"))
-    write_text(folder / ANSWER, "\n".join([*answer, *_lines(compared, figures), *following]) + "\n")
+    write_text(folder / ANSWER, "\n".join([*answer, _lines(compared, figures), *following]) + "\n")
     means = figures.means([*compared.arms])
     own = {name: mean for name, mean in means.items() if "/matched/" not in name}
     differences = figures.against(compared.baseline).means(compared.others)
@@ -186,9 +201,9 @@ def _words(compared: ComparedArms, figures: ArmTable, commands: Mapping[str, str
     )
 
 
-def _lines(compared: ComparedArms, figures: ArmTable) -> list[str]:
+def _lines(compared: ComparedArms, figures: ArmTable) -> str:
     """The table of runs for a terminal: changes of chosen answers, and the shares that fell."""
-    rows: list[tuple[str, ...]] = [("", "Δ chosen, in training", "held out", "fell")]
+    rows = []
     for run in compared.arms:
         cells = []
         for name in ("train/chosen", "heldout/chosen"):
@@ -198,11 +213,7 @@ def _lines(compared: ComparedArms, figures: ArmTable) -> list[str]:
             cells.append(f"{own} ({with_interval(change)})" if known else own)
         fell = [points(figures.mean(run, f"{split}/fell"), False).split(" ")[0] for split in SPLITS]
         rows.append((run, *cells, " and ".join(fell) + " %"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return text_table(("", "Δ chosen, in training", "held out", "fell"), rows, "ssss")
 
 
 def _followed_section(compared: ComparedArms) -> Section | None:

@@ -19,9 +19,8 @@ from dynolab.report.comparison.runs import Measure, ending, intervals_of_change,
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import ReproductionInputs
 from dynolab.report.lines import Line, LinePanel, line_plot
-from dynolab.report.page import Page, Section, write_page, write_summary
+from dynolab.report.page import Page, Section, Words, write_page, write_summary
 from dynolab.report.verdicts import outcome_counts, verdict_table
-from dynolab.report.words import Words
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval, mean_interval
 

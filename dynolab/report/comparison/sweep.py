@@ -7,10 +7,9 @@ from pathlib import Path
 
 from dynolab.report.comparison.runs import run_name
 from dynolab.report.figure import Figure, subplots
-from dynolab.report.page import Page, page_html, table, write_text
+from dynolab.report.page import Page, Words, page_html, table, write_text
 from dynolab.report.style import BEST, CHOSEN, INK
 from dynolab.report.text import number, plotly_text
-from dynolab.report.words import Words
 from dynolab.results.sweep import TrialRow
 
 WIDE = 20.0

@@ -15,9 +15,9 @@ from dynolab.report.forces.pair_matrix import (
     answers_of,
 )
 from dynolab.report.inputs.study import Kernel
+from dynolab.report.page import Words
 from dynolab.report.style import SEQUENTIAL
 from dynolab.report.text import number, plotly_text
-from dynolab.report.words import Words
 from dynolab.results.forces import KernelSizeRow
 
 _MARKS = {"holds": "✓", "breaks down": "✗", "unclear": "?"}

@@ -12,11 +12,10 @@ from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
 from dynolab.report.forces.pair_matrix import pair_matrix_figure
 from dynolab.report.forces.parts import block_figure, last_layer_figure, terms_figure
 from dynolab.report.forces.token_map import token_map_choice_figure
-from dynolab.report.inputs.forces import CheckpointForces, ForcePageInputs
-from dynolab.report.page import Page, table, write_page
+from dynolab.report.inputs.study import CheckpointForces, ForcePageInputs
+from dynolab.report.page import Page, Words, table, write_page
 from dynolab.report.style import objective_name
 from dynolab.report.text import number
-from dynolab.report.words import Words
 from dynolab.results.forces import UNEXPLAINED
 
 FIRST_ORDER_NATS = 0.5  # per token; from there on the second order is a large part of the change
@@ -72,7 +71,6 @@ def _facts_table(checkpoints: Sequence[CheckpointForces]) -> Markup:
             "–" if facts.step is None else facts.step,
             f"{facts.observed_tokens} × {facts.updating_tokens}",
             _moving(facts.adapters, facts.last_layers),
-            facts.route,
             *(number(error, 2) for error in (facts.sum_error, facts.outside)),
             *map(number, (fit.cosine, fit.norm_ratio, fit.sign_agreement)),
         )
@@ -80,8 +78,8 @@ def _facts_table(checkpoints: Sequence[CheckpointForces]) -> Markup:
         for facts, fit in ((checkpoint.facts, checkpoint.facts.last_layer),)
     ]
     texts = ("checkpoint", "objective", "learning rate", "recorded step", "tokens", "moving")
-    numbers = ("route", "error of sums", "outside", "cosine", "size", "signs")
-    return table((*texts, *numbers), rows, "ssnnnssnnnnn")
+    numbers = ("error of sums", "outside", "cosine", "size", "signs")
+    return table((*texts, *numbers), rows, "ssnnnsnnnnn")
 
 
 def _moving(adapters: bool, last_layers: int | None) -> str:

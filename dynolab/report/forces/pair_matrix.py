@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 from numpy import ndarray
 
 from dynolab.report.figure import CELLS, Figure, buttons, subplots
-from dynolab.report.inputs.forces import CheckpointForces
+from dynolab.report.inputs.study import CheckpointForces
+from dynolab.report.page import Words
 from dynolab.report.style import DIVERGING, INK, MONO
 from dynolab.report.text import plotly_text
-from dynolab.report.words import Words
 from dynolab.results.forces import KernelSizeRow, PairForce
 from dynolab.statistics import mean_interval
 

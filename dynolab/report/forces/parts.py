@@ -15,7 +15,8 @@ from dynolab.report.figure import (
     base_layout,
     subplots,
 )
-from dynolab.report.inputs.forces import CheckpointForces
+from dynolab.report.inputs.study import CheckpointForces
+from dynolab.report.page import Words
 from dynolab.report.style import (
     BEST,
     CHOSEN,
@@ -30,7 +31,6 @@ from dynolab.report.style import (
     style_of,
 )
 from dynolab.report.text import plotly_text, token_text
-from dynolab.report.words import Words
 
 _CHECKPOINTS = (HISTORY, CHOSEN, BEST, UP, DOWN, REJECTED, RESIDUAL)
 _POINTS = 2_000  # per panel

@@ -1,4 +1,4 @@
-"""Data of a study's report: the rows that the stages wrote, training by training."""
+"""Data of the pages of a study, an audit and a force analysis: the rows that the stages wrote."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynolab.claims.verdict import Verdict
-from dynolab.data.rows import ProbeRow, Row, read_value
-from dynolab.report.inputs.audit import Audit
-from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.data.rows import Example, ProbeRow, Row, read_value
+from dynolab.report.inputs.files import PageInputs, StageFacts, rows
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.results.arms import ComparedArms
-from dynolab.results.forces import KernelFindings, KernelSizeRow, LayerForce, Validity
+from dynolab.results.audit import ChosenChange, Foresight, PairAudit
+from dynolab.results.forces import (
+    AnalysisFacts,
+    KernelFindings,
+    KernelSizeRow,
+    LayerForce,
+    PairForce,
+    ResponseTermsRow,
+    Validity,
+)
 from dynolab.results.squeezing import Forecast, Generation, LadderRung, RisenMass
 from dynolab.results.study import (
     AlarmRing,
@@ -74,11 +82,49 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Audit:
+    """The audited pairs with their texts, and what training then did, if known."""
+
+    rows: tuple[PairAudit, ...]
+    texts: Mapping[tuple[str, str], Example]
+    changes: tuple[ChosenChange, ...] = ()
+    foresight: tuple[Foresight, ...] = ()
+
+
+@dataclass(frozen=True)
+class AuditPageInputs(PageInputs):
+    """Everything the page shows."""
+
+    objective: str
+    audit: Audit
+
+
+@dataclass(frozen=True)
 class Kernel:
     """Sizes of the kernel K at several checkpoints, and their rank correlations."""
 
     findings: KernelFindings
     sizes: tuple[KernelSizeRow, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointForces:
+    """The analysis of one checkpoint, under the user's label for it."""
+
+    label: str
+    facts: AnalysisFacts
+    totals: tuple[PairForce, ...]
+    terms: tuple[ResponseTermsRow, ...]
+    token_maps: tuple[TokenMap, ...] = ()
+
+
+@dataclass(frozen=True)
+class ForcePageInputs(PageInputs):
+    """Everything the page shows; `reference`: the checkpoint of the reference policy."""
+
+    checkpoints: tuple[CheckpointForces, ...]
+    kernel: Kernel
+    reference: str | None = None
 
 
 @dataclass(frozen=True)
@@ -186,3 +232,29 @@ def read_answers(probe: Path) -> tuple[Answer, ...]:
 def read_watched(data: Path) -> tuple[ProbeRow, ...]:
     """Reads the answers whose likelihood is probed from the result of a data stage."""
     return rows(data, "probes.jsonl", ProbeRow)
+
+
+def read_audit(data: Path, audit: Path, foresight: Path | None = None) -> Audit:
+    """Reads the results of an audit, of its data, and of a foresight stage."""
+    texts = {
+        (split, row.id): row
+        for split in ("train", "heldout")
+        for row in rows(data, f"{split}.jsonl", Example)
+    }
+    return Audit(
+        rows(audit, "audit.jsonl", PairAudit),
+        texts,
+        rows(foresight, "changes.jsonl", ChosenChange),
+        rows(foresight, "foresight.jsonl", Foresight),
+    )
+
+
+def read_checkpoint(label: str, folder: Path) -> CheckpointForces:
+    """Reads the result of an analysis. Raises ConfigError for a file with other rows."""
+    return CheckpointForces(
+        label,
+        read_value(folder / "analysis.json", AnalysisFacts),
+        rows(folder, "totals.jsonl", PairForce),
+        rows(folder, "terms.jsonl", ResponseTermsRow),
+        rows(folder, "token_maps.jsonl", TokenMap),
+    )

@@ -10,10 +10,9 @@ from markupsafe import Markup
 
 from dynolab.report.figure import Figure, add_diagonal, subplots
 from dynolab.report.inputs.files import StageFacts
-from dynolab.report.page import Page, table, write_page
+from dynolab.report.page import Page, Words, table, write_page
 from dynolab.report.style import CHOSEN, HISTORY
 from dynolab.report.text import number, plotly_text
-from dynolab.report.words import Words
 from dynolab.results.counterfactual import Agreement, Dropped, Effect, Repeat
 from dynolab.statistics import mean_interval
 from dynolab.training.config import DIFFERENTIATED

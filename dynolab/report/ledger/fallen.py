@@ -14,10 +14,9 @@ from dynolab.data.sources.columns import ASSISTANT
 from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.ledger.coloured import Tokens, coloured, strongest_tokens, summed
-from dynolab.report.page import PARTS, Section, table
+from dynolab.report.page import PARTS, Section, Words, table
 from dynolab.report.style import CHOSEN, HISTORY, REJECTED, SPLITS
 from dynolab.report.text import excerpt, number, plotly_text
-from dynolab.report.words import Words
 
 Side = Literal["chosen", "rejected"]
 PAIRS = 5  # that are shown with their texts

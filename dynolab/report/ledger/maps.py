@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 from dynolab.report.figure import CELLS, Figure, base_layout, menu
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.ledger.waterfall import functional_name
+from dynolab.report.page import Words
 from dynolab.report.style import CHOSEN, DIVERGING, MONO, REJECTED
 from dynolab.report.text import plotly_text
-from dynolab.report.words import Words
 
 _EACH_WAY = 20  # examples that are shown in each direction
 

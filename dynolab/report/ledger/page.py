@@ -12,8 +12,7 @@ from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.ledger.fallen import fallen_figure, pusher_section
 from dynolab.report.ledger.maps import blocks_figure, ledger_map_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
-from dynolab.report.page import Page, Section, write_page
-from dynolab.report.words import Words
+from dynolab.report.page import Page, Section, Words, write_page
 
 
 def ledger_parts(ledger: Ledger) -> list[Figure | Section | None]:

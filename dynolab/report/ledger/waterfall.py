@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 
 from dynolab.report.figure import Figure, base_layout, menu
 from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
+from dynolab.report.page import Words
 from dynolab.report.style import DOWN, MUTED, SPLITS, UP, ZERO, style_of
 from dynolab.report.text import number, plotly_text
-from dynolab.report.words import Words
 from dynolab.statistics import Interval
 
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from dynolab.data.world.answer_kinds import RIGHT
-from dynolab.report.page import Section, table
+from dynolab.report.page import Section, Words, table
 from dynolab.report.style import ANSWER_KINDS, SPLITS
 from dynolab.report.text import excerpt, number, points
-from dynolab.report.words import Words
 from dynolab.results.squeezing import Generation
 from dynolab.results.study import Answer
 from dynolab.statistics import share_interval

@@ -1,23 +1,37 @@
-"""Learning paths: every kind of answer over each training, and the gap between y* and y⁺."""
+"""What is drawn by step: learning paths, the gap y* − y⁺, risen probability, losses, rewards."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
+from numpy import ndarray
 
 from dynolab.data.rows import Split, read_rows
 from dynolab.errors import ConfigError
 from dynolab.probes.paths import LearningPaths, learning_paths
 from dynolab.report.figure import Figure, buttons, outline, subplots
+from dynolab.report.inputs.study import Squeezing, Training
 from dynolab.report.lines import Line, LinePanel, line_plot
-from dynolab.report.style import KINDS, SPLITS, in_order, rank_of, stage_title, style_of
-from dynolab.report.words import Words
+from dynolab.report.page import Words
+from dynolab.report.style import (
+    KINDS,
+    SPLITS,
+    in_order,
+    objective_name,
+    rank_of,
+    stage_title,
+    style_of,
+)
+from dynolab.report.text import plotly_text
 from dynolab.results.study import ProbeScore
-from dynolab.statistics import band, mean_interval
+from dynolab.squeezing.index import chosen_by_step, own_share, squeeze_index
+from dynolab.statistics import Interval, band, mean_interval
 
 Paths = Mapping[tuple[str, Split], LearningPaths]
 """Learning paths by the objective's name and the split, trainings in the study's order."""
@@ -25,6 +39,14 @@ Paths = Mapping[tuple[str, Split], LearningPaths]
 _Mode = Literal["change", "level"]
 _HOVER = "<b>%{fullData.name}</b><br>step %{x}: %{y:.2f} nats%{customdata}<extra></extra>"
 _BUTTONS: dict[_Mode, str] = {"change": "Δ since step 0", "level": "log π"}
+WINDOW = 9
+_LOSS = {"train/loss": "loss"}
+_REWARDS = {
+    "train/reward_chosen": "chosen",
+    "train/reward_rejected": "rejected",
+    "train/margin": "margin",
+}
+_TAKERS = {"y* at the start": squeeze_index, "the answer’s own token": own_share}
 _Y_TITLES: dict[_Mode, str] = {"change": "Δ log π since step 0 (nats)", "level": "log π (nats)"}
 
 
@@ -152,3 +174,62 @@ def gap_figure(paths: Paths) -> Figure | None:
         if split == "train" and own.gap is not None
     ]
     return Words("study.html").figure("gap", line_plot(panels)) if panels else None
+
+
+def squeezing_figure(squeezing: Squeezing, titles: Mapping[str, str]) -> Figure | None:
+    """Shares of the risen probability by step, training by training; None where nothing rose.
+
+    **Arguments:** `titles`: the trainings' names on the page, by name.
+    """
+    panels = [
+        LinePanel(
+            plotly_text(titles.get(name, name)),
+            "step",
+            "share of the risen probability",
+            [
+                Line(taker, sorted(steps), [share(steps[step]) for step in sorted(steps)])
+                for taker, share in _TAKERS.items()
+            ],
+            ".0%",
+            zero=True,
+        )
+        for name, steps in chosen_by_step(squeezing.risen).items()
+        if squeeze_index(steps[max(steps)]).n
+    ]
+    return Words("study.html").figure("squeezing", line_plot(panels)) if panels else None
+
+
+def training_figure(trainings: Sequence[Training]) -> Figure | None:
+    """Loss of every training, and implicit rewards where it has them: running means by step."""
+    panels = [
+        LinePanel(f"{objective_name(training.stage)} {title}", "step", "", lines)
+        for training in trainings
+        for title, names in (("loss", _LOSS), ("implicit rewards", _REWARDS))
+        if (
+            lines := [
+                line for name, label in names.items() for line in _line(training, name, label)
+            ]
+        )
+    ]
+    words = Words("study.html", window=WINDOW)
+    return words.figure("training", line_plot(panels)) if panels else None
+
+
+def _line(training: Training, name: str, label: str) -> list[Line]:
+    """A metric's running mean; empty without finite values."""
+    known = [
+        (line.step, value)
+        for line in training.metrics
+        if np.isfinite(value := line.metrics.get(name, np.nan))
+    ]
+    if not known:
+        return []
+    steps, values = zip(*known, strict=True)
+    means = running_mean(np.array(values))
+    return [Line(label, steps, [Interval(mean, np.nan, np.nan, 1) for mean in means.tolist()])]
+
+
+def running_mean(y: Float[ndarray, " steps"], window: int = WINDOW) -> Float[ndarray, " steps"]:
+    """Centred mean over at most `window` steps, fewer at the ends."""
+    half = min(window, y.size) // 2
+    return np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(y.size)])

@@ -37,32 +37,33 @@ from dynolab.report.ledger.fallen import (
 )
 from dynolab.report.ledger.maps import blocks_figure, ledger_map_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
-from dynolab.report.page import Fold, Page, Section, page_html, write_page, write_summary
+from dynolab.report.page import Fold, Page, Section, Words, page_html, write_page, write_summary
 from dynolab.report.study.answers import answer_sections, repeater_section
-from dynolab.report.study.checks import (
-    far_steps,
-    forecast_section,
-    layer_section,
-    replay_section,
-    validity_section,
+from dynolab.report.study.learning_paths import (
+    Paths,
+    gap_figure,
+    learning_path_figure,
+    squeezing_figure,
+    training_figure,
 )
-from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path_figure
-from dynolab.report.study.squeezing import squeezing_figure
 from dynolab.report.study.step_forces import decomposition_figure
 from dynolab.report.study.summary import changes_since_start, summarise
 from dynolab.report.study.tables import (
     change_section,
     contrast_section,
     event_section,
+    far_steps,
+    forecast_section,
     kind_section,
+    layer_section,
     pair_section,
+    replay_section,
+    validity_section,
 )
-from dynolab.report.study.training_curves import training_figure
 from dynolab.report.study.try_next import try_section
 from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.text import excerpt, number, text_table
 from dynolab.report.verdicts import verdict_table
-from dynolab.report.words import Words
 from dynolab.results.study import PairChange
 from dynolab.statistics import mean_interval
 

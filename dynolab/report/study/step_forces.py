@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from dynolab.report.figure import Figure, buttons, spread, subplots
 from dynolab.report.inputs.study import Training
+from dynolab.report.page import Words
 from dynolab.report.style import (
     CHOSEN,
     HISTORY,
@@ -22,7 +23,6 @@ from dynolab.report.style import (
     style_of,
 )
 from dynolab.report.text import with_interval
-from dynolab.report.words import Words
 from dynolab.results.study import ForceRow
 from dynolab.statistics import mean_interval
 

@@ -1,27 +1,42 @@
-"""Tables of a study: changes by kind, the worst pairs, events, contrasts, kinds of answers."""
+"""Tables of a study: changes, pairs, events, contrasts, kinds of answers, and its checks.
+
+Checks say how far a study's page can be trusted: replay, first order, the softmax rule.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from markupsafe import Markup
 from numpy import ndarray
 
+from dynolab.claims.study import unexplained
 from dynolab.data.rows import ProbeRow
 from dynolab.probes.events import GAP, Event
 from dynolab.probes.paths import LearningPaths, change, learning_paths
-from dynolab.report.inputs.study import Training
-from dynolab.report.page import Section, table
+from dynolab.report.inputs.study import Squeezing, Training
+from dynolab.report.page import Section, Words, table
 from dynolab.report.study.learning_paths import Paths, stages_of
 from dynolab.report.style import SPLITS, in_order, objective_name, rank_of, style_of
-from dynolab.report.text import excerpt, number, with_interval
-from dynolab.report.words import Words
+from dynolab.report.text import excerpt, number, true_minus, with_interval
+from dynolab.results.forces import Validity
+from dynolab.results.squeezing import LadderRung
 from dynolab.results.study import ARGMAX, PairChange
 from dynolab.statistics import mean_interval
 
 _SHOWN = ("chosen", "rejected", ARGMAX, GAP)
 _HEADS = ("Δ chosen y⁺", "Δ rejected y⁻", "Δ y*", "Δ gap y* − y⁺")
 WORST = 10  # number of pairs shown
+_FORECASTS: dict[str, str] = {
+    "logits": "one softmax",
+    "own_token": "own token",
+    "head": "head",
+    "table": "shared table",
+    "weights": "all weights",
+    "batch": "whole batch",
+}
+_BENDING, _SMALLEST = 4, 0.01  # parts of the second order that a row names; the smallest share
 
 
 def change_section(paths: Paths, words: Words) -> Section | None:
@@ -112,3 +127,136 @@ def kind_section(paths: Paths, observed: Sequence[ProbeRow], words: Words) -> Se
     ]
     head = ("kind", "how it was made", "example")
     return words.section("kinds", table(head, rows)) if rows else None
+
+
+def replay_section(trainings: Sequence[Training], words: Words) -> Section | None:
+    """Whether the analysed updates are those that training made; None without recorded steps."""
+    rows = [
+        (
+            objective_name(row.stage),
+            row.step,
+            *map(number, (row.learning_rate, row.grad_norm, row.clip_factor)),
+            *(number(e, 2) for e in (row.replay_error, row.rounding_floor, row.closure_error)),
+        )
+        for training in trainings
+        for row in training.replay
+    ]
+    head = ("training", "step", "learning rate", "gradient norm", "clip factor")
+    errors = ("replay error", "rounding floor", "closure error")
+    return words.section("replay", table((*head, *errors), rows, "snnnnnnn")) if rows else None
+
+
+def validity_section(trainings: Sequence[Training], words: Words) -> Section | None:
+    """What first order leaves of recorded steps, of each and of all up to it; None without any."""
+    forces = [
+        (
+            objective_name(training.stage),
+            len(training.forces),
+            len({row.step for row in training.forces}),
+            with_interval(unexplained(training.forces), sign=False),
+        )
+        for training in trainings
+        if training.forces
+    ]
+    changes = [
+        (
+            objective_name(training.stage),
+            f"step {own.step}" if own.since is None else f"steps {own.since}–{own.step}",
+            _percent(own.unexplained),
+            number(own.predicted, 2),
+            number(own.measured, 2),
+            _bending(own),
+        )
+        for training in trainings
+        for own in training.validity
+    ]
+    if not forces and not changes:
+        return None
+    heads = ("training", "change", "unexplained", "radius, predicted", "measured", "what bends")
+    return words.section(
+        "validity",
+        table(("training", "changes", "steps", "1 − R² [95 %]"), forces, "snnn"),
+        table(heads, changes, "ssnnns"),
+    )
+
+
+def far_steps(training: Training) -> list[int]:
+    """Recorded steps that moved the weights too far for first order."""
+    alone = [own for own in training.validity if own.since is None]
+    return [own.step for own in alone if own.unexplained > own.bound]
+
+
+def _percent(share: float) -> str:
+    return f"{number(100 * share, 2)} %"
+
+
+def _bending(own: Validity) -> str:
+    """The largest parts of the second order, by their size."""
+    shares = {part.part: part.share for part in own.parts if abs(part.share) >= _SMALLEST}
+    largest = sorted(shares, key=lambda part: -abs(shares[part]))[:_BENDING]
+    return ", ".join(f"{part} {true_minus(f'{100 * shares[part]:+.0f}')} %" for part in largest)
+
+
+def layer_section(trainings: Sequence[Training], words: Words) -> Section | None:
+    """How far a step moves every layer's features, and whether forces there agree."""
+    rows = [
+        (
+            objective_name(training.stage),
+            layer,
+            *(
+                number(np.mean([getattr(row, name) for row in own]), 2)
+                for name in ("moved", "resultant", "unexplained")
+            ),
+        )
+        for training in trainings
+        for layer in sorted({row.layer for row in training.layers})
+        for own in [[row for row in training.layers if row.layer == layer]]
+    ]
+    head = ("training", "blocks run", "‖Δh‖ / ‖h‖", "resultant of unit forces", "unexplained")
+    return words.section("layers", table(head, rows, "snnnn")) if rows else None
+
+
+def forecast_section(
+    squeezing: Squeezing, titles: Mapping[str, str], words: Words
+) -> Section | None:
+    """How well first order predicts which tokens rise at a recorded step, and from which parts.
+
+    None without forecasts. **Arguments:** `titles`: the trainings' names on the page, by name.
+    """
+    rows = [
+        (
+            titles.get(row.training, row.training),
+            row.step,
+            row.side,
+            *(_percent(count / row.tokens) for count in (row.foretold, row.rose, row.right)),
+            *map(number, (row.auc, row.auc_top, row.auc_last_layer, row.explained)),
+        )
+        for row in squeezing.forecasts
+    ]
+    by_part: dict[tuple[str, str, str], list[LadderRung]] = {}
+    for rung in _FORECASTS:
+        for row in squeezing.ladder:
+            if row.rung == rung:
+                by_part.setdefault((row.training, row.side, rung), []).append(row)
+    parts = [
+        (
+            titles.get(training, training),
+            side,
+            _FORECASTS[rung],
+            *(
+                number(np.mean([getattr(row, name) for row in own]))
+                for name in ("auc", "right", "flow", "flow_measured")
+            ),
+        )
+        for (training, side, rung), own in by_part.items()
+    ]
+    if not rows and not parts:
+        return None
+    counts = ("predicted to rise", "rose", "right")
+    fits = ("AUC", "AUC, top 20", "AUC of the last layer", "R² of the last layer")
+    kept = ("AUC", "signs predicted", "flow to y*, predicted", "realised")
+    return words.section(
+        "forecast",
+        table(("training", "step", "answers", *counts, *fits), rows, "snsnnnnnnn"),
+        table(("training", "answers", "kept of first order", *kept), parts, "sssnnnn"),
+    )

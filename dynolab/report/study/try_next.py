@@ -11,8 +11,7 @@ from markupsafe import Markup
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.ledger.fallen import fallen_accounts
-from dynolab.report.page import Section, table
-from dynolab.report.words import Words
+from dynolab.report.page import Section, Words, table
 from dynolab.results.study import PairChange
 
 _COMMAND = Markup('<pre class="command">{}</pre>')
