@@ -125,8 +125,7 @@ def write_rows(path: Path, rows: Iterable[Row | Mapping[str, object]]) -> int:
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
-            line = row.model_dump_json() if isinstance(row, Row) else json.dumps(row)
-            file.write(line + "\n")
+            file.write((row.model_dump_json() if isinstance(row, Row) else json.dumps(row)) + "\n")
             count += 1
     return count
 

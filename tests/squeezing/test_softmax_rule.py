@@ -16,7 +16,7 @@ from dynolab.squeezing.cases import (
     random_cases,
     rich_lose,
 )
-from dynolab.squeezing.panels import panels, regression_steps, shape_points, step_paths
+from dynolab.squeezing.panels import panels, regression_steps, shape_points
 from dynolab.squeezing.rule import (
     first_order,
     likeliest_other,
@@ -193,9 +193,3 @@ def test_curves_of_shape_hold_shares_and_rise_with_the_label_s_rarity() -> None:
     assert all(0 <= one["fall_low"] <= one["fall"] <= one["fall_high"] <= 1 for one in points)
     falls = [one["fall"] for one in points if one["shape"] == "label_probability"]
     assert falls == sorted(falls, reverse=True)
-
-
-def test_paths_by_step_start_at_nothing() -> None:
-    paths = step_paths(50, 0, (0.0, 1.0, 2.0))
-    assert {"pushed", "likeliest other"} <= {one["role"] for one in paths}
-    assert all(abs(one["change"][0]) < 1e-12 for one in paths)

@@ -169,8 +169,8 @@ def _shapes(points: pd.DataFrame) -> Figure:
 def _step_paths(paths: pd.DataFrame) -> Figure:
     """Δ log p of some classes by the size of the step."""
     known = {"pushed": REJECTED, "likeliest other": UP}
-    changes = paths[~paths.role.isin(list(known))].change.to_list()
-    low, high = np.min(changes), np.max(changes)
+    low = np.min(paths[~paths.role.isin(list(known))].change.to_list())
+    high = np.max(paths.change.to_list())
     margin = 0.1 * (high - low)
     plot = go.Figure(
         layout=base_layout(
