@@ -466,4 +466,4 @@ def chapter_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
     return claims | input_metrics(work)
 
 
-CHAPTER_PAGE = Stage("chapter-page", 1, chapter_page)
+CHAPTER_PAGE = Stage("chapter-page", 2, chapter_page)

@@ -47,4 +47,4 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     }
 
 
-FORCE_PAGE = Stage("force-page", 2, force_page)
+FORCE_PAGE = Stage("force-page", 3, force_page)

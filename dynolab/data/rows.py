@@ -134,10 +134,9 @@ def read_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
     """Reads JSON lines; raises `ConfigError` with the number and the fault of a bad line."""
     with reading(path.name, str(path), _REMEDY), path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
             try:
-                yield row_type.model_validate_json(line)
+                if line.strip():
+                    yield row_type.model_validate_json(line)
             except ValidationError as error:
                 raise _invalid_row(f"{path.name} line {number}", error) from error
 

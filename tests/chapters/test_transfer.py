@@ -18,7 +18,7 @@ from dynolab.chapters.transfer.claims import (
     assess_transfer,
     by_tau,
     picked_on_others,
-    tested,
+    with_tests,
 )
 from dynolab.chapters.transfer.task import (
     check_classes,
@@ -90,7 +90,7 @@ def test_every_strategy_tau_and_seed_has_its_row(rows: pd.DataFrame) -> None:
 
 
 def test_accuracies_elsewhere_are_means_by_tau_and_seed(rows: pd.DataFrame) -> None:
-    linear = select(tested(rows), strategy="linear")
+    linear = select(with_tests(rows), strategy="linear")
     each = np.mean([by_tau(linear, test) for test in TASK.elsewhere], axis=0)
     assert each.shape == (3, 2)
     np.testing.assert_allclose(by_tau(linear, ELSEWHERE), each)

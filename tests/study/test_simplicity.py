@@ -13,8 +13,9 @@ from tasks.chapters import SpaceConfig
 from tests.flows.lab import ROOT
 
 SEEDS = range(100, 105)
-FILE = ROOT / "deploy" / "studies" / "simplicity_builtin.yaml"
-SPACES = load_parameters(SimplicityParameters, FILE).spaces
+SPACES = load_parameters(
+    SimplicityParameters, ROOT / "deploy" / "studies" / "simplicity_builtin.yaml"
+).spaces
 
 pytestmark = pytest.mark.study
 

@@ -20,7 +20,7 @@ IN, ELSEWHERE = "in distribution", "elsewhere"
 Values = Float[ndarray, "taus seeds"]
 
 
-def tested(rows: pd.DataFrame) -> pd.DataFrame:
+def with_tests(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with the accuracy on every test set, and the mean `elsewhere`, as columns."""
     changed = pd.DataFrame(rows.elsewhere.to_list(), index=rows.index)
     means = {IN: rows.accuracy, ELSEWHERE: changed.mean(axis=1)}
@@ -50,7 +50,7 @@ def assess_transfer(rows: pd.DataFrame) -> list[Verdict]:
     """Judges all claims, task by task."""
     verdicts = []
     for task, own in rows.groupby("task", sort=False):
-        by_strategy = dict(list(tested(own).groupby("strategy")))
+        by_strategy = dict(list(with_tests(own).groupby("strategy")))
         claims = [*_energy_claims(by_strategy["linear"]), *_stopping_claims(by_strategy["linear"])]
         if "smoothed" in by_strategy:
             claims += _smoothing_claims(by_strategy["linear"], by_strategy["smoothed"])

@@ -14,7 +14,7 @@ from dynolab.chapters.transfer.claims import (
     Values,
     assess_transfer,
     by_tau,
-    tested,
+    with_tests,
 )
 from dynolab.report.figure import Figure
 from dynolab.report.lines import LinePanel, line_plot
@@ -61,7 +61,7 @@ def transfer(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
 
 
 def _task(task: str, rows: pd.DataFrame) -> Iterator[Figure | Section]:
-    tests, rows = (IN, *rows.elsewhere.iloc[0]), tested(rows)
+    tests, rows = (IN, *rows.elsewhere.iloc[0]), with_tests(rows)
     own = {name: some for name in _STRATEGIES if len(some := rows[rows.strategy == name])}
     taus = [str(tau) for tau in sorted(rows.tau.unique())]
     title = task.capitalize()
