@@ -257,8 +257,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"first_digits": [0, 12]}, "first_digits = [0, 12]: name classes of 0 … 9"),
         ({"first_digits": [0]}, "both tasks need two at least"),
         ({"digits": QUICK | {"taus": [4, 1]}}, "digits.taus = [4, 1]"),
-        ({"texts": {"source": "file", "path": "/nowhere"}}, "texts.path = '/nowhere'"),
-        ({"texts": {"source": "file"}}, "texts.path = None"),
         ({"seeds": [0, 0]}, "seeds = [0, 0]: name every seed once"),
     ],
 }

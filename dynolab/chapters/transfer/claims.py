@@ -13,7 +13,7 @@ import pandas as pd
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.claims.verdict import Claimed, Measurement, Verdict, above, below, judged, on_side
+from dynolab.claims.verdict import Claimed, Measurement, Verdict, above, below, judged
 from dynolab.statistics import mean_interval, rank_correlation
 
 IN, ELSEWHERE = "in distribution", "elsewhere"
@@ -66,16 +66,16 @@ def _energy_claims(linear: pd.DataFrame) -> Iterator[Claimed]:
         "Δ E‖e − p‖ < 0",
         below("last τ − first τ", mean_interval(energy[-1] - energy[0]), unit=""),
     )
-    for name, sign, where in (
-        ("distance", 1, "farther"),
-        ("cosine", -1, "to a smaller cosine with where they were"),
+    for name, expected, side, where in (
+        ("distance", above, ">", "farther"),
+        ("cosine", below, "<", "to a smaller cosine with where they were"),
     ):
         spearman = mean_interval(np.asarray(rank_correlation(energy.T, by_tau(linear, name).T)))
         yield (
             name,
             f"More energy moves features {where}",
-            f"rank correlation over τ {'>' if sign > 0 else '<'} 0",
-            on_side(sign, f"Spearman, energy and {name}", spearman, unit=""),
+            f"rank correlation over τ {side} 0",
+            expected(f"Spearman, energy and {name}", spearman, unit=""),
         )
     for name, what in (
         ("dot_product", "The dot product with where they were"),
