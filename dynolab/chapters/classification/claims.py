@@ -40,7 +40,7 @@ def assess_forces(tables: Tables, learning_rate: float, *, digits: bool) -> list
     claims on 4 and 9.
     """
     networks = list(tables["states"].network.unique())
-    verdicts = []
+    verdicts: list[Verdict] = []
     for network in networks:
         verdicts += _network_verdicts(tables, network, learning_rate)
     states = select(tables["states"], network=networks[0])
