@@ -147,7 +147,6 @@ def _sizes(
 def _rows(
     label: str, sizes: KernelSizes, observed: Sequence[ProbeRow], updating: Sequence[Example]
 ) -> list[KernelSizeRow]:
-    low, high = sizes.interval("centred")
     return [
         KernelSizeRow(
             label=label,
@@ -159,8 +158,6 @@ def _rows(
             raw_error=float(sizes.raw_error[o, u]),
             centred=float(sizes.centred[o, u]),
             centred_error=float(sizes.centred_error[o, u]),
-            low=float(low[o, u]),
-            high=float(high[o, u]),
         )
         for o, row in enumerate(observed)
         for u, other in enumerate(updating)
@@ -179,7 +176,7 @@ def _findings(work: Work[KernelJob], sizes: Mapping[str, KernelSizes]) -> Kernel
     config = work.config
     pairs = next(iter(sizes.values())).raw.size
     compared = len(sizes) > 1 and pairs > 2
-    agreements = kernel_stability(sizes, threshold=config.threshold).agreements if compared else ()
+    agreements = kernel_stability(sizes, threshold=config.threshold) if compared else ()
     return KernelFindings(
         labels=config.labels,
         adapters=tuple(label for label in config.labels if _adapter(work, label) is not None),
@@ -218,4 +215,4 @@ def _metrics(
     return by_label | between | lowest
 
 
-KERNEL = Stage("kernel", 2, measure_kernel, operational=frozenset({"memory_bytes"}))
+KERNEL = Stage("kernel", 3, measure_kernel, operational=frozenset({"memory_bytes"}))

@@ -30,7 +30,7 @@ from dynolab.forces.influence import (
 )
 from dynolab.forces.kernel.operator import TangentKernel, kernel_blocks, response_token
 from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
-from dynolab.forces.kernel.stability import KernelStability, kernel_stability
+from dynolab.forces.kernel.stability import Agreement, kernel_stability
 from dynolab.forces.map.breakdown import Breakdown, LastLayer, breakdown
 from dynolab.forces.map.force_map import ForceMap, MapFacts, force_map
 from dynolab.forces.map.terms import (
@@ -65,6 +65,7 @@ from dynolab.forces.step.token_map import build_token_map, token_forces
 from dynolab.forces.step.validity import step_validity
 
 __all__ = [
+    "Agreement",
     "Breakdown",
     "Consistency",
     "FeatureForce",
@@ -72,7 +73,6 @@ __all__ = [
     "ForceMap",
     "FrozenUpdate",
     "KernelSizes",
-    "KernelStability",
     "LastLayer",
     "LogitFunction",
     "MapFacts",

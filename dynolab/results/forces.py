@@ -116,7 +116,7 @@ class ResponseTermsRow(Row):
 class KernelSizeRow(Row):
     """‖K‖_F and ‖CKC‖_F of an observed answer and an updating one, with standard errors.
 
-    In squared logits; `low` and `high` are the 95% interval of `centred`.
+    In squared logits.
     """
 
     label: str
@@ -128,8 +128,6 @@ class KernelSizeRow(Row):
     raw_error: float
     centred: float
     centred_error: float
-    low: float
-    high: float
 
 
 class AgreementRow(Measured):

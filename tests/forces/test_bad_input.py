@@ -24,16 +24,13 @@ from dynolab.forces import (
 from dynolab.forces.function.checks import (
     check_batch,
     check_finite,
-    check_model,
-    check_record,
     check_response,
 )
 from dynolab.forces.function.logit_function import ModuleFunction
 from dynolab.objectives import SFT, SFTConfig
 from models.language import load_language_model
 from tests.forces.families import build
-from tests.forces.linear_softmax import LinearSoftmax
-from tests.forces.small_models import VOCABULARY, encoded, neox, pair, recorded, relative
+from tests.forces.small_models import VOCABULARY, encoded, pair, recorded, relative
 
 SFT_STEP = SFT(SFTConfig())
 BAD = [
@@ -255,78 +252,12 @@ def test_responses_past_the_bounds_are_refused(
     assert str(refused.value).startswith(message)
 
 
-def test_a_model_that_names_no_context_takes_any_length() -> None:
-    policy = PolicyFunction(LinearSoftmax())
-    check_response("observed", Encoded((7,) * 500, 1), policy.causal)
-
-
 def test_tensors_are_finite_however_large_their_sum() -> None:
     check_finite("weights", {"large": torch.full((4,), 3e38), "none": torch.zeros(0)})
     for bad in (float("nan"), float("inf"), -float("inf")):
         with pytest.raises(ConfigError) as refused:
             check_finite("weights", {"fine": torch.ones(2), "bad": torch.tensor([1.0, bad])})
         assert str(refused.value) == f"weights[bad] = {DIVERGED}"
-
-
-def test_a_plain_module_is_fit_down_to_parameters_of_one_number() -> None:
-    check_model(nn.Sequential(nn.Linear(1, 1), nn.Tanh()))
-
-
-class OtherAdapter:
-    """A kind of adapter that is no plain LoRA."""
-
-
-@pytest.mark.parametrize(
-    ("attribute", "value", "message"),
-    [
-        (
-            "merged_adapters",
-            ["default"],
-            "inner = \"adapters ['default'] are merged\": call unmerge_adapter(), or "
-            "merge_and_unload() to move the merged weights",
-        ),
-        (
-            "_disable_adapters",
-            True,
-            "inner = 'adapters are switched off': switch them on, or unload them",
-        ),
-        (
-            "lora_variant",
-            {"default": OtherAdapter(), "second": OtherAdapter()},
-            "inner = ['OtherAdapter']: only plain LoRA has forces: DoRA's gradient holds its norm "
-            "constant, so it is no derivative; call merge_and_unload() to move the merged weights",
-        ),
-    ],
-)
-def test_adapters_without_forces_are_refused(attribute: str, value: object, message: str) -> None:
-    model = nn.Sequential()
-    model.add_module("inner", nn.Linear(2, 2))
-    for fit in ([], {}, None, False):
-        setattr(model.inner, attribute, fit)
-        check_model(model)
-    setattr(model.inner, attribute, value)
-    with pytest.raises(ConfigError) as refused:
-        check_model(model)
-    assert str(refused.value) == message
-
-
-def test_a_record_s_spoilt_tensors_are_refused_by_name(policy: PolicyFunction) -> None:
-    record = recorded(neox())
-    check_record(record, policy.causal)
-    name = next(iter(record.before))
-    spoilt = {name: torch.full_like(record.before[name], float("nan"))}
-    (kind, state), *_ = record.state.items()
-    cases = {
-        f"record.before[{name}]": replace(record, before=record.before | spoilt),
-        f"record.after[{name}]": replace(record, after=record.after | spoilt),
-        f"record.state[{kind}][{name}]": replace(
-            record, state=record.state | {kind: {**state, name: spoilt[name]}}
-        ),
-    }
-    for field, bad in cases.items():
-        with pytest.raises(ConfigError) as refused:
-            check_record(bad, policy.causal)
-        assert str(refused.value) == f"{field} = {DIVERGED}"
 
 
 @pytest.mark.parametrize("function", [PolicyFunction, ModuleFunction])

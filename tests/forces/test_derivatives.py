@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
@@ -16,7 +15,6 @@ from dynolab.forces import PolicyFunction
 from dynolab.forces.function import derivatives
 from dynolab.forces.function.derivatives import (
     Derivatives,
-    _by_gradients,
     _sample,
     derivatives_of,
     measure_derivatives,
@@ -75,19 +73,6 @@ def test_without_padding_every_token_but_the_last_is_drawn() -> None:
 def test_a_sample_is_a_function_of_the_generator() -> None:
     assert samples(policy_of(50)) == samples(policy_of(50))
     assert len(set(samples(policy_of(50)))) > 30
-
-
-def test_gradients_along_a_direction_are_those_of_every_output() -> None:
-    """f = (a², 2a² + b₀b₁, b₀) at a = 3, b = (1, 4), along (1; 10, 100)."""
-
-    def function(weights: dict[str, Tensor]) -> Tensor:
-        square, b = weights["a"] ** 2, weights["b"]
-        return torch.stack([square, 2 * square + b[0] * b[1], b[0]])
-
-    at = {"a": torch.tensor(3.0), "b": torch.tensor([1.0, 4.0])}
-    direction = {"a": torch.tensor(1.0), "b": torch.tensor([10.0, 100.0])}
-    assert _by_gradients(function, at, direction).tolist() == [6, 12 + 40 + 100, 10]
-    assert not any(weight.requires_grad for weight in at.values())
 
 
 def test_a_derivative_agrees_up_to_the_tolerance() -> None:

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,18 +8,15 @@ from torch.func import functional_call, jacrev
 
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces import PolicyFunction, force_map
+from dynolab.forces import PolicyFunction
 from dynolab.forces.function.logit_function import ModuleFunction
-from dynolab.forces.kernel.operator import TangentKernel, kernel_blocks, response_token
-from dynolab.forces.kernel.size import KernelSizes, _of_images, kernel_sizes
-from dynolab.objectives import SFT, SFTConfig
-from tests.forces.linear_softmax import LinearSoftmax
-from tests.forces.small_models import VOCABULARY, encoded, llama, neox, pair, relative
+from dynolab.forces.kernel.operator import kernel_blocks, response_token
+from dynolab.forces.kernel.size import _norms, _of_images, kernel_sizes
+from tests.forces.small_models import VOCABULARY, encoded, llama, neox, relative
 
 OBSERVED = [encoded(1, 4, 3), encoded(2, 2, 4), encoded(5, 6, 2)]
 UPDATING = [encoded(3, 4, 3), encoded(4, 3, 2)]
 HEAD = "lm_head.weight"
-REAL = os.environ.get("DYNOLAB_TEST_DATA")
 
 SEEN, TAUGHT = encoded(1, 4, 2), encoded(2, 2, 3)
 
@@ -95,15 +89,6 @@ def test_blocks_are_products_of_autograd_s_jacobians(build, preconditioned):
     assert relative(found, dense(function, SEEN, TAUGHT, scale)) < 1e-12
 
 
-def test_a_scale_s_names_are_the_parameters_that_move(policy):
-    everything = random_scale(policy)
-    head = {name: s for name, s in everything.items() if name == HEAD}
-    rest = {name: s for name, s in everything.items() if name not in head}
-    whole, *parts = (kernel_blocks(policy, SEEN, TAUGHT, scale=s) for s in (everything, head, rest))
-    assert relative(parts[0] + parts[1], whole) < 1e-12
-    assert min(float(part.norm()) for part in parts) > 0.01 * float(whole.norm())
-
-
 def test_frozen_parameters_carry_nothing():
     model = neox()
     model.requires_grad_(False).lm_head.weight.requires_grad_()
@@ -120,51 +105,15 @@ def test_frozen_parameters_carry_nothing():
     assert (blocks - torch.diag_embed(blocks.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-12
 
 
-def test_the_linear_softmax_model_s_blocks_are_the_paper_s():
-    model = LinearSoftmax().double()
-    function = PolicyFunction(model, torch.float64)
-    o, u = encoded(4, 3, 6), encoded(5, 4, 7)
-    columns = [model.kernel_times(o, u, e.expand(7, -1)) for e in torch.eye(VOCABULARY).double()]
-    assert relative(kernel_blocks(function, o, u), torch.stack(columns, dim=-1)) < 1e-12
-
-
-def test_minus_eta_a_k_g_is_the_force_map(policy):
-    o, example, eta = encoded(1, 4, 3), pair(7, chosen=4), 0.3
-    K = kernel_blocks(policy, o, example.chosen)
-    batch, _ = policy.batch([o])
-    p_o = policy.logits({}, batch).softmax(-1)
-    p_u = policy.logits({}, policy.batch([example.chosen])[0]).softmax(-1)
-    y_o, y_u = (torch.tensor(one.ids[one.prompt_length :]) for one in (o, example.chosen))
-    A = torch.eye(VOCABULARY) - p_o[:, None, :]
-    G = p_u - nn.functional.one_hot(y_u, VOCABULARY)
-    push = -eta * torch.einsum("mvi,mlij,lj->mlv", A, K, G)
-    found = force_map(policy, [o], [example], SFT(SFTConfig()), update=eta)
-    assert relative(torch.tensor(found.force), push[torch.arange(3), :, y_o]) < 1e-11
-
-
-def test_the_transposed_product_is_the_product_with_the_sides_exchanged(policy):
-    kernel = TangentKernel.build(policy, scale=random_scale(policy))
-    (left, (M,)), (right, (L,)) = (policy.batch([one]) for one in (encoded(1), encoded(2, 3, 4)))
-    generator = torch.Generator().manual_seed(0)
-    v = torch.randn(40, L, VOCABULARY, generator=generator, dtype=torch.float64)
-    w = torch.randn(40, M, VOCABULARY, generator=generator, dtype=torch.float64)
-    forth = kernel.product(left, kernel.pullback(right)[1], v, M)
-    back = kernel.product(right, kernel.pullback(left)[1], w, L)
-    assert relative(forth.flatten(1) @ w.flatten(1).T, v.flatten(1) @ back.flatten(1).T) < 1e-12
-    assert kernel.together(M, VOCABULARY) < 40, "the directions went in more than one pass"
-
-
 def test_norms_are_exact_where_the_directions_span_the_logits(policy, truth):
     found = kernel_sizes(policy, OBSERVED, UPDATING, rank=3 * VOCABULARY)
     for name in ("raw", "centred"):
         np.testing.assert_allclose(getattr(found, name), truth[name], rtol=1e-10)
         assert (getattr(found, f"{name}_error") == 0).all()
-        low, high = found.interval(name)
-        np.testing.assert_allclose(low, high)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_squares_are_unbiased_and_intervals_cover(policy, truth, rank):
+def test_squares_are_unbiased_and_errors_are_those_of_the_seeds(policy, truth, rank):
     """Over seeds; each seed's mistakes are shared by the observed responses, so few count."""
     runs = [
         kernel_sizes(policy, OBSERVED, UPDATING, rank=rank, probes=6, seed=seed)
@@ -174,12 +123,9 @@ def test_squares_are_unbiased_and_intervals_cover(policy, truth, rank):
         values = np.array([getattr(run, name) ** 2 for run in runs]) / truth[name] ** 2
         error = values.std(0, ddof=1) / len(runs) ** 0.5
         assert (np.abs(values.mean(0) - 1) < 4 * error).all()
-        ends = np.array([run.interval(name) for run in runs])
-        covered = (ends[:, 0] <= truth[name]) & (truth[name] <= ends[:, 1])
-        # 95% of 80 independent columns: four standard deviations below are 85%.
-        assert covered.mean() > 0.85
-        # The stated variance is that of the seeds: no interval is wide for safety.
-        stated = np.mean([run.squares(name).variance for run in runs], axis=0) / truth[name] ** 4
+        # The variance of a square is (2 · norm · error)².
+        stated = [(2 * getattr(run, name) * getattr(run, f"{name}_error")) ** 2 for run in runs]
+        stated = np.mean(stated, axis=0) / truth[name] ** 4
         assert 0.6 < float((stated / values.var(0, ddof=1)).mean()) < 1.6
 
 
@@ -269,7 +215,6 @@ def test_a_kernel_without_coupling_has_no_size():
     function = ModuleFunction(Classifier(), torch.float64)
     none = {name: torch.zeros_like(w) for name, w in function.weights.items()}
     sizes = kernel_sizes(function, features(2), features(2), scale=none, rank=1, probes=2)
-    assert isinstance(sizes, KernelSizes)
     assert (sizes.raw == 0).all() and (sizes.raw_error == 0).all()
 
 
@@ -289,6 +234,7 @@ def test_what_does_not_fit_says_how_many_bytes_it_takes(policy):
     ("changed", "message"),
     [
         ({"probes": 1}, "probes"),
+        ({"rank": -1}, "rank"),
         ({"updating": []}, "updating"),
         ({"observed": [OBSERVED[0], Encoded((3, 4), 2)]}, r"observed\[1\]"),
         ({"scale": {"other": torch.ones(1)}}, "no such parameter"),
@@ -305,7 +251,7 @@ def test_what_does_not_fit_says_how_many_bytes_it_takes(policy):
             "examples × classes",
         ),
     ],
-    ids=["probes", "updating", "observed", "name", "scale", "precision", "output"],
+    ids=["probes", "rank", "updating", "observed", "name", "scale", "precision", "output"],
 )
 def test_bad_questions_are_refused(policy, changed, message):
     question = {"function": policy, "observed": OBSERVED, "updating": UPDATING}
@@ -313,20 +259,11 @@ def test_bad_questions_are_refused(policy, changed, message):
         kernel_sizes(**{**question, **changed})
 
 
-@pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real models")
-def test_the_defaults_know_a_real_model_s_norms_to_a_few_percent():
-    from transformers import AutoModelForCausalLM
-
-    folder = Path(str(REAL))
-    folder = folder / "models" if (folder / "models").is_dir() else folder
-    model = AutoModelForCausalLM.from_pretrained(folder / "tinystories-656k")
-    function, responses = PolicyFunction(model), [encoded(seed, 6, 5) for seed in range(3)]
-    found = kernel_sizes(function, responses, responses)
-    better = kernel_sizes(function, responses, responses, rank=80, probes=40, seed=1)
-    low, high = found.interval("centred")
-    assert (better.centred_error / better.centred).max() < 0.005
-    assert np.mean((low <= better.centred) & (better.centred <= high)) > 0.6
-    assert np.abs(found.centred / better.centred - 1).max() < 0.2
+def test_a_norm_and_its_error_by_hand() -> None:
+    """√(1 + 2) and √0.5/(2√3); without an estimated rest, and without coupling, no error."""
+    norm, error = _norms(np.array([[1.0, 4.0, 0.0], [2.0, 0.0, 0.0], [0.5, 0.0, 0.0]]))
+    assert norm.tolist() == pytest.approx([3**0.5, 2, 0])
+    assert error.tolist() == pytest.approx([0.5**0.5 / (2 * 3**0.5), 0, 0])
 
 
 def test_the_variance_of_random_images_is_that_of_their_inner_products() -> None:
@@ -335,6 +272,5 @@ def test_the_variance_of_random_images_is_that_of_their_inner_products() -> None
     squares = _of_images(basis, images)
     flat = images.flatten(1)
     products = [float(flat[i] @ flat[j]) ** 2 for i in range(5) for j in range(5) if i != j]
-    assert float(squares.exact) == pytest.approx(float(basis.square().sum()))
-    assert float(squares.rest) == pytest.approx(float(flat.square().sum(1).mean()))
-    assert float(squares.variance) == pytest.approx(2 * np.mean(products) / 5)
+    exact, rest = float(basis.square().sum()), float(flat.square().sum(1).mean())
+    assert squares.tolist() == pytest.approx([exact, rest, 2 * np.mean(products) / 5])

@@ -10,24 +10,18 @@ from dynolab.forces import (
     ForceMap,
     PolicyFunction,
     breakdown,
-    central_difference,
     force_map,
     one_step,
     split_step,
     step_forces,
     token_forces,
 )
-from dynolab.forces.function.rules import subspace
-from dynolab.forces.map.gram import Kernel
-from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.training.config import OptimizerConfig
 from tests.forces.families import (
     DPO_LOSS,
     ETA,
     OBSERVED,
     build,
-    dense_logps,
-    dpo_rates,
     map_by_tokens,
 )
 from tests.forces.lora import TARGETS, adapted
@@ -59,24 +53,6 @@ def test_adapters_have_the_map_of_one_token_after_the_other(family):
     trained = sorted(name for name, p in model.named_parameters() if p.requires_grad)
     assert agreeing(model).facts.subspace == trained
     assert all("lora_" in name for name in trained)
-
-
-@pytest.mark.parametrize("family", TARGETS)
-def test_a_step_of_the_adapters_on_one_token_is_its_column(family):
-    model = adapted(family)
-    found = map_of(model)
-    policy = PolicyFunction(model, torch.float64)
-    example = with_reference(model, pairs(2))[0]
-    rates = dpo_rates(policy, {}, example) / 2
-    names = sorted(subspace(policy))
-    leaves = {name: policy.weights[name].clone().requires_grad_() for name in names}
-    batch, _ = policy.batch(OBSERVED[:1])
-    block = torch.tensor(found.block(0, 1))
-    for token, logp in enumerate(dense_logps(policy, leaves, example.rejected)):
-        gradient = torch.autograd.grad(logp, list(leaves.values()), retain_graph=True)
-        step = {name: ETA * rates[-1] * g for name, g in zip(names, gradient, strict=True)}
-        truth = central_difference(policy, policy.weights, step, batch)
-        assert relative(block[:, token], truth) < 1e-6
 
 
 @pytest.mark.parametrize("family", ["llama_tied", "gpt2"])
@@ -150,19 +126,6 @@ def test_blocks_of_adapters_add_up(family):
     assert set(parts.parts) <= {"attention.q", "attention.v", "attention.qkv", "attention.o", "mlp"}
 
 
-def test_dropout_of_adapters_is_off_and_modes_are_put_back():
-    model = adapted("llama_tied")
-    still = matrix(map_of(model))
-    model.train()
-    model.base_model.model.model.layers[0].eval()
-    modes = [module.training for module in model.modules()]
-    policy = PolicyFunction(model, torch.float64)
-    examples = with_reference(adapted("llama_tied").eval(), pairs(2))
-    found = force_map(policy, OBSERVED, examples, DPO_LOSS, update=ETA)
-    assert relative(matrix(found), still) < 1e-12
-    assert [module.training for module in model.modules()] == modes
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -178,15 +141,6 @@ def test_dropout_of_adapters_is_off_and_modes_are_put_back():
 def test_heads_and_tables_beside_adapters(changes):
     """A head or embedding trained whole, or adapted itself, of a model that tied both."""
     agreeing(adapted("llama_tied", **changes))
-
-
-def test_a_head_trained_whole_has_rank_one_factors():
-    model = adapted("llama_tied", modules_to_save=["lm_head"])
-    policy = PolicyFunction(model, torch.float64)
-    kernel = Kernel.build(policy, None, subspace(policy), None, OBSERVED[0])
-    assert not kernel.generic
-    response = WeightedResponse.own(OBSERVED[0], policy)
-    assert any("lm_head" in name for name in kernel.factors([response])[0].point)
 
 
 def test_adapters_that_are_off_merged_or_of_another_kind_are_refused():

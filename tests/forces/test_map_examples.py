@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from dynolab.data.encode import Encoded
-from dynolab.forces import ForceMap, FrozenUpdate, PolicyFunction
-from dynolab.forces.map import job as map_job, token_maps as map_examples
+from dynolab.forces import ForceMap, PolicyFunction
+from dynolab.forces.map import token_maps as map_examples
 from dynolab.forces.map.analysis import Question
 from dynolab.forces.map.force_map import MapFacts
-from dynolab.forces.map.job import MapJob, fill_map
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.map.token_maps import token_maps
 from dynolab.forces.map.totals import block_sums, pair_totals
 from dynolab.forces.step.metrics import force_metrics
-from dynolab.objectives import DPOConfig, GRPOConfig
+from dynolab.objectives import GRPOConfig
 from dynolab.results.study import ForceRow
 from dynolab.training.recorded_examples import RecordedCompletion
-from dynolab.training.step_record import RecordedExample, RecordedGroup
+from dynolab.training.step_record import RecordedGroup
 from tests.forces.small_models import Letters, neox, probe
 
 FACTS = MapFacts("float32", "sdpa", "grpo", 0.1, False, "all")
@@ -118,90 +114,6 @@ def test_blocks_of_too_many_cells_are_left_out(
         ("other", "one"),
         ("other", "many"),
     ]
-
-
-def asked_of(question: Question, folder: Path) -> MapJob:
-    return MapJob.of(
-        question,
-        model=folder / "model",
-        adapter=folder / "adapter",
-        tensors=folder / "tensors",
-        folder=folder / "map",
-        memory_bytes=12345,
-    )
-
-
-@pytest.fixture
-def filled(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `force_map` was asked for."""
-    asked: dict[str, Any] = {}
-
-    def watched(policy: PolicyFunction, observed: Any, updating: Any, objective: Any, **more: Any):  # type: ignore[no-untyped-def]
-        asked.update(
-            policy=policy, observed=observed, updating=updating, objective=objective, **more
-        )
-
-    monkeypatch.setattr(map_job, "force_map", watched)
-    return asked
-
-
-def test_a_job_of_a_gradient_step_holds_the_question(
-    question: Question, tmp_path: Path, filled: dict[str, Any]
-) -> None:
-    job = asked_of(question, tmp_path)
-    assert job == MapJob(
-        model=tmp_path / "model",
-        adapter=tmp_path / "adapter",
-        observed=[sequence for _, sequence in question.observed],
-        updating=list(question.updating),
-        objective=question.objective,
-        learning_rate=0.3,
-        tensors=None,
-        memory_bytes=12345,
-        folder=tmp_path / "map",
-        parameters=None,
-    )
-    assert not (tmp_path / "tensors").exists()
-    fill_map(job, question.policy)
-    objective = filled.pop("objective")
-    assert objective.config == question.objective
-    assert filled == {
-        "policy": question.policy,
-        "observed": job.observed,
-        "updating": job.updating,
-        "update": 0.3,
-        "at": None,
-        "memory_bytes": 12345,
-        "folder": tmp_path / "map",
-        "over_ranks": True,
-        "by_block": True,
-        "parameters": None,
-    }
-
-
-def test_a_job_of_a_realised_step_holds_its_tensors_too(
-    question: Question, tmp_path: Path, filled: dict[str, Any]
-) -> None:
-    scale, history, at = ({"a.w": torch.tensor([value])} for value in (1.0, 2.0, 3.0))
-    step = replace(
-        question,
-        update=FrozenUpdate(scale, history),
-        at=at,
-        objective=DPOConfig(),
-        updating=[RecordedExample(id="x", chosen=Encoded((1, 2), 1), rejected=Encoded((1, 3), 1))],
-    )
-    job = asked_of(step, tmp_path)
-    assert job.tensors == tmp_path / "tensors"
-    assert {name: one.item() for name, one in load_file(job.tensors).items()} == {
-        "scale|a.w": 1.0,
-        "history|a.w": 2.0,
-        "at|a.w": 3.0,
-    }
-    fill_map(MapJob.model_validate_json(job.model_dump_json()), step.policy)
-    assert (filled["update"].scale, filled["update"].history, filled["at"]) == (scale, history, at)
-    unplaced = asked_of(replace(step, at=None), tmp_path)
-    fill_map(unplaced, step.policy)
-    assert filled["at"] == {} and filled["update"].scale == scale
 
 
 def test_blocks_are_summed_where_the_offsets_cut() -> None:

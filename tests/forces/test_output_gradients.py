@@ -15,10 +15,10 @@ from dynolab.forces import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules, subspace
 from dynolab.forces.map import gram
 from dynolab.forces.map.gram import Kernel
-from dynolab.forces.map.output_gradients import Signal, Tail, find_tail, token_signals
-from dynolab.forces.map.weighted import WeightedResponse, scores_along, weighted_batch
+from dynolab.forces.map.output_gradients import Tail, find_tail, token_signals
+from dynolab.forces.map.weighted import WeightedResponse, weighted_batch
 from tests.forces.families import build
-from tests.forces.small_models import direction, encoded, relative
+from tests.forces.small_models import encoded, relative
 
 FAMILIES = ["llama_tied", "llama_untied", "gpt2", "gpt_neox"]
 SEQUENCE = encoded(5, prompt=3, response=4)
@@ -141,22 +141,6 @@ def recorded(modules: list[nn.Module]) -> Iterator[dict[int, tuple[Tensor, Tenso
         hook.remove()
 
 
-def test_weights_of_other_targets_make_a_signal_of_their_sum() -> None:
-    policy = PolicyFunction(build("llama_untied"), torch.float64)
-    plain, rules, tail = ask(policy)
-    tokens = len(SEQUENCE.ids) - SEQUENCE.prompt_length
-    generator = torch.Generator().manual_seed(1)
-    targets = torch.randint(3, 50, (tokens, 2), generator=generator)
-    weights = torch.randn(tokens, 2, generator=generator, dtype=torch.float64)
-    response = WeightedResponse(SEQUENCE, targets, weights, 0.5)
-    truth = autograd_signals(policy, plain, response)
-    (signals,) = token_signals(policy, policy.weights, rules, tail, [response])
-    for signal in signals:
-        if not signal.rule.local:
-            deltas = truth[id(signal.rule.module)][1]
-            assert relative(signal.summed(), deltas.sum(1)) < 1e-10
-
-
 def test_short_responses_and_modules_called_twice_have_no_tail() -> None:
     policy = PolicyFunction(build("llama_untied"), torch.float64)
     for length, has_tail in ((2, False), (3, True)):
@@ -168,17 +152,6 @@ def test_short_responses_and_modules_called_twice_have_no_tail() -> None:
     model.model.layers[1].mlp = model.model.layers[0].mlp
     plain, rules, tail = ask(PolicyFunction(model, torch.float64))
     assert tail is None and rules == plain
-
-
-def test_a_signal_is_summed_over_the_positions_that_it_has() -> None:
-    linear = nn.Linear(2, 2)
-    delta = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
-    whole = Signal(Rule(linear, "linear", "w", None), torch.zeros(2, 2), delta)
-    assert whole.summed().tolist() == [[4.0, 6.0]]
-    assert whole.summed(torch.tensor([[2.0, 1.0], [0.5, 1.0]])).tolist() == [[3.5, 6.0]]
-    local = Signal(Rule(linear, "linear", "w", None, local=True), torch.zeros(2, 2), delta[0])
-    assert local.summed().tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert local.summed(torch.tensor(2.0)).tolist() == [[2.0, 4.0], [6.0, 8.0]]
 
 
 WEIGHTED = encoded(3, prompt=4, response=3)
@@ -195,26 +168,6 @@ def two_targets(sequence: Encoded, temperature: float) -> WeightedResponse:
     )
 
 
-def test_a_response_of_its_own_stands_for_each_tokens_log_probability(
-    policy: PolicyFunction,
-) -> None:
-    own = WeightedResponse.own(WEIGHTED, policy)
-    assert (own.sequence, own.temperature) == (WEIGHTED, 1.0)
-    assert own.targets.tolist() == [[token] for token in WEIGHTED.ids[4:]]
-    assert own.weights.tolist() == [[1.0]] * 3 and own.weights.dtype == torch.float64
-    assert WeightedResponse.own(WEIGHTED, policy, 0.5).temperature == 0.5
-
-
-def test_a_span_takes_what_precedes_it_for_prompt() -> None:
-    whole = two_targets(WEIGHTED, 0.7)
-    middle = whole.span(1, 2)
-    assert middle.sequence == Encoded(WEIGHTED.ids[:6], 5)
-    assert torch.equal(middle.targets, whole.targets[1:2])
-    assert torch.equal(middle.weights, whole.weights[1:2])
-    assert middle.temperature == 0.7
-    assert whole.span(0, 3).sequence == WEIGHTED
-
-
 def test_scores_are_weighted_sums_at_the_responses_temperature(policy: PolicyFunction) -> None:
     one = two_targets(WEIGHTED, 0.5)
     with torch.no_grad():
@@ -228,30 +181,6 @@ def test_scores_are_weighted_sums_at_the_responses_temperature(policy: PolicyFun
         for row in range(3)
     ]
     assert one.scores(policy, policy.weights).tolist() == pytest.approx(expected, rel=1e-10)
-
-
-def test_a_batch_has_its_responses_temperature_and_order(policy: PolicyFunction) -> None:
-    responses = [two_targets(WEIGHTED, 0.5), two_targets(encoded(4, 2, 5), 0.5)]
-    batch = weighted_batch(responses, policy)
-    assert batch.temperature == 0.5
-    assert batch.token.tolist() == [*WEIGHTED.ids[4:], *encoded(4, 2, 5).ids[2:]]
-
-
-def test_scores_along_directions_are_derivatives_of_the_scores(policy: PolicyFunction) -> None:
-    responses = [two_targets(WEIGHTED, 0.5), two_targets(encoded(4, 2, 5), 0.5)]
-    directions = [direction(policy.model, 1e-3, seed) for seed in (1, 2)]
-    found = scores_along(policy, policy.weights, directions, responses)
-    assert found.shape == (2, 8)
-    leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
-    scores = torch.cat([response.scores(policy, leaves) for response in responses])
-    for row, change in zip(found, directions, strict=True):
-        truth = []
-        for score in scores:
-            gradients = torch.autograd.grad(score, list(leaves.values()), retain_graph=True)
-            truth.append(
-                sum((g * d).sum() for g, d in zip(gradients, change.values(), strict=True))
-            )
-        assert relative(row, torch.stack(truth)) < 1e-10
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,18 +14,10 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View
 from dynolab.forces.function.logit_function import ModuleFunction, cast_like
-from tests.forces.small_models import direction, encoded, llama, neox, relative, weights
+from tests.forces.small_models import direction, encoded, llama, relative, weights
 
 BATCH = collate([encoded(1), encoded(2, 6, 3)], 0)
 SHORT = collate([Encoded((3, 4), 1)], 0)
-
-
-def test_attention_is_named_where_it_is_chosen(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        PolicyFunction(neox())
-    assert caplog.messages == [
-        "force engine: attention on SDPA's math kernel (forward-mode derivatives)"
-    ]
 
 
 def test_weights_are_cast_to_a_functions_own() -> None:
@@ -67,11 +58,6 @@ def test_a_call_at_other_weights_leaves_a_module_on_two_paths_as_it_was() -> Non
     assert torch.equal(logits, PolicyFunction(model, torch.float64).logits({}, BATCH))
 
 
-def test_a_policys_own_weights_have_its_precision() -> None:
-    weights = PolicyFunction(neox(dtype=torch.float32), torch.float64).weights
-    assert {weight.dtype for weight in weights.values()} == {torch.float64}
-
-
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_log_probabilities_are_of_the_softmax_at_the_batchs_temperature(
     policy: PolicyFunction, temperature: float
@@ -82,18 +68,6 @@ def test_log_probabilities_are_of_the_softmax_at_the_batchs_temperature(
     torch.testing.assert_close(policy.logps({}, batch), own)
     torch.testing.assert_close(policy.observed({}, batch), own)
     torch.testing.assert_close(policy.observed({}, batch, View.vocabulary()), logps)
-
-
-def test_a_single_token_is_still_a_row(policy: PolicyFunction) -> None:
-    assert policy.logps({}, SHORT).shape == (1,)
-    assert policy.observed({}, SHORT, View.realised(SHORT)).shape == (1, 1)
-    assert policy.change_along({}, [direction(policy.model, 1e-3)], SHORT).shape == (1, 1)
-
-
-def test_sequences_become_one_batch_with_their_lengths(policy: PolicyFunction) -> None:
-    batch, lengths = policy.batch([encoded(1), encoded(2, 6, 3)])
-    assert lengths == [5, 3]
-    assert torch.equal(batch.token, BATCH.token)
 
 
 @pytest.mark.parametrize("view", [None, View.vocabulary()], ids=["realised", "vocabulary"])
@@ -159,11 +133,6 @@ def test_directions_are_taken_some_at_a_time(
     assert relative(each, apart) < 1e-12
 
 
-def test_a_batchs_logits_take_tokens_times_vocabulary_numbers(policy: PolicyFunction) -> None:
-    assert policy._logits_bytes(BATCH) == 8 * 50 * 8
-    assert PolicyFunction(neox(), torch.float32)._logits_bytes(SHORT) == 1 * 50 * 4
-
-
 def linear() -> nn.Linear:
     """z = W x + b with W = [[1, 2], [3, 4], [5, 6]], b = [0.5, 0, 0]."""
     model = nn.Linear(2, 3)
@@ -184,15 +153,6 @@ def test_logits_are_the_module_s_own_item_after_item() -> None:
     assert (function.dtype, function.device) == (torch.float32, torch.device("cpu"))
 
 
-def test_features_and_weights_are_computed_in_the_function_s_dtype() -> None:
-    function = ModuleFunction(linear(), torch.float64)
-    batch, _ = function.batch([torch.tensor([0.1, 0.2])])
-    assert batch.dtype == torch.float64
-    assert {weight.dtype for weight in function.weights.values()} == {torch.float64}
-    assert function.cast({"bias": torch.zeros(3)})["bias"].dtype == torch.float64
-    assert function.logits({}, batch).dtype == torch.float64
-
-
 def test_indices_stay_indices() -> None:
     function = ModuleFunction(nn.Embedding(4, 3), torch.float64)
     batch, _ = function.batch([torch.tensor(2), torch.tensor(0)])
@@ -211,37 +171,6 @@ def test_the_module_evaluates_and_is_left_in_its_mode(training: bool) -> None:
     assert model[2].num_batches_tracked == 0
 
 
-def test_a_failing_module_is_left_in_its_mode() -> None:
-    model = linear().train()
-    with pytest.raises(RuntimeError):
-        ModuleFunction(model).logits({}, torch.zeros(1, 5))
-    assert model.training
-
-
-def test_a_diverged_module_is_refused_by_the_name_of_the_parameter() -> None:
-    model = linear()
-    with torch.no_grad():
-        model.bias[1] = float("inf")
-    remedy = "training diverged; give a checkpoint from before divergence"
-    with pytest.raises(ConfigError, match=rf"^weights\[bias\] = 'nan or inf': {remedy}$"):
-        ModuleFunction(model)
-
-
 def test_a_module_without_parameters_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^model = 'Tanh': it has no parameters to move$"):
         ModuleFunction(nn.Tanh())
-
-
-@pytest.mark.parametrize("shape", [(6,), (2, 3, 1), (3, 2)])
-def test_an_output_that_is_not_examples_by_classes_is_refused(shape: tuple[int, ...]) -> None:
-    class Reshaped(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).reshape(shape)
-
-    function = ModuleFunction(Reshaped(2, 3))
-    with pytest.raises(ConfigError) as refused:
-        function.logits({}, torch.ones(2, 2))
-    assert str(refused.value) == (
-        f"model = 'output of shape {shape} for 2 examples': "
-        "give a module whose output is examples × classes"
-    )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
-from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
-from dynolab.forces.function.rules import Rule, find_rules, head_module, subspace
+from dynolab.forces.function.rules import Rule, find_rules, subspace
 from tests.forces.families import build
 
 
@@ -65,17 +62,6 @@ def test_a_rule_speaks_for_wanted_parameters_and_the_head_has_one_always() -> No
     assert described(policy, set()) == [("linear", None, None, False, True, True)]
 
 
-def test_modules_of_unknown_kinds_and_norms_without_a_scale_have_no_rule() -> None:
-    model = build("llama_untied", torch.float32)
-    block = model.model.layers[0]
-    block.mlp.extra = nn.Conv1d(2, 2, 1)
-    block.mlp.plain = nn.LayerNorm(4, elementwise_affine=False)
-    policy = PolicyFunction(model)
-    modules = {id(rule.module) for rule in find_rules(policy, set(policy.weights))}
-    assert id(block.mlp.extra) not in modules and id(block.mlp.plain) not in modules
-    assert id(block.input_layernorm) in modules
-
-
 @pytest.mark.parametrize(
     ("rule", "sizes"),
     [
@@ -97,30 +83,3 @@ def test_all_parameters_move_where_none_requires_a_gradient() -> None:
     assert subspace(policy) == set(policy.weights)
     model.lm_head.weight.requires_grad_()
     assert subspace(policy) == {"lm_head.weight"}
-
-
-def test_adapters_that_do_not_train_are_refused_with_the_remedy() -> None:
-    model = build("llama_untied", torch.float32)
-    policy = PolicyFunction(model)
-    model.model.norm.merged_adapters = []
-    assert subspace(policy) == set(policy.weights)
-    model.requires_grad_(False)
-    with pytest.raises(
-        ConfigError,
-        match=r"model = 'its adapters do not train': load them with is_trainable=True, or call "
-        r"merge_and_unload\(\) to move all weights",
-    ):
-        subspace(policy)
-
-
-def test_a_head_that_trains_whole_is_its_active_copy() -> None:
-    plain, copy = nn.Linear(2, 3), nn.Linear(2, 3)
-    for head, expected in (
-        (plain, plain),
-        (
-            SimpleNamespace(modules_to_save={"other": plain, "own": copy}, active_adapters=["own"]),
-            copy,
-        ),
-    ):
-        causal = SimpleNamespace(get_output_embeddings=lambda head=head: head)
-        assert head_module(causal) is expected  # type: ignore[arg-type]

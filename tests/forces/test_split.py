@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dynolab.data.batches import CHOSEN, REJECTED, Totals, collate
+from dynolab.data.batches import CHOSEN, REJECTED, Totals
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import (
     PolicyFunction,
     change_of,
-    midpoint,
     record_batch,
     replay_error,
     rounding_floor,
     side_gradients,
     split_step,
 )
-from dynolab.forces.step import split as split_module
 from dynolab.forces.step.one_step import norm
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import (
-    SideGradients,
     UpdateSplit,
     micro_batches,
     objective_batch,
-    objective_logps,
     step_totals,
 )
-from dynolab.likelihood.token_logps import top_tokens
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from dynolab.training.recorded_examples import RecordedCompletion
-from dynolab.training.step_record import RecordedExample, RecordedGroup, StepRecord
+from dynolab.training.step_record import RecordedExample, StepRecord
 from tests.forces.small_models import (
     encoded,
     llama,
@@ -44,7 +37,6 @@ from tests.forces.small_models import (
     pair,
     pairs,
     recorded,
-    relative,
     train_steps,
     with_reference,
 )
@@ -110,16 +102,6 @@ def test_real_torch_steps_are_replayed_in_fp32(optimizer, build):
         assert replay_error(split, record) < allowed
 
 
-def test_only_key_biases_escape_the_replay_of_an_adaptive_step():
-    model = neox(dtype=torch.float32)
-    record = trained("adamw", model=model, clip_norm=100.0)[-1]
-    name = "gpt_neox.layers.0.attention.query_key_value.bias"
-    replayed = split_step(record, PolicyFunction(model)).total()[name]
-    gap = replayed - change_of(record.before, record.after)[name]
-    query, key, value = gap.view(4, 3, 8).abs().amax(dim=(0, 2))
-    assert key > 100 * max(query, value)
-
-
 def without(split, record, names):
     """The step without some parameters."""
 
@@ -147,42 +129,6 @@ def test_sides_add_up_to_the_gradient_of_the_loss(policy, objective):
         assert norm(change_of(gradients.total(), truth)) / norm(truth) < 1e-10
     assert (norm(whole.rejected) > 0) == (objective == "dpo")
     assert float(norm(truth)) == pytest.approx(record.facts.grad_norm, rel=1e-9)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_forces_of_the_parts_add_up_to_the_force_of_the_whole(policy, optimizer):
-    record = trained(optimizer)[-1]
-    split = split_step(record, policy)
-    place, d = midpoint(record.before, record.after), change_of(record.before, record.after)
-    batch = collate([encoded(50), encoded(51)], 0)
-    whole, *parts = policy.change_along(place, [d, *split.parts().values()], batch)
-    assert relative(sum(parts), whole) < 1e-9
-
-
-def test_history_is_what_a_step_without_a_gradient_does(policy):
-    record = trained("sgd momentum decay", steps=6)[-1]
-    history = split_step(record, policy).from_history
-    eta, config = record.facts.learning_rate, record.facts.optimizer
-    for name, w in record.before.items():
-        buffer = record.state[name]["momentum_buffer"]
-        expected = -eta * (config.momentum * buffer + config.weight_decay * w)
-        torch.testing.assert_close(history[name], expected)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_plain_sgd_and_a_first_adam_step_have_no_history(policy, optimizer):
-    (record,) = trained(optimizer, steps=1)
-    assert float(norm(split_step(record, policy).from_history)) == 0
-
-
-def test_chosen_lifts_and_rejected_lowers_their_own_answers(policy):
-    record = recorded(neox(), OPTIMIZERS["sgd"], count=1, steps=1)
-    split, batch = split_step(record, policy), record_batch(record, policy, [0])
-    chosen, rejected = policy.change_along(
-        record.before, [split.from_chosen, split.from_rejected], batch
-    )
-    assert chosen[batch.token_side == CHOSEN].sum() > 0
-    assert rejected[batch.token_side == REJECTED].sum() < 0
 
 
 def swapped(example: RecordedExample) -> RecordedExample:
@@ -217,17 +163,6 @@ def test_a_wrong_replay_is_noticed(policy, wrong):
     assert replay_error(split_step(broken, policy), broken) > 1e-3
 
 
-def test_a_saved_record_replays_alike(tmp_path):
-    policy = PolicyFunction(llama())
-    record = trained("adamw", model=llama())[-1]
-    record.save(tmp_path / "step")
-    errors = [
-        replay_error(split_step(read, policy), read)
-        for read in (record, StepRecord.load(tmp_path / "step"))
-    ]
-    assert errors[1] == pytest.approx(errors[0])
-
-
 DPO, SFT, GRPO = (build_objective(config) for config in (DPOConfig(), SFTConfig(), GRPOConfig()))
 
 
@@ -243,18 +178,6 @@ def of(**tensors: list[float]) -> dict[str, torch.Tensor]:
 def step(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> StepRecord:
     """A record of which the weights alone matter."""
     return StepRecord(None, (), before, after, {})  # type: ignore[arg-type]
-
-
-def test_gradients_and_parts_of_an_update_add_up() -> None:
-    gradients = SideGradients(of(w=[1.0, 2.0]), of(w=[10.0, -20.0]))
-    assert gradients.total()["w"].tolist() == [11.0, -18.0]
-    split = UpdateSplit(of(w=[1.0]), of(w=[20.0]), of(w=[300.0]), FrozenUpdate({}, {}))
-    assert split.total()["w"].tolist() == [321.0]
-    assert split.parts() == {
-        "from_chosen": split.from_chosen,
-        "from_rejected": split.from_rejected,
-        "from_history": split.from_history,
-    }
 
 
 def test_a_replay_error_is_the_gap_relative_to_the_change() -> None:
@@ -300,16 +223,6 @@ def test_denominators_count_what_an_objective_trains_on() -> None:
     assert step_totals(examples, SFT) == Totals(examples=2, tokens=8, sequences=2)
 
 
-def test_a_groups_batch_has_the_temperature_at_which_it_was_sampled(
-    policy: PolicyFunction,
-) -> None:
-    completion = RecordedCompletion(encoded=encoded(1), advantage=[0.5] * 5, old=[-1.0] * 5)
-    group = RecordedGroup(id="g", temperature=0.7, completions=(completion,))
-    batch = objective_batch([group], GRPO, step_totals([group], GRPO), policy)
-    assert batch.temperature == 0.7
-    assert objective_batch([pair(1)], SFT, step_totals([pair(1)], SFT), policy).temperature == 1
-
-
 def test_a_missing_reference_is_named_with_its_remedy(policy: PolicyFunction) -> None:
     example = pair(4)
     with pytest.raises(
@@ -327,18 +240,6 @@ def test_an_example_without_a_side_is_named(policy: PolicyFunction) -> None:
         ConfigError, match="updating example lone = None: its objective needs a rejected response"
     ):
         objective_batch([lone], DPO, Totals(1, 5, 1), policy)
-
-
-def test_a_dense_objective_reads_the_likeliest_tokens_too(policy: PolicyFunction) -> None:
-    batch = collate([encoded(1), encoded(2, 6, 3)], 0)
-    logits = policy.logits({}, batch)
-    batch = dataclasses.replace(batch, top=top_tokens(logits, batch, 3))
-    logps = torch.log_softmax(logits, dim=-1)
-    dense = objective_logps(policy, {}, batch, SimpleNamespace(dense=True))  # type: ignore[arg-type]
-    assert dense.shape == batch.targets.shape and batch.targets.shape[1] > 1
-    torch.testing.assert_close(dense, logps.gather(1, batch.targets))
-    plain = objective_logps(policy, {}, batch, SimpleNamespace(dense=False))  # type: ignore[arg-type]
-    torch.testing.assert_close(plain, logps.gather(1, batch.token[:, None])[:, 0])
 
 
 def padded(lengths: list[tuple[int, int]], sides: tuple[int, ...], bound: int) -> list[list[int]]:
@@ -375,34 +276,3 @@ def test_micro_batches_stay_within_sequences_times_the_longest(
     lengths: list[tuple[int, int]], sides: tuple[int, ...], bound: int, batches: list[list[int]]
 ) -> None:
     assert padded(lengths, sides, bound) == batches
-
-
-def test_a_step_is_replayed_in_forwards_of_the_asked_size(
-    policy: PolicyFunction, record: StepRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[int]] = []
-    plain = split_module.record_batch
-
-    def watched(record: StepRecord, policy: PolicyFunction, examples: list[int]):  # type: ignore[no-untyped-def]
-        asked.append(examples)
-        return plain(record, policy, examples)
-
-    monkeypatch.setattr(split_module, "record_batch", watched)
-    split_step(record, policy)
-    assert asked == [[0, 1, 2]]
-    asked.clear()
-    split_step(record, policy, batch_tokens=1)
-    assert asked == [[0], [1], [2]]
-
-
-def test_a_replay_has_the_policys_precision(record: StepRecord) -> None:
-    split = split_step(record, PolicyFunction(neox(), torch.float32))
-    parts = (*split.parts().values(), split.update.scale, split.update.history)
-    assert {w.dtype for w in record.before.values()} == {torch.float64}
-    assert {w.dtype for part in parts for w in part.values()} == {torch.float32}
-
-
-def test_an_objective_of_one_side_leaves_the_other_still(policy: PolicyFunction) -> None:
-    split = split_step(recorded(neox(), objective=SFTConfig()), policy)
-    assert not any(tensor.any() for tensor in split.from_rejected.values())
-    assert any(tensor.any() for tensor in split.from_chosen.values())

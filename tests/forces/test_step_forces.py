@@ -11,7 +11,6 @@ from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, step_forces
-from dynolab.forces.step import step_forces as step_module
 from dynolab.forces.step.step_forces import StepForces
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import SFTConfig
@@ -120,50 +119,3 @@ def test_without_a_row_that_fits_there_is_nothing_to_watch(record):
         ConfigError, match="probes = 0: no probe row is left to watch; give rows that fit"
     ):
         step_forces(record, policy, long, Encoder(Numbers(), 32, "drop"), stage="dpo")
-
-
-def test_the_step_and_its_answers_are_scored_in_forwards_of_the_asked_size(
-    record: StepRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    split, by_length = step_module.split_step, step_module.by_length
-
-    def split_watched(*arguments: Any, batch_tokens: int) -> Any:
-        asked.append(batch_tokens)
-        return split(*arguments, batch_tokens=batch_tokens)
-
-    def lengths_watched(sequences: Any, batch_tokens: int) -> Any:
-        asked.append(batch_tokens)
-        return by_length(sequences, batch_tokens)
-
-    monkeypatch.setattr(step_module, "split_step", split_watched)
-    monkeypatch.setattr(step_module, "by_length", lengths_watched)
-    forces(record, batch_tokens=12)
-    assert asked == [12, 12]
-
-
-def test_a_rank_watches_its_share_and_has_all_ranks_rows(
-    record: StepRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = forces(record).rows
-    seen: list[Any] = []
-
-    def share_of(lengths: list[int]) -> slice:
-        seen.append(lengths)
-        return slice(0, 1)
-
-    def gather(rows: list[Any]) -> list[list[Any]]:
-        seen.append(len(rows))
-        return [rows, [["another rank's"]]]
-
-    monkeypatch.setattr(step_module.distributed, "share_of", share_of)
-    monkeypatch.setattr(step_module.distributed, "gather", gather)
-    monkeypatch.setattr(step_module, "_replay", lambda *arguments: arguments[-1])
-    shared = forces(record, over_ranks=True).rows
-    # Tokens of the probes with the end that closes each; one of the four is this rank's.
-    assert seen == [[6, 8, 6, 4], 1]
-    assert shared[-1] == "another rank's"
-    for own, expected in zip(shared[:-1], whole, strict=False):
-        assert (own.pair_id, own.kind) == (expected.pair_id, expected.kind)
-        assert own.predicted == pytest.approx(expected.predicted, rel=1e-9)
-    assert [row.kind for row in shared[:-1]] == ["chosen", "argmax"]

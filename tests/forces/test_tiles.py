@@ -15,8 +15,8 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.logit_function import ModuleFunction
 from dynolab.forces.function.rules import Rule
-from dynolab.forces.kernel.operator import TangentKernel, response_token
-from dynolab.forces.kernel.size import _groups, kernel_sizes
+from dynolab.forces.kernel.operator import TangentKernel
+from dynolab.forces.kernel.size import _groups
 from dynolab.forces.map.costs import (
     cheapest_order,
     factor_bytes,
@@ -26,7 +26,6 @@ from dynolab.forces.map.costs import (
     slice_width,
     split_to_fit,
 )
-from dynolab.forces.map.factors import _table_rows
 from dynolab.forces.map.gram import Side, factor_tiles, plan_tiles
 from dynolab.forces.map.weighted import WeightedResponse
 
@@ -97,14 +96,6 @@ def test_factors_of_an_updating_group_are_made_once_for_all_observed_groups() ->
     assert kernel.asked == [3, 4, 1, 2]
 
 
-def test_factors_of_the_only_observed_group_are_made_once() -> None:
-    kernel = Counting()
-    observed, updating = Side([[response(1)]]), Side([[response(3)], [response(4)]])
-    tiles = list(factor_tiles(kernel, observed, updating, wanted=lambda tile: True))  # type: ignore[arg-type]
-    assert [(left, right) for _, left, right in tiles] == [([1], [3]), ([1], [4])]
-    assert kernel.asked == [1, 3, 4]
-
-
 @pytest.mark.parametrize("groups", [1, 3])
 def test_one_group_s_factors_of_each_side_are_held_at_a_time(groups: int) -> None:
     held: WeakSet[nn.Module] = WeakSet()
@@ -122,26 +113,6 @@ def test_one_group_s_factors_of_each_side_are_held_at_a_time(groups: int) -> Non
         del left, right
 
 
-def test_only_wanted_tiles_are_computed() -> None:
-    kernel = Counting()
-    observed = Side([[response(1)], [response(2)]])
-    updating = Side([[response(3)], [response(4)]])
-    last = slice(1, 3), slice(3, 7)
-    tiles = list(factor_tiles(kernel, observed, updating, wanted=lambda tile: tile == last))  # type: ignore[arg-type]
-    assert tiles == [(last, [2], [4])]
-    assert kernel.asked == [4, 2]
-
-
-def test_a_table_s_rows_are_sums_over_a_token_s_positions_without_the_padding() -> None:
-    ids = torch.tensor([7, 2, 7, 0])
-    delta = torch.arange(8.0).reshape(1, 4, 2)  # one token's signals (0,1), (2,3), (4,5), (6,7)
-    padded = _table_rows(nn.Embedding(9, 2, padding_idx=2), ids, delta)
-    assert padded.ids == [0, 2, 7]
-    assert padded.rows.tolist() == [[[6, 7], [0, 0], [4, 6]]]
-    plain = _table_rows(nn.Embedding(9, 2), ids, delta)
-    assert plain.rows.tolist() == [[[6, 7], [2, 3], [4, 6]]]
-
-
 def classifier(dtype: torch.dtype = torch.float64) -> ModuleFunction:
     return ModuleFunction(nn.Linear(3, 4), dtype)
 
@@ -156,35 +127,6 @@ def test_directions_share_a_pass_as_the_memory_holds_them(memory: int, direction
     assert isinstance(kernel.together(2, 4), int)
 
 
-def test_a_kernel_s_bound_is_a_quarter_of_a_gibibyte_by_default() -> None:
-    assert TangentKernel.build(classifier()).memory_bytes == 2**28
-
-
-def test_a_product_with_no_vectors_is_empty() -> None:
-    function = classifier()
-    kernel = TangentKernel.build(function)
-    batch, _ = function.batch([torch.ones(3), torch.zeros(3)])
-    made = kernel.product(batch, kernel.pullback(batch)[1], torch.zeros(0, 2, 4).double(), 2)
-    assert made.shape == (0, 2, 4)
-
-
-def test_sixteen_bits_are_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError) as refused:
-        TangentKernel.build(classifier(torch.bfloat16))
-    assert str(refused.value) == (
-        "policy.dtype = 'torch.bfloat16': derivatives of 8 significant bits are mostly noise; "
-        "use float32 or float64"
-    )
-
-
-def test_a_response_s_token_has_all_before_it_as_prompt() -> None:
-    sequence = Encoded((5, 6, 7, 8, 9), 2)
-    assert response_token(sequence, 0) == Encoded((5, 6, 7), 2)
-    assert response_token(sequence, 2) == response_token(sequence, -1) == Encoded(sequence.ids, 4)
-    with pytest.raises(IndexError):
-        response_token(sequence, 3)
-
-
 @pytest.mark.parametrize(
     ("room", "groups"), [(20, [2, 2, 1]), (29, [2, 2, 1]), (30, [3, 2]), (10, [1] * 5), (50, [5])]
 )
@@ -193,27 +135,6 @@ def test_items_go_together_as_the_room_holds_them(room: int, groups: list[int]) 
     made = list(_groups(classifier(), "observed", items, 10, room))
     assert [len(group) for group in made] == groups
     assert [item for group in made for item in group] == items
-
-
-def test_an_item_that_does_not_fit_says_what_it_takes() -> None:
-    with pytest.raises(ConfigError) as refused:
-        list(_groups(classifier(), "updating", [torch.ones(3)], 10, 9))
-    assert str(refused.value) == (
-        "memory_bytes = 36: updating[0] with 1 positions takes 40 bytes; give as much, or a lower "
-        "rank and fewer probes"
-    )
-
-
-def test_sizes_tell_how_they_were_estimated() -> None:
-    items = [torch.ones(3), torch.zeros(3)]
-    sizes = kernel_sizes(classifier(), items, items[:1], rank=1, probes=3, seed=5)
-    assert (sizes.rank, sizes.probes, sizes.seed) == (1, 3, 5)
-    assert sizes.raw.shape == sizes.centred.shape == (2, 1)
-    # K = (x_o · x_u + 1) I of four classes, with C K C of three dimensions.
-    assert sizes.raw.ravel().tolist() == pytest.approx([8, 2], rel=1e-6)
-    assert sizes.centred.ravel().tolist() == pytest.approx([4 * 3**0.5, 3**0.5], rel=1e-6)
-    with pytest.raises(ConfigError, match=r"^rank, probes = \(-1, 2\): .*two probes or more"):
-        kernel_sizes(classifier(), items, items, rank=-1, probes=2)
 
 
 # Tokens and positions: M = 3, ΣT_o = 7, ΣM T_o = 10, and L = 4, ΣT_u = 5, ΣL T_u = 20.

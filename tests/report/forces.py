@@ -131,8 +131,6 @@ def kernel(labels: tuple[str, ...], word: str = "") -> Kernel:
             raw_error=1.0,
             centred=10.0 + 3 * o + u,
             centred_error=0.5,
-            low=9.0,
-            high=20.0,
         )
         for label in labels
         for o in range(3)

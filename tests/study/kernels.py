@@ -57,7 +57,7 @@ def _correlations(seed: int, folder: Path) -> dict[str, float]:
 
     def correlation(one: KernelSizes, other: KernelSizes) -> float:
         both = {"first": one, "second": other}
-        return kernel_stability(both, exclude_diagonal=True).agreements[0].correlation
+        return kernel_stability(both, exclude_diagonal=True)[0].correlation
 
     return {
         **{

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,105 +16,27 @@ from torch import Tensor
 from dynolab.errors import ConfigError, DynolabError
 from dynolab.forces.function.logit_function import LogitFunction, Weights
 from dynolab.forces.kernel.operator import Pullback, TangentKernel, check_items
-from dynolab.statistics import student_975
 
-Norm = Literal["raw", "centred"]
 RANK, PROBES = 8, 8
 ROUNDS = 2
 """Products with K_uu that turn random vectors toward its leading ones."""
 
-
-@dataclass(frozen=True)
-class Squares:
-    """`‖K‖²_F` of every pair: an exact part, an estimated rest, and the rest's variance.
-
-    `degrees` is Satterthwaite's 2 rest²/variance: the rest is distributed nearly like
-    rest · χ²_ν/ν, being a mean of quadratic forms of Gaussian vectors.
-    """
-
-    exact: Float[ndarray, "*pairs"]
-    rest: Float[ndarray, "*pairs"]
-    variance: Float[ndarray, "*pairs"]
-
-    def __add__(self, other: Squares) -> Squares:
-        return Squares(
-            self.exact + other.exact, self.rest + other.rest, self.variance + other.variance
-        )
-
-    @property
-    def norm(self) -> Float[ndarray, "*pairs"]:
-        """‖K‖_F."""
-        return np.sqrt(self.exact + self.rest)
-
-    @property
-    def error(self) -> Float[ndarray, "*pairs"]:
-        """Standard error of the norm, `√variance / 2‖K‖`; 0 where K is known exactly."""
-        norm = self.norm
-        return np.divide(np.sqrt(self.variance), 2 * norm, out=np.zeros_like(norm), where=norm > 0)
-
-    @property
-    def degrees(self) -> Float[ndarray, "*pairs"]:
-        """Degrees of freedom of the estimated rest; infinite where K is known exactly."""
-        infinite = np.full_like(self.rest, np.inf)
-        return np.divide(2 * self.rest**2, self.variance, out=infinite, where=self.variance > 0)
-
-    def interval(self, probes: int) -> tuple[ndarray, ndarray]:
-        """Lower and upper end of the norm's 95% interval, `exact + rest · ν/χ²_ν`.
-
-        Quantiles of χ²_ν/ν are `(1 − 2/9ν ± t √(2/9ν))³` (Wilson & Hilferty 1931), with Student's
-        t of probes − 1 degrees in place of the normal, because the variance is estimated too.
-        Simulated with 8 probes, 94–98% of these intervals covered the truth for seven shapes of
-        spectrum, and 90% for 300 equal directions plus one a hundred times as large, which
-        deflation removes; of `mean ± t·s/√n`, 85–95% did.
-        """
-        spread = 2 / (9 * self.degrees)
-        low, high = (
-            np.sqrt(self.exact + self.rest / np.maximum(1 - spread + side, 1e-3) ** 3)
-            for side in student_975(probes - 1) * np.sqrt(spread) * np.array([[[1]], [[-1]]])
-        )
-        return low, high
+Squares = Float[ndarray, "3 *pairs"]
+"""`‖K‖²_F` of every pair: an exact part, an estimated rest, and the variance of the rest."""
 
 
 @dataclass(frozen=True)
 class KernelSizes:
-    """‖K‖_F and ‖CKC‖_F of every pair of an observed and an updating response.
+    """Norms of every pair of an observed and an updating response, with standard errors.
 
-    `raw_error` and `centred_error` are standard errors; where they are not small, use `interval`.
+    `raw`: ‖K‖_F over all position pairs and all logit pairs. `centred`: ‖CKC‖_F, which does not
+    change when all logits of a position shift. An error is 0 where K is known exactly.
     """
 
-    raw_squares: Squares
-    centred_squares: Squares
-    rank: int
-    probes: int
-    seed: int
-
-    @property
-    def raw(self) -> Float[ndarray, "observed updating"]:
-        """‖K‖_F over all position pairs and all logit pairs."""
-        return self.raw_squares.norm
-
-    @property
-    def centred(self) -> Float[ndarray, "observed updating"]:
-        """‖CKC‖_F, which does not change when all logits of a position shift."""
-        return self.centred_squares.norm
-
-    @property
-    def raw_error(self) -> Float[ndarray, "observed updating"]:
-        """Standard error of `raw`."""
-        return self.raw_squares.error
-
-    @property
-    def centred_error(self) -> Float[ndarray, "observed updating"]:
-        """Standard error of `centred`."""
-        return self.centred_squares.error
-
-    def squares(self, norm: Norm) -> Squares:
-        """The parts of one of the two norms."""
-        return {"raw": self.raw_squares, "centred": self.centred_squares}[norm]
-
-    def interval(self, norm: Norm = "centred") -> tuple[ndarray, ndarray]:
-        """Lower and upper ends of a norm's 95% intervals, each [observed, updating]."""
-        return self.squares(norm).interval(self.probes)
+    raw: Float[ndarray, "observed updating"]
+    raw_error: Float[ndarray, "observed updating"]
+    centred: Float[ndarray, "observed updating"]
+    centred_error: Float[ndarray, "observed updating"]
 
 
 def kernel_sizes(
@@ -189,10 +111,18 @@ def kernel_sizes(
     for number, item in enumerate(updating):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
         columns.append(_of_updating(kernel, groups, item, rank, probes, generator))
-    raw, centred = (_joined(np.stack, side, axis=1) for side in zip(*columns, strict=True))
-    if not (np.isfinite(raw.norm).all() and np.isfinite(centred.norm).all()):
+    raw, centred = (np.stack(side, axis=-1) for side in zip(*columns, strict=True))
+    if not (np.isfinite(raw).all() and np.isfinite(centred).all()):
         raise DynolabError("kernel sizes: some are not finite; check the weights and the scale")
-    return KernelSizes(raw, centred, rank, probes, seed)
+    return KernelSizes(*_norms(raw), *_norms(centred))
+
+
+def _norms(squares: Squares) -> tuple[Float[ndarray, "*pairs"], Float[ndarray, "*pairs"]]:
+    """`‖K‖_F` and its standard error, `√variance / 2‖K‖`."""
+    exact, rest, variance = squares
+    norm = np.sqrt(exact + rest)
+    error = np.divide(np.sqrt(variance), 2 * norm, out=np.zeros_like(norm), where=norm > 0)
+    return norm, error
 
 
 def _of_updating(
@@ -216,8 +146,8 @@ def _of_updating(
         inside, outside = (_squares(kernel, left, positions, pull, *plan) for plan in plans)
         # A shift lies outside range(C): it adds to the raw norm alone.
         columns.append((inside[0] + outside[0], inside[1]))
-    raw, centred = zip(*columns, strict=True)
-    return _joined(np.concatenate, raw), _joined(np.concatenate, centred)
+    raw, centred = (np.concatenate(side, axis=1) for side in zip(*columns, strict=True))
+    return raw, centred
 
 
 def _directions(
@@ -284,7 +214,7 @@ def _squares(
         [_of_images(x[: len(basis), span], x[len(basis) :, span]) for span in spans]
         for x in (images, _part(images, gauge=False))
     )
-    return _joined(np.stack, raw), _joined(np.stack, centred)
+    return np.stack(raw, axis=1), np.stack(centred, axis=1)
 
 
 def _of_images(
@@ -295,13 +225,13 @@ def _of_images(
     whole = float(exact.double().square().sum())
     n = len(random)
     if n == 0:
-        return Squares(*map(np.array, (whole, 0.0, 0.0)))
+        return np.array([whole, 0.0, 0.0])
     flat = random.flatten(1)
     gram = (flat @ flat.T).double()
     rest = float(gram.diagonal().mean())
     between = float((gram.square().sum() - gram.diagonal().square().sum()) / (n * (n - 1)))
     # ‖S‖_F ≤ tr S for S = RᵀR: one direction alone has the largest variance.
-    return Squares(*map(np.array, (whole, rest, 2 * min(between, rest**2) / n)))
+    return np.array([whole, rest, 2 * min(between, rest**2) / n])
 
 
 def _groups(
@@ -326,8 +256,3 @@ def _groups(
         group.append(item)
         taken += size
     yield group
-
-
-def _joined(join: Callable[..., ndarray], parts: Sequence[Squares], **how: int) -> Squares:
-    fields = zip(*((part.exact, part.rest, part.variance) for part in parts), strict=True)
-    return Squares(*(join(values, **how) for values in fields))

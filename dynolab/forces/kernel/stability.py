@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.errors import ConfigError
-from dynolab.forces.kernel.size import KernelSizes, Norm
+from dynolab.forces.kernel.size import KernelSizes
 from dynolab.statistics import percentile_ends, rank_correlation
 
 Verdict = Literal["holds", "breaks down", "unclear"]
@@ -38,32 +38,15 @@ class Agreement:
     growth: Float[ndarray, "observed updating"]
 
 
-@dataclass(frozen=True)
-class KernelStability:
-    """Agreement of every two readings, in their given order."""
-
-    agreements: tuple[Agreement, ...]
-    norm: Norm
-    threshold: float
-
-    def between(self, first: str, second: str) -> Agreement:
-        """The agreement of two readings by label, given in either order."""
-        for agreement in self.agreements:
-            if {agreement.first, agreement.second} == {first, second}:
-                return agreement
-        raise ConfigError("labels", (first, second), "give the labels of two different readings")
-
-
 def kernel_stability(
     sizes: Mapping[str, KernelSizes],
     *,
-    norm: Norm = "centred",
     threshold: float = THRESHOLD,
     exclude_diagonal: bool = False,
     resamples: int = 1000,
     seed: int = 0,
-) -> KernelStability:
-    """Spearman's rank correlation of ‖K_ou‖ over all pairs, between every two readings.
+) -> list[Agreement]:
+    """Spearman's rank correlation of ‖C K_ou C‖ over all pairs, between every two readings.
 
     Readings are checkpoints, learning rates, or stages (SFT and DPO), each of the same observed
     and updating responses. The interval is the 95% percentile interval of the bootstrap that
@@ -86,7 +69,6 @@ def kernel_stability(
     **Arguments:**
 
     - `sizes`: readings by label, two at least.
-    - `norm`: `centred`, which ignores a shift of all logits, or `raw`.
     - `exclude_diagonal`: for observed = updating, leaves out each response's kernel with itself,
       and redraws both sides together.
 
@@ -97,11 +79,11 @@ def kernel_stability(
     drawn = _drawn(shape, exclude_diagonal, resamples, seed)
     agreements = []
     for first, second in combinations(sizes, 2):
-        left, right = (sizes[label].squares(norm).norm for label in (first, second))
+        left, right = sizes[first].centred, sizes[second].centred
         every_pair = np.eye(*shape) == 0 if exclude_diagonal else np.ones(shape, dtype=bool)
         redrawn = [rank_correlation(left[cells], right[cells]) for cells in drawn]
         low, high = percentile_ends(np.concatenate(redrawn))
-        reliability = [_reliability(sizes[label], norm, every_pair) for label in (first, second)]
+        reliability = [_reliability(sizes[label], every_pair) for label in (first, second)]
         ceiling = float(np.sqrt(reliability[0] * reliability[1]))
         agreements.append(
             Agreement(
@@ -115,7 +97,7 @@ def kernel_stability(
                 right / left - 1,
             )
         )
-    return KernelStability(tuple(agreements), norm, threshold)
+    return agreements
 
 
 def _drawn(
@@ -137,10 +119,9 @@ def _drawn(
     return [tuple(np.stack(draws, axis=1)) for draws in cells.values()]
 
 
-def _reliability(sizes: KernelSizes, norm: Norm, cells: ndarray) -> float:
+def _reliability(sizes: KernelSizes, cells: ndarray) -> float:
     """Share of the variance of log ‖K‖ over pairs that is not estimation noise."""
-    squares = sizes.squares(norm)
-    size, error = squares.norm[cells], squares.error[cells]
+    size, error = sizes.centred[cells], sizes.centred_error[cells]
     noise = float(np.mean((error / size) ** 2))
     whole = float(np.var(np.log(size), ddof=1))
     if noise == 0:
@@ -174,7 +155,7 @@ def _check(sizes: Mapping[str, KernelSizes], exclude_diagonal: bool) -> None:
     if observed * updating - (observed if exclude_diagonal else 0) < 3:
         raise ConfigError("sizes", (observed, updating), "ranks need three pairs or more")
     for label, size in sizes.items():
-        if not (size.raw > 0).all() or not (size.centred > 0).all():
+        if not (size.centred > 0).all():
             raise ConfigError(
                 f"sizes[{label}]", 0.0, "a pair's kernel is zero; leave its response out"
             )

@@ -115,6 +115,6 @@ def _size(row: KernelSizeRow) -> str:
     pair, observed = plotly_text(row.updating_id, 24), plotly_text(row.observed_id, 24)
     return (
         f"“{pair}” and {plotly_text(row.kind, 14)} of “{observed}”: {number(row.centred)} ± "
-        f"{number(row.centred_error, 2)}<br>95% [{number(row.low)}, {number(row.high)}], with the "
-        f"shift {number(row.raw)} ± {number(row.raw_error, 2)}"
+        f"{number(row.centred_error, 2)}<br>with the shift of all logits {number(row.raw)} ± "
+        f"{number(row.raw_error, 2)}"
     )
