@@ -6,7 +6,7 @@
   `Encoder`;
 - what a study has left: `Result`;
 - objectives: `build_objective` and its configs, as `DPOConfig`;
-- what the force engine moves: `PolicyFunction` (a language model), `ModuleFunction`;
+- what the force engine moves: `PolicyFunction`, a language model as a function of its weights;
 - a recorded training step: `StepRecord`, `RecordCache`; what a step did: `step_forces`, `one_step`,
   `token_forces`, `step_layers`; how far first order carries: `step_validity`, `second_order`;
 - which token pushes which: `force_map` of a model, its tokenizer and texts; below it `ForceMap`,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from dynolab.errors import ConfigError as ConfigError, DynolabError as DynolabError
     from dynolab.forces import (
         ForceMap as ForceMap,
-        ModuleFunction as ModuleFunction,
         PolicyFunction as PolicyFunction,
         View as View,
         breakdown as breakdown,
@@ -58,8 +57,10 @@ if TYPE_CHECKING:
         step_validity as step_validity,
         token_forces as token_forces,
     )
-    from dynolab.forces.map.analysis import recorded_examples as recorded_examples
-    from dynolab.forces.map.totals import pair_totals as pair_totals
+    from dynolab.forces.map.analysis import (
+        pair_totals as pair_totals,
+        recorded_examples as recorded_examples,
+    )
     from dynolab.integrations.callback import ProbeCallback as ProbeCallback
     from dynolab.integrations.forces import ForceCallback as ForceCallback
     from dynolab.judges import (
@@ -107,7 +108,6 @@ _MODULES = {
     "errors": ("ConfigError", "DynolabError"),
     "forces": (
         "ForceMap",
-        "ModuleFunction",
         "PolicyFunction",
         "View",
         "breakdown",
@@ -126,8 +126,7 @@ _MODULES = {
         "step_validity",
         "token_forces",
     ),
-    "forces.map.analysis": ("recorded_examples",),
-    "forces.map.totals": ("pair_totals",),
+    "forces.map.analysis": ("pair_totals", "recorded_examples"),
     "integrations.callback": ("ProbeCallback",),
     "integrations.forces": ("ForceCallback",),
     "judges": ("ExactJudge", "agreement", "contests", "win_rate"),

@@ -87,9 +87,9 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     import numpy as np
 
     from dynolab.forces.ledger.account import Ledger
-    from dynolab.forces.ledger.sampling import sampled_steps
     from dynolab.forces.ledger.sources import SourceAccounts
     from dynolab.forces.ledger.tables import LedgerTables
+    from dynolab.forces.ledger.watched import sampled_steps
     from dynolab.forces.step.token_map import build_token_map, token_string
 
     config, trained = work.config, work.input_folder("trained")

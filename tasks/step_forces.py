@@ -82,7 +82,7 @@ def _measure(
     from dynolab.data.batches import REJECTED
     from dynolab.forces import step_forces, step_layers, step_validity
     from dynolab.forces.function.derivatives import derivatives_of
-    from dynolab.forces.step.metrics import force_metrics
+    from dynolab.forces.step.step_forces import force_metrics
     from dynolab.forces.step.validity import Start
     from dynolab.objectives import build_objective
 

@@ -9,7 +9,7 @@ import torch
 from dynolab.costs.memory import ledger_copies
 from dynolab.data.batches import REJECTED
 from dynolab.errors import ConfigError
-from dynolab.forces.map.memory import free_bytes
+from dynolab.forces.map.costs import free_bytes
 from dynolab.objectives import build_objective
 from dynolab.training.record_cache import size_of_weights
 from dynolab.training.step_record import StepFacts

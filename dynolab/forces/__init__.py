@@ -6,31 +6,29 @@ step, `token_map` along one update token at a time. `force_map` is the push of m
 responses' tokens on many observed ones', `breakdown` the same by parameter block. `step_forces`
 and `build_token_map` turn a step's record into result rows, `step_validity` says how far first
 order carries from it. `kernel_sizes` measures how strongly
-responses (or a classifier's examples, through `ModuleFunction`) are coupled, `kernel_stability`
+responses are coupled, `kernel_stability`
 whether the same pairs stay strongly coupled.
 """
 
 from dynolab.forces.features import (
     Consistency,
     FeatureForce,
-    FeatureStep,
     consistency,
     feature_forces,
     feature_step,
     hidden_states,
 )
 from dynolab.forces.function.layers import last_layers
-from dynolab.forces.function.logit_function import LogitFunction, ModuleFunction, Weights
+from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
-from dynolab.forces.influence import (
-    kernel_lower_bound,
-    moving_average,
-    paper_influence,
-)
 from dynolab.forces.kernel.operator import TangentKernel, kernel_blocks, response_token
 from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
 from dynolab.forces.kernel.stability import Agreement, kernel_stability
+from dynolab.forces.ledger.sources import (
+    kernel_lower_bound,
+    paper_influence,
+)
 from dynolab.forces.map.breakdown import Breakdown, LastLayer, breakdown
 from dynolab.forces.map.force_map import ForceMap, MapFacts, force_map
 from dynolab.forces.map.terms import (
@@ -69,14 +67,11 @@ __all__ = [
     "Breakdown",
     "Consistency",
     "FeatureForce",
-    "FeatureStep",
     "ForceMap",
     "FrozenUpdate",
     "KernelSizes",
     "LastLayer",
-    "LogitFunction",
     "MapFacts",
-    "ModuleFunction",
     "OneStep",
     "PolicyFunction",
     "SecondOrder",
@@ -104,7 +99,6 @@ __all__ = [
     "last_layers",
     "measured_change",
     "midpoint",
-    "moving_average",
     "one_step",
     "paper_influence",
     "record_batch",

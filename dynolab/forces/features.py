@@ -15,7 +15,7 @@ from dynolab.forces.function.layers import Reached, at_layer
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.terms import TokenTerms, trained_terms
-from dynolab.forces.step.one_step import change_of, midpoint
+from dynolab.forces.step.one_step import OneStep, change_of, midpoint
 from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives import Objective, read_logps
 from dynolab.objectives.base import force
@@ -44,19 +44,6 @@ def hidden_states(
     )
 
 
-@dataclass(frozen=True)
-class FeatureStep:
-    """Δh_ℓ at every response position of a batch over one change of the weights."""
-
-    measured: Float[Tensor, "tokens width"]
-    predicted: Float[Tensor, "tokens width"]
-
-    @property
-    def residual(self) -> Float[Tensor, "tokens width"]:
-        """What the first order leaves unexplained, measured − predicted."""
-        return self.measured - self.predicted
-
-
 def feature_step(
     policy: PolicyFunction,
     before: Weights,
@@ -65,8 +52,8 @@ def feature_step(
     layer: int,
     *,
     at: Weights | None = None,
-) -> FeatureStep:
-    """Measured and first-order change of the features between two states: `one_step` for h_ℓ.
+) -> OneStep:
+    """Measured and first-order change of h_ℓ at every response position: `one_step` for features.
 
     Prediction: `Δh = ∂h/∂θ · (after − before)`, at the midpoint unless `at` gives other weights.
     The residual is O(η²) at `before` and O(η³) at the midpoint. Parameters above the layer have
@@ -81,7 +68,7 @@ def feature_step(
     start, end = (
         hidden_states(policy, policy.cast(weights), batch, layer) for weights in (before, after)
     )
-    return FeatureStep(measured=end - start, predicted=predicted)
+    return OneStep(measured=end - start, predicted=predicted)
 
 
 @dataclass(frozen=True)
@@ -95,11 +82,6 @@ class FeatureForce:
     id: str
     terms: TokenTerms
     cotangent: Float[Tensor, "sequences length width"]
-
-    @property
-    def energy(self) -> Float[Tensor, ""]:
-        """`‖G‖` over all the example's tokens."""
-        return self.terms.g_norm.norm()
 
     @property
     def total(self) -> Float[Tensor, " width"]:

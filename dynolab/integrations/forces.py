@@ -16,16 +16,15 @@ from dynolab import distributed
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example, ProbeRow, write_rows
 from dynolab.errors import ConfigError, check_installed
-from dynolab.forces.function.blocks import block_columns
+from dynolab.forces.function.blocks import block_columns, flatten, unflatten
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.flat import flatten, unflatten
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.live import LiveGradients
 from dynolab.forces.ledger.step_account import StepAccount, StepMade, account_of
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.watched import Watched, check_kinds, training_means
-from dynolab.forces.map.memory import memory_for
+from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.optimizers import OptimizerMap, UpdateFacts, optimizer_map
 from dynolab.integrations.trained import (

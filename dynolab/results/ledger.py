@@ -12,7 +12,7 @@
   `weight` (the number of steps that this one stands for: 1, unless steps were sampled).
 - `tokens.parquet`: `step`, `response`, `functional`, `place` (in the response), `token`, `nats`: of
   some lines the tokens, which add up to them; the hardest pulls on a single answer are among them
-  (`dynolab.forces.ledger.hardest_pulls`).
+  (`dynolab.forces.ledger.account`).
 - `blocks.parquet`: `step`, `block` (a layer, or a module before or after the layers), `functional`,
   `side`, `nats`: the sum of the step's lines of a side through the block's parameters.
 - `sources.parquet`: `step`, `functional`, `lbk`, `sign_delta`, `kernel_bound`: the papers' measures

@@ -16,7 +16,7 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import head_module
 from dynolab.forces.map.breakdown import LastLayer
 from dynolab.forces.step.one_step import change_of
-from dynolab.forces.step.split import micro_batches, record_batch
+from dynolab.forces.step.split import step_batches
 from dynolab.objectives import build_objective, force, read_logps
 from dynolab.results.squeezing import Forecast, Side
 from dynolab.squeezing.rule import logp_change
@@ -67,8 +67,7 @@ def forecasts(
     objective = build_objective(record.facts.objective)
     by_side: dict[int, list[PositionForecasts]] = {}
     stride = _stride(record, policy)
-    for examples in micro_batches(record, objective.sides, batch_tokens):
-        batch = record_batch(record, policy, examples)
+    for _, batch in step_batches(record.examples, objective, policy, batch_tokens):
         for side, part in _forecast_positions(record, policy, batch, stride):
             by_side.setdefault(side, []).append(part)
     return [_row(record, training, SIDES[side], parts) for side, parts in sorted(by_side.items())]

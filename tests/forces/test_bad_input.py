@@ -26,7 +26,6 @@ from dynolab.forces.function.checks import (
     check_finite,
     check_response,
 )
-from dynolab.forces.function.logit_function import ModuleFunction
 from dynolab.objectives import SFT, SFTConfig
 from models.language import load_language_model
 from tests.forces.families import build
@@ -260,13 +259,12 @@ def test_tensors_are_finite_however_large_their_sum() -> None:
         assert str(refused.value) == f"weights[bad] = {DIVERGED}"
 
 
-@pytest.mark.parametrize("function", [PolicyFunction, ModuleFunction])
-def test_products_that_torch_may_round_are_refused(function: type) -> None:
+def test_products_that_torch_may_round_are_refused() -> None:
     model = build("llama_untied", torch.float32)
     torch.set_float32_matmul_precision("high")
     try:
         with pytest.raises(ConfigError, match=r"cuda.matmul.fp32_precision = 'tf32': forces need"):
-            function(model)
+            PolicyFunction(model)
     finally:
         torch.set_float32_matmul_precision("highest")
-    function(model)
+    PolicyFunction(model)

@@ -18,8 +18,7 @@ from dynolab.forces import (
     force_map,
 )
 from dynolab.forces.function.rules import subspace
-from dynolab.forces.map.blocks import block_by_name
-from dynolab.forces.map.gram import Kernel
+from dynolab.forces.map.gram import Kernel, block_by_name
 from dynolab.objectives import SFTConfig, build_objective
 from tests.forces.families import DPO_LOSS, FAMILIES, OBSERVED, build, case, map_by_tokens
 from tests.forces.small_models import (

@@ -10,7 +10,6 @@ from dynolab.forces import (
     response_terms,
     token_terms,
 )
-from dynolab.forces.influence import moving_average
 from tests.forces.small_models import encoded, neox
 
 V = 5
@@ -81,8 +80,3 @@ def test_the_paper_s_ratios_are_their_formulae():
     pulls = torch.cat([(z.softmax(-1) - one[tokens]).norm(dim=-1) for z in logits[1:]]).mean()
     assert lbk == pytest.approx(float(change.norm() / (a.sqrt() * pulls)))
     assert sign_delta == pytest.approx(float(change.mean() / (a.sqrt() * pulls)))
-
-
-def test_the_moving_average_starts_at_the_first_value():
-    values = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
-    assert moving_average(values).tolist() == pytest.approx([1.0, 1.1, 0.99])

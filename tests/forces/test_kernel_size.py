@@ -3,13 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, jacrev
+from torch import Tensor
+from torch.func import jacrev
 
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
-from dynolab.forces.function.logit_function import ModuleFunction
 from dynolab.forces.kernel.operator import kernel_blocks, response_token
 from dynolab.forces.kernel.size import _norms, _of_images, kernel_sizes
 from tests.forces.small_models import VOCABULARY, encoded, llama, neox, relative
@@ -19,29 +18,6 @@ UPDATING = [encoded(3, 4, 3), encoded(4, 3, 2)]
 HEAD = "lm_head.weight"
 
 SEEN, TAUGHT = encoded(1, 4, 2), encoded(2, 2, 3)
-
-
-class Classifier(nn.Module):
-    """With what must not matter: dropout, running statistics, and a bias common to all classes."""
-
-    def __init__(self, classes: int = 4, width: int = 6, shift: float = 0.0) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(
-            nn.Linear(3, width),
-            nn.BatchNorm1d(width),
-            nn.Tanh(),
-            nn.Dropout(0.5),
-            nn.Linear(width, classes),
-        )
-        self.common, self.shift = nn.Linear(3, 1), shift
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x) + self.shift * self.common(x)
-
-
-def features(count: int) -> list[Tensor]:
-    return list(torch.randn(count, 3, generator=torch.Generator().manual_seed(1)).double())
 
 
 def jacobian(function, item) -> Tensor:
@@ -180,41 +156,9 @@ def test_the_kernel_is_taken_where_at_says(policy):
     assert relative(kernel_blocks(policy, o, u), there) > 0.01
 
 
-def test_a_classifier_s_norms_are_exact_and_the_module_is_left_as_it_was():
-    model = Classifier()
-    model.body[1].running_mean.normal_()
-    function, items = ModuleFunction(model, torch.float64), features(5)
-    sizes = kernel_sizes(function, items, items[:2])
-    norms = exact_norms(function, items, items[:2])
-    for name in ("raw", "centred"):
-        np.testing.assert_allclose(getattr(sizes, name), norms[name], rtol=1e-10)
-        assert (getattr(sizes, f"{name}_error") == 0).all()
-    assert model.training and model.body[1].training
-    K = dense(function, items[0], items[1])
-    assert relative(kernel_blocks(function, items[0], items[1]), K) < 1e-12
-    with torch.no_grad():
-        direct = functional_call(model.double().eval(), function.weights, (torch.stack(items),))
-    assert relative(function.logits({}, function.batch(items)[0]), direct) < 1e-12
-
-
-@pytest.mark.parametrize("options", [{}, {"rank": 2, "probes": 2}])
-def test_a_shift_of_all_logits_counts_in_the_raw_norm_alone(options):
-    items = features(4)
-    plain, shifted = (
-        kernel_sizes(
-            ModuleFunction(Classifier(12, shift=shift), torch.float64), items, items[1:], **options
-        )
-        for shift in (0.0, 1.0)
-    )
-    np.testing.assert_allclose(shifted.centred, plain.centred, rtol=1e-9)
-    # K gains (x_o·x_u + 1) 11ᵀ, whose norm is V |x_o·x_u + 1|.
-    assert np.abs(shifted.raw / plain.raw - 1).max() > 0.5
-
-
-def test_a_kernel_without_coupling_has_no_size():
-    function = ModuleFunction(Classifier(), torch.float64)
-    none = {name: torch.zeros_like(w) for name, w in function.weights.items()}
-    sizes = kernel_sizes(function, features(2), features(2), scale=none, rank=1, probes=2)
+def test_a_kernel_without_coupling_has_no_size(policy):
+    none = {name: torch.zeros_like(w) for name, w in policy.weights.items()}
+    sizes = kernel_sizes(policy, OBSERVED, UPDATING, scale=none, rank=1, probes=2)
     assert (sizes.raw == 0).all() and (sizes.raw_error == 0).all()
 
 
@@ -239,22 +183,12 @@ def test_what_does_not_fit_says_how_many_bytes_it_takes(policy):
         ({"observed": [OBSERVED[0], Encoded((3, 4), 2)]}, r"observed\[1\]"),
         ({"scale": {"other": torch.ones(1)}}, "no such parameter"),
         ({"scale": {}}, "scale"),
-        ({"function": PolicyFunction(neox(), torch.bfloat16)}, "float32 or float64"),
-        (
-            {
-                "function": ModuleFunction(
-                    nn.Sequential(nn.Linear(3, 4), nn.Flatten(0)), torch.float64
-                ),
-                "observed": features(3),
-                "updating": features(2),
-            },
-            "examples × classes",
-        ),
+        ({"policy": PolicyFunction(neox(), torch.bfloat16)}, "float32 or float64"),
     ],
-    ids=["probes", "rank", "updating", "observed", "name", "scale", "precision", "output"],
+    ids=["probes", "rank", "updating", "observed", "name", "scale", "precision"],
 )
 def test_bad_questions_are_refused(policy, changed, message):
-    question = {"function": policy, "observed": OBSERVED, "updating": UPDATING}
+    question = {"policy": policy, "observed": OBSERVED, "updating": UPDATING}
     with pytest.raises(ConfigError, match=message):
         kernel_sizes(**{**question, **changed})
 

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
-from dynolab.forces.function.blocks import block_of
-from dynolab.forces.ledger.account import COPIES, Ledger
-from dynolab.forces.ledger.flat import flatten
+from dynolab.forces.function.blocks import block_of, flatten
+from dynolab.forces.ledger.account import COPIES, HARDEST, HardestPulls, Ledger
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.hardest_pulls import HARDEST, HardestPulls
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.forces.ledger.step_account import Later, StepAccount
 from dynolab.forces.ledger.tables import PER_STEP

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynolab.forces.ledger.sampling import sampled_steps
+from dynolab.forces.ledger.watched import sampled_steps
 from dynolab.statistics import stratified_total
 
 

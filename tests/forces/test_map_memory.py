@@ -9,9 +9,8 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from dynolab.forces.function.rules import Rule
-from dynolab.forces.map import memory
-from dynolab.forces.map.costs import factor_bytes
-from dynolab.forces.map.memory import LEAST_BYTES, memory_for
+from dynolab.forces.map import costs
+from dynolab.forces.map.costs import LEAST_BYTES, factor_bytes, memory_for
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -21,8 +20,8 @@ GIB = 2**30
 def free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A host with 40 GiB free; returns where its container states its limits."""
     (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {40 * GIB // 1024} kB\n")
-    monkeypatch.setattr(memory, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    monkeypatch.setattr(costs, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(costs, "_GROUP", tmp_path)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     return tmp_path
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View
-from dynolab.forces.function.logit_function import ModuleFunction, cast_like
+from dynolab.forces.function.logit_function import cast_like
 from tests.forces.small_models import direction, encoded, llama, relative, weights
 
 BATCH = collate([encoded(1), encoded(2, 6, 3)], 0)
@@ -131,46 +131,3 @@ def test_directions_are_taken_some_at_a_time(
     )
     assert taken == [3, 2]
     assert relative(each, apart) < 1e-12
-
-
-def linear() -> nn.Linear:
-    """z = W x + b with W = [[1, 2], [3, 4], [5, 6]], b = [0.5, 0, 0]."""
-    model = nn.Linear(2, 3)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
-        model.bias.copy_(torch.tensor([0.5, 0.0, 0.0]))
-    return model
-
-
-def test_logits_are_the_module_s_own_item_after_item() -> None:
-    function = ModuleFunction(linear())
-    items = [torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])]
-    batch, positions = function.batch(items)
-    assert positions == [1, 1]
-    assert function.logits({}, batch).tolist() == [[1.5, 3, 5], [3.5, 7, 11]]
-    moved = {"bias": torch.tensor([0.0, 0.0, 1.0])}
-    assert function.logits(moved, batch).tolist() == [[1, 3, 6], [3, 7, 12]]
-    assert (function.dtype, function.device) == (torch.float32, torch.device("cpu"))
-
-
-def test_indices_stay_indices() -> None:
-    function = ModuleFunction(nn.Embedding(4, 3), torch.float64)
-    batch, _ = function.batch([torch.tensor(2), torch.tensor(0)])
-    assert batch.tolist() == [2, 0] and not batch.is_floating_point()
-    assert torch.equal(function.logits({}, batch), function.weights["weight"][[2, 0]])
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_module_evaluates_and_is_left_in_its_mode(training: bool) -> None:
-    model = nn.Sequential(nn.Dropout(0.9), linear(), nn.BatchNorm1d(3)).train(training)
-    function = ModuleFunction(model, torch.float64)
-    batch, _ = function.batch([torch.tensor([1.0, 0.0])])
-    still = torch.tensor([[1.5, 3, 5]], dtype=torch.float64) / (1 + 1e-5) ** 0.5
-    assert torch.allclose(function.logits({}, batch), still, rtol=1e-9)
-    assert model.training == model[0].training == training
-    assert model[2].num_batches_tracked == 0
-
-
-def test_a_module_without_parameters_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^model = 'Tanh': it has no parameters to move$"):
-        ModuleFunction(nn.Tanh())

@@ -12,9 +12,8 @@ from dynolab.data.encode import Encoder
 from dynolab.forces import PolicyFunction, step_validity
 from dynolab.forces.function.blocks import block_of
 from dynolab.forces.function.views import View
-from dynolab.forces.step.radius import crossing, rate_radius
 from dynolab.forces.step.second_order import bending_by_block, second_order
-from dynolab.forces.step.validity import SOFTMAX, Start
+from dynolab.forces.step.validity import SOFTMAX, Start, crossing
 from dynolab.results.forces import UNEXPLAINED
 from dynolab.training.config import OptimizerConfig
 from tests.forces.small_models import direction, encoded, llama, neox, recorded, relative
@@ -88,41 +87,6 @@ def test_a_share_crosses_its_bound_between_two_multiples():
     assert crossing(multiples, [1e-4 * s**2 for s in multiples], 9e-4) == pytest.approx(3)
     assert math.isnan(crossing(multiples, [1e-4] * 4, 1e-3))
     assert math.isnan(crossing(multiples, [1e-2] * 4, 1e-3))
-
-
-RATES = dict.fromkeys(range(100), 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("shares", "rates", "expected"),
-    [
-        pytest.param({0: 1e-6, 9: 1e-3, 99: 0.01}, RATES, 3.0, id="never: the last one's radius"),
-        pytest.param({0: 0.1, 9: 0.2, 99: 0.4}, RATES, 0.03, id="at the first step already"),
-        pytest.param({0: 1e-6, 9: 0.025, 39: 0.1, 99: 0.4}, RATES, 0.2, id="between two steps"),
-        pytest.param(
-            {0: 1e-6, 9: 0.025, 39: 0.1, 99: 0.4},
-            RATES | dict.fromkeys(range(10), 4e-3),  # 40, 70 and 130 of 130 in place of 10, 40, 100
-            (40 * 70) ** 0.5 / 130,
-            id="a path's time is the sum of the rates",
-        ),
-        pytest.param({99: 0.2}, {}, math.nan, id="no rates"),
-        pytest.param({}, RATES, math.nan, id="no changes"),
-    ],
-)
-def test_the_rate_at_which_a_training_leaves_first_order(shares, rates, expected):
-    made = validity(OptimizerConfig(name="sgd", learning_rate=1e-3))
-    changes = [
-        made.model_copy(
-            update={
-                "step": step,
-                "since": 0 if step else None,
-                "unexplained": share,
-                "predicted": 3.0,
-            }
-        )
-        for step, share in shares.items()
-    ]
-    assert rate_radius(changes, rates) == pytest.approx(expected, nan_ok=True)
 
 
 def validity(optimizer, dtype=torch.float64):

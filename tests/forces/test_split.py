@@ -252,7 +252,7 @@ def padded(lengths: list[tuple[int, int]], sides: tuple[int, ...], bound: int) -
         )
         for number, (chosen, rejected) in enumerate(lengths)
     )
-    return list(micro_batches(StepRecord(None, examples, {}, {}, {}), sides, bound))  # type: ignore[arg-type]
+    return list(micro_batches(examples, sides, bound))
 
 
 LENGTHS, BOTH = [(5, 4), (3, 5), (2, 2)], (CHOSEN, REJECTED)

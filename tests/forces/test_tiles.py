@@ -13,7 +13,7 @@ from torch import nn
 
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces.function.logit_function import ModuleFunction
+from dynolab.forces import PolicyFunction
 from dynolab.forces.function.rules import Rule
 from dynolab.forces.kernel.operator import TangentKernel
 from dynolab.forces.kernel.size import _groups
@@ -113,26 +113,22 @@ def test_one_group_s_factors_of_each_side_are_held_at_a_time(groups: int) -> Non
         del left, right
 
 
-def classifier(dtype: torch.dtype = torch.float64) -> ModuleFunction:
-    return ModuleFunction(nn.Linear(3, 4), dtype)
-
-
-@pytest.mark.parametrize(
-    ("memory", "directions"), [(512 * 6 - 1, 5), (512 * 6, 6), (10, 1), (2**28, 32)]
-)
-def test_directions_share_a_pass_as_the_memory_holds_them(memory: int, directions: int) -> None:
-    """Eight bytes a number: two tangents of 16 weights, four images of 2 × 4 logits."""
-    kernel = TangentKernel.build(classifier(), memory_bytes=memory)
-    assert kernel.together(2, 4) == directions
-    assert isinstance(kernel.together(2, 4), int)
+@pytest.mark.parametrize(("short", "directions"), [(1, 5), (0, 6)])
+def test_directions_share_a_pass_as_the_memory_holds_them(
+    policy: PolicyFunction, short: int, directions: int
+) -> None:
+    """Eight bytes a number: two tangents of all weights, four images of 2 × 4 logits."""
+    each = 8 * (2 * sum(w.numel() for w in policy.weights.values()) + 4 * 2 * 4)
+    assert TangentKernel.build(policy, memory_bytes=6 * each - short).together(2, 4) == directions
+    assert TangentKernel.build(policy, memory_bytes=10).together(2, 4) == 1
 
 
 @pytest.mark.parametrize(
     ("room", "groups"), [(20, [2, 2, 1]), (29, [2, 2, 1]), (30, [3, 2]), (10, [1] * 5), (50, [5])]
 )
 def test_items_go_together_as_the_room_holds_them(room: int, groups: list[int]) -> None:
-    items = [torch.full((3,), float(number)) for number in range(5)]
-    made = list(_groups(classifier(), "observed", items, 10, room))
+    items = [Encoded((number, 1), 1) for number in range(5)]
+    made = list(_groups("observed", items, 10, room))
     assert [len(group) for group in made] == groups
     assert [item for group in made for item in group] == items
 

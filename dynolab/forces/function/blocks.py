@@ -1,10 +1,14 @@
-"""A model's parameters in blocks: each layer, and what stands before and after the layers."""
+"""A model's parameters as one vector, and in blocks: each layer, and the modules around them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
+
+from dynolab.forces.function.logit_function import Weights
 
 
 def block_of(parameter: str) -> str:
@@ -24,3 +28,14 @@ def block_columns(weights: Mapping[str, Tensor]) -> dict[str, list[slice]]:
         start, stop = stop, stop + weight.numel()
         columns.setdefault(block_of(name), []).append(slice(start, stop))
     return columns
+
+
+def flatten(weights: Weights) -> Float[Tensor, " parameters"]:
+    """All tensors as one vector, one after the other."""
+    return torch.cat([w.detach().flatten() for w in weights.values()])
+
+
+def unflatten(vector: Float[Tensor, " parameters"], like: Weights) -> dict[str, Tensor]:
+    """The vector's parts with the names and shapes of some weights."""
+    parts = vector.split([w.numel() for w in like.values()])
+    return {name: part.view_as(w) for (name, w), part in zip(like.items(), parts, strict=True)}

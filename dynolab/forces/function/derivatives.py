@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,10 +16,12 @@ from torch.func import jvp
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces.function.logit_function import LogitFunction
 from dynolab.forces.function.precision import twice_differentiable
 from dynolab.likelihood.checked import note_check
 from dynolab.likelihood.token_logps import causal_model
+
+if TYPE_CHECKING:
+    from dynolab.forces.function.policy import PolicyFunction
 
 Mode = Literal["forward", "backward", "second"]
 """Derivatives of log π by the weights; `second`: forward mode applied twice."""
@@ -72,7 +74,7 @@ class Derivatives:
 _measured: WeakKeyDictionary[nn.Module, dict[torch.dtype, Derivatives]] = WeakKeyDictionary()
 
 
-def derivatives_of(policy: LogitFunction) -> Derivatives:
+def derivatives_of(policy: PolicyFunction) -> Derivatives:
     """A policy's derivatives, measured on first use.
 
     16-bit differences are too coarse to compare with, so a 16-bit policy is measured in float32.
@@ -89,7 +91,7 @@ def derivatives_of(policy: LogitFunction) -> Derivatives:
 
 
 @torch.no_grad()
-def measure_derivatives(policy: LogitFunction) -> Derivatives:
+def measure_derivatives(policy: PolicyFunction) -> Derivatives:
     """∂ log π · d of a few random tokens by each mode against `[log π(θ+hd) − log π(θ−hd)]/2h`.
 
     The second derivative is compared with `[log π(θ+hd) − 2 log π(θ) + log π(θ−hd)]/h²`. d is

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from dynolab.errors import ConfigError
-from dynolab.forces.function.logit_function import LogitFunction
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.precision import is_rms_norm
 
@@ -81,18 +80,16 @@ def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
     return rules
 
 
-def subspace(function: LogitFunction) -> set[str]:
+def subspace(policy: PolicyFunction) -> set[str]:
     """Parameters that move: those that require a gradient (adapters alone under LoRA).
 
     If none does, as in a model loaded for inspection, all move.
 
     **Raises:** `ConfigError` for frozen adapters: no training moves them with the rest.
     """
-    named = list(function.model.named_parameters())
+    named = list(policy.model.named_parameters())
     trained = {name for name, p in named if p.requires_grad}
-    if not trained and any(
-        hasattr(module, "merged_adapters") for module in function.model.modules()
-    ):
+    if not trained and any(hasattr(module, "merged_adapters") for module in policy.model.modules()):
         raise ConfigError(
             "model",
             "its adapters do not train",

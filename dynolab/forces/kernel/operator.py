@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
+from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
-from dynolab.forces.function.logit_function import LogitFunction, Weights
+from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
 
@@ -37,7 +37,7 @@ class TangentKernel:
     - `memory_bytes`: bound on the tangents and logits of directions that share a pass.
     """
 
-    function: LogitFunction
+    policy: PolicyFunction
     at: dict[str, Tensor]
     moving: frozenset[str]
     scale: dict[str, Tensor] | None
@@ -46,31 +46,31 @@ class TangentKernel:
     @classmethod
     def build(
         cls,
-        function: LogitFunction,
+        policy: PolicyFunction,
         *,
         at: Weights | None = None,
         scale: Weights | None = None,
         memory_bytes: int = 2**28,
     ) -> TangentKernel:
-        """The kernel at `at`, the function's own weights by default.
+        """The kernel at `at`, the policy's own weights by default.
 
         The scale's names are the parameters that move; without a scale, those that require a
         gradient move (adapters alone under LoRA).
         """
-        check_arithmetic(function.dtype, "derivatives of 8 significant bits are mostly noise")
-        place = {**function.weights, **({} if at is None else function.cast(at))}
-        metric = None if scale is None else function.cast(scale)
-        moving = frozenset(subspace(function) if metric is None else metric)
+        check_arithmetic(policy.dtype, "derivatives of 8 significant bits are mostly noise")
+        place = {**policy.weights, **({} if at is None else policy.cast(at))}
+        metric = None if scale is None else policy.cast(scale)
+        moving = frozenset(subspace(policy) if metric is None else metric)
         if not moving:
             raise ConfigError("scale", {}, "name the parameters that move, at least one")
-        return cls(function, place, moving, metric, memory_bytes)
+        return cls(policy, place, moving, metric, memory_bytes)
 
-    def pullback(self, batch: Any) -> tuple[Float[Tensor, "positions classes"], Pullback]:
+    def pullback(self, batch: TokenBatch) -> tuple[Float[Tensor, "positions classes"], Pullback]:
         """Logits of a batch, and `v ↦ P Jᵀ v` for any number of cotangents v at once (VJP)."""
         fixed = {name: w for name, w in self.at.items() if name not in self.moving}
         primal = {name: self.at[name] for name in sorted(self.moving)}
         logits, back = vjp(  # type: ignore[misc]
-            lambda w: self.function.logits({**fixed, **w}, batch), primal
+            lambda w: self.policy.logits({**fixed, **w}, batch), primal
         )
 
         def pull(cotangents: Tensor) -> dict[str, Tensor]:
@@ -83,22 +83,22 @@ class TangentKernel:
 
     @torch.no_grad()
     def push(
-        self, batch: Any, tangents: Mapping[str, Tensor]
+        self, batch: TokenBatch, tangents: Mapping[str, Tensor]
     ) -> Float[Tensor, "directions positions classes"]:
         """`J d` for any number of directions d at once (JVP)."""
         fixed = {name: w for name, w in self.at.items() if name not in self.moving}
         primal = {name: self.at[name] for name in sorted(self.moving)}
 
         def along(tangent: dict[str, Tensor]) -> Tensor:
-            return jvp(
-                lambda w: self.function.logits({**fixed, **w}, batch), (primal,), (tangent,)
-            )[1]
+            return jvp(lambda w: self.policy.logits({**fixed, **w}, batch), (primal,), (tangent,))[
+                1
+            ]
 
         return vmap(along)({name: tangents[name] for name in primal})
 
     def product(
         self,
-        left: Any,
+        left: TokenBatch,
         pull: Pullback,
         vectors: Float[Tensor, "directions positions classes"],
         left_positions: int,
@@ -111,16 +111,16 @@ class TangentKernel:
 
     def together(self, positions: int, classes: int) -> int:
         """Directions that share a pass: as many as the memory holds."""
-        size = torch.finfo(self.function.dtype).bits // 8
+        size = torch.finfo(self.policy.dtype).bits // 8
         moving = sum(self.at[name].numel() for name in self.moving)
         each = size * (2 * moving + 4 * positions * classes)
         return max(1, min(_MOST_DIRECTIONS, self.memory_bytes // each))
 
 
 def kernel_blocks(
-    function: LogitFunction,
-    observed: Any,
-    updating: Any,
+    policy: PolicyFunction,
+    observed: Encoded,
+    updating: Encoded,
     *,
     at: Weights | None = None,
     scale: Weights | None = None,
@@ -129,13 +129,12 @@ def kernel_blocks(
     """All blocks `K_{m,l} = J_{z_m}(χ_o) P J_{z_l}(χ_u)ᵀ` of a pair, exact to rounding.
 
     `−η A_m K_{m,l} G_l` is then the push of token l on all of position m's log-probabilities.
-    For classifiers and small vocabularies: it takes L·V VJPs on the updating item and as many
+    For small vocabularies: it takes L·V VJPs on the updating response and as many
     JVPs on the observed one, and M·L·V² numbers.
 
     **Arguments:**
 
-    - `observed`, `updating`: a response each (`Encoded`) for a policy, features for a module.
-    - `at`: where the derivatives are taken; the function's own weights by default.
+    - `at`: where the derivatives are taken; the policy's own weights by default.
     - `scale`: diagonal of P by parameter name, an optimizer's for instance; identity by default.
 
     **Returns:** `[m, l, i, j]`: rise of logit i at observed position m per unit of pull on logit j
@@ -143,10 +142,10 @@ def kernel_blocks(
 
     **Raises:** `ConfigError` where the blocks need more than `memory_bytes`.
     """
-    check_items(function, observed=[observed], updating=[updating])
-    kernel = TangentKernel.build(function, at=at, scale=scale, memory_bytes=memory_bytes // 4)
-    left, (M,) = function.batch([observed])
-    right, (L,) = function.batch([updating])
+    check_items(policy, observed=[observed], updating=[updating])
+    kernel = TangentKernel.build(policy, at=at, scale=scale, memory_bytes=memory_bytes // 4)
+    left, (M,) = policy.batch([observed])
+    right, (L,) = policy.batch([updating])
     logits, pull = kernel.pullback(right)
     V = logits.shape[-1]
     # Directions and their images are in memory together.
@@ -163,14 +162,13 @@ def kernel_blocks(
     return columns.reshape(L, V, M, V).permute(2, 0, 3, 1)
 
 
-def check_items(function: LogitFunction, **sides: list[Any]) -> None:
+def check_items(policy: PolicyFunction, **sides: Sequence[Encoded]) -> None:
     """Rejects empty sides and responses that the policy cannot score."""
     for side, items in sides.items():
         if not items:
             raise ConfigError(side, [], "give at least one response")
-        if isinstance(function, PolicyFunction):
-            for number, item in enumerate(items):
-                check_response(f"{side}[{number}]", item, function.causal)
+        for number, item in enumerate(items):
+            check_response(f"{side}[{number}]", item, policy.causal)
 
 
 def response_token(sequence: Encoded, index: int) -> Encoded:

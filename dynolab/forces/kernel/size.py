@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +12,11 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
+from dynolab.data.batches import TokenBatch
+from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError, DynolabError
-from dynolab.forces.function.logit_function import LogitFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.kernel.operator import Pullback, TangentKernel, check_items
 
 RANK, PROBES = 8, 8
@@ -40,9 +42,9 @@ class KernelSizes:
 
 
 def kernel_sizes(
-    function: LogitFunction,
-    observed: Sequence[Any],
-    updating: Sequence[Any],
+    policy: PolicyFunction,
+    observed: Sequence[Encoded],
+    updating: Sequence[Encoded],
     *,
     at: Weights | None = None,
     scale: Weights | None = None,
@@ -63,10 +65,9 @@ def kernel_sizes(
     on the updating response alone, so that all observed ones share it. The first term is exact,
     the second unbiased for any W. Its variance is `2‖RᵀR‖²_F/probes`, where the mean of
     ⟨R v_i, R v_j⟩² over i ≠ j estimates the norm: far steadier than the variance of a few
-    squares. A subspace of at most rank + probes dimensions is computed exactly, so a
-    classifier's norms have no error.
+    squares. A subspace of at most rank + probes dimensions is computed exactly.
 
-    The vectors depend only on `seed`, the item's number in `updating` and its shape, so all
+    The vectors depend only on `seed`, the response's number in `updating` and its shape, so all
     observed responses and all checkpoints share them. Comparisons across either are less noisy
     than the two standard errors suggest.
 
@@ -80,9 +81,8 @@ def kernel_sizes(
 
     **Arguments:**
 
-    - `observed`, `updating`: responses (`Encoded`) for a policy, features for a module. For one
-      token pair give `response_token` of both.
-    - `at`: where the derivatives are taken; the function's own weights by default.
+    - `observed`, `updating`: responses. For one token pair give `response_token` of both.
+    - `at`: where the derivatives are taken; the policy's own weights by default.
     - `scale`: diagonal of P by parameter name, an optimizer's for instance; identity by default.
     - `rank`, `probes`: dimension of W, and number of further random vectors (at least 2).
     - `memory_bytes`: bound on the directions, their images and tangents, beside the model and
@@ -93,18 +93,18 @@ def kernel_sizes(
 
     **Raises:** `ConfigError` on empty or unusable responses, too few probes, too little memory.
     """
-    check_items(function, observed=list(observed), updating=list(updating))
+    check_items(policy, observed=observed, updating=updating)
     if rank < 0 or probes < 2:
         raise ConfigError(
             "rank, probes", (rank, probes), "the standard error needs two probes or more; rank ≥ 0"
         )
-    kernel = TangentKernel.build(function, at=at, scale=scale, memory_bytes=memory_bytes // 4)
+    kernel = TangentKernel.build(policy, at=at, scale=scale, memory_bytes=memory_bytes // 4)
     with torch.no_grad():
-        first, _ = function.batch(observed[:1])
-        classes = function.logits(kernel.at, first).shape[-1]
-    bytes_each = (rank + probes) * classes * function.dtype.itemsize
+        first, _ = policy.batch(observed[:1])
+        classes = policy.logits(kernel.at, first).shape[-1]
+    bytes_each = (rank + probes) * classes * policy.dtype.itemsize
     groups, _ = (
-        list(_groups(function, side, items, bytes_each, memory_bytes // 4))
+        list(_groups(side, items, bytes_each, memory_bytes // 4))
         for side, items in (("observed", observed), ("updating", updating))
     )
     columns = []
@@ -127,14 +127,14 @@ def _norms(squares: Squares) -> tuple[Float[ndarray, "*pairs"], Float[ndarray, "
 
 def _of_updating(
     kernel: TangentKernel,
-    groups: list[list[Any]],
-    item: Any,
+    groups: list[list[Encoded]],
+    item: Encoded,
     rank: int,
     probes: int,
     generator: torch.Generator,
 ) -> tuple[Squares, Squares]:
     """One column of the raw and the centred squares."""
-    batch, _ = kernel.function.batch([item])
+    batch, _ = kernel.policy.batch([item])
     logits, pull = kernel.pullback(batch)
     plans = [
         _directions(kernel, batch, pull, gauge, logits, rank, probes, generator)
@@ -142,7 +142,7 @@ def _of_updating(
     ]
     columns = []
     for group in groups:
-        left, positions = kernel.function.batch(group)
+        left, positions = kernel.policy.batch(group)
         inside, outside = (_squares(kernel, left, positions, pull, *plan) for plan in plans)
         # A shift lies outside range(C): it adds to the raw norm alone.
         columns.append((inside[0] + outside[0], inside[1]))
@@ -152,7 +152,7 @@ def _of_updating(
 
 def _directions(
     kernel: TangentKernel,
-    batch: Any,
+    batch: TokenBatch,
     pull: Pullback,
     gauge: bool,
     logits: Float[Tensor, "positions classes"],
@@ -198,7 +198,7 @@ def _orthonormal(
 
 def _squares(
     kernel: TangentKernel,
-    left: Any,
+    left: TokenBatch,
     positions: Sequence[int],
     pull: Pullback,
     basis: Tensor,
@@ -235,13 +235,13 @@ def _of_images(
 
 
 def _groups(
-    function: LogitFunction, side: str, items: Sequence[Any], bytes_each: int, room: int
-) -> Iterator[list[Any]]:
+    side: str, items: Sequence[Encoded], bytes_each: int, room: int
+) -> Iterator[list[Encoded]]:
     """Groups of items whose vectors or images, `bytes_each` per position, fit into `room` bytes."""
-    group: list[Any] = []
+    group: list[Encoded] = []
     taken = 0
     for number, item in enumerate(items):
-        (positions,) = function.batch([item])[1]
+        positions = item.response_length
         size = positions * bytes_each
         if size > room:
             raise ConfigError(

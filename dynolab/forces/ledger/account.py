@@ -40,12 +40,11 @@ from torch import Tensor
 
 from dynolab.data.batches import by_length
 from dynolab.errors import ConfigError
+from dynolab.forces.function.blocks import flatten, unflatten
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.flat import flatten, unflatten
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.hardest_pulls import HardestPulls
 from dynolab.forces.ledger.responses import StepResponses, step_responses
 from dynolab.forces.ledger.step_account import (
     Later,
@@ -57,9 +56,12 @@ from dynolab.forces.ledger.step_account import (
     step_made,
 )
 from dynolab.forces.ledger.waiting import Waiting
-from dynolab.forces.map.memory import memory_for
+from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.weighted import scores_along
 from dynolab.training.step_record import StepRecord
+
+HARDEST = 6
+"""Pulls on a functional that are kept."""
 
 STEP = "step.safetensors"
 """File of `Ledger.save` with what is no functional's."""
@@ -268,3 +270,32 @@ def check_follows(
             f"the weights after this step are not those before step {step}; give every step of one "
             "training, the last one first",
         )
+
+
+class HardestPulls:
+    """The hardest pulls on one functional of all steps so far, an example's in a step being one.
+
+    A step's pull is split where it is among these when the step is entered. At the end the hardest
+    of all steps have been split, and of n pulls in no particular order about
+    `HARDEST (1 + ln(n / HARDEST))` in all.
+
+    **Arguments:** `nats`: what was kept so far, the hardest first; zeros where there is none yet.
+    """
+
+    def __init__(self, nats: Float[Tensor, " pulls"] | None = None) -> None:
+        self.nats = torch.zeros(HARDEST, dtype=torch.float64) if nats is None else nats.cpu()
+
+    def enter(self, lines: Float[Tensor, " responses"], examples: Sequence[str]) -> list[int]:
+        """The numbers of a step's responses to split: of every example whose lines' sum is among
+        the hardest pulls, the one that pulls hardest."""
+        numbers: dict[str, list[int]] = {}
+        for number, example in enumerate(examples):
+            numbers.setdefault(example, []).append(number)
+        own = lines.cpu().double()
+        sums = torch.stack([own[rows].sum() for rows in numbers.values()])
+        self.nats = torch.cat([self.nats, sums]).sort().values[:HARDEST]
+        return [
+            min(rows, key=lambda number: float(own[number]))
+            for rows, pull in zip(numbers.values(), sums.tolist(), strict=True)
+            if pull < 0 and pull <= self.nats[-1]
+        ]

@@ -25,18 +25,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.errors import ConfigError
+from dynolab.forces.function.blocks import flatten
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.account import check_follows
-from dynolab.forces.ledger.flat import flatten
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.step_account import products
-from dynolab.forces.step.split import (
-    micro_batches,
-    objective_logps,
-    record_batch,
-    side_gradients,
-)
+from dynolab.forces.step.split import objective_logps, side_gradients, step_batches
 from dynolab.objectives import build_objective
 from dynolab.training.config import DIFFERENTIATED
 from dynolab.training.optimizer import CLIP_EPSILON
@@ -130,8 +125,8 @@ class Metagradient:
         weights = along.new_ones(len(record.examples), requires_grad=True)
         by_weights = along.new_zeros(len(record.examples), len(along))
         by_parameters = torch.zeros_like(along)
-        for examples in micro_batches(record, objective.sides, self._batch_tokens):
-            batch = record_batch(record, policy, examples)
+        batches = step_batches(record.examples, objective, policy, self._batch_tokens)
+        for examples, batch in batches:
             place = [n for n in examples for _ in record.examples[n].responses(objective.sides)]
             own = weights[torch.tensor(place, device=weights.device)][batch.sequence]
             logps = objective_logps(policy, leaves, batch, objective)

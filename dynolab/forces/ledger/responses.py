@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.map.problem import Updating, labelled
+from dynolab.forces.map.problem import Updating, labelled, weighted_of
 from dynolab.forces.map.weighted import WeightedResponse
-from dynolab.forces.step.split import micro_batches, record_batch
+from dynolab.forces.step.split import step_batches
 from dynolab.objectives import Objective, build_objective, read_logps
 from dynolab.training.step_record import StepRecord
 
@@ -40,25 +40,13 @@ def step_responses(
     labels = labelled(record.examples, objective)
     rows = gradients.rows(record.before, len(labels))
     weighted: list[WeightedResponse] = []
-    for examples in micro_batches(record, objective.sides, batch_tokens):
-        batch = record_batch(record, gradients.policy, examples)
+    batches = step_batches(record.examples, objective, gradients.policy, batch_tokens)
+    for numbers, batch in batches:
         losses = _Losses(objective, batch)
         own = rows[len(weighted) : len(weighted) + len(batch.side)]
         gradients.add(record.before, batch, losses, torch.arange(len(own)), into=own)
-        sequences = [
-            (sequence, record.examples[number].temperature)
-            for number in examples
-            for _, sequence in record.examples[number].responses(objective.sides)
-        ]
-        lengths = [sequence.response_length for sequence, _ in sequences]
-        # A batch may list likelier tokens that the loss does not read; they have no weights.
-        targets = batch.targets[:, : losses.token_weights.shape[1]]
-        weighted += [
-            WeightedResponse(sequence, own, weights, temperature)
-            for (sequence, temperature), own, weights in zip(
-                sequences, targets.split(lengths), losses.token_weights.split(lengths), strict=True
-            )
-        ]
+        examples = [record.examples[number] for number in numbers]
+        weighted += weighted_of(examples, objective, batch, losses.token_weights)
     return StepResponses(tuple(labels), rows, tuple(weighted))
 
 

@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.forces.function.blocks import block_columns
+from dynolab.forces.function.blocks import block_columns, flatten
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.flat import flatten
 from dynolab.forces.ledger.functional import Slopes
 from dynolab.forces.ledger.responses import StepResponses
 from dynolab.forces.map.problem import Updating

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from numpy import ndarray
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, by_length
@@ -24,12 +26,10 @@ from dynolab.forces.function.rules import subspace
 from dynolab.forces.map.breakdown import Breakdown
 from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.map.problem import weighted_responses
-from dynolab.forces.map.terms import TokenTerms, response_terms, trained_terms
-from dynolab.forces.map.totals import block_sums, pair_totals
+from dynolab.forces.map.terms import TokenTerms, response_terms, updating_terms
 from dynolab.forces.step.one_step import one_step
 from dynolab.forces.step.optimizers import FrozenUpdate
-from dynolab.forces.step.split import objective_batch, step_totals
-from dynolab.forces.step.token_map import token_strings
+from dynolab.forces.step.token_map import token_string, token_strings
 from dynolab.objectives import build_objective
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.results.forces import (
@@ -181,6 +181,33 @@ def analysis_of(question: Question, whole: ForceMap) -> Analysis:
     )
 
 
+@dataclass(frozen=True)
+class PairTotals:
+    """Nats by observed answer and updating pair, through chosen and through rejected tokens."""
+
+    pairs: tuple[str, ...]
+    from_chosen: Float[ndarray, "observed pairs"]
+    from_rejected: Float[ndarray, "observed pairs"]
+
+
+def pair_totals(force_map: ForceMap) -> PairTotals:
+    """`Σ_m Σ_{l ∈ side} F[m, l]` of every observed answer and updating pair, summed in float64."""
+    pairs = tuple(dict.fromkeys(response.id for response in force_map.updating))
+    sums = block_sums(force_map.force, force_map.observed_offsets, force_map.updating_offsets)
+    sides = {side: np.zeros((len(sums), len(pairs))) for side in ("chosen", "rejected")}
+    for column, response in enumerate(force_map.updating):
+        sides[response.side][:, pairs.index(response.id)] += sums[:, column]
+    return PairTotals(pairs, sides["chosen"], sides["rejected"])
+
+
+def block_sums(
+    force: Float[ndarray, "rows columns"], row_offsets: list[int], column_offsets: list[int]
+) -> Float[ndarray, "observed updating"]:
+    """Sum of every block that the offsets cut out; each holds at least one number."""
+    rows = np.add.reduceat(force, row_offsets[:-1], axis=0, dtype=np.float64)
+    return np.asarray(np.add.reduceat(rows, column_offsets[:-1], axis=1))
+
+
 def _totals(question: Question, whole: ForceMap, parts: Breakdown) -> list[PairForce]:
     sums = pair_totals(whole)
     head = parts.head.cpu().numpy()
@@ -206,47 +233,41 @@ def _totals(question: Question, whole: ForceMap, parts: Breakdown) -> list[PairF
 
 def _terms(question: Question) -> list[ResponseTermsRow]:
     """Terms of the observed answers with c = 1 and of the updating ones with the objective's c."""
+    policy, tokenizer = question.policy, question.tokenizer
     encoded = [answer for _, answer in question.observed]
-    terms_of_each = response_terms(question.policy, encoded, at=question.at)
-    rows = [
-        _terms_row("observed", probe.pair_id, probe.kind, answer, question, terms)
-        for (probe, answer), terms in zip(question.observed, terms_of_each, strict=True)
+    observed = zip(question.observed, response_terms(policy, encoded, at=question.at), strict=True)
+    objective = build_objective(question.objective)
+    updating = updating_terms(policy, question.updating, objective, at=question.at or {})
+    return [
+        *(
+            _terms_row("observed", probe.pair_id, probe.kind, token_strings(answer, tokenizer), own)
+            for (probe, answer), own in observed
+        ),
+        *(
+            _terms_row(
+                "updating",
+                response.updating.id,
+                response.updating.side,
+                [token_string(token, tokenizer) for token in response.updating.tokens],
+                response.terms,
+            )
+            for response in updating
+        ),
     ]
-    return rows + _updating_terms(question)
-
-
-@torch.no_grad()
-def _updating_terms(question: Question) -> list[ResponseTermsRow]:
-    objective, policy = build_objective(question.objective), question.policy
-    totals = step_totals(question.updating, objective)
-    place = policy.cast(question.at or {})
-    rows = []
-    for example in question.updating:
-        batch = objective_batch([example], objective, totals, policy)
-        logits = policy.logits(place, batch)
-        used = example.responses(objective.sides)
-        lengths = [response.response_length for _, response in used]
-        for (side, response), terms in zip(
-            used, trained_terms(objective, logits, batch).split(lengths), strict=True
-        ):
-            kind = "chosen" if side == CHOSEN else "rejected"
-            rows.append(_terms_row("updating", example.id, kind, response, question, terms))
-    return rows
 
 
 def _terms_row(
     role: Literal["observed", "updating"],
     name: str,
     kind: str,
-    encoded: Encoded,
-    question: Question,
+    tokens: list[str],
     terms: TokenTerms,
 ) -> ResponseTermsRow:
     return ResponseTermsRow(
         role=role,
         id=name,
         kind=kind,
-        tokens=token_strings(encoded, question.tokenizer),
+        tokens=tokens,
         logp=terms.logp.tolist(),
         a_norm=terms.a_frobenius.tolist(),
         energy=terms.energy.tolist(),

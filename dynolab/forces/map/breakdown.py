@@ -13,8 +13,8 @@ from torch import Tensor
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.map.blocks import HEAD
 from dynolab.forces.map.force_map import ForceMap, force_map
+from dynolab.forces.map.gram import HEAD
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
 from dynolab.training.step_record import Recorded

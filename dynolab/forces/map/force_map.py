@@ -19,10 +19,9 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import DynolabError
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.map.blocks import Blocks
+from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.files import Bounds, MapFolder
-from dynolab.forces.map.gram import Tile, gram_tiles, plan_tiles
-from dynolab.forces.map.memory import memory_for
+from dynolab.forces.map.gram import Blocks, Tile, gram_tiles, plan_tiles
 from dynolab.forces.map.problem import Problem, Updating, pose
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from dynolab.data.batches import CHOSEN
+from dynolab.data.batches import CHOSEN, TokenBatch
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
@@ -103,7 +105,11 @@ def pose(
 def labelled(updating: Sequence[Recorded], objective: Objective) -> list[Updating]:
     """The responses that an objective trains on, example after example."""
     return [
-        Updating(example.id, "chosen" if side == CHOSEN else "rejected", _response(sequence))
+        Updating(
+            example.id,
+            "chosen" if side == CHOSEN else "rejected",
+            sequence.ids[sequence.prompt_length :],
+        )
         for example in updating
         for side, sequence in example.responses(objective.sides)
     ]
@@ -120,18 +126,28 @@ def weighted_responses(
         batch = objective_batch([example], objective, totals, policy)
         logps = objective_logps(policy, at, batch, objective)
         token_weights = objective.token_weights(logps, batch).reshape(len(logps), -1)
-        sequences = [sequence for _, sequence in example.responses(objective.sides)]
-        lengths = [sequence.response_length for sequence in sequences]
-        # A batch may list likelier tokens that the loss does not read; they have no weights.
-        targets = batch.targets[:, : token_weights.shape[1]]
-        weighted += [
-            WeightedResponse(sequence, own, weights, example.temperature)
-            for sequence, own, weights in zip(
-                sequences, targets.split(lengths), token_weights.split(lengths), strict=True
-            )
-        ]
+        weighted += weighted_of([example], objective, batch, token_weights)
     return weighted
 
 
-def _response(sequence: Encoded) -> tuple[int, ...]:
-    return sequence.ids[sequence.prompt_length :]
+def weighted_of(
+    examples: Sequence[Recorded],
+    objective: Objective,
+    batch: TokenBatch,
+    token_weights: Float[Tensor, "tokens targets"],
+) -> list[WeightedResponse]:
+    """The responses of a batch of examples, every token with its weights."""
+    sequences = [
+        (sequence, example.temperature)
+        for example in examples
+        for _, sequence in example.responses(objective.sides)
+    ]
+    lengths = [sequence.response_length for sequence, _ in sequences]
+    # A batch may list likelier tokens that the loss does not read; they have no weights.
+    targets = batch.targets[:, : token_weights.shape[1]].split(lengths)
+    return [
+        WeightedResponse(sequence, own, weights, temperature)
+        for (sequence, temperature), own, weights in zip(
+            sequences, targets, token_weights.split(lengths), strict=True
+        )
+    ]

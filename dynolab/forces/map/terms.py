@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, TokenBatch, by_length
+from dynolab.data.batches import TokenBatch, by_length
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.map.problem import Updating
-from dynolab.forces.step.split import micro_batches, record_batch
+from dynolab.forces.map.problem import Updating, labelled
+from dynolab.forces.step.split import step_batches
 from dynolab.likelihood.token_facts import token_facts
 from dynolab.objectives import Objective, build_objective, read_logps, target_force
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import Recorded, StepRecord
 
 
 @dataclass(frozen=True)
@@ -143,19 +143,30 @@ def step_terms(
     by example, chosen before rejected. c_l includes the step's denominators, not its learning
     rate or clip factor (`record.facts`).
     """
-    objective = build_objective(record.facts.objective)
-    place = policy.cast(record.before)
-    step: list[UpdatingTerms] = []
-    for examples in micro_batches(record, objective.sides, batch_tokens):
-        batch = record_batch(record, policy, examples)
+    return updating_terms(
+        policy,
+        record.examples,
+        build_objective(record.facts.objective),
+        at=record.before,
+        batch_tokens=batch_tokens,
+    )
+
+
+@torch.no_grad()
+def updating_terms(
+    policy: PolicyFunction,
+    examples: Sequence[Recorded],
+    objective: Objective,
+    *,
+    at: Weights,
+    batch_tokens: int = 4_096,
+) -> list[UpdatingTerms]:
+    """`step_terms` of a step on these examples, at these weights."""
+    place = policy.cast(at)
+    terms: list[TokenTerms] = []
+    for _, batch in step_batches(examples, objective, policy, batch_tokens):
         logits = policy.logits(place, batch, forward_mode=False)
         lengths = torch.bincount(batch.sequence, minlength=len(batch.side)).tolist()
-        parts = trained_terms(objective, logits, batch).split(lengths)
-        for number, terms in enumerate(parts):
-            updating = Updating(
-                id=batch.ids[int(batch.example[number])],
-                side="chosen" if int(batch.side[number]) == CHOSEN else "rejected",
-                tokens=tuple(batch.token[batch.sequence == number].tolist()),
-            )
-            step.append(UpdatingTerms(updating, terms))
-    return step
+        terms += trained_terms(objective, logits, batch).split(lengths)
+    labels = labelled(examples, objective)
+    return [UpdatingTerms(*both) for both in zip(labels, terms, strict=True)]

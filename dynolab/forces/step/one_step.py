@@ -20,9 +20,10 @@ DIFFERENCES = "differences of 16-bit log-probabilities are off by 12 to 80 % and
 
 @dataclass(frozen=True)
 class OneStep:
-    """Δ log π at every response position of a batch over one change of the weights, in nats.
+    """What one change of the weights does at every response position of a batch.
 
-    Without a view there is one number a position, that of the realised token.
+    Of log π, in nats: one number a position for the realised token, or one for each token of a
+    view. Of hidden features (`feature_step`): a vector a position.
     """
 
     measured: Float[Tensor, "tokens ..."]

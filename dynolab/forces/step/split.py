@@ -9,12 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import (
-    CHOSEN,
-    REJECTED,
-    TokenBatch,
-    Totals,
-)
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, Totals
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_record
 from dynolab.forces.function.logit_function import Weights
@@ -114,14 +109,17 @@ def side_gradients(
         side: {name: torch.zeros_like(w) for name, w in leaves.items()}
         for side in (CHOSEN, REJECTED)
     }
-    for examples in micro_batches(record, objective.sides, batch_tokens):
-        batch = record_batch(record, policy, examples)
+    for _, batch in step_batches(record.examples, objective, policy, batch_tokens):
         logps = objective_logps(policy, leaves, batch, objective)
         token_weights = objective.token_weights(logps.detach(), batch)
         for side in objective.sides:
             surrogate = -(token_weights * logps)[batch.token_side == side].sum()
             last = side == objective.sides[-1]
-            _accumulate(sums[side], surrogate, leaves, retain_graph=not last)
+            gradients = torch.autograd.grad(
+                surrogate, list(leaves.values()), retain_graph=not last, materialize_grads=True
+            )
+            for total, gradient in zip(sums[side].values(), gradients, strict=True):
+                total += gradient
     return SideGradients(sums[CHOSEN], sums[REJECTED])
 
 
@@ -134,6 +132,16 @@ def record_batch(record: StepRecord, policy: PolicyFunction, examples: Sequence[
     totals = step_totals(record.examples, objective)
     wanted = [record.examples[number] for number in examples]
     return objective_batch(wanted, objective, totals, policy)
+
+
+def step_batches(
+    examples: Sequence[Recorded], objective: Objective, policy: PolicyFunction, batch_tokens: int
+) -> Iterator[tuple[list[int], TokenBatch]]:
+    """A step's examples in batches of at most so many padded tokens, with their numbers."""
+    totals = step_totals(examples, objective)
+    for numbers in micro_batches(examples, objective.sides, batch_tokens):
+        wanted = [examples[number] for number in numbers]
+        yield numbers, objective_batch(wanted, objective, totals, policy)
 
 
 def objective_batch(
@@ -177,7 +185,7 @@ def replay_error(split: UpdateSplit, record: StepRecord) -> float:
         split.total_of(name).to("cpu", torch.float64) - change
         for name, change in _recorded_change(record)
     )
-    return _ratio(norm_of(gaps), _recorded_norm(record))
+    return _of_change(norm_of(gaps), record)
 
 
 def rounding_floor(record: StepRecord) -> float:
@@ -190,11 +198,17 @@ def rounding_floor(record: StepRecord) -> float:
         torch.nextafter(w.abs(), torch.full_like(w, torch.inf)) - w.abs()
         for w in record.after.values()
     )
-    return _ratio(norm_of(spacings) / 12**0.5, _recorded_norm(record))
+    return _of_change(norm_of(spacings) / 12**0.5, record)
 
 
-def _recorded_norm(record: StepRecord) -> Float[Tensor, ""]:
-    return norm_of(change for _, change in _recorded_change(record))
+def _of_change(size: Float[Tensor, ""], record: StepRecord) -> float:
+    """A norm as a share of that of the recorded change."""
+    whole = norm_of(change for _, change in _recorded_change(record))
+    if not whole > 0:
+        raise ConfigError(
+            "record", float(whole), "the recorded step changed no weight; record another step"
+        )
+    return float(size / whole)
 
 
 def _recorded_change(record: StepRecord) -> Iterator[tuple[str, Tensor]]:
@@ -203,27 +217,13 @@ def _recorded_change(record: StepRecord) -> Iterator[tuple[str, Tensor]]:
         yield name, record.after[name].double() - before.double()
 
 
-def _accumulate(
-    sums: dict[str, Tensor],
-    value: Float[Tensor, ""],
-    leaves: Weights,
-    *,
-    retain_graph: bool,
-) -> None:
-    gradients = torch.autograd.grad(
-        value, list(leaves.values()), retain_graph=retain_graph, materialize_grads=True
-    )
-    for total, gradient in zip(sums.values(), gradients, strict=True):
-        total += gradient
-
-
 def micro_batches(
-    record: StepRecord, sides: Sequence[int], batch_tokens: int
+    examples: Sequence[Recorded], sides: Sequence[int], batch_tokens: int
 ) -> Iterator[list[int]]:
     """Example numbers whose padded sequences stay within a number of tokens."""
     batch: list[int] = []
     batch_lengths: list[int] = []
-    for number, example in enumerate(record.examples):
+    for number, example in enumerate(examples):
         lengths = [len(sequence.ids) for _, sequence in example.responses(sides)]
         together = batch_lengths + lengths
         if batch and len(together) * max(together) > batch_tokens:
@@ -232,11 +232,3 @@ def micro_batches(
         batch.append(number)
         batch_lengths += lengths
     yield batch
-
-
-def _ratio(part: Tensor, whole: Tensor) -> float:
-    if not whole > 0:
-        raise ConfigError(
-            "record", float(whole), "the recorded step changed no weight; record another step"
-        )
-    return float(part / whole)

@@ -124,6 +124,19 @@ def _replay(record: StepRecord, error: float, stage: str, rows: Sequence[ForceRo
     )
 
 
+def force_metrics(rows: Sequence[ForceRow]) -> dict[str, float]:
+    """`force/<kind>/<part>`: means over the training pairs' answers, in nats per step."""
+    groups: dict[str, list[ForceRow]] = {}
+    for row in rows:
+        if row.split == "train":
+            groups.setdefault(row.kind, []).append(row)
+    return {
+        f"force/{kind}/{part}": math.fsum(getattr(row, part) for row in members) / len(members)
+        for kind, members in groups.items()
+        for part in ("measured", "predicted", "residual", *PARTS)
+    }
+
+
 @torch.no_grad()
 def _observe(
     batches: Sequence[Watched],

@@ -19,10 +19,10 @@ from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import (
     PAD_ID,
-    micro_batches,
     objective_logps,
     record_batch,
     split_step,
+    step_batches,
 )
 from dynolab.objectives import build_objective
 from dynolab.results.study import TokenMap
@@ -129,8 +129,7 @@ def example_pushes(
     before = policy.cast(record.before)
     objective = build_objective(record.facts.objective)
     pushes = torch.zeros(len(record.examples), dtype=policy.dtype, device=policy.device)
-    for examples in micro_batches(record, objective.sides, batch_tokens):
-        batch = record_batch(record, policy, examples)
+    for examples, batch in step_batches(record.examples, objective, policy, batch_tokens):
         logps = objective_logps(policy, before, batch, objective)
         view = View(batch.targets) if objective.dense else None
         along = policy.change_along(before, [direction], batch, view=view)[0]
@@ -142,7 +141,7 @@ def example_pushes(
             sum(sequence.response_length for _, sequence in own.responses(objective.sides))
             for own in (record.examples[number] for number in examples)
         ]
-        pushes[list(examples)] = torch.stack([own.sum() for own in each.split(lengths)])
+        pushes[examples] = torch.stack([own.sum() for own in each.split(lengths)])
     return pushes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.step.one_step import change_of
-from dynolab.forces.step.radius import crossing
 from dynolab.forces.step.second_order import bending_by_block, second_order
 from dynolab.forces.step.watch import Watched, encode_probes, watch
 from dynolab.results.forces import UNEXPLAINED, BendingPart, Sweep, Validity
@@ -151,3 +151,17 @@ def _moved(
             for watched in batches
         ]
     )
+
+
+def crossing(
+    multiples: Sequence[float], shares: Sequence[float], bound: float = UNEXPLAINED
+) -> float:
+    """The multiple where a share first exceeds the bound, by interpolation in logarithms.
+
+    NaN where all shares lie on one side.
+    """
+    for (low, below), (high, above) in pairwise(zip(multiples, shares, strict=True)):
+        if below <= bound < above:
+            start, stop = (math.log(max(share, 1e-30)) for share in (below, above))
+            return low * (high / low) ** ((math.log(bound) - start) / (stop - start))
+    return math.nan
