@@ -21,7 +21,6 @@ from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.store import Store
 from dynolab.training.record_cache import RecordCache
 from flows.checkpoints import inputs_of
-from tasks.report import REMEDIES
 from tasks.runtime.existing_results import existing_result
 from tasks.runtime.open_platform import planning_platform
 from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
@@ -95,9 +94,8 @@ def serve(application: Any, server: socket.socket, token: str) -> None:
 def page_of(study: Study) -> Any:
     """The page as an ASGI application."""
     from dynolab.explorer.page.app import application
-    from tasks.runtime.system.invocation import invocation
 
-    return application(study, program=invocation())
+    return application(study)
 
 
 def open_study(reference: str) -> Study:
@@ -138,15 +136,7 @@ def open_study(reference: str) -> Study:
     data = inputs["data"]
     assert data is not None
     name = store.manifest(result.address, result.digest).config["name"]
-    remedies = store.folder(result.address, result.digest) / REMEDIES
-    return Study(
-        str(name),
-        result.short,
-        trainings,
-        pairs,
-        data.short,
-        remedies if remedies.exists() else None,
-    )
+    return Study(str(name), result.short, trainings, pairs, data.short)
 
 
 def _training(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,6 +18,8 @@ import torch
 from jaxtyping import Float
 from numpy import ndarray
 
+from dynolab.costs.memory import ledger_copies
+from dynolab.data.batches import REJECTED
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.explorer.lines import Lines
@@ -25,14 +28,16 @@ from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.forces.ledger.step_account import StepMade, account_of, step_made
+from dynolab.forces.map.costs import free_bytes
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.split import UpdateSplit, split_step
 from dynolab.forces.step.token_map import build_token_map
 from dynolab.objectives import build_objective
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.results.study import TokenMap
+from dynolab.training.record_cache import size_of_weights
 from dynolab.training.recorded_examples import RecordedExample
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import StepFacts, StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -174,3 +179,24 @@ class AskedStep:
     @cached_property
     def _split(self) -> UpdateSplit:
         return split_step(self.record, self.policy)
+
+
+def check_room(record: Path, device: torch.device) -> None:
+    """Raises `ConfigError` unless a recorded step's lines to one answer fit beside all else.
+
+    **Arguments:** `record`: the step's folder in a training's result, without its tensors.
+    """
+    facts = StepFacts.model_validate_json((record / "step.json").read_text())
+    sides = 2 if REJECTED in build_objective(facts.objective).sides else 1
+    responses = sides * len((record / "batch.jsonl").read_text().splitlines())
+    weights, free = size_of_weights(record), free_bytes(device)
+    copies = ledger_copies(facts.optimizer, functionals=1, responses=responses)
+    if copies * weights > free:
+        raise ConfigError(
+            "step",
+            facts.step,
+            f"takes about {copies * weights / 1e9:.1f} GB here: {copies} copies of the "
+            f"{weights / 1e9:.1f} GB of trained weights, for a batch of {responses} answers; "
+            f"{free / 1e9:.1f} GB are free. Open the study on a machine with more memory, or "
+            "train it with a smaller batch_size or LoRA; what its ledger has stored is shown here",
+        )

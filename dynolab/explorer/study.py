@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
@@ -13,17 +12,13 @@ from dynolab.explorer.training import Training
 
 @dataclass(frozen=True)
 class Study:
-    """A study's trainings by name, and its training pairs by id.
-
-    `remedies`: the study file of a comparison of remedies that the study has made.
-    """
+    """A study's trainings by name, and its training pairs by id."""
 
     name: str
     result: str
     trainings: Mapping[str, Training]
     pairs: Mapping[str, Example]
     data: str
-    remedies: Path | None = None
 
     def beside(self, other: Study) -> Study:
         """This study with the trainings of another one on the same data, except those it shares.

@@ -14,11 +14,9 @@ from pydantic import TypeAdapter
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
 from dynolab.data.rows import Example, ProbeRow, Row, read_value
 from dynolab.errors import ConfigError
-from dynolab.explorer.background import Background
-from dynolab.explorer.kept import file_of, write_whole
+from dynolab.explorer.kept import Background, file_of, write_whole
 from dynolab.explorer.lines import Lines
-from dynolab.explorer.room import check_room
-from dynolab.explorer.step import Asked, AskedStep, Metric, under, with_pair
+from dynolab.explorer.step import Asked, AskedStep, Metric, check_room, under, with_pair
 from dynolab.explorer.watched import Answer, read_answers
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig

@@ -78,13 +78,13 @@ def view(study: Study, state: State) -> str:
     training = study.training(state.training)
     steps, _ = training.computable()
     if state.view == "answers":
-        return text_of(answers.shown(study, state, dark=False, program="dynolab"))
+        return text_of(answers.shown(study, state, dark=False))
     for step in steps:
         training.lines(step, state.kind, state.asked)
         training.lines(step, state.kind, state.under(training))
     if state.view == "pairs":
         return text_of([pairs.listed(study, state), pairs.shown(study, state)])
-    parts = [what_if.listed(study, state), what_if.shown(study, state, False, "dynolab")]
+    parts = [what_if.listed(study, state), what_if.shown(study, state, False)]
     return text_of(parts)
 
 

@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import requests
 import yaml
 
 from dynolab.errors import ConfigError
-from dynolab.explorer.page.copies import map_python
-from dynolab.explorer.step import Asked, Metric
 from flows.explore import open_study
 from flows.study import FLOW
 from tests.browsing import CHROMIUM, READERS, browser_page, faint
@@ -189,23 +186,6 @@ def test_slider_metric_objective_and_copies(page: Any, home: Path) -> None:
     page.locator(".choices", has_text="β").get_by_text("0.3", exact=True).press("Enter")
     page.wait_for_url("**beta=0.3*")
     seen(page, '"beta": 0.3')
-
-
-@pytest.mark.parametrize("metric", ["optimizer", "gradient"])
-def test_the_python_that_is_copied_gives_the_pages_number(
-    metric: Metric, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DYNOLAB_HOME", str(home))
-    study = open_study("report")
-    training = study.training("preference")
-    row = next(answer.row for answer in training.answers["chosen"] if answer.row.split == "heldout")
-    step, asked = training.recorded_steps[-1], Asked(metric)
-    pair = training.record(step).examples[0].id
-    token_map = training.token_map(row, study.pairs[pair], step, asked)
-    names: dict[str, Any] = {}
-    exec(map_python(training, row, step, pair, asked), names)
-    assert names["force"].tolist() == pytest.approx(np.array(token_map.force), rel=1e-3, abs=1e-8)
-    assert capsys.readouterr().out == f"{np.sum(token_map.force):+.3g} nats\n"
 
 
 def test_only_the_owner_gets_in_and_by_the_servers_own_names(link: str) -> None:

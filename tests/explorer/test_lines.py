@@ -1,4 +1,4 @@
-"""Sums of lines, against sums written out line by line."""
+"""Sums of lines, against sums written out line by line, and the lines that a ledger has stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, WhatIf
+from dynolab.data.rows import ProbeRow, Split
+from dynolab.explorer.lines import (
+    CHOSEN,
+    REJECTED,
+    Lines,
+    WhatIf,
+    lines_to_answer,
+    lines_to_means,
+)
+from dynolab.report.inputs.ledger import Ledger
+from tests.report.ledgers import write_ledger
 
 PAIRS, ANSWERS = ("a", "b", "c"), 4
 
@@ -98,3 +108,40 @@ def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     for name in ("step", "pair", "side", "nats", "measured"):
         assert (getattr(again, name) == getattr(own, name)).all()
     assert (again.apart["weight decay"] == own.apart["weight decay"]).all()
+
+
+def of_split(ledger: Ledger, split: Split) -> Ledger:
+    """The same ledger, of answers of another split."""
+    accounts = (
+        replace(account, row=account.row.model_copy(update={"split": split}))
+        for account in ledger.accounts
+    )
+    return replace(ledger, accounts=tuple(accounts))
+
+
+def answer(split: Split, kind: str = "chosen") -> ProbeRow:
+    return ProbeRow(
+        pair_id="b", split=split, kind=kind, prompt="p", response=" r", made_by="the data"
+    )
+
+
+@pytest.mark.parametrize(("split", "other"), [("train", "heldout"), ("heldout", "train")])
+def test_an_answer_has_its_own_account(split: Split, other: Split, tmp_path: Path) -> None:
+    ledger = of_split(write_ledger(tmp_path), split)
+    whole = lines_to_answer(ledger, answer(split))
+    assert whole is not None
+    assert whole.measured.tolist() == [-2.5]
+    assert {push.pair: push.total for push in whole.pushers(0)} == {"a": -3.5, "c": -1.0, "b": 2.0}
+    step = lines_to_answer(ledger, answer(split), 1)
+    assert step is not None and step.measured.tolist() == [1.0]
+    assert lines_to_answer(ledger, answer(other)) is None
+    assert lines_to_answer(ledger, answer(split, "rejected")) is None
+    assert lines_to_answer(ledger, answer(split), 7) is None  # an address may name any step
+
+
+def test_sums_over_sampled_steps_are_no_accounts(tmp_path: Path) -> None:
+    ledger = write_ledger(tmp_path)
+    means = lines_to_means(ledger)
+    assert means is not None and [row.name for row in means[0]] == ["train/chosen"]
+    sampled = replace(ledger, summary=ledger.summary.model_copy(update={"every": 2}))
+    assert lines_to_means(sampled) is None and lines_to_answer(sampled, answer("train")) is None

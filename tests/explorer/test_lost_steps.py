@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("dash")
 
-from dynolab.explorer import room
+from dynolab.explorer import step as step_module
 from dynolab.explorer.page import pairs
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
@@ -41,7 +41,7 @@ def incomplete(
     if request.param == LOST:
         changes["records"] = RecordCache(tmp_path / "empty")
     elif request.param == ROOM:
-        monkeypatch.setattr(room, "free_bytes", lambda device: 10)
+        monkeypatch.setattr(step_module, "free_bytes", lambda device: 10)
     else:
         folder = study.training("preference").folder
         shutil.copytree(folder, tmp_path / "none", ignore=shutil.ignore_patterns("forces"))

@@ -13,9 +13,9 @@ import torch
 pytest.importorskip("dash")
 
 from dynolab.errors import ConfigError
-from dynolab.explorer import room
+from dynolab.explorer import step as step_module
+from dynolab.explorer.page.search import TYPED, typed_answer
 from dynolab.explorer.page.state import State
-from dynolab.explorer.page.typed import TYPED, typed_answer
 from dynolab.explorer.study import Study
 from dynolab.training.record_cache import RecordCache
 from flows.explore import start
@@ -57,15 +57,15 @@ def test_a_step_that_exceeds_the_free_memory_is_refused_before_it_is_read(
     if cached:
         RecordCache(tmp_path / "cache").take(tmp_path / "step")
         shutil.rmtree(tmp_path / "cache")
-    room.check_room(tmp_path / "step", CPU)
+    step_module.check_room(tmp_path / "step", CPU)
     weights = 4 * sum(tensor.numel() for tensor in record.before.values())
     # Of the six answers of three pairs, one functional, and AdamW's two states.
     needed = (3 + 6 + 13 + 2) * weights
-    monkeypatch.setattr(room, "free_bytes", lambda device: int(1.05 * needed))
-    room.check_room(tmp_path / "step", CPU)
-    monkeypatch.setattr(room, "free_bytes", lambda device: int(0.95 * needed))
+    monkeypatch.setattr(step_module, "free_bytes", lambda device: int(1.05 * needed))
+    step_module.check_room(tmp_path / "step", CPU)
+    monkeypatch.setattr(step_module, "free_bytes", lambda device: int(0.95 * needed))
     with pytest.raises(ConfigError, match=r"step = \d: takes about .* GB here: 24 copies of the"):
-        room.check_room(tmp_path / "step", CPU)
+        step_module.check_room(tmp_path / "step", CPU)
 
 
 def test_a_typed_answer_is_what_the_address_holds() -> None:

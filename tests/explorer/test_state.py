@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,16 @@ import yaml
 
 pytest.importorskip("dash")
 
-from dynolab.data.rows import Example, ProbeRow
-from dynolab.explorer.page import copies, take
+from dynolab.data.rows import Example
+from dynolab.explorer.page import take
 from dynolab.explorer.page.state import State
-from dynolab.explorer.step import Asked, Metric
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.objectives import DPOConfig, IPOConfig
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.training.record_cache import RecordCache
-from flows.forces import ForcesParameters
 from flows.mitigation import MitigationParameters
-from flows.parameters import load_parameters, validated
+from flows.parameters import validated
 from flows.study import StudyParameters
 
 ODD = 'a "b" & c=1, <i>ü</i>\n'
@@ -94,16 +91,16 @@ CHANGES = [  # trained; asked; what it then trains under
 
 
 @pytest.mark.parametrize(("objective", "state", "then"), CHANGES)
-def test_settings_arms_and_commands_are_the_study_but_for_the_change(
+def test_settings_and_arms_are_the_study_but_for_the_change(
     objective: Any, state: State, then: Any, tmp_path: Path
 ) -> None:
     own = replace(training(tmp_path), objective=objective)
     if isinstance(then, dict):
         then = objective.model_copy(update=then)
     filtered = {"pairs": list(state.without)} if state.without else None
-    shown = texts_of(take.taken(study_of(own, tmp_path / "remedies.yaml"), own, state, "dynolab"))
+    shown = texts_of(take.taken(study_of(own), own, state))
 
-    settings, arms = (yaml.safe_load(text) for text in shown[:2])
+    settings, arms = (yaml.safe_load(text) for text in shown)
     study = validated(StudyParameters, {"preference": {"objective": given(objective)}} | settings)
     assert study.preference.objective == then
     compared = validated(MitigationParameters, arms).arms
@@ -111,19 +108,7 @@ def test_settings_arms_and_commands_are_the_study_but_for_the_change(
     assert first == "as-it-was" and was.objective == objective
     assert was.filter is None and changed.objective == then
 
-    file = tmp_path / "remedies.yaml"
-    file.write_text("arms: {other: {}}")
-    words = shlex.split(shown[2])
-    assert words[:4] == ["dynolab", "mitigation", str(file), "--set"]
-    assert load_parameters(MitigationParameters, file, words[4:]).arms == compared
-
-    words = shlex.split(shown[3])
-    assert words[:3] == ["dynolab", "study", take.STUDY_FILE]
-    file.write_text(yaml.safe_dump({"preference": {"objective": given(objective)}}))
-    changes = [word for word in words[3:] if word != "--set"]
-    again = load_parameters(StudyParameters, file, changes)
-    assert again.preference.objective == then
-    for found in (study.preference_filter, changed.filter, again.preference_filter):
+    for found in (study.preference_filter, changed.filter):
         pairs = None if found is None else list(found.pairs)
         assert pairs == (filtered and filtered["pairs"])
 
@@ -131,11 +116,11 @@ def test_settings_arms_and_commands_are_the_study_but_for_the_change(
 def test_nothing_is_taken_without_a_change_and_of_sft_only_the_pairs(tmp_path: Path) -> None:
     own = training(tmp_path)
     study = study_of(own)
-    assert take.taken(study, own, State(), "dynolab") == []
-    assert take.taken(study, replace(own, objective=IPOConfig()), State(dose=0.3), "dynolab") == []
+    assert take.taken(study, own, State()) == []
+    assert take.taken(study, replace(own, objective=IPOConfig()), State(dose=0.3)) == []
     sft = replace(own, name="sft of report/2", study="report/2")
-    assert texts_of(take.taken(study, sft, State(without=("a",)), "dynolab")) == []
-    assert len(texts_of(take.taken(study, own, State(without=("a",)), "dynolab"))) == 3
+    assert texts_of(take.taken(study, sft, State(without=("a",)))) == []
+    assert len(texts_of(take.taken(study, own, State(without=("a",))))) == 2
 
 
 def given(objective: Any) -> dict[str, Any]:
@@ -143,8 +128,8 @@ def given(objective: Any) -> dict[str, Any]:
     return {"name": objective.name, **objective.model_dump(mode="json", exclude_defaults=True)}
 
 
-def study_of(training: Training, remedies: Path | None = None) -> Study:
-    return Study("name", "report/0", {"preference": training}, {}, "data/0", remedies)
+def study_of(training: Training) -> Study:
+    return Study("name", "report/0", {"preference": training}, {}, "data/0")
 
 
 def texts_of(parts: list[Any]) -> list[str]:
@@ -159,38 +144,3 @@ def test_the_filtered_file_holds_all_other_pairs(tmp_path: Path) -> None:
     assert name == "pairs-without-1.jsonl"
     rows = [Example.model_validate_json(line) for line in text.splitlines()]
     assert rows == [pairs["a"], pairs["c"]]
-
-
-@pytest.mark.parametrize("metric", ["optimizer", "gradient"])
-def test_what_is_copied_quotes_every_text(metric: Metric, tmp_path: Path) -> None:
-    row = ProbeRow(
-        pair_id=ODD, split="train", kind="chosen", prompt=ODD, response="'", made_by="the data"
-    )
-    own = training(tmp_path)
-    text = copies.map_python(own, row, 3, ODD, Asked(metric))
-    compile(text, "copied", "exec")
-    assert text.count(repr(ODD)) == 3
-    assert ("as_gradient_step" in text) == (metric == "gradient")
-    words = shlex.split(copies.map_command(study_of(own), own, row, 3, 8, "dynolab"))
-    read = load_parameters(ForcesParameters, None, [word for word in words[2:] if word != "--set"])
-    assert read.analysis.pair_ids == (ODD,) and read.analysis.kinds == ("chosen",)
-    assert read.checkpoints["trained"].step == 3 and read.data_result == "data/0"
-
-
-def test_what_cannot_be_the_same_is_not_offered(tmp_path: Path) -> None:
-    (tmp_path / "probes.jsonl").write_text("")
-    row = ProbeRow(
-        pair_id="a", split="heldout", kind="chosen", prompt="p", response="r", made_by="the data"
-    )
-    own = training(tmp_path)
-
-    def offered(batch: list[str], metric: Metric = "optimizer") -> str:
-        asked = Asked(metric)
-        return str(copies.copies(study_of(own), own, row, "p", 3, asked, batch, "dynolab"))
-
-    assert "Neither" in offered(["q"]) and "Clipboard" not in offered(["q"])
-    assert "No command: it observes answers of training pairs" in offered(["p"])
-    assert "in Python" in offered(["p"]) and offered(["p"]).count("Clipboard") == 1
-    assert "No command: it takes the optimizer's own" in offered(["p"], "gradient")
-    (tmp_path / "adapter").mkdir()
-    assert "No Python" in offered(["p"])

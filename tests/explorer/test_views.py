@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("dash")
 
-from dynolab.explorer.page import over_steps, parts, search
+from dynolab.explorer.page import parts, pushers, search
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.report.text import number
@@ -75,7 +75,7 @@ def test_an_account_is_shown_step_by_step(study: Study) -> None:
     training = study.training("preference")
     lines = training.lines_to(training.answers["chosen"][0].row, STEPS, State().asked)
     pair = lines.pairs[0]
-    figure = over_steps._plot(lines)
+    figure = pushers._plot(lines)
     chosen, rejected, both = figure.data
     for place, step in enumerate(STEPS):
         own = lines.step == step

@@ -9,8 +9,7 @@ from dash import html
 
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
-from dynolab.explorer.page import beside, over_steps, parts, pushers, search, typed
-from dynolab.explorer.page.copies import copies
+from dynolab.explorer.page import beside, parts, pushers, search
 from dynolab.explorer.page.moved import sentence, step_of_map, what_moved
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
@@ -65,15 +64,15 @@ def listed(study: Study, state: State) -> Any:
         ),
         html.P(f"{fallen} of {len(shown)} fell; Δ log π in nats", className="quiet"),
         html.Ul(rows, className="answers", tabIndex=0),
-        typed.form(),
+        search.typed_form(),
     ]
 
 
-def shown(study: Study, state: State, dark: bool, program: str) -> Any:
+def shown(study: Study, state: State, dark: bool) -> Any:
     """The answer that was typed, or is chosen; by default the one that fell most."""
-    training, row = study.training(state.training), typed.typed_answer(state)
+    training, row = study.training(state.training), search.typed_answer(state)
     if row is not None:
-        head = typed.head(row)
+        head = search.typed_head(row)
     elif (answer := _chosen(training, state)) is not None:
         head, row = _head(answer), answer.row
         state = state.model_copy(update={"answer": row.pair_id})
@@ -102,9 +101,9 @@ def shown(study: Study, state: State, dark: bool, program: str) -> Any:
         sentence(moved, state),
         parts.failed(error),
         search.any_pair(study, state, "its map of any pair") if recorded else None,
-        *(_map(study, training, row, token_map, state, dark, program) if token_map else ()),
+        *(_map(training, row, token_map, dark) if token_map else ()),
         *(_token_pushers(study, training, row, near, state) if recorded else ()),
-        *over_steps.shown(moved.lines, state.pair, dark),
+        *pushers.over_steps(moved.lines, state.pair, dark),
         *pushers.tables(study, moved.lines, state),
     ]
 
@@ -172,15 +171,7 @@ def _token_pushers(
     return pushers.tables(study, lines, state, token, when, most=pushers.PER_TOKEN)
 
 
-def _map(
-    study: Study,
-    training: Training,
-    row: ProbeRow,
-    token_map: TokenMap,
-    state: State,
-    dark: bool,
-    program: str,
-) -> list[Any]:
+def _map(training: Training, row: ProbeRow, token_map: TokenMap, dark: bool) -> list[Any]:
     """The map of the pair that is chosen, token by token."""
     pair, step = token_map.updating_id, token_map.step
     assert step is not None
@@ -197,5 +188,4 @@ def _map(
         html.P(token_map_message(token_map), className="message"),
         html.P(READING, className="note"),
         parts.graph(token_map_plot(token_map), dark),
-        copies(study, training, row, pair, step, state.asked, batch, program),
     ]

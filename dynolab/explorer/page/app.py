@@ -8,7 +8,7 @@ from typing import Any
 from dash import Dash, Input, Output, Patch, State as Given, dcc, html, no_update
 
 from dynolab.errors import DynolabError
-from dynolab.explorer.page import answers, pairs, parts, search, take, typed, what_if
+from dynolab.explorer.page import answers, pairs, parts, search, take, what_if
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
@@ -38,11 +38,8 @@ FRAME = """<!DOCTYPE html>
 """A page that loads nothing from elsewhere and runs the known scripts alone."""
 
 
-def application(study: Study, *, program: str) -> Any:
-    """The page of a study as an ASGI application.
-
-    **Arguments:** `program`: the words that start the command line, for commands to copy.
-    """
+def application(study: Study) -> Any:
+    """The page of a study as an ASGI application."""
     app = Dash(
         __name__,
         backend="fastapi",
@@ -54,7 +51,7 @@ def application(study: Study, *, program: str) -> Any:
         add_log_handler=False,
     )
     app.layout = _frame(study)
-    _fill(app, study, program)
+    _fill(app, study)
     app.clientside_callback(DARK, Output("dark", "data"), Input("address", "pathname"))
     app.clientside_callback(
         MARK, Output("marked", "data"), Input("address", "search"), Input("list", "children")
@@ -100,7 +97,7 @@ def _frame(study: Study) -> Any:
     )
 
 
-def _fill(app: Dash, study: Study, program: str) -> None:
+def _fill(app: Dash, study: Study) -> None:
     here = Input("address", "search")
 
     @app.callback(Output("navigation", "children"), here)
@@ -139,7 +136,7 @@ def _fill(app: Dash, study: Study, program: str) -> None:
         training = study.training(state.training)
         try:
             if state.view == "answers":
-                return answers.shown(study, state, dark, program), True, search
+                return answers.shown(study, state, dark), True, search
             waiting = _waiting(training, state)
             if waiting is not None and drawn == search:
                 progress = Patch()  # what else is shown stays, and keeps the focus
@@ -150,7 +147,7 @@ def _fill(app: Dash, study: Study, program: str) -> None:
                 return [waiting, *known], waiting is None, search
             if waiting is not None:
                 return [waiting], False, search
-            return what_if.shown(study, state, dark, program), True, search
+            return what_if.shown(study, state, dark), True, search
         except DynolabError as error:
             return parts.failed(error), True, search
 
@@ -177,7 +174,6 @@ def _fill(app: Dash, study: Study, program: str) -> None:
         step = None if value is None or value < 0 else value  # left of 0 are all steps
         return no_update if step == state.step else state.link(step=step, place=None)
 
-    typed.fill(app)
     search.fill(app, study)
 
 

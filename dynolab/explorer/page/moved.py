@@ -9,10 +9,9 @@ from typing import Any
 from dash import html
 
 from dynolab.data.rows import ProbeRow
-from dynolab.explorer.lines import CHOSEN, REJECTED, Lines
+from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, lines_to_answer
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import State
-from dynolab.explorer.stored import lines_to_answer
 from dynolab.explorer.training import Training
 
 

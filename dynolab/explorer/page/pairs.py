@@ -8,11 +8,10 @@ from typing import Any
 from dash import html
 
 from dynolab.data.rows import Example
-from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, PairPush
+from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, PairPush, lines_to_means
 from dynolab.explorer.page import parts, search
 from dynolab.explorer.page.moved import nearest
 from dynolab.explorer.page.state import State
-from dynolab.explorer.stored import lines_to_means
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer

@@ -1,4 +1,4 @@
-"""Any pair, and any watched answer, found by typing a part of its name or text."""
+"""What the reader types: a part of a pair's or an answer's name or text, or any other answer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from typing import Any
 
 from dash import Dash, Input, Output, State as Given, dcc, html, no_update
 
+from dynolab.data.rows import ProbeRow
+from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.report.text import excerpt
 
 PAIR, ANSWER = "any-pair", "any-answer"
+TYPED = "typed"
+"""Name and kind of the answer."""
+
+PROMPT, RESPONSE, LOOK = "typed-prompt", "typed-response", "typed-look"
+LONGEST = 8000
+"""Characters of each text: the address holds them."""
+
 FOUND = 50
 """Entries that are offered at once; typing more finds the others."""
 
@@ -28,7 +37,7 @@ def any_answer(study: Study, state: State, label: str) -> Any:
 
 
 def fill(app: Dash, study: Study) -> None:
-    """Finds what is typed, and leads to what is chosen."""
+    """Finds what is typed, leads to what is chosen, and puts a typed answer into the address."""
     for name in (PAIR, ANSWER):
         app.callback(
             Output(name, "options"),
@@ -56,6 +65,20 @@ def fill(app: Dash, study: Study) -> None:
     )
     def choose_answer(answer: str | None, search: str | None) -> Any:
         return State.of(search).link(view="answers", answer=answer) if answer else no_update
+
+    @app.callback(
+        Output("address", "search", allow_duplicate=True),
+        Input(LOOK, "n_clicks"),
+        Given(PROMPT, "value"),
+        Given(RESPONSE, "value"),
+        Given("address", "search"),
+        prevent_initial_call=True,
+    )
+    def look(clicks: int | None, prompt: str | None, response: str | None, search: str) -> Any:
+        if not clicks or not response:
+            return no_update
+        state = State.of(search)
+        return state.link(answer="", prompt=prompt or "", response=response, place=None)
 
 
 def found(texts: Iterable[tuple[str, str]], typed: str, chosen: str) -> list[dict[str, str]]:
@@ -92,4 +115,41 @@ def _drawn(name: str, label: str, study: Study, state: State, chosen: str) -> An
     )
     return html.Div(
         [html.Label(label, htmlFor=name, className="label"), choice], className="search"
+    )
+
+
+def typed_answer(state: State) -> ProbeRow | None:
+    """The answer that the address holds; None without one."""
+    if not state.response:
+        return None
+    return ProbeRow(
+        pair_id=TYPED,
+        split="heldout",
+        kind=TYPED,
+        prompt=state.prompt,
+        response=state.response,
+        made_by="the reader",
+    )
+
+
+def typed_form() -> Any:
+    """The fields for a prompt and an answer."""
+    prompt = "Prompt, as training writes it"
+    response = "Answer; begin with a space where training's answers do"
+    fields = [
+        dcc.Textarea(id=name, placeholder=words, maxLength=LONGEST, rows=3, title=words, dir="auto")
+        for name, words in ((PROMPT, prompt), (RESPONSE, response))
+    ]
+    button = html.Button("Who pushes it?", id=LOOK)
+    return html.Details([html.Summary("any other answer"), *fields, button], className="typed")
+
+
+def typed_head(row: ProbeRow) -> Any:
+    """What is looked at."""
+    return html.Div(
+        [
+            html.H2("An answer of your own"),
+            html.P("Training did not watch it; what recorded steps did to it is computed now."),
+            parts.given(row.prompt),
+        ]
     )

@@ -1,11 +1,9 @@
-"""What is taken from the page: a filtered file, settings, commands."""
+"""What is taken from the page: a filtered file and settings."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from dash import dcc, html
@@ -18,7 +16,6 @@ from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, changed_settings
 
 DOWNLOAD, FILE = "download", "file"
-STUDY_FILE = "STUDY_FILE"
 
 
 def filtered(study: Study, state: State) -> tuple[str, str]:
@@ -47,20 +44,6 @@ def arms(training: Training, state: State) -> dict[str, Any]:
     return {"as-it-was": {"objective": changed_settings(training.objective)}, label: changed}
 
 
-def study_command(training: Training, state: State, program: str) -> str:
-    """The change as a command on the study's own file, which is not known."""
-    changes = settings(training, state)
-    if "preference" in changes:
-        changes["preference.objective"] = changes.pop("preference")["objective"]
-    return " ".join([program, "study", STUDY_FILE, *_sets(changes)])
-
-
-def mitigation_command(file: Path, training: Training, state: State, program: str) -> str:
-    """The change as a command on the study's file of remedies."""
-    change = _sets({"arms": arms(training, state)})
-    return " ".join([program, "mitigation", shlex.quote(str(file)), *change])
-
-
 def _objective(training: Training, state: State) -> ObjectiveConfig:
     """The objective that the change trains under; its dose is a factor on the one that it has."""
     objective, dose = state.objective_in(training), state.dose_in(training)
@@ -68,10 +51,6 @@ def _objective(training: Training, state: State) -> ObjectiveConfig:
         return objective
     whole = round(dose * objective.negative_dose, 6)
     return objective.model_copy(update={"negative_dose": whole})
-
-
-def _sets(changes: Mapping[str, Any]) -> list[str]:
-    return [f"--set {shlex.quote(f'{name}={_json(value)}')}" for name, value in changes.items()]
 
 
 def _yaml(value: Mapping[str, Any]) -> str:
@@ -86,8 +65,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def taken(study: Study, training: Training, state: State, program: str) -> list[Any]:
-    """What the change is as a file, settings and commands."""
+def taken(study: Study, training: Training, state: State) -> list[Any]:
+    """What the change is as a file and as settings."""
     changes = settings(training, state)
     if not changes:
         return []
@@ -97,21 +76,12 @@ def taken(study: Study, training: Training, state: State, program: str) -> list[
     )
     offered = [html.H3("Take it with you"), download if state.without else None]
     if training.stage != "preference":
-        return [*offered, html.P("Settings and commands are offered for preference trainings.")]
-    remedies = None if training.study else study.remedies
+        return [*offered, html.P("Settings are offered for preference trainings.")]
     return [
         *offered,
         parts.copied("in the study file", _yaml(changes)),
-        parts.copied("as an arm, in a mitigation file", _yaml({"arms": arms(training, state)})),
         parts.copied(
-            "compared with the training as it was, over three seeds",
-            mitigation_command(remedies, training, state, program),
-        )
-        if remedies
-        else None,
-        parts.copied(
-            f"as a study of its own; {STUDY_FILE} is the file that {training.study or study.name} "
-            "was run with",
-            study_command(training, state, program),
+            "as runs of a mitigation file, which compares both over several seeds",
+            _yaml({"arms": arms(training, state)}),
         ),
     ]

@@ -8,10 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 from dash import html
 
+from dynolab.explorer.lines import lines_to_means
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import BETAS, OBJECTIVES, State
 from dynolab.explorer.page.take import taken
-from dynolab.explorer.stored import lines_to_means
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer
@@ -78,7 +78,7 @@ def _betas(training: Training, state: State) -> Any:
     )
 
 
-def shown(study: Study, state: State, dark: bool, program: str) -> Any:
+def shown(study: Study, state: State, dark: bool) -> Any:
     """What the change does to all answers, to first order."""
     training = study.training(state.training)
     _, error = training.computable()
@@ -87,7 +87,7 @@ def shown(study: Study, state: State, dark: bool, program: str) -> Any:
         *_over_training(training, state),
         *_at_recorded_steps(training, state, dark),
         parts.failed(error),
-        *taken(study, training, state, program),
+        *taken(study, training, state),
     ]
 
 
