@@ -45,19 +45,18 @@ def commit(
     *,
     replace: bool = False,
     signer: Signer | None = None,
-    earlier: Committed | None = None,
 ) -> Committed:
     """Upload a local folder to `place` and commit it.
 
     **Arguments:** `manifest` lacks only the files; `replace` overrides an earlier commit; `signer`
-    signs the manifest; what `earlier` holds already is not sent to a remote store again.
+    signs the manifest.
 
     **Returns** the committed attempt: an earlier one if another process committed first.
     """
     attempt = new_attempt()
     folder = f"{place}/{attempt}"
     try:
-        entries = _upload(files, source, folder, earlier)
+        entries = _upload(files, source, folder)
         manifest = manifest.model_copy(update={"files": entries})
         if files.sizes(folder) != manifest.sizes:
             raise StoreError(f"{files.address(folder)} does not hold the files sent to it")
@@ -123,32 +122,21 @@ def _verified(files: Files, place: str, stage: str, key: str, signer: Signer | N
     return Committed(folder, manifest)
 
 
-def _upload(
-    files: Files, source: Path, folder: str, earlier: Committed | None
-) -> dict[str, FileEntry]:
+def _upload(files: Files, source: Path, folder: str) -> dict[str, FileEntry]:
     """Uploads several files at once, the largest first; stops at the first error."""
     paths = _plain_files(source)
-
-    def upload(name: str) -> FileEntry:
-        before = None if earlier is None else earlier.manifest.files.get(name)
-        if earlier is None or before is None:
-            return files.upload(paths[name], f"{folder}/{name}")
-        stored = f"{earlier.folder}/{name}"
-        return files.upload_unless(paths[name], f"{folder}/{name}", stored, before)
-
     largest_first = sorted(paths, key=lambda name: -paths[name].stat().st_size)
-    pool = ThreadPoolExecutor(FILES_AT_ONCE)
-    try:
-        sent = {name: pool.submit(upload, name) for name in largest_first}
-        entries = {name: sent[name].result() for name in paths}
-    except Exception:
-        pool.shutdown(cancel_futures=True)  # waits, so that no running upload writes later
-        raise
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt must not wait
-        raise
-    pool.shutdown()
-    return entries
+    # Leaving the block waits, so that no running upload writes later.
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        sent = {
+            name: pool.submit(files.upload, paths[name], f"{folder}/{name}")
+            for name in largest_first
+        }
+        try:
+            return {name: sent[name].result() for name in paths}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _plain_files(source: Path) -> dict[str, Path]:

@@ -117,18 +117,6 @@ class Files:
                 return _copy_durably(source, Path(self._root, path))
             return self._send(source, self._at(path))
 
-    def upload_unless(self, source: Path, path: str, stored: str, entry: FileEntry) -> FileEntry:
-        """As `upload`, but sends nothing if the file `stored` has the same content by its entry.
-
-        The store then copies that file, unless it is gone or the server does not copy.
-        """
-        same = source.stat().st_size == entry.size and hash_file(source) == entry
-        if same and not self.is_local:
-            with suppress(OSError):
-                self._fs.cp_file(self._at(stored), self._at(path))
-                return entry
-        return self.upload(source, path)
-
     def _send(self, source: Path, target: str) -> FileEntry:
         """Hashes the file while sending it; StoreError if it changed meanwhile."""
         before = source.stat()

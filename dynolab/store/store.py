@@ -13,15 +13,18 @@ from dynolab.errors import CorruptData, StoreError
 from dynolab.store.claim import Claim
 from dynolab.store.commit import Committed, commit, committed
 from dynolab.store.filesystem import Files
-from dynolab.store.manifest import MANIFEST, Manifest
+from dynolab.store.manifest import MANIFEST, MARKER, Manifest
 from dynolab.store.read import Reader
-from dynolab.store.resume import KEEP, clear_resume, commit_resume, newest_resume
 from dynolab.store.signing import Signer, process_key
 
 log = logging.getLogger(__name__)
 
+KEEP = 2
+"""Resume states kept by default: the newest, and one to fall back on."""
+
 _STAGE = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _KEY = re.compile(r"[0-9a-f]{64}")
+_STEP = re.compile(r"step-([0-9]{8,19})")
 _ATTEMPT = re.compile(r"stages/[a-z0-9][a-z0-9_-]*/[0-9a-f]{64}/attempt-[0-9a-f]{32}")
 
 
@@ -111,20 +114,69 @@ class Place:
         return commit(self._files, self.path, source, manifest, replace=replace)
 
     def commit_resume(self, step: int, source: Path, manifest: Manifest) -> None:
-        """Commit a resume state, signed, and prune to the newest few."""
-        signer, keep = self._store.signer, self._store.keep
-        commit_resume(self._files, self.path, step, source, manifest, signer, keep)
+        """Commit the signed state after `step` optimizer steps, then prune to the newest few."""
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        stepped = manifest.model_copy(update={"step": step})
+        # An existing state of this step was rejected; else this run would have resumed from it.
+        commit(
+            self._files,
+            self._state(step),
+            source,
+            stepped,
+            replace=True,
+            signer=self._store.signer,
+        )
+        try:
+            self._prune(step)
+        except StoreError as error:
+            log.warning("could not delete older resume states: %s", error)
 
     def newest_resume(self) -> tuple[int, Path] | None:
-        """Step and verified local folder of the newest intact and signed resume state."""
-        store = self._store
-        return newest_resume(
-            self._files, store.reader, self.path, self.stage, self.key, store.signer
-        )
+        """Step and verified local folder of the newest resume state that is intact and signed.
+
+        Skips other states but keeps them: corruption may be a network error, and a wrong signature
+        a misconfigured key. The run resumes from an older step and commits the skipped steps again.
+        """
+        for step in reversed(self._steps()):
+            place, signer = self._state(step), self._store.signer
+            state = committed(self._files, place, self.stage, self.key, signer)
+            if state is None:
+                continue
+            recorded = state.manifest.step
+            if recorded != step:
+                log.warning("skipped a resume state of step %s at step %d", recorded, step)
+                continue
+            try:
+                return step, self._store.reader.folder(state)
+            except CorruptData as error:
+                log.warning("skipped the resume state of step %d: %s", step, error)
+        return None
 
     def clear_resume(self) -> None:
         """Delete all resume states."""
-        clear_resume(self._files, self.path)
+        for step in reversed(self._steps()):
+            self._discard(step)
+
+    def _state(self, step: int) -> str:
+        return f"{self.path}/resume/step-{step:08d}"
+
+    def _steps(self) -> list[int]:
+        names = self._files.children(f"{self.path}/resume")
+        return sorted(int(match[1]) for name in names if (match := _STEP.fullmatch(name)))
+
+    def _prune(self, newest: int) -> None:
+        """Deletes states older than the newest few; keeps later ones, which this run skipped."""
+        steps = [step for step in self._steps() if step <= newest]
+        marked = [step for step in steps if MARKER in self._files.children(self._state(step))]
+        for step in steps:
+            if step < min(marked[-self._store.keep :], default=0):
+                self._discard(step)
+
+    def _discard(self, step: int) -> None:
+        """Deletes a state, the marker first, so that a half-deleted state does not count."""
+        self._files.remove(f"{self._state(step)}/{MARKER}")
+        self._files.remove_folder(self._state(step))
 
     def claim(self) -> Claim:
         """A contender for computing this key."""

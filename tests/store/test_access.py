@@ -19,11 +19,6 @@ def refusal(store: Store) -> ConfigError:
     return caught.value
 
 
-def test_a_good_store_passes_and_keeps_nothing_of_the_probe(store: Store) -> None:
-    store.check_writable()
-    assert not store.files.sizes("")
-
-
 @pytest.mark.parametrize(
     ("server", "bucket", "key", "field", "value", "remedy"),
     [
@@ -89,18 +84,3 @@ def test_the_store_needs_neither_torch_nor_a_service() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_name_that_vanishes_after_the_refusal_was_still_taken(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.files.create("claimed", b"one")
-    monkeypatch.setattr(type(store.files), "_existing", lambda *_: None)
-    with pytest.raises(FileExistsError):
-        store.files.create("claimed", b"two")
-
-
-def test_creating_the_same_content_again_is_the_same_creation(store: Store) -> None:
-    for _ in range(2):
-        store.files.create("marker", b"unique")
-    assert store.files.read("marker") == b"unique"

@@ -14,7 +14,7 @@ from uuid import UUID
 import fsspec
 import pytest
 
-from dynolab.errors import ConfigError, CorruptData, StoreError
+from dynolab.errors import ConfigError, StoreError
 from dynolab.store import FileEntry, Store, filesystem
 from dynolab.store.filesystem import S3_CLIENT, Files
 from tests.messages import exactly
@@ -169,10 +169,6 @@ def test_without_its_library_an_address_says_what_to_install(
         Files(URL)
 
 
-def test_a_folder_is_one_however_it_is_written() -> None:
-    assert Files("file:///a/./b/../store//").local("x") == Path("/a/store/x")
-
-
 def test_objects_lie_under_bucket_and_prefix(files: Files, bucket: Bucket, tmp_path: Path) -> None:
     files.create("a/one", b"1")
     files.replace("a/b/two", b"22")
@@ -198,18 +194,6 @@ def test_objects_lie_under_bucket_and_prefix(files: Files, bucket: Bucket, tmp_p
         files.remove("three")
     files.remove_folder("a")
     assert bucket.objects == {}
-
-
-def test_no_more_is_read_than_a_small_file_may_have(
-    files: Files, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(filesystem, "SMALL", 4)
-    bucket.objects = {"bucket/lab/four": b"1234", "bucket/lab/five": b"12345"}
-    assert files.read("four") == b"1234"
-    assert bucket.requests[-1] == ("cat", "bucket/lab/four", "0", "5")
-    expected = exactly("s3://bucket/lab/five is larger than 4 bytes")
-    with pytest.raises(CorruptData, match=expected):
-        files.read("five")
 
 
 def test_an_empty_object_is_read_without_a_range(files: Files, bucket: Bucket) -> None:
@@ -332,14 +316,6 @@ def test_what_goes_wrong_says_at_what_and_where(
     with pytest.raises(StoreError, match=expected) as caught:
         call(files, tmp_path / "file")
     assert caught.value.__cause__ is bucket.error
-
-
-def test_a_file_that_is_there_already_is_an_error_where_it_is_written(
-    files: Files, bucket: Bucket
-) -> None:
-    bucket.error = FileExistsError("is there")
-    with pytest.raises(StoreError, match=exactly(f"cannot write {URL}/place: is there")):
-        files.replace("place", b"")
 
 
 def test_a_store_is_proved_by_one_object_that_is_taken_away_again(

@@ -115,15 +115,6 @@ def test_a_renewal_counts_up_and_keeps_the_owner(
     ]
 
 
-def test_a_renewer_does_not_hold_up_the_end_of_its_process(claim: Claim) -> None:
-    assert renewers() == []
-    assert claim.try_acquire()
-    (renewer,) = renewers()
-    assert renewer.daemon
-    claim.release()
-    assert renewers() == []
-
-
 def test_a_renewal_that_fails_is_logged_and_tried_again(
     files: Files,
     claim: Claim,
@@ -229,23 +220,6 @@ def test_a_holder_that_renews_is_named_at_its_next_renewal(
     assert clock.naps == [0.5, 0.5]
     claim.release()
     assert files.read("CLAIM") == content(8)
-
-
-def test_a_holder_that_came_first_by_a_moment_is_named_by_its_renewal(
-    files: Files, claim: Claim, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There was no claim at the first look, and another's when this one would have been made."""
-    genuine = Files.create
-
-    def create(self: Files, path: str, data: bytes) -> None:
-        if not files.children(""):
-            genuine(self, path, content(0))
-        genuine(self, path, data)
-
-    monkeypatch.setattr(Files, "create", create)
-    clock.during = iter([lambda: None, lambda: files.replace("CLAIM", content(1))])
-    assert claim.acquire_or_holder(poll_seconds=2.0) == "process 17 on elsewhere"
-    assert clock.naps == [2.0, 2.0]
 
 
 def test_a_holder_that_falls_silent_is_succeeded_after_a_minute(

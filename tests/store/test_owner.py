@@ -94,21 +94,6 @@ def test_what_is_no_process_number_is_not_asked_for(
     assert not is_dead(this_process() | {"pid": pid, "started": "1"})
 
 
-@pytest.mark.parametrize("pid", [1, 2**22 - 1])
-def test_every_process_number_is_asked_for_without_disturbing_it(
-    pid: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    signals: list[tuple[int, int]] = []
-
-    def gone(pid: int, signal: int) -> None:
-        signals.append((pid, signal))
-        raise ProcessLookupError
-
-    monkeypatch.setattr(os, "kill", gone)
-    assert is_dead(this_process() | {"pid": pid})
-    assert signals == [(pid, 0)]
-
-
 def test_a_machine_without_proc_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: Path) -> str:
         raise FileNotFoundError(path)

@@ -95,14 +95,6 @@ def test_a_file_is_fetched_once(remote: Result) -> None:
     assert sorted(remote.fetched) == ["model/config.json", "model/weights.bin", "summary.json"]
 
 
-def test_another_process_takes_what_the_first_has_fetched(remote: Result) -> None:
-    remote.read()
-    remote.fetched.clear()
-    remote.store = Store(remote.store.files.url, cache=remote.cache)
-    remote.read()
-    assert remote.fetched == []
-
-
 @pytest.mark.parametrize(
     "spoil",
     [Path.unlink, lambda file: file.write_bytes(b"W" * 1000), lambda file: file.write_bytes(b"")],
@@ -150,16 +142,6 @@ def test_what_has_another_size_is_not_even_fetched(remote: Result) -> None:
     remote.refuses("summary.json")
 
 
-def test_a_file_that_vanishes_while_it_is_fetched_is_named(
-    remote: Result, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(self: Files, path: str, target: Path) -> None:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(Files, "download", gone)
-    remote.refuses("model/config.json", "model")
-
-
 def test_changed_bytes_of_a_local_store_are_named_with_the_remedy(local: Result) -> None:
     local.store.files.replace(f"{local.folder}/model/weights.bin", b"W" * 1000)
     for subfolder in (None, "model"):
@@ -175,12 +157,6 @@ def test_bytes_that_change_after_the_first_read_are_named(local: Result) -> None
     weights.write_bytes(b"W" * 1000)
     os.utime(weights, ns=(written, written))
     local.refuses("model/weights.bin", "model")
-
-
-def test_a_file_where_a_folder_was_is_a_missing_one(local: Result) -> None:
-    local.store.files.remove_folder(f"{local.folder}/model")
-    local.store.files.replace(f"{local.folder}/model", b"")
-    local.refuses("model/config.json")
 
 
 @pytest.mark.parametrize("where", ["local", "remote"])

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from dynolab.errors import StoreError
-from dynolab.store import FileEntry, Place, Store
+from dynolab.store import Place, Store
 from dynolab.store.filesystem import Files
 from tests.store.results import (
     KEY,
-    contents,
-    manifest,
     newest,
     save_states,
     state_folder,
     states,
-    write_files,
 )
 
 
@@ -80,23 +76,9 @@ def test_a_corrupt_newest_stays_and_falls_back_one(
     assert states(place) == names(60, 100)
 
 
-def test_all_corrupt_means_from_the_start(place: Place, tmp_path: Path) -> None:
-    for step in (50, 100):
-        save_states(place, tmp_path, step)
-        spoil(place, step)
-    assert newest(place) is None
-
-
 def test_an_uncommitted_state_is_passed_over(place: Place, tmp_path: Path) -> None:
     save_states(place, tmp_path, 50, 100)
     place._files.remove(f"{state_folder(100)}/COMMITTED")
-    assert newest(place) == 50
-
-
-def test_foreign_names_are_left_alone(store: Store, place: Place, tmp_path: Path) -> None:
-    save_states(place, tmp_path, 50)
-    store.files.create(f"{place.path}/resume/step-99999999999999999999x/COMMITTED", b"{}")
-    store.files.create(f"{place.path}/resume/notes/COMMITTED", b"{}")
     assert newest(place) == 50
 
 
@@ -152,54 +134,3 @@ def test_an_older_state_cannot_pose_as_a_newer_one(
         place._files.replace(f"{state_folder(90)}/{name}", content)
     assert newest(place) == 20
     assert caplog.messages == ["skipped a resume state of step 10 at step 90"]
-
-
-@pytest.mark.services
-def test_what_the_state_before_holds_is_not_sent_again(
-    s3_bucket: str, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Records of steps stay the same, the best model mostly does, and all else changes."""
-    store = Store(f"s3://{s3_bucket}/lab", endpoint=s3_server, cache=tmp_path / "cache")
-    place, sent = store.place("sft", KEY), Counter[str]()
-    send = Files._send
-
-    def counted(self: Files, source: Path, target: str) -> FileEntry:
-        sent[target.partition("/attempt-")[2].partition("/")[2]] += source.stat().st_size
-        return send(self, source, target)
-
-    monkeypatch.setattr(Files, "_send", counted)
-    output: dict[str, bytes] = {}
-    for number, best in enumerate((b"1" * 100, b"1" * 100, b"2" * 100, b"2" * 100)):
-        output[f"output/forces/step-{number}/batch.jsonl"] = b"%d" % number * 1000
-        output |= {"output/best/weights": best, "engine/shard": b"%d" % number * 10}
-        place.commit_resume(number, write_files(tmp_path / f"{number}", output), manifest())
-    assert sent == {
-        **{f"output/forces/step-{number}/batch.jsonl": 1000 for number in range(4)},
-        "output/best/weights": 200,
-        "engine/shard": 40,
-    }
-    assert states(place) == names(2, 3)  # the states that were copied from are gone
-    step, folder = place.newest_resume() or pytest.fail("no state was kept")
-    assert step == 3 and {**contents(folder), "manifest.json": b""} == {
-        **output,
-        "manifest.json": b"",
-    }
-
-
-@pytest.mark.services
-def test_what_the_store_has_lost_or_does_not_copy_is_sent(
-    s3_bucket: str, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(f"s3://{s3_bucket}/lab", endpoint=s3_server, cache=tmp_path / "cache")
-    place = store.place("sft", KEY)
-    source = write_files(tmp_path / "state", {"forces/record": b"record"})
-    place.commit_resume(1, source, manifest())
-
-    def refused(source: str, target: str) -> None:
-        raise OSError("NotImplemented")
-
-    monkeypatch.setattr(place._files._fs, "cp_file", refused)
-    place.commit_resume(2, source, manifest())
-    monkeypatch.undo()
-    _, folder = place.newest_resume() or pytest.fail("no state was kept")
-    assert (folder / "forces/record").read_bytes() == b"record"

@@ -77,13 +77,6 @@ def test_without_a_key_a_process_believes_its_own_states_alone(
     assert newest(open_with(SECRET)) is None
 
 
-def test_workers_that_share_the_key_share_states(
-    place: Place, open_with: Open, tmp_path: Path
-) -> None:
-    save_states(place, tmp_path, 10)
-    assert newest(open_with(SECRET)) == 10
-
-
 def test_a_state_under_another_key_is_kept_and_passed_over_with_a_warning(
     place: Place, foreign: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,16 +89,6 @@ def test_a_state_under_another_key_is_kept_and_passed_over_with_a_warning(
     )
     assert SECRET.hex() not in message
     assert newest(place) == 10
-
-
-def test_a_run_under_another_key_keeps_states_of_its_own(
-    place: Place, foreign: Place, tmp_path: Path
-) -> None:
-    save_states(place, tmp_path, 30, 40)
-    for step in (10, 20, 30):
-        save_states(foreign, tmp_path, step)
-        assert newest(foreign) == step
-    assert newest(place) == 40
 
 
 @pytest.mark.parametrize(
