@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from dynolab.data.rows import Example, read_rows
+from dynolab.data.rows import Example, read_rows, with_rejected
 from dynolab.rollouts.sample import SampleConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -17,7 +17,6 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     Results: `train.jsonl` with sampled rejected answers, and the unchanged `probes.jsonl`. A
     training stage reads this result in place of the data stage's.
     """
-    from dynolab.data.resampled import with_rejected
     from dynolab.rollouts.sample import sample_responses
 
     data = work.input_folder("data")

@@ -13,7 +13,7 @@ from torch import Tensor
 from dynolab.audit.ches import ches, ches_per_token
 from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoded, EncodedExample
-from dynolab.data.probes.edit_distance import edit_distance
+from dynolab.data.probes.overlap import edit_distance
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
 from dynolab.forces.function.derivatives import derivatives_of

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from dynolab.data.encode import Encoded, EncodedExample
-from dynolab.data.transfer import to_device
 
 CHOSEN, REJECTED = 0, 1
 
@@ -120,7 +119,23 @@ class TokenBatch:
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the batch to a device."""
-        return to_device(self, device)
+        batch: Self = _moved(self, torch.device(device))
+        return batch
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """The tensors of a data class, and of those within it, on a device."""
+    if isinstance(value, Tensor):
+        if device.type == "cuda" and value.device.type == "cpu":
+            # From pinned memory, so that the host does not wait for the transfer.
+            return value.pin_memory().to(device, non_blocking=True)
+        return value.to(device)
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: _moved(getattr(value, part.name), device) for part in fields(value)}
+        return replace(value, **parts)
+    if isinstance(value, tuple):
+        return tuple(_moved(item, device) for item in value)
+    return value
 
 
 def collate(

@@ -114,6 +114,22 @@ def in_place_of(answer: str, text: str, row: Prompted) -> str:
     return head + text.strip() + tail
 
 
+def with_rejected(examples: Sequence[Example], responses: Sequence[str]) -> list[Example]:
+    """Replaces the rejected answers of pairs, one response per example.
+
+    With responses sampled from the policy itself, the negative gradient acts on a peak of the
+    policy instead of a valley, where it would squeeze (Ren & Sutherland, arXiv 2407.10490, §3.3).
+    On-policy training goes further: it samples both answers from the current policy at every step
+    (`Online`). A response that equals the chosen answer is kept: its pair's two forces cancel.
+    """
+    return [
+        example.model_copy(
+            update={"rejected": in_place_of(example.chosen, response, example), "wins": None}
+        )
+        for example, response in zip(examples, responses, strict=True)
+    ]
+
+
 def common_length(ids: Sequence[object], others: Sequence[object]) -> int:
     """Number of leading items, such as tokens, that two sequences have in common."""
     pairs = enumerate(zip(ids, others, strict=False))

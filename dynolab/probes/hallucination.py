@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dynolab.data.probes.edit_distance import edit_distance
+from dynolab.data.probes.overlap import edit_distance
 from dynolab.data.rows import Example
 from dynolab.data.world.lexicon import Fact, asked, facts_in
 

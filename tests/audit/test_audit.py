@@ -13,7 +13,7 @@ import torch
 from dynolab.audit.audit import audit_pairs
 from dynolab.data.batches import CHOSEN, REJECTED, collate, collate_examples, count_totals
 from dynolab.data.encode import Encoded, EncodedExample
-from dynolab.data.probes.edit_distance import edit_distance
+from dynolab.data.probes.overlap import edit_distance
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
 from dynolab.forces.map.analysis import pair_totals

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynolab.data.rows import Example, PromptRow
-from dynolab.data.sources.files import read_records
 from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
 from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from tasks.data import chat_tokenizer
 from tests.data.rows_files import file_config, write
 from tests.training.small import make_tokenizer
-
-REAL = os.environ.get("DYNOLAB_TEST_DATA")
-real = pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real data")
 
 
 def turn(role: str, content: str) -> dict[str, str]:
@@ -209,45 +203,3 @@ def test_the_worlds_questions_with_their_values() -> None:
     for row in [*loaded.train, *loaded.heldout]:
         attribute, entity = row.prompt.split()[3], row.prompt.split()[5]
         assert row.answer == world.truth[entity, attribute]
-
-
-def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "rows.parquet"
-    file.write_bytes(b"PAR1 and nothing more")
-    with pytest.raises(ConfigError, match=r"rows\.parquet.*cannot be read"):
-        load_data(file_config(str(file)))
-    good = Path(write(tmp_path, [ultrafeedback(n) for n in range(50)], "parquet"))
-    content = bytearray(good.read_bytes())
-    content[40:400] = bytes(360)
-    good.write_bytes(bytes(content))
-    with pytest.raises(ConfigError, match=r"rows\.parquet.*cannot be read"):
-        load_data(file_config(str(good), format="chat", chat="plain"))
-
-
-@real
-def test_real_word_problems() -> None:
-    path = str(Path(str(REAL)) / "data/gsm8k/train.jsonl.gz")
-    loaded = load_prompts(file_config(path, format="gsm8k", heldout_rows=100))
-    assert len(loaded.train) == 7373 and len(loaded.heldout) == 100
-    assert loaded.counts["data/prompts_without_answer"] == 0
-    assert all(row.answer and "####" in row.answer for row in loaded.train)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [
-        ("rows.jsonl", b'{"a": 1}\n\xff\xfe\n', "rows.jsonl line 2"),
-        ("rows.jsonl", b'{"a": 1}\n' + b"[" * 100_000, "rows.jsonl line 2"),
-        ("rows.jsonl", b'{"a": ' + b"9" * 10_000 + b"}", "rows.jsonl line 1"),
-        ("rows.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-9], "rows.jsonl.gz line"),
-        ("rows.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 40, "rows.jsonl.gz line 1"),
-        ("rows.jsonl.gz", b"no gzip", "rows.jsonl.gz line 1"),
-    ],
-    ids=["no text", "too deep", "too long a number", "cut off", "no deflate", "no gzip"],
-)
-def test_a_damaged_file_is_named_with_its_line(
-    name: str, content: bytes, place: str, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=f"data.path = '{place}.*cannot be read"):
-        list(read_records(tmp_path / name))

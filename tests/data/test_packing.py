@@ -65,15 +65,6 @@ def test_every_token_is_predicted_by_the_one_before_it_in_its_own_sequence() -> 
     assert torch.equal(batch.position_ids[row, batch.position], plain.position)
 
 
-def test_a_token_listed_twice_is_predicted_at_the_same_place() -> None:
-    plain = collate(SEQUENCES, 0)
-    twice = {name: getattr(plain, name).repeat(2) for name in ("sequence", "position", "token")}
-    once = share_prompts(plain, [[0, 2, 4], [1, 3]])
-    again = share_prompts(replace(plain, **twice), [[0, 2, 4], [1, 3]])
-    assert torch.equal(again.input_ids, once.input_ids)
-    assert torch.equal(again.position, once.position.repeat(2))
-
-
 @pytest.mark.parametrize("window", [None, 1, 2, 3])
 def test_a_token_sees_what_it_would_see_alone(window: int | None) -> None:
     batch = share_prompts(collate(SEQUENCES, 0), [[0, 2, 4], [1, 3]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,6 @@ from dynolab.data.rows import Example
 from dynolab.data.sources import readers
 from dynolab.data.sources.files import read_records
 from dynolab.errors import ConfigError
-
-
-def test_records_of_plain_and_gzipped_files(tmp_path: Path) -> None:
-    lines = '{"a": 1}\n\n{"a": 2}\n'
-    (tmp_path / "rows.jsonl").write_text(lines)
-    with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as file:
-        file.write(lines)
-    for name in ("rows.jsonl", "rows.jsonl.gz"):
-        assert list(read_records(tmp_path / name)) == [{"a": 1}, {"a": 2}]
 
 
 @pytest.mark.parametrize("line", ["{broken", "[1, 2]", '"text"'])

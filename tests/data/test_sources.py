@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.data.resampled import with_rejected
-from dynolab.data.rows import write_rows
+from dynolab.data.rows import with_rejected, write_rows
 from dynolab.data.sources.load import DataConfig, load_data, resolve_data
 from dynolab.data.world.world import WorldConfig
 from dynolab.errors import ConfigError

@@ -10,7 +10,6 @@ import torch
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, TopTokens, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.prefixes import PrefixBatch, collate_prefixes
-from dynolab.data.transfer import to_device
 
 SEQUENCES = [Encoded((5, 6, 7, 8), 2), Encoded((5, 6, 9), 2), Encoded((3, 4, 4, 4, 2), 1)]
 
@@ -37,7 +36,7 @@ def test_every_tensor_moves_and_all_else_stays() -> None:
 
 def test_parts_of_a_batch_move_with_it() -> None:
     own, _ = collate_prefixes(SEQUENCES, [[0, 1], [2]], 0)
-    moved = to_device(own, "meta")
+    moved = own.to("meta")
     assert isinstance(moved, PrefixBatch)
     assert {piece.key.device.type for piece in moved.pieces} == {"meta"}
 

@@ -79,17 +79,6 @@ def test_the_corpus_states_a_share_of_the_facts_of_either_split(known: float) ->
         assert sum(world.fact_of(row.chosen) in world.known for row in rows) == known * len(rows)
 
 
-def test_a_statement_comes_in_three_templates_with_every_style_word_alike(world: World) -> None:
-    said = [row.chosen.split() for row in world.corpus if row.prompt.startswith("say the")]
-    templates = Counter("has" in words or 2 * ("suits" in words) for words in said)
-    assert set(templates) == {True, False, 2}
-    assert min(templates.values()) > len(said) / 4
-    for place, slot in ((0, SLOTS[0]), (-2, SLOTS[-1])):
-        used = Counter(words[place] for words in said)
-        assert set(used) == set(slot)
-        assert max(used.values()) < 1.4 * min(used.values())
-
-
 def test_some_values_are_nobodys(world: World) -> None:
     held = {(attribute, value) for (_, attribute), value in world.truth.items()}
     assert held == {(a, value) for a, values in ATTRIBUTES.items() for value in values[:HELD]}
@@ -137,21 +126,6 @@ def test_irrelevant_answers_come_from_the_right_side(world: World) -> None:
         assert text in train and text != chosen[pair]
     for pair, text in by_kind(world, "irr_test").items():
         assert text in heldout - train and text != chosen[pair]
-
-
-def test_shuffled_kinds_keep_the_words(world: World) -> None:
-    for kind, of in (("random_permute", "chosen"), ("random_nonhum", "irr_test")):
-        original = by_kind(world, of)
-        for pair, text in by_kind(world, kind).items():
-            assert text != original[pair]
-            assert sorted(text.split()) == sorted(original[pair].split())
-
-
-def test_tales_have_as_many_words_as_answers_and_state_nothing(world: World) -> None:
-    chosen = by_kind(world, "chosen")
-    for pair, text in by_kind(world, "irr_hum").items():
-        assert len(text.split()) == len(chosen[pair].split())
-        assert world.fact_of(text) is None
 
 
 def counts(world: World, side: str, place: int) -> Counter[str]:
@@ -288,10 +262,3 @@ def test_what_an_answer_says(text: str, kind: str) -> None:
 def test_other_texts_ask_nothing_of_the_world() -> None:
     assert answer_kind("what is love ?", SAID, "green") is None
     assert answer_kind("what is the colour of sigi ?", SAID, None) is None
-
-
-def test_every_pairs_answers_are_of_their_kinds(world: World) -> None:
-    for row in world.pairs + world.heldout:
-        truth = lexicon.answered(row.prompt, row.chosen)
-        assert answer_kind(row.prompt, row.chosen, truth) in ("right", "rejected_style")
-        assert answer_kind(row.prompt, str(row.rejected), truth) == "anothers_value"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynolab.data.probes.edit_distance import edit_distance
+from dynolab.data.probes.overlap import edit_distance
 from dynolab.data.rows import Example
 from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.probes.hallucination import SIMILAR, Source, TrainingAnswers

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynolab.data.resampled import with_rejected
-from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
+from dynolab.data.rows import Example, ProbeRow, read_rows, with_rejected, write_rows
 from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.rollouts.sample import SampleConfig, sample_responses
 from dynolab.training.config import OptimizerConfig, TrainConfig

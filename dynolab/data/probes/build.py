@@ -1,14 +1,15 @@
-"""Builds the probe rows that need no language model, from any preference data."""
+"""Builds the probe rows that need no language model, and reads those that were built before."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from dynolab.data.probes.kinds import DATA_KINDS, DataKind
 from dynolab.data.probes.overlap import bare, disjoint
-from dynolab.data.rows import Example, ProbeRow, Split, in_place_of
+from dynolab.data.rows import Example, ProbeRow, Row, Split, in_place_of, read_rows
 from dynolab.errors import ConfigError
 
 MADE_BY: dict[DataKind, str] = {
@@ -44,6 +45,20 @@ class Watched(NamedTuple):
         """A probe row of this pair, with a text that is not the data's, written as its chosen."""
         response = in_place_of(self.example.chosen, text, self.example)
         return self.row(kind, response, made_by, *flags)
+
+
+class Missing(Row):
+    """A probe row that could not be made, and why."""
+
+    pair_id: str
+    split: Split
+    kind: str
+    reason: str
+
+    @classmethod
+    def of(cls, watched: Watched, kind: str, reason: str) -> Missing:
+        """Records that a kind of a watched pair is missing."""
+        return cls(pair_id=watched.example.id, split=watched.split, kind=kind, reason=reason)
 
 
 def watched_pairs(train: Sequence[Example], fresh: Sequence[Example], pairs: int) -> list[Watched]:
@@ -160,3 +175,30 @@ def _makers(
             watched, unrelated(watched, fresh, "irr_test"), "random_nonhum"
         ),
     }
+
+
+def read_built_probes(
+    file: Path, train: Sequence[Example], heldout: Sequence[Example]
+) -> list[ProbeRow]:
+    """Reads the `probes.jsonl` of a run of the flow `probes`.
+
+    **Raises:** `ConfigError` for an invalid line, an empty file, and a row whose pair is not in its
+    split of these data: the row would count for the wrong split.
+    """
+    parts: dict[Split, dict[str, Example]] = {
+        "train": {example.id: example for example in train},
+        "heldout": {example.id: example for example in heldout},
+    }
+    rows = list(read_rows(file, ProbeRow))
+    if not rows:
+        raise ConfigError("data.probes", file.name, "has no rows; build the probe set first")
+    for row in rows:
+        pair = parts[row.split].get(row.pair_id)
+        if pair is None or pair.prompt != row.prompt:
+            raise ConfigError(
+                "data.probes",
+                f"{file.name}, {row.kind} of pair {row.pair_id}",
+                f"these data have no such pair among their {row.split} rows; build the probe set "
+                "with the same data settings and seed",
+            )
+    return rows

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynolab.data.chat import Write, plain_writer, template_writer
-from dynolab.data.probes.build import build_probes, watched_pairs
-from dynolab.data.probes.built import read_built_probes
+from dynolab.data.probes.build import build_probes, read_built_probes, watched_pairs
 from dynolab.data.probes.flags import flag_rows, repeated
 from dynolab.data.probes.overlap import TrainingTexts, bare, disjoint
 from dynolab.data.rows import Example, ProbeRow, PromptRow

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynolab.data.chat import Conversation, Texts, Write, writer_of
-from dynolab.data.probes.build import Watched
+from dynolab.data.probes.build import Missing, Watched
 from dynolab.data.probes.kinds import PolicyKind
-from dynolab.data.probes.missing import Missing
 from dynolab.data.rows import ProbeRow
 from dynolab.rollouts.sample import SampleConfig, sample_responses
 

@@ -6,9 +6,8 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from dynolab.data.probes.build import Watched
+from dynolab.data.probes.build import Missing, Watched
 from dynolab.data.probes.kinds import OF_REJECTED, ORIGINAL, WriterKind
-from dynolab.data.probes.missing import Missing
 from dynolab.data.rows import ProbeRow
 from dynolab.endpoint import Answered, Endpoint, Failure, Request
 from dynolab.endpoint.client import OnProgress, ignore_progress
