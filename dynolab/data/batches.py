@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -14,6 +14,8 @@ from torch import Tensor
 from dynolab.data.encode import Encoded, EncodedExample
 
 CHOSEN, REJECTED = 0, 1
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,23 @@ def by_length(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[in
         batch.append(number)
     if batch:
         yield batch
+
+
+def in_groups(items: Sequence[Item], sizes: Sequence[int], room: int) -> Iterator[list[Item]]:
+    """Yields groups of consecutive items whose sizes add up to `room` at most.
+
+    A larger item gets a group of its own.
+    """
+    group: list[Item] = []
+    taken = 0
+    for item, size in zip(items, sizes, strict=True):
+        if group and taken + size > room:
+            yield group
+            group, taken = [], 0
+        group.append(item)
+        taken += size
+    if group:
+        yield group
 
 
 @lru_cache(maxsize=2)  # an epoch's order serves all its steps

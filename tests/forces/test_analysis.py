@@ -9,16 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from dynolab.data.encode import Encoded
-from dynolab.forces import PolicyFunction, breakdown, force_map, one_step, split_step
-from dynolab.forces.map.analysis import Analysis, Question, analyse, recorded_examples
+from dynolab.forces import (
+    PolicyFunction,
+    breakdown,
+    force_map,
+    one_step,
+    response_terms,
+    split_step,
+)
+from dynolab.forces.map.analysis import (
+    Analysis,
+    Question,
+    analyse,
+    pair_totals,
+    recorded_examples,
+)
 from dynolab.forces.map.job import MapJob, fill_map
+from dynolab.forces.map.terms import updating_terms
 from dynolab.objectives import DPOConfig, GRPOConfig, build_objective
 from tests.forces import small_models
 from tests.forces.families import case
 from tests.forces.lora import adapted
 from tests.forces.small_models import (
-    VOCABULARY,
     Letters,
     encoded,
     neox,
@@ -64,49 +76,28 @@ def answer(question: Question, tmp_path: Path) -> Analysis:
     return analyse(question, tmp_path / "map")
 
 
-def force_of(question: Question, found: np.ndarray, observed: int, pair: int, side: str) -> float:
-    """Sum of the map's entries of one observed answer and one side of a pair, counted out."""
-    rows = [sequence.response_length for _, sequence in question.observed]
-    columns = [
-        (example.id, name, example.named()[name].response_length)
-        for example in question.updating
-        for name in ("chosen", "rejected")
-    ]
-    total, first = 0.0, 0
-    for name, of, count in columns:
-        if (name, of) == (question.updating[pair].id, side):
-            start = sum(rows[:observed])
-            total += found[start : start + rows[observed], first : first + count].sum()
-        first += count
-    return float(total)
-
-
 def test_totals_are_sums_of_the_map_by_answer_pair_and_side(
     question: Question, answer: Analysis
 ) -> None:
     objective = build_objective(question.objective)
     sequences = [sequence for _, sequence in question.observed]
-    whole = force_map(question.policy, sequences, question.updating, objective, update=RATE)
-    parts = breakdown(question.policy, sequences, question.updating, objective, update=RATE)
+    asked = question.policy, sequences, question.updating, objective
+    whole, parts = force_map(*asked, update=RATE), breakdown(*asked, update=RATE)
     np.testing.assert_allclose(answer.force_map.force, whole.force, rtol=1e-6)
+    sums = pair_totals(whole)
+    head = pair_totals(replace(whole, force=parts.head.numpy()))
     rows = iter(answer.totals)
     for number, (watched, sequence) in enumerate(question.observed):
         for pair, example in enumerate(question.updating):
             row = next(rows)
-            assert (row.observed_id, row.split, row.kind) == (
-                watched.pair_id,
-                watched.split,
-                watched.kind,
+            assert (row.observed_id, row.split, row.kind, row.tokens, row.updating_id) == (
+                *(watched.pair_id, watched.split, watched.kind),
+                *(sequence.response_length, example.id),
             )
-            assert (row.tokens, row.updating_id) == (sequence.response_length, example.id)
-            for side in ("chosen", "rejected"):
-                expected = force_of(question, np.array(whole.force), number, pair, side)
-                assert getattr(row, f"from_{side}") == pytest.approx(expected, rel=1e-5)
-            head = sum(
-                force_of(question, parts.head.numpy(), number, pair, side)
-                for side in ("chosen", "rejected")
-            )
-            assert row.from_head == pytest.approx(head, rel=1e-6)
+            sides = sums.from_chosen[number, pair], sums.from_rejected[number, pair]
+            assert (row.from_chosen, row.from_rejected) == pytest.approx(sides, rel=1e-5)
+            of_head = head.from_chosen[number, pair] + head.from_rejected[number, pair]
+            assert row.from_head == pytest.approx(of_head, rel=1e-6)
     assert next(rows, None) is None
 
 
@@ -141,46 +132,26 @@ def test_metrics_are_means_over_the_training_pairs_answers(answer: Analysis) -> 
     assert set(found) - set(unmoved.metrics()) == {"force/last_layer/cosine"}
 
 
-def test_terms_are_those_of_plain_softmaxes(question: Question, answer: Analysis) -> None:
-    model = question.policy.model
-
-    def plain(sequence: Encoded) -> tuple[list[float], list[float], list[float], list[float]]:
-        with torch.no_grad():
-            logits = model(torch.tensor([sequence.ids])).logits[0, sequence.prompt_length - 1 : -1]
-        policy = logits.softmax(-1)
-        logp, norm, energy, size = [], [], [], []
-        for pi, token in zip(policy, sequence.ids[sequence.prompt_length :], strict=True):
-            own = torch.eye(VOCABULARY, dtype=pi.dtype)[token]
-            logp.append(float(pi[token].log()))
-            norm.append(float((torch.eye(VOCABULARY) - torch.ones(VOCABULARY, 1) * pi).norm()))
-            energy.append(1 - float(pi[token]))
-            size.append(float((pi - own).norm()))
-        return logp, norm, energy, size
-
+def test_terms_are_those_of_both_sides_responses(question: Question, answer: Analysis) -> None:
+    policy, objective = question.policy, build_objective(question.objective)
+    observed = response_terms(policy, [sequence for _, sequence in question.observed])
     expected = [
-        ("observed", watched.pair_id, watched.kind, sequence, 1.0)
-        for watched, sequence in question.observed
+        ("observed", probe.pair_id, probe.kind, read(sequence), terms)
+        for (probe, sequence), terms in zip(question.observed, observed, strict=True)
     ]
-    for example in question.updating:
-        scores = {
-            name: sum(plain(sequence)[0]) - sum(getattr(example, f"{name}_reference"))
-            for name, sequence in example.named().items()
-        }
-        margin = BETA * (scores["chosen"] - scores["rejected"])
-        push = BETA / (1 + np.exp(margin)) / len(question.updating)
-        expected += [
-            ("updating", example.id, name, sequence, push * (1 if name == "chosen" else -1))
-            for name, sequence in example.named().items()
-        ]
-    for row, (role, name, kind, sequence, rate) in zip(answer.terms, expected, strict=True):
-        assert (row.role, row.id, row.kind) == (role, name, kind)
-        assert row.tokens == read(sequence)
-        logp, norm, energy, size = plain(sequence)
-        assert row.logp == pytest.approx(logp)
-        assert row.a_norm == pytest.approx(norm)
-        assert row.energy == pytest.approx(energy)
-        assert row.force_size == pytest.approx(size)
-        assert row.learning_rate == pytest.approx([rate] * len(logp))
+    expected += [
+        ("updating", own.updating.id, own.updating.side, list(map("t{}".format, tokens)), own.terms)
+        for own in updating_terms(policy, question.updating, objective, at={})
+        for tokens in (own.updating.tokens,)
+    ]
+    for row, (role, name, kind, tokens, terms) in zip(answer.terms, expected, strict=True):
+        assert (row.role, row.id, row.kind, row.tokens) == (role, name, kind, tokens)
+        assert row.logp == pytest.approx(terms.logp.tolist())
+        assert row.a_norm == pytest.approx(terms.a_frobenius.tolist())
+        assert row.energy == pytest.approx(terms.energy.tolist())
+        assert row.force_size == pytest.approx(terms.force_size.tolist())
+        assert row.learning_rate == pytest.approx(terms.learning_rate.tolist())
+        assert row.g_norm == pytest.approx(terms.g_norm.tolist())
 
 
 def test_facts_say_what_was_asked_and_how_it_was_computed(

@@ -167,16 +167,15 @@ def _by_gradients(
     leaves = {name: w.detach().requires_grad_() for name, w in at.items()}
     with torch.enable_grad():
         values = function(leaves).unbind()
-    return torch.stack([_product(value, leaves, direction) for value in values])
-
-
-def _product(value: Tensor, leaves: dict[str, Tensor], direction: dict[str, Tensor]) -> Tensor:
-    """`⟨∇value, d⟩`; the gradient is released before that of another value is made."""
-    gradient = torch.autograd.grad(
-        value, list(leaves.values()), retain_graph=True, materialize_grads=True
-    )
-    products = [(g * d).sum() for g, d in zip(gradient, direction.values(), strict=True)]
-    return torch.stack(products).sum()
+    products = []
+    for value in values:
+        gradient = torch.autograd.grad(
+            value, list(leaves.values()), retain_graph=True, materialize_grads=True
+        )
+        pairs = zip(gradient, direction.values(), strict=True)
+        products.append(torch.stack([(g * d).sum() for g, d in pairs]).sum())
+        del gradient, pairs  # before that of another value is made
+    return torch.stack(products)
 
 
 def _sample(causal: nn.Module, generator: torch.Generator) -> Encoded:

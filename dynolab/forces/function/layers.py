@@ -32,7 +32,10 @@ def at_layer(policy: PolicyFunction, layer: int, see: Callable[[Tensor], Tensor]
     block's output, before the final norm.
     """
     blocks = _listed(policy.causal)
-    number = _number(layer, len(blocks))
+    if not -len(blocks) - 1 <= layer <= len(blocks):
+        remedy = f"the model has {len(blocks)} blocks: choose 0 to {len(blocks)}"
+        raise ConfigError("layer", layer, remedy)
+    number = layer % (len(blocks) + 1)
     if number == 0:
         handle = blocks[0].register_forward_pre_hook(
             lambda module, inputs: (see(inputs[0]), *inputs[1:])
@@ -111,9 +114,3 @@ def last_layers(policy: PolicyFunction, count: int) -> set[str]:
     modules = [*blocks[-count:], *after, head_module(causal)]
     wanted = {id(p) for module in modules for p in module.parameters()} - before
     return {name for name, p in policy.model.named_parameters() if id(p) in wanted}
-
-
-def _number(layer: int, blocks: int) -> int:
-    if not -blocks - 1 <= layer <= blocks:
-        raise ConfigError("layer", layer, f"the model has {blocks} blocks: choose 0 to {blocks}")
-    return layer % (blocks + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch
+from dynolab.data.batches import TokenBatch, in_groups
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError, DynolabError
 from dynolab.forces.function.logit_function import Weights
@@ -104,7 +104,7 @@ def kernel_sizes(
         classes = policy.logits(kernel.at, first).shape[-1]
     bytes_each = (rank + probes) * classes * policy.dtype.itemsize
     groups, _ = (
-        list(_groups(side, items, bytes_each, memory_bytes // 4))
+        _groups(side, items, bytes_each, memory_bytes // 4)
         for side, items in (("observed", observed), ("updating", updating))
     )
     columns = []
@@ -234,25 +234,15 @@ def _of_images(
     return np.array([whole, rest, 2 * min(between, rest**2) / n])
 
 
-def _groups(
-    side: str, items: Sequence[Encoded], bytes_each: int, room: int
-) -> Iterator[list[Encoded]]:
+def _groups(side: str, items: Sequence[Encoded], bytes_each: int, room: int) -> list[list[Encoded]]:
     """Groups of items whose vectors or images, `bytes_each` per position, fit into `room` bytes."""
-    group: list[Encoded] = []
-    taken = 0
-    for number, item in enumerate(items):
-        positions = item.response_length
-        size = positions * bytes_each
+    sizes = [item.response_length * bytes_each for item in items]
+    for number, size in enumerate(sizes):
         if size > room:
             raise ConfigError(
                 "memory_bytes",
                 4 * room,
-                f"{side}[{number}] with {positions} positions takes {4 * size} bytes; give as "
-                "much, or a lower rank and fewer probes",
+                f"{side}[{number}] with {items[number].response_length} positions takes "
+                f"{4 * size} bytes; give as much, or a lower rank and fewer probes",
             )
-        if group and taken + size > room:
-            yield group
-            group, taken = [], 0
-        group.append(item)
-        taken += size
-    yield group
+    return list(in_groups(items, sizes, room))

@@ -261,24 +261,18 @@ def products(
 
 
 def step_made(record: StepRecord, policy: PolicyFunction, responses: StepResponses) -> StepMade:
-    """What a recorded step was made of."""
-    return StepMade(
-        number=record.facts.step,
-        labels=responses.labels,
-        gradients=responses.gradients,
-        map=_map_of(record, policy, responses.gradients.sum(0)),
-        change=flatten(policy.cast(change_of(record.before, record.after))),
-        blocks=block_columns(record.before),
-    )
-
-
-def _map_of(
-    record: StepRecord, policy: PolicyFunction, gradient: Float[Tensor, " parameters"]
-) -> OptimizerMap:
-    """The whole step as one map of flat vectors."""
+    """What a recorded step was made of; its optimizer is one map of flat vectors."""
     keys = sorted({key for tensors in record.state.values() for key in tensors})
     state = {
         key: flatten(policy.cast({name: record.state[name][key] for name in record.before}))
         for key in keys
     }
-    return optimizer_map(record.facts, flatten(policy.cast(record.before)), state, gradient)
+    before, gradient = flatten(policy.cast(record.before)), responses.gradients.sum(0)
+    return StepMade(
+        number=record.facts.step,
+        labels=responses.labels,
+        gradients=responses.gradients,
+        map=optimizer_map(record.facts, before, state, gradient),
+        change=flatten(policy.cast(change_of(record.before, record.after))),
+        blocks=block_columns(record.before),
+    )

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dynolab.data.batches import in_groups
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.logit_function import Weights
@@ -199,28 +200,11 @@ def plan_tiles(
         for side in (observed, updating)
     ]
     room = 3 * memory // 4
-    need = [sum(kernel.bytes_of(span.sequence) for span in side) for side in spans]
+    sizes = [[kernel.bytes_of(span.sequence) for span in side] for side in spans]
+    need = [sum(side) for side in sizes]
     shares = [max(room // 2, room - need[1]), max(room // 2, room - need[0])]
-    left, right = (
-        Side(list(_grouped(side, kernel.bytes_of, share)))
-        for side, share in zip(spans, shares, strict=True)
-    )
+    left, right = (Side(list(in_groups(*each))) for each in zip(spans, sizes, shares, strict=True))
     return left, right
-
-
-def _grouped(
-    spans: Sequence[WeightedResponse], size: Callable[[Encoded], int], room: int
-) -> Iterator[list[WeightedResponse]]:
-    group: list[WeightedResponse] = []
-    taken = 0
-    for span in spans:
-        needed = size(span.sequence)
-        if group and taken + needed > room:
-            yield group
-            group, taken = [], 0
-        group.append(span)
-        taken += needed
-    yield group
 
 
 def gram_tiles(

@@ -14,10 +14,14 @@ MOST_CELLS = 60_000  # in one map: more than a screen can show
 def token_maps(question: Question, whole: ForceMap, count: int) -> list[TokenMap]:
     """`count` maps of an updating pair on an answer: on chosen answers first, by what pulls hardest
     down."""
+    updating_tokens = [
+        sum(response.response_length for response in example.named().values())
+        for example in question.updating
+    ]
     sizes = {
-        (row, pair): observed.response_length * _updating_tokens(question, pair)
+        (row, pair): observed.response_length * tokens
         for row, (_, observed) in enumerate(question.observed)
-        for pair in range(len(question.updating))
+        for pair, tokens in enumerate(updating_tokens)
     }
     readable = [cell for cell, size in sizes.items() if size <= MOST_CELLS]
 
@@ -29,10 +33,6 @@ def token_maps(question: Question, whole: ForceMap, count: int) -> list[TokenMap
         return question.observed[row][0].kind != "chosen", push, cell
 
     return [_token_map(question, whole, *cell) for cell in sorted(readable, key=order)[:count]]
-
-
-def _updating_tokens(question: Question, pair: int) -> int:
-    return sum(response.response_length for response in question.updating[pair].named().values())
 
 
 def _token_map(question: Question, whole: ForceMap, row: int, pair: int) -> TokenMap:

@@ -67,7 +67,9 @@ def step_forces(
     error = replay_error(split, record)
     directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
     directions |= {
-        name: _in_main_memory(part) for name, part in split.parts().items() if _moves(part)
+        name: {parameter: w.cpu() for parameter, w in part.items()}
+        for name, part in split.parts().items()
+        if any(bool(w.any()) for w in part.values())
     }
     del split
 
@@ -169,11 +171,3 @@ def _observe(
         parts = dict.fromkeys(PARTS, torch.zeros_like(values["measured"]))
         sums.append({name: watched.sums(each) for name, each in (parts | values).items()})
     return sums
-
-
-def _in_main_memory(part: Weights) -> dict[str, Tensor]:
-    return {name: w.cpu() for name, w in part.items()}
-
-
-def _moves(part: Weights) -> bool:
-    return any(bool(w.any()) for w in part.values())
