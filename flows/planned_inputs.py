@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynolab.costs.rows import stand_in_rows
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data, load_prompts
@@ -146,6 +145,8 @@ class Inputs:
 
     def _read(self, limit: int) -> Sequence[EncodedExample]:
         if not self.at_hand or self.tokenizer is None:
+            from dynolab.costs.batches import stand_in_rows
+
             return stand_in_rows(self.data.hub_name, self.data.rows or 1_000, limit)
         encoder = Encoder(self.tokenizer, limit, "truncate_left")
         if self.data.format not in ("prompts", "gsm8k"):

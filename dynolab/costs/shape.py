@@ -13,21 +13,14 @@ class ModelShape:
     """A causal language model's sizes.
 
     - `parameters`: all weights, tied ones once; `trained`: those that an optimizer moves.
-    - `decoder`: numbers in the matrices that every position goes through; the head is not among
-      them, as it is only applied where a response token is predicted.
     - `head`: numbers in the output head, width × vocabulary.
-    - `attention`: `layers` × heads × head size, the width of what attention compares.
     - `largest`: numbers in the largest weight.
     """
 
     parameters: int
     trained: int
-    decoder: int
     head: int
-    attention: int
     layers: int
-    width: int
-    vocabulary: int
     context: int
     largest: int
 
@@ -48,21 +41,13 @@ def context_of(config: Any) -> int:
 def shape_of(model: nn.Module) -> ModelShape:
     """The shape of a transformers model; its weights may be on the meta device."""
     config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     head = model.get_output_embeddings().weight  # type: ignore[operator]
     weights = list(model.parameters())
-    matrices = [w for w in weights if w.ndim == 2 and id(w) not in {*tables, id(head)}]
-    heads = getattr(config, "num_attention_heads", None) or 0  # Mamba has none
-    size = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
     return ModelShape(
         parameters=sum(w.numel() for w in weights),
         trained=sum(w.numel() for w in weights if w.requires_grad),
-        decoder=sum(w.numel() for w in matrices),
         head=head.numel(),
-        attention=config.num_hidden_layers * heads * size,
         layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        vocabulary=config.vocab_size,
         context=context_of(config),
         largest=max(w.numel() for w in weights),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
-from dynolab.costs.live_bytes import LiveBytes
 from dynolab.data.batches import TokenBatch, Totals
 from dynolab.data.packing import PackedBatch
 from dynolab.likelihood.decoder import logits_of
@@ -163,3 +165,44 @@ def zero_tokens(batch: MicroBatch, causal: Any) -> TokenBatch:
     if not causal._supports_attention_backend:
         return plain
     return PackedBatch(**vars(plain), row=sequences, segment=rows)
+
+
+class LiveBytes(TorchDispatchMode):
+    """While open, `most` is the largest sum of bytes of the storages that operations touched.
+
+    Unlike resident memory it holds no libraries, and nothing that an allocator keeps for later.
+
+    **Arguments:** `known`: tensors that do not count, such as a model's weights; `dtype`: only
+    tensors of it count.
+    """
+
+    def __init__(self, known: Iterable[Tensor] = (), dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self._dtype = dtype
+        self.now = self.most = 0
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for value in tree_iter((args, kwargs, made)):
+            if (
+                isinstance(value, Tensor)
+                and value.device.type != "meta"
+                and self._dtype in (None, value.dtype)
+            ):
+                self._count(value.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._seen:
+            self._seen.add(key)
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._release, key, storage.nbytes())
+
+    def _release(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.now -= size

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynolab.costs.live_bytes import LiveBytes
 from dynolab.costs.machines import this_machine
+from dynolab.costs.traced import LiveBytes
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Example, read_rows, write_rows

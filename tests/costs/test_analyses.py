@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from dynolab.audit.audit import audit_pairs
-from dynolab.costs.live_bytes import LiveBytes
 from dynolab.costs.memory import COPIES, FP32, ledger_copies, states
 from dynolab.costs.shape import ModelShape, shape_of
+from dynolab.costs.traced import LiveBytes
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.forces import (

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from dynolab.costs.batches import lengths_of, micro_batches
-from dynolab.costs.live_bytes import LiveBytes
 from dynolab.costs.memory import training_bytes
 from dynolab.costs.shape import shape_of
-from dynolab.costs.traced import MicroBatch, activation_bytes
+from dynolab.costs.traced import LiveBytes, MicroBatch, activation_bytes
 from dynolab.training.examples import load_examples, training_encoder
 from dynolab.training.job import TrainJob
 from dynolab.training.loop import Trainer
