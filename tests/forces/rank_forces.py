@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import torch.distributed as dist
 from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.forces import ForceMap
-from dynolab.forces.map.files import Bounds, MapFolder
 from tests.forces.shared_cases import MAPS, make_map, make_rows
 
 
@@ -22,9 +19,6 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     folder = Path(job["folder"])
     distributed.join()
-    if job["killed"]:
-        die_after_one_tile()
-        make_map("on_disk", folder / "killed", over_ranks=True)
     for name in MAPS:
         found = make_map(name, over_ranks=True)
         everywhere = distributed.gather(found.force)
@@ -42,19 +36,6 @@ def main() -> None:
     if distributed.rank() == 0:
         (folder / "rows.json").write_text(json.dumps({"rows": rows, "refused": said}))
     dist.destroy_process_group()
-
-
-def die_after_one_tile() -> None:
-    """The last rank is killed as it writes its second tile."""
-    write, written = MapFolder.write, []
-
-    def watched(self: MapFolder, bounds: Bounds, values: np.ndarray) -> None:
-        if written and distributed.rank() == distributed.world_size() - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        write(self, bounds, values)
-        written.append(bounds)
-
-    MapFolder.write = watched  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ Items with files of their own:
 - a ZeRO-2 snapshot is one process', and many ranks compute what one process does:
   `../training/test_ranks.py::test_a_zero2_record_has_the_forces_of_one_process`,
   `test_forces_over_ranks.py::test_maps_and_rows_of_all_ranks_are_those_of_one_process`.
-
-Wrong engines, each caught by a named test: `test_acceptance_mutations.py`.
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ from dynolab.forces import (
     token_forces,
 )
 from dynolab.forces.function.precision import dtype_preserving
+from dynolab.forces.map import factors
 from dynolab.objectives import (
     GRPO,
     SFT,
@@ -587,3 +586,18 @@ def left_padded(batch: TokenBatch) -> TokenBatch:
         position_ids=(mask.cumsum(1) - 1).clamp(min=0),
         position=batch.position + shift[batch.sequence],
     )
+
+
+@pytest.mark.parametrize("broken", ["_table_rows", "normed"])
+def test_a_wrong_rule_is_found_and_its_parameters_taken_whole(broken, monkeypatch):
+    """The engine tries its rules against autograd before it trusts them."""
+    here = case("llama_tied", count=1)
+    truth = dpo_columns_by_differences(here.policy, OBSERVED[0], here.examples[0])
+    true = getattr(factors, broken)
+
+    def wrong(*arguments):  # type: ignore[no-untyped-def]
+        found = true(*arguments)
+        return replace(found, rows=2 * found.rows) if broken == "_table_rows" else 2 * found
+
+    monkeypatch.setattr(factors, broken, wrong)
+    assert relative(here.map(observed=OBSERVED[:1]), truth) < 1e-6

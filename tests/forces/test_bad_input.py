@@ -27,7 +27,6 @@ from dynolab.forces.function.checks import (
     check_response,
 )
 from dynolab.objectives import SFT, SFTConfig
-from models.language import load_language_model
 from tests.forces.families import build
 from tests.forces.small_models import VOCABULARY, encoded, pair, recorded, relative
 
@@ -143,22 +142,6 @@ def test_quantised_weights_are_refused():
     layer.weight = nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
     with pytest.raises(ConfigError, match=r"int8.*dequantise"):
         PolicyFunction(model)
-
-
-@pytest.mark.parametrize(
-    "shard",
-    [
-        "global_step10/mp_rank_00_model_states.pt",
-        "zero_pp_rank_0_mp_rank_00_model_states.pt",
-        "shard-0.safetensors",
-    ],
-)
-def test_a_folder_of_shards_is_refused_with_where_the_model_is(tmp_path, shard):
-    (tmp_path / shard).parent.mkdir(exist_ok=True)
-    (tmp_path / shard).touch()
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"ranks' shards .*`model/` folder"):
-        load_language_model(tmp_path)
 
 
 def test_16_bits_are_refused_where_their_rounding_hides_the_result(record):

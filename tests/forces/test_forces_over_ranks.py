@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from dynolab import distributed
-from dynolab.errors import CorruptData, RankFailed
 from dynolab.forces import ForceMap
 from tasks.runtime.launch.launcher import launch_ranks
 from tests.forces.shared_cases import MAPS, make_map, make_rows
@@ -20,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 BOUND = 1e-6
 
 
-def launch(folder: Path, ranks: int, *, killed: bool = False) -> None:
+def launch(folder: Path, ranks: int) -> None:
     file = folder / "job.json"
-    file.write_text(json.dumps({"folder": str(folder), "killed": killed}))
+    file.write_text(json.dumps({"folder": str(folder)}))
     launch_ranks(
         "tests.forces.rank_forces",
         file,
@@ -61,19 +60,6 @@ def test_maps_and_rows_of_all_ranks_are_those_of_one_process(shared: Path) -> No
             else:
                 assert other[key] == value
     assert all("other inputs" in said for said in found["refused"])
-
-
-@pytest.mark.ranks
-def test_a_shared_map_whose_rank_was_killed_is_continued_by_one_process(tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match="SIGKILL"):
-        launch(tmp_path, 2, killed=True)
-    with pytest.raises(CorruptData, match="call force_map again"):
-        ForceMap.open(tmp_path / "killed")
-    lines = len((tmp_path / "killed" / "tiles.jsonl").read_text().splitlines())
-    assert lines >= 1
-    whole = make_map("on_disk")
-    found = make_map("on_disk", tmp_path / "killed")
-    assert np.linalg.norm(found.force - whole.force) < BOUND * np.linalg.norm(whole.force)
 
 
 @pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [100, 1, 1, 1], [1, 1, 1, 100], [7], []])

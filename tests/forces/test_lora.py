@@ -162,15 +162,3 @@ def test_adapters_that_do_not_train_have_no_subspace():
     model = adapted("gpt2", torch.float32).requires_grad_(False)
     with pytest.raises(ConfigError, match="is_trainable=True"):
         map_of(model, torch.float32)
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_under_adapters_is_switched_and_put_back(attention):
-    model = adapted("llama_tied")
-    truth = matrix(map_of(model))
-    inner = model.get_base_model()
-    inner.set_attn_implementation(attention)
-    assert (
-        relative(matrix(map_of(model)), truth) < 1e-7
-    )  # references alone: eager scores in float32
-    assert inner.config._attn_implementation == attention

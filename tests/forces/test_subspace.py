@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dynolab.errors import ConfigError
-from dynolab.forces import FrozenUpdate, PolicyFunction, breakdown, force_map
+from dynolab.forces import FrozenUpdate, PolicyFunction, force_map
 from dynolab.forces.function.layers import last_layers
 from dynolab.forces.map.problem import pose
 from dynolab.objectives import DPO, DPOConfig
@@ -49,22 +49,6 @@ def test_maps_in_parts_of_the_parameters_add_up_and_are_those_by_tokens(
     plain = [map_by_tokens(policy, **asked, parameters=names).numpy() for names in (last, rest)]
     assert max(far(*both) for both in zip(maps, plain, strict=True)) < 1e-10
     assert far(maps[0] + maps[1], force_map(policy, **asked).force) < 1e-10
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_last_layers_map_is_the_sum_of_its_blocks(family: str) -> None:
-    policy, asked = question(build(family, torch.float64))
-    last = last_layers(policy, 1)
-    parts = breakdown(policy, **asked, parameters=last)
-    made = force_map(policy, **asked, parameters=last)
-    assert made.facts.subspace == sorted(last)
-    assert far(parts.force.numpy(), made.force) < 1e-12
-    assert "embedding" not in parts.parts and "tied" not in parts.parts
-    assert ("head" in parts.parts) == (family == "gpt_neox")  # the others share the table
-    # What is computed twice is computed block by block as with all parameters: the head.
-    if "head" in parts.parts:
-        whole = breakdown(policy, **asked)
-        assert far(parts.parts["head"].numpy(), whole.parts["head"].numpy()) < 1e-10
 
 
 def test_signals_of_the_last_layer_stay_at_their_own_positions() -> None:

@@ -50,15 +50,6 @@ def test_terms_are_those_of_the_dense_matrices(temperature):
             assert got == pytest.approx(float(value), rel=1e-9, abs=1e-13), name
 
 
-def test_a_spectral_norm_is_one_for_the_uniform_policy_alone():
-    terms = token_terms(torch.zeros(1, V), torch.zeros(1, dtype=torch.long))
-    assert float(terms.a_spectral) == pytest.approx(1)
-    assert float(terms.entropy) == pytest.approx(math.log(V))
-    certain = token_terms(torch.tensor([[80.0, *[0.0] * (V - 1)]]), torch.tensor([0]))
-    assert float(certain.a_spectral) == pytest.approx(math.sqrt(V))
-    assert float(certain.a_frobenius) == pytest.approx(math.sqrt(2 * V - 2))
-
-
 def test_a_nearly_certain_token_keeps_its_digits_in_float32():
     """With one logit 30 above the others, 1 − π_y = (V − 1) e^{−30}, far below float32's ε."""
     logits = torch.tensor([[30.0, *[0.0] * (V - 1)]])
