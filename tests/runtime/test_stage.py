@@ -207,7 +207,7 @@ def away(*_: object, **__: object) -> None:
 def test_a_resume_state_that_cannot_be_kept_does_not_end_training(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dynolab.store.store.commit_resume", away)
+    monkeypatch.setattr("dynolab.store.store.Place.commit_resume", away)
     run_stage(trainer(fail_at=None), Steps(), {}, platform)
     assert "without a resume state of step 3: the store is away" in caplog.text
 
