@@ -21,6 +21,7 @@ class ModelShape:
     trained: int
     head: int
     layers: int
+    width: int
     context: int
     largest: int
 
@@ -48,6 +49,7 @@ def shape_of(model: nn.Module) -> ModelShape:
         trained=sum(w.numel() for w in weights if w.requires_grad),
         head=head.numel(),
         layers=config.num_hidden_layers,
+        width=config.hidden_size,
         context=context_of(config),
         largest=max(w.numel() for w in weights),
     )
