@@ -14,25 +14,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray
 
 from dynolab.data.rows import ProbeRow
-from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
+from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Pusher
 from dynolab.results.ledger import FunctionalRow
 
 CHOSEN, REJECTED = "chosen", "rejected"
-
-
-@dataclass(frozen=True)
-class PairPush:
-    """What one pair did to one answer, in nats, and the steps at which it did it."""
-
-    pair: str
-    from_chosen: float
-    from_rejected: float
-    steps: tuple[int, ...]
-
-    @property
-    def total(self) -> float:
-        """Through both of its answers."""
-        return self.from_chosen + self.from_rejected
 
 
 @dataclass(frozen=True)
@@ -131,12 +116,12 @@ class Lines:
         left = self.measured - self.nats.sum(0)
         return left - sum(self.apart.values(), np.zeros_like(left))
 
-    def pushers(self, answer: int) -> list[PairPush]:
+    def pushers(self, answer: int) -> list[Pusher]:
         """Every pair's push on an answer, the one that pushed down hardest first."""
         pushes = [self._push(pair, own, answer) for pair, own in self._rows().items()]
         return sorted(pushes, key=lambda push: push.total)
 
-    def pushed_by(self, pair: str) -> list[PairPush]:
+    def pushed_by(self, pair: str) -> list[Pusher]:
         """A pair's push on every answer, in the order of the answers; empty without lines."""
         rows = self._rows().get(pair)
         if rows is None:
@@ -178,14 +163,8 @@ class Lines:
     def _rows(self) -> dict[str, Bool[ndarray, " responses"]]:
         return {pair: self.pair == pair for pair in self.pairs}
 
-    def _push(self, pair: str, own: Bool[ndarray, " responses"], answer: int) -> PairPush:
-        chosen, nats = self.side == CHOSEN, self.nats[:, answer]
-        return PairPush(
-            pair,
-            float(nats[own & chosen].sum()),
-            float(nats[own & ~chosen].sum()),
-            tuple(sorted(set(self.step[own].tolist()))),
-        )
+    def _push(self, pair: str, own: Bool[ndarray, " responses"], answer: int) -> Pusher:
+        return Pusher.of(pair, own, self.side, self.nats[:, answer], self.step)
 
 
 def lines_to_means(

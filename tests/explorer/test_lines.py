@@ -77,10 +77,10 @@ def test_pushers_and_pushed_are_the_same_sums() -> None:
     for answer in range(ANSWERS):
         pushers = own.pushers(answer)
         assert [push.total for push in pushers] == sorted(push.total for push in pushers)
-        assert {push.pair for push in pushers} == set(PAIRS)
+        assert {push.example for push in pushers} == set(PAIRS)
         for push in pushers:
-            assert push == own.pushed_by(push.pair)[answer]
-            mine = own.nats[own.pair == push.pair, answer].sum()
+            assert push == own.pushed_by(push.example)[answer]
+            mine = own.nats[own.pair == push.example, answer].sum()
             assert push.total == pytest.approx(mine, abs=1e-12)
             assert push.steps == (2, 5)
         chosen, rejected = (float(own.through(side)[answer]) for side in (CHOSEN, REJECTED))
@@ -131,7 +131,11 @@ def test_an_answer_has_its_own_account(split: Split, other: Split, tmp_path: Pat
     whole = lines_to_answer(ledger, answer(split))
     assert whole is not None
     assert whole.measured.tolist() == [-2.5]
-    assert {push.pair: push.total for push in whole.pushers(0)} == {"a": -3.5, "c": -1.0, "b": 2.0}
+    assert {push.example: push.total for push in whole.pushers(0)} == {
+        "a": -3.5,
+        "c": -1.0,
+        "b": 2.0,
+    }
     step = lines_to_answer(ledger, answer(split), 1)
     assert step is not None and step.measured.tolist() == [1.0]
     assert lines_to_answer(ledger, answer(other)) is None

@@ -120,7 +120,7 @@ def test_maps_and_colours_add_up_to_the_lines(record: StepRecord, policy: Policy
     by_side = [float(lines.through(side)[0]) for side in ("chosen", "rejected")]
     assert step.on_tokens(answer).sum(0) == pytest.approx(by_side, abs=0.05 * size)
     for push in lines.pushers(0):
-        token_map = step.token_map(push.pair, answer, Letters(), name="answer", kind="chosen")
+        token_map = step.token_map(push.example, answer, Letters(), name="answer", kind="chosen")
         force, border = np.array(token_map.force), len(token_map.chosen_tokens)
         assert force[:, :border].sum() == pytest.approx(push.from_chosen, abs=0.05 * size)
         assert force[:, border:].sum() == pytest.approx(push.from_rejected, abs=0.05 * size)

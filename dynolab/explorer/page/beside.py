@@ -9,13 +9,13 @@ from typing import Any
 from dash import html
 
 from dynolab.data.rows import ProbeRow
-from dynolab.explorer.lines import PairPush
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.moved import Moved, sentence, step_of_map, what_moved
 from dynolab.explorer.page.pushers import answers_of
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
+from dynolab.report.inputs.ledger import Pusher
 from dynolab.report.text import number
 
 SHOWN = 12
@@ -109,8 +109,8 @@ def _pairs(
     study: Study, compared: Sequence[Side], moves: list[Moved | None], state: State
 ) -> list[Any]:
     """The pairs that pulled hardest in one of both, with their pushes in each."""
-    pushes: list[dict[str, PairPush]] = [
-        {} if moved is None else {push.pair: push for push in moved.lines.pushers(0)}
+    pushes: list[dict[str, Pusher]] = [
+        {} if moved is None else {push.example: push for push in moved.lines.pushers(0)}
         for moved in moves
     ]
     lowest: dict[str, float] = {}

@@ -8,13 +8,14 @@ from typing import Any
 from dash import html
 
 from dynolab.data.rows import Example
-from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, PairPush, lines_to_means
+from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, lines_to_means
 from dynolab.explorer.page import parts, search
 from dynolab.explorer.page.moved import nearest
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer
+from dynolab.report.inputs.ledger import Pusher
 from dynolab.report.style import SPLITS, style_of
 from dynolab.report.text import excerpt
 from dynolab.results.ledger import FunctionalRow
@@ -165,7 +166,7 @@ def _account(row: FunctionalRow, pair: str, state: State) -> Any:
     return parts.link(name, address, title="the pair's map on this answer")
 
 
-def _table(answers: list[Answer], pushes: list[PairPush], places: list[int], state: State) -> Any:
+def _table(answers: list[Answer], pushes: list[Pusher], places: list[int], state: State) -> Any:
     rows = []
     for place in places:
         row, push = answers[place].row, pushes[place]

@@ -7,11 +7,12 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import html
 
-from dynolab.explorer.lines import CHOSEN, REJECTED, Lines, PairPush
+from dynolab.explorer.lines import CHOSEN, REJECTED, Lines
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.report.figure import LEGEND_ABOVE, base_layout
+from dynolab.report.inputs.ledger import Pusher
 from dynolab.report.style import CHOSEN as BLUE, INK, REJECTED as RED
 from dynolab.report.text import excerpt
 
@@ -51,16 +52,17 @@ def answers_of(study: Study, pair: str) -> list[Any]:
     return [html.Div([side, parts.said(excerpt(text, 60))]) for side, text in texts if text]
 
 
-def _pusher(study: Study, push: PairPush, state: State) -> list[Any]:
+def _pusher(study: Study, push: Pusher, state: State) -> list[Any]:
     return [
-        parts.link(push.pair, state.link(pair=push.pair), title="its map on this answer"),
+        parts.link(push.example, state.link(pair=push.example), title="its map on this answer"),
         parts.nats(push.total),
         parts.nats(push.from_chosen),
         parts.nats(push.from_rejected),
         parts.listed(push.steps),
-        answers_of(study, push.pair),
+        answers_of(study, push.example),
         parts.link(
-            "left out" if push.pair in state.without else "leave out", state.toggled(push.pair)
+            "left out" if push.example in state.without else "leave out",
+            state.toggled(push.example),
         ),
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray
 
 from dynolab.data.rows import Example, read_value
@@ -44,13 +44,32 @@ class FunctionalAccount:
 
 @dataclass(frozen=True)
 class Pusher:
-    """What one example did to a functional over the training, in nats, and the steps it did it."""
+    """What one example did to an answer or a mean of answers, in nats, and the steps it did it."""
 
     example: str
     total: float
     from_chosen: float
     from_rejected: float
     steps: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        example: str,
+        own: Bool[ndarray, " responses"],
+        side: Shaped[ndarray, " responses"],
+        nats: Float[ndarray, " responses"],
+        step: Int[ndarray, " responses"],
+    ) -> Pusher:
+        """The sum of the lines of an example's `own` responses."""
+        chosen = own & (side == "chosen")
+        return cls(
+            example,
+            total=float(nats[own].sum()),
+            from_chosen=float(nats[chosen].sum()),
+            from_rejected=float(nats[own & ~chosen].sum()),
+            steps=tuple(sorted(set(step[own].tolist()))),
+        )
 
 
 @dataclass(frozen=True)
@@ -144,19 +163,13 @@ class Ledger:
 
     def pushers(self, account: FunctionalAccount) -> list[Pusher]:
         """All examples, the one that pushed down hardest first."""
-        totals = self.by_example(account)
-        return [self._pusher(account, place, float(totals[place])) for place in np.argsort(totals)]
-
-    def _pusher(self, account: FunctionalAccount, place: int, total: float) -> Pusher:
-        own = self._number == place
-        chosen = own & (self.side == "chosen")
-        return Pusher(
-            example=self.examples[place],
-            total=total,
-            from_chosen=float(account.lines[chosen].sum()),
-            from_rejected=float(account.lines[own & ~chosen].sum()),
-            steps=tuple(sorted(set(self.step[own].tolist()))),
-        )
+        order = np.argsort(self.by_example(account))
+        return [
+            Pusher.of(
+                self.examples[place], self._number == place, self.side, account.lines, self.step
+            )
+            for place in order
+        ]
 
 
 def read_ledger(folder: Path, data: Path) -> Ledger:
