@@ -1,4 +1,4 @@
-"""Prefect deployments: one for every form of every flow, one for trials, one to reconcile.
+"""Prefect deployments: one for every form of every flow, and one to reconcile.
 
     python -m flows.deploy [alone]    # registers them; alone: no worker runs yet
 
@@ -63,8 +63,8 @@ PARAMETER = "settings"
 FIRST = {"study": "a-study"}
 """Deployment → the name under which Prefect, which lists by name, shows it before all others."""
 
-INTERNAL = "~internal-{}"
-"""Name of a deployment that only flows and schedules start: clear, and after all others."""
+INTERNAL = "~internal-reconcile"
+"""Name of the deployment that a schedule starts; it is listed after all others."""
 
 POOLS = {"cpu": 4, "training": 1}
 """Work pools, and the concurrency limit that each is created with."""
@@ -320,25 +320,15 @@ def main(*, alone: bool = False) -> None:
                 enforce_parameter_schema=True,
                 tags=["dynolab"],
             )
-        internal = ["dynolab", "internal"]
-        _register(
-            client,
-            "trial",
-            INTERNAL.format("trial"),
-            entrypoint="flows.trial.trial",
-            description="One trial of a sweep, started by the sweep.",
-            pool="training",
-            tags=internal,
-        )
         _register(
             client,
             "reconcile",
-            INTERNAL.format("reconcile"),
+            INTERNAL,
             IntervalSchedule(interval=RECONCILE_EVERY),
             entrypoint="flows.reconcile.reconcile",
             description=reconcile.__doc__,
             pool="cpu",
-            tags=internal,
+            tags=["dynolab", "internal"],
         )
         register_automations(client)
 

@@ -1,41 +1,48 @@
 """The sweep: trials with settings of another flow, whose stages share results.
 
 Optuna keeps the trials in a database that outlives the sweep's processes: the same parameters load
-the same study, and a sweep that died goes on where it stopped.
+the same study, and a sweep that died goes on where it stopped. Several processes with the same
+parameters share the trials: each runs those that no other has begun.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import math
 import os
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dynolab.data.rows import read_rows
 from dynolab.data.source_checks import FilePath
-from dynolab.errors import ConfigError, DynolabError
+from dynolab.errors import ConfigError, DynolabError, Pruned
+from dynolab.results.study import MetricsLine
 from dynolab.results.sweep import Scalar, TrialRow, TrialState
-from dynolab.store import Claim, Store
+from dynolab.store import Claim
 from flows.flow import Flow, FlowParameters, Form, Name
 from flows.parameters import as_change, load_parameters, study_file
 from flows.registry import FLOWS, load_flow
-from tasks.runtime.open_platform import open_platform
+from tasks.runtime.keys import canonical
+from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.tail import MetricLine, watched_by
+from tasks.runtime.work import StageResult
 
 if TYPE_CHECKING:
     import optuna
 
-ATTEMPTS, RUN_ID = "attempts", "mlflow_run_id"
-POLL_SECONDS = 2.0
+log = logging.getLogger(__name__)
+
+RUN_ID = "mlflow_run_id"
+RUN_CREATION_SECONDS = 30.0
 
 
 class Dimension(BaseModel):
@@ -106,10 +113,6 @@ class SweepParameters(FlowParameters):
     prune: PruneConfig | None = Field(
         None, description="Ends unpromising trials early; null: none."
     )
-    concurrency: int = Field(
-        2, ge=1, description="Trials submitted at once; the workers' pool may run fewer."
-    )
-    retries: int = Field(1, ge=0, description="How often a trial whose process died runs again.")
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> SweepParameters:
@@ -173,8 +176,7 @@ def trial_of(parameters: SweepParameters, point: Mapping[str, Any]) -> tuple[Any
 class SweepStudy:
     """The trials of one sweep in Optuna's database.
 
-    It is the home's `sweeps.db`, or the address in DYNOLAB_SWEEPS. Several processes may use it:
-    the sweep begins trials, each trial reports its values and its end.
+    It is the home's `sweeps.db`, or the address in DYNOLAB_SWEEPS.
     """
 
     def __init__(self, parameters: SweepParameters) -> None:
@@ -204,60 +206,36 @@ class SweepStudy:
             if parameters.sampler == "tpe"
             else optuna.samplers.RandomSampler(seed=seed)
         )
+        if parameters.sampler == "grid":
+            for point in grid_points(parameters):
+                self._study.enqueue_trial(point, skip_if_exists=True)
 
-    def unfinished(self) -> list[int]:
-        """Trials that were begun but not ended, because the sweep or the trial died."""
-        return [trial.number for trial in self._study.trials if trial.state.name == "RUNNING"]
-
-    def ask(self) -> int | None:
-        """Begins the next trial; None if all are begun."""
-        trials = self._study.trials
-        begun = [trial for trial in trials if trial.state.name != "WAITING"]
-        if len(begun) >= self.parameters.total:
-            return None
-        # A trial that a dead sweep queued but did not begin is already waiting.
-        if self.parameters.sampler == "grid" and len(trials) == len(begun):
-            self._study.enqueue_trial(grid_points(self.parameters)[len(begun)])
-        return self._study.ask(dict(_distributions(self.parameters))).number
-
-    def settings(self, number: int) -> dict[str, Scalar]:
-        """The settings of a trial."""
-        return dict(self._study.trials[number].params)
-
-    def attempts(self, number: int) -> int:
-        """How often a trial was started."""
-        return int(self._study.trials[number].user_attrs.get(ATTEMPTS, 0))
-
-    def started(self, number: int) -> int:
-        """Records that a trial is about to start; returns the number of the attempt, from 1."""
-        attempt = self.attempts(number) + 1
-        self._trial(number).set_user_attr(ATTEMPTS, attempt)
-        return attempt
-
-    def has_ended(self, number: int) -> bool:
-        """Whether a trial's end is recorded."""
-        return self._study.trials[number].state.is_finished()
-
-    def end(
-        self, number: int, state: TrialState, value: float | None = None, run: str | None = None
-    ) -> None:
-        """Records how a trial ended, unless its end is recorded.
-
-        **Arguments:** `value`: of its metric, if it is complete; `run`: its run in MLflow.
-        """
+    def unfinished(self) -> list[optuna.Trial]:
+        """Trials that were begun and not ended: they run now, or their process died."""
         import optuna
 
-        if run is not None:
-            self._trial(number).set_user_attr(RUN_ID, run)
+        running = self._study.get_trials(states=[optuna.trial.TrialState.RUNNING])
+        return [optuna.Trial(self._study, trial._trial_id) for trial in running]
+
+    def ask(self) -> optuna.Trial | None:
+        """Begins the next trial; None if all are begun."""
+        waiting = [trial for trial in self._study.trials if trial.state.name == "WAITING"]
+        drawn = self.parameters.sampler != "grid"
+        if not waiting and not (drawn and len(self._study.trials) < self.parameters.total):
+            return None
+        return self._study.ask(dict(_distributions(self.parameters)))
+
+    def has_ended(self, trial: optuna.Trial) -> bool:
+        """Whether a trial's end is recorded."""
+        return self._study.trials[trial.number].state.is_finished()
+
+    def end(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
+        """Records how a trial ended, unless its end is recorded; `value` of a complete one."""
+        import optuna
+
         known = {ours: name for name, ours in _STATES.items()}
         ended = optuna.trial.TrialState[known[state]]
-        self._study.tell(number, value, state=ended, skip_if_finished=True)
-
-    def is_hopeless(self, number: int, step: int, value: float) -> bool:
-        """Reports the metric at a step; True if the trial should be pruned."""
-        trial = self._trial(number)
-        trial.report(value, step)
-        return bool(trial.should_prune())
+        self._study.tell(trial, value, state=ended, skip_if_finished=True)
 
     def rows(self) -> list[TrialRow]:
         """Every trial that was begun."""
@@ -269,16 +247,10 @@ class SweepStudy:
         sign = 1 if self.parameters.direction == "maximize" else -1
         return max(complete, key=lambda row: sign * (row.value or 0.0), default=None)
 
-    def _trial(self, number: int) -> optuna.trial.Trial:
-        import optuna
-
-        return optuna.trial.Trial(self._study, self._study.trials[number]._trial_id)
-
 
 def study_name(parameters: SweepParameters) -> str:
     """The sweep's name with a digest of all settings that decide its trials."""
-    ignored = {"concurrency", "retries", "project"}
-    content = parameters.model_dump_json(exclude=ignored).encode()
+    content = parameters.model_dump_json(exclude={"project"}).encode()
     if parameters.study_path is not None:
         content += parameters.study_path.read_bytes()
     return f"{parameters.name}-{hashlib.sha256(content).hexdigest()[:12]}"
@@ -333,25 +305,11 @@ def _row(trial: optuna.trial.FrozenTrial) -> TrialRow:
     )
 
 
-@dataclass(frozen=True)
-class Started:
-    """A started trial: whether its process has ended, and how to cancel it."""
-
-    ended: Callable[[], bool]
-    cancel: Callable[[], None]
-
-
-Launch = Callable[[SweepStudy, int], Started]
-"""Starts a trial."""
-
-
 def sweep(parameters: SweepParameters) -> dict[str, Any]:
-    """Runs the trials of a sweep, or the remaining ones of an interrupted sweep.
+    """Runs the trials of a sweep that no process has begun, or whose process died.
 
     Returns the trials as rows.
     """
-    from flows.trial import choose_launch
-
     check_sweep(parameters)
     study = SweepStudy(parameters)
     params = parameters.model_dump(mode="json", exclude={"space"}) | {
@@ -360,67 +318,113 @@ def sweep(parameters: SweepParameters) -> dict[str, Any]:
             for name, dimension in parameters.space.items()
         },
     }
-    with (
-        open_platform(
-            study=parameters.name,
-            project=parameters.project,
-            tags={"flow": "sweep", "sweep": parameters.name},
-            params=params,
-        ) as platform,
-        alone(study, platform.store),
-    ):
-        run_trials(study, choose_launch(platform))
+    with open_platform(
+        study=parameters.name,
+        project=parameters.project,
+        tags={"flow": "sweep", "sweep": parameters.name},
+        params=params,
+    ) as platform:
+        run_trials(study, platform)
         return report(study, platform)
 
 
-@contextmanager
-def alone(study: SweepStudy, store: Store) -> Iterator[None]:
-    """Claims the sweep for this process; takes over the claim of a dead one.
+def run_trials(study: SweepStudy, platform: Platform) -> None:
+    """Runs trials one by one: those whose process died, then new ones.
 
-    **Raises** `ConfigError` if another process runs the sweep.
+    An error fails its trial alone. An interruption ends the sweep; its next process takes the trial
+    up again.
+
+    **Raises** `ConfigError` if the study file changed after the sweep began.
     """
-    with Claim(store.files, f"sweeps/{study.name}/CLAIM") as claim:
-        if holder := claim.acquire_or_holder():
-            raise ConfigError(
-                "name",
-                study.parameters.name,
-                f"{holder} runs this sweep; wait for it to end, or end it and start again",
-            )
-        yield
+    abandoned = study.unfinished()
+    while (trial := abandoned.pop(0) if abandoned else study.ask()) is not None:
+        with Claim(platform.store.files, f"sweeps/{study.name}/{trial.number}") as claim:
+            if (holder := claim.acquire_or_holder()) or study.has_ended(trial):
+                log.info("trial %d: left to %s", trial.number, holder or "its process")
+                continue
+            if study_name(study.parameters) != study.name:
+                remedy = "changed after the sweep began; start the sweep again"
+                raise ConfigError("study", study.parameters.study, remedy)
+            _run_trial(study, trial, platform)
 
 
-def run_trials(study: SweepStudy, launch: Launch) -> None:
-    """Runs every trial, at most `concurrency` at once; unfinished ones of an earlier run first.
-
-    A trial whose process died before it recorded its end runs again, at most `retries` times.
-    Cancels running trials when the sweep ends; the next run of the sweep resumes them.
-    """
-    parameters, waiting, running = study.parameters, study.unfinished(), dict[int, Started]()
+def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> None:
+    """Runs a trial's stages under an MLflow run of its own, and records its end."""
+    sweep, point = study.parameters, trial.params
     try:
-        while True:
-            while len(running) < parameters.concurrency:
-                number = waiting.pop(0) if waiting else study.ask()
-                if number is None:
-                    break
-                running[number] = launch(study, number)
-            if not running:
-                return
-            for number, started in list(running.items()):
-                if not started.ended():
-                    continue
-                del running[number]
-                if study.has_ended(number):
-                    continue
-                if study.attempts(number) <= parameters.retries:
-                    waiting.append(number)
-                else:
-                    study.end(number, "failed")
-            if running:
-                time.sleep(POLL_SECONDS)
-    finally:
-        with ExitStack() as ending:  # cancels all, even if one cannot be cancelled
-            for started in running.values():
-                ending.callback(started.cancel)
+        flow, settings = trial_of(sweep, point)
+    except ConfigError as error:
+        log.warning("trial %d failed: %s", trial.number, error)
+        study.end(trial, "failed")
+        return
+    pairs = ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, value in point.items())
+    run = platform.tracking.start_run(
+        f"{sweep.name} {trial.number}: {pairs}"[:120],
+        parent=platform.study,
+        params=canonical(settings),
+        tags={"flow": "trial", "sweep": sweep.name, "trial": str(trial.number)},
+    )
+    own = replace(platform, open_tracking=lambda: platform.tracking, open_study=lambda _: run)
+
+    def watch(stage: str, line: MetricLine) -> None:
+        value = line.metrics.get(sweep.metric)
+        if sweep.prune is None or stage != sweep.stage or line.step % sweep.prune.every:
+            return
+        if value is None or not math.isfinite(value):
+            return
+        trial.report(value, line.step)
+        if trial.should_prune():
+            raise Pruned(stage, line.step, sweep.metric, value)
+
+    state: TrialState = "failed"
+    value = None
+    try:
+        from flows.run import run_on
+
+        with watched_by(watch):
+            results = run_on(own, flow.plan(settings, planning_platform()), fresh=False)
+        values = final_metrics(sweep, results, platform)
+        run.log_metrics(values, 0)
+        run.wait_created(RUN_CREATION_SECONDS)
+        state, value = "complete", values[sweep.metric]
+    except Pruned as pruned:
+        log.info("trial %d: %s", trial.number, pruned)
+        state = "pruned"
+    except Exception as error:
+        expected = isinstance(error, DynolabError)
+        log.warning("trial %d failed: %s", trial.number, error, exc_info=not expected)
+    except BaseException:
+        run.finish("KILLED")
+        raise
+    trial.set_user_attr(RUN_ID, run.run_id)
+    study.end(trial, state, value)
+    run.set_tags({"trial.state": state})
+    run.finish("FAILED" if state == "failed" else "FINISHED")
+
+
+def final_metrics(
+    sweep: SweepParameters, results: Mapping[str, StageResult], platform: Platform
+) -> dict[str, float]:
+    """Metrics of the sweep's step, with the last value of every one that it logged in training.
+
+    **Raises** `ConfigError` for an unknown step, and unless the sweep's metric is a finite number.
+    """
+    if sweep.stage not in results:
+        known = ", ".join(results)
+        raise ConfigError("stage", sweep.stage, f"choose a step of the flow: {known}")
+    result = results[sweep.stage]
+    values = dict(result.metrics)
+    if "metrics.jsonl" in platform.store.manifest(result.address, result.digest).files:
+        folder = platform.store.folder(result.address, result.digest)
+        for line in read_rows(folder / "metrics.jsonl", MetricsLine):
+            values |= line.metrics
+    if sweep.metric not in values:
+        metrics = ", ".join(sorted(values)) or "none"
+        raise ConfigError("metric", sweep.metric, f"choose a metric of {sweep.stage}: {metrics}")
+    if not math.isfinite(values[sweep.metric]):
+        remedy = "is not finite at the end; lower the learning rate"
+        raise ConfigError("metric", sweep.metric, remedy)
+    return values
 
 
 def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
@@ -465,7 +469,6 @@ FLOW = Flow(
     "sweep",
     SweepParameters,
     body=sweep,
-    pool="cpu",  # it only waits for its trials, which run in the other pool
     forms={
         "sweep": Form(
             "Many trials of another flow, with the settings listed under `space` in the file.",
@@ -477,7 +480,6 @@ FLOW = Flow(
                 "stage": "stage",
                 "metric": "metric",
                 "direction": "direction",
-                "concurrency": "concurrency",
             },
             file="sweep_beta.yaml",
         )

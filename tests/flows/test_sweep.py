@@ -1,61 +1,41 @@
-"""Sweeps: what is tried, shared and pruned, how one goes on, and that two are not one."""
+"""Sweeps: what is tried, shared and pruned, how one goes on, and how processes share one."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import yaml
 
 from dynolab.errors import ConfigError
 from dynolab.report.comparison.sweep import write_sweep_page
 from dynolab.results.sweep import TrialRow
-from dynolab.store import Store
+from dynolab.store import Claim, Store
+from flows import run
 from flows.parameters import validated
-from flows.sweep import (
-    Started,
-    SweepParameters,
-    SweepStudy,
-    alone,
-    check_sweep,
-    run_trials,
-    study_name,
-)
-from flows.trial import _in_process as run_here, _settings as trial_settings, run_trial
-from tests.flows.lab import ROOT, SMALL, Lab, ended_well
+from flows.sweep import SweepParameters, SweepStudy, check_sweep, run_trials, study_name
+from tasks.runtime.stage import Platform
+from tasks.runtime.track.tail import MetricLine, Watched
+from tasks.runtime.work import StageResult
+from tests.flows.lab import SMALL, Lab, ended_well
 from tests.runtime.doubles import memory_platform
 
 BETA = "preference.objective.beta"
 PLAIN = ("preference.engine={kind: plain, ranks: 1}",)
-HOLDER = """
-import sys, time
-from dynolab.store import Claim, Store
-from dynolab.store import claim as module
-module.RENEW_SECONDS = 0.1
-url, cache, name = sys.argv[1:]
-claim = Claim(Store(url, cache=cache).files, f"sweeps/{name}/CLAIM")
-assert claim.try_acquire()
-print("held", flush=True)
-time.sleep(120)
-"""
 
 
 def a_sweep(**changes: Any) -> SweepParameters:
+    given = {"name": "tried", "study": str(SMALL), "metric": "loss", "direction": "minimize"}
     space = {BETA: {"values": [0.1, 1.0]}}
-    return validated(
-        SweepParameters, {"name": "tried", "study": str(SMALL), "space": space} | changes
-    )
+    return validated(SweepParameters, given | {"space": space} | changes)
 
 
-def next_trial(study: SweepStudy) -> int:
-    number = study.ask()
-    assert number is not None
-    return number
+def begun(study: SweepStudy) -> optuna.Trial:
+    trial = study.ask()
+    assert trial is not None
+    return trial
 
 
 @pytest.fixture(autouse=True)
@@ -65,18 +45,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_grid_is_tried_whole_and_once() -> None:
-    study = SweepStudy(a_sweep(space={"a": {"values": [1, 2]}, "b": {"values": ["x", "y", "z"]}}))
-    tried = {tuple(study.settings(next_trial(study)).values()) for _ in range(6)}
-    assert study.ask() is None
-    assert tried == {(a, b) for a in (1, 2) for b in "xyz"}
-
-
-def test_a_sweep_that_died_between_queueing_and_asking_leaves_no_point_out() -> None:
-    study = SweepStudy(a_sweep(space={"a": {"values": [1, 2, 3]}}))
-    study._study.enqueue_trial({"a": 1})
-    assert [study.settings(next_trial(study))["a"] for _ in range(3)] == [1, 2, 3]
-    assert study.ask() is None
+def test_processes_that_share_a_sweep_try_every_point_of_the_grid_once() -> None:
+    grid = a_sweep(space={"a": {"values": [1, 2]}, "b": {"values": ["x", "y", "z"]}})
+    studies = [SweepStudy(grid), SweepStudy(grid)]
+    tried = [tuple(begun(studies[n % 2]).params.values()) for n in range(6)]
+    assert [study.ask() for study in studies] == [None, None]
+    assert sorted(tried) == [(a, b) for a in (1, 2) for b in "xyz"]
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
@@ -92,8 +66,8 @@ def test_draws_stay_in_their_ranges_and_go_on_after_a_crash(sampler: str) -> Non
     for _ in range(6):
         study = SweepStudy(parameters)  # each time as after a crash
         for _ in range(2):
-            number = next_trial(study)
-            study.end(number, "complete", float(study.settings(number)["a"]))
+            trial = begun(study)
+            study.end(trial, "complete", float(trial.params["a"]))
     rows = SweepStudy(parameters).rows()
     assert SweepStudy(parameters).ask() is None and len(rows) == 12
     assert len({row.settings["a"] for row in rows}) == 12, "no draw is made twice"
@@ -101,132 +75,112 @@ def test_draws_stay_in_their_ranges_and_go_on_after_a_crash(sampler: str) -> Non
     assert all(row.settings["n"] in range(1, 10) for row in rows)
 
 
-def test_a_trial_that_died_is_found_again_and_an_ended_one_keeps_its_end() -> None:
-    study = SweepStudy(a_sweep())
-    first, second = next_trial(study), next_trial(study)
-    assert study.started(first) == 1
-    study.end(first, "complete", 0.5)
-    again = SweepStudy(a_sweep())
-    assert (again.unfinished(), again.attempts(first)) == ([second], 1)
-    again.end(first, "failed")
-    assert again.rows()[first].state == "complete"
-    again.end(second, "pruned")
-    assert [row.state for row in again.rows()] == ["complete", "pruned"]
-    assert again.best() == again.rows()[first]
-
-
 def test_another_sweep_has_another_memory() -> None:
-    assert study_name(a_sweep()) == study_name(a_sweep(concurrency=7))
+    assert study_name(a_sweep()) == study_name(a_sweep(project="other"))
     assert study_name(a_sweep()) != study_name(a_sweep(seed=1))
     assert study_name(a_sweep()) != study_name(a_sweep(settings=["seed=1"]))
 
 
-def test_a_trial_below_the_median_is_hopeless() -> None:
-    study = SweepStudy(a_sweep(prune={"after_trials": 2}, space={"a": {"values": [1, 2, 3]}}))
-    for value in (1.0, 2.0):
-        number = next_trial(study)
-        assert not study.is_hopeless(number, 10, value)
-        study.end(number, "complete", value)
-    number = next_trial(study)
-    assert study.is_hopeless(number, 10, 0.5)
-    assert study.rows()[number].value == 0.5
+class Trainings:
+    """In place of a flow's stages: a training that logs its metric, or fails in its turn."""
 
+    def __init__(self, *ends: float | BaseException) -> None:
+        self.ends, self.begun = list(ends), 0
 
-class Workers:
-    """Stand-ins for processes: a trial ends at the second look, as `ends` says it does."""
-
-    def __init__(self, *ends: str) -> None:
-        self.ends, self.started, self.cancelled = list(ends), list[int](), list[int]()
-        self.most = 0
-        self.at_work: set[int] = set()
-
-    def __call__(self, study: SweepStudy, number: int) -> Started:
-        study.started(number)
-        self.started.append(number)
-        self.at_work.add(number)
-        self.most = max(self.most, len(self.at_work))
-        looks = iter([False, True])
-
-        def ended() -> bool:
-            if not next(looks):
-                return False
-            self.at_work.discard(number)
-            end = self.ends.pop(0)
-            if end == "complete":
-                study.end(number, "complete", float(number))
-            elif end == "interrupted":
-                raise KeyboardInterrupt
-            return True
-
-        return Started(ended, lambda: self.cancelled.append(number))
+    def __call__(self, platform: Platform, plan: Any, *, fresh: bool) -> dict[str, StageResult]:
+        self.begun += 1
+        end = self.ends.pop(0)
+        if isinstance(end, BaseException):
+            raise end
+        watched = Watched("preference")
+        watched(MetricLine(10, 40, 1.0, {"loss": end}))
+        watched.check()
+        place = platform.store.place("preference", "a" * 64)
+        result = {"address": place.path, "digest": "", "metrics": {"loss": end}}
+        return {
+            "preference": StageResult(
+                stage="preference", key=place.key, mlflow_run_id=None, cached=True, **result
+            )
+        }
 
 
 @pytest.fixture
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.sweep.POLL_SECONDS", 0.0)
+def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
+    platform = memory_platform(tmp_path)
+    no_files = type("NoFiles", (), {"files": ()})
+    monkeypatch.setattr(Store, "manifest", lambda *_: no_files)
+    return platform
 
 
-def test_a_trial_whose_process_died_runs_again_and_then_counts_as_failed(no_pause: None) -> None:
-    study = SweepStudy(a_sweep(retries=1, concurrency=1))
-    workers = Workers("died", "died", "complete")
-    run_trials(study, workers)
-    assert workers.started == [0, 0, 1]
-    assert [row.state for row in study.rows()] == ["failed", "complete"]
+def statuses(platform: Platform) -> list[str | None]:
+    tracking: Any = platform.tracking
+    return [run.status for run in tracking.runs]
 
 
-def test_an_interrupted_sweep_ends_its_trials_and_takes_them_up_later(no_pause: None) -> None:
-    workers = Workers("interrupted")
+def test_an_error_ends_its_trial_and_an_interruption_the_sweep_which_goes_on_there(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        run, "run_on", Trainings(RuntimeError("out of memory"), KeyboardInterrupt())
+    )
     with pytest.raises(KeyboardInterrupt):
-        run_trials(SweepStudy(a_sweep(concurrency=2)), workers)
-    assert len(workers.cancelled) == 2
-    later = Workers("complete", "complete")
-    run_trials(SweepStudy(a_sweep(concurrency=2)), later)
-    assert sorted(later.started) == sorted(workers.started) == [0, 1]
+        run_trials(SweepStudy(a_sweep()), platform)
+    assert statuses(platform) == ["FAILED", "KILLED"]
+    study = SweepStudy(a_sweep())
+    assert [row.state for row in study.rows()] == ["failed", "running"]
+    monkeypatch.setattr(run, "run_on", Trainings(0.5))
+    run_trials(study, platform)
+    assert [row.state for row in study.rows()] == ["failed", "complete"]
+    assert study.best() == study.rows()[1]
 
 
-def test_a_combination_that_cannot_work_is_that_trials_failure(tmp_path: Path) -> None:
+def test_a_trial_that_another_process_runs_is_left_to_it(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynolab.store.claim.RENEW_SECONDS", 0.1)
+    here, study = Trainings(0.5), SweepStudy(a_sweep())
+    monkeypatch.setattr(run, "run_on", here)
+    name = f"sweeps/{study.name}/{begun(study).number}"
+    with Claim(platform.store.files, name) as claim:
+        assert claim.try_acquire()
+        run_trials(study, platform)
+    assert here.begun == 1 and [row.state for row in study.rows()] == ["running", "complete"]
+
+
+def test_a_trial_worse_than_the_median_is_pruned(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "run_on", Trainings(1.0, 2.0, 3.0))
+    study = SweepStudy(
+        a_sweep(prune={"after_trials": 2}, space={BETA: {"values": [0.1, 0.2, 0.3]}})
+    )
+    run_trials(study, platform)
+    assert [row.state for row in study.rows()] == ["complete", "complete", "pruned"]
+    assert study.rows()[2].value == 3.0 and statuses(platform) == ["FINISHED"] * 3
+
+
+def test_a_combination_that_cannot_work_is_that_trials_failure(platform: Platform) -> None:
     parameters = a_sweep(
         space={
-            "preference.engine.ranks": {"values": [2, 3]},
-            "preference.batch_size": {"values": [6, 8]},
+            "preference.engine.ranks": {"values": [3]},
+            "preference.batch_size": {"values": [8]},
         },
         settings=["preference.engine.zero_stage=3"],
     )
-    check_sweep(parameters)
     study = SweepStudy(parameters)
-    assert [study.ask() for _ in range(4)] == [0, 1, 2, 3]
-    assert run_here(memory_platform(tmp_path))(study, 3).ended()
-    assert study.unfinished() == [0, 1, 2] and study.rows()[3].state == "failed"
+    run_trials(study, platform)
+    assert [row.state for row in study.rows()] == ["failed"]
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "state"),
-    [(RuntimeError("out of memory"), "FAILED", "failed"), (KeyboardInterrupt, "KILLED", "running")],
-)
-def test_what_breaks_a_trial_ends_it_alone_and_an_interruption_ends_the_sweep(
-    error: Exception, status: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_trial_of_a_study_file_that_has_changed_is_refused(
+    platform: Platform, tmp_path: Path
 ) -> None:
-    def broken(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("flows.trial.run_trial", broken)
-    platform, study = memory_platform(tmp_path), SweepStudy(a_sweep())
-    number = next_trial(study)
-    with suppress(KeyboardInterrupt):
-        run_here(platform)(study, number)
-    tracking: Any = platform.tracking
-    assert [run.status for run in tracking.runs] == [status]
-    assert study.rows()[number].state == state
-
-
-def test_a_trial_of_a_study_file_that_has_changed_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(SMALL.read_text())
     study = SweepStudy(a_sweep(study=str(file)))
-    settings = trial_settings(study, next_trial(study))
     file.write_text(SMALL.read_text() + "seed: 5\n")
     with pytest.raises(ConfigError, match=r"study = .*study.yaml.: changed after"):
-        run_trial(settings, memory_platform(tmp_path))
+        run_trials(study, platform)
 
 
 @pytest.mark.parametrize(
@@ -309,9 +263,9 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     parameters = a_sweep(settings=PLAIN, project="swept", metric="train/loss", direction="minimize")
     monkeypatch.setenv("DYNOLAB_HOME", str(lab.home))
     died = SweepStudy(parameters)
-    assert died.ask() == 0
+    assert begun(died).number == 0
     assert run_sweep(lab, tmp_path / "tried.yaml", parameters).count(" complete ") == 2
-    assert died.attempts(0) == 1 and died.ask() is None
+    assert died.ask() is None
     stages = lab.home / "store" / "stages"
     computed = {path.name: len(list(path.glob("*/COMMITTED"))) for path in stages.iterdir()}
     assert computed["preference"] == 2
@@ -325,33 +279,3 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     values = [run.data.metrics["train/loss"] for run in trials]
     assert parents[parent].data.metrics["train/loss"] == min(values)
     assert {run.info.status for run in runs} == {"FINISHED"}
-
-
-@pytest.fixture
-def study() -> SweepStudy:
-    return SweepStudy(a_sweep())
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(f"file://{tmp_path}/store", cache=tmp_path / "cache")
-
-
-@pytest.fixture
-def holder(study: SweepStudy, store: Store, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", HOLDER, store.files.url, str(tmp_path / "cache"), study.name]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
-def test_the_second_of_two_sweeps_is_told_who_the_first_is(
-    study: SweepStudy, store: Store, holder: subprocess.Popen[str]
-) -> None:
-    with (
-        pytest.raises(ConfigError, match=rf"name = 'tried': process {holder.pid} on .* runs this"),
-        alone(study, store),
-    ):
-        pass
