@@ -12,12 +12,14 @@ from rich.table import Table
 from dynolab.costs.machines import Machine, machine_named, this_machine
 from dynolab.costs.stage import UNTIMED_SECONDS, StageCost, duration, gigabytes
 from dynolab.errors import ConfigError
-from flows.fitting import field_of, remedy
 from flows.flow import Plan
 from flows.stage_costs import PlannedCosts
-from tasks.runtime.pipeline import Planned
+from tasks.runtime.pipeline import Planned, Step
 
 Found = Mapping[str, StageCost | None]
+
+LEFT_OUT = ("audit", "forces", "kernel", "ledger", "squeezing")
+"""Analyses that a study can do without."""
 
 
 def show_plan(
@@ -25,7 +27,7 @@ def show_plan(
 ) -> list[dict[str, Any]]:
     """Prints stages with their keys, and what those to run take; returns the same as plain data.
 
-    **Raises:** `ConfigError` for the first stage that does not fit, with the setting that helps.
+    **Raises:** `ConfigError` for the first stage that does not fit, with the settings that help.
     """
     table = Table("stage", "state", "key")
     for each in planned:
@@ -43,11 +45,33 @@ def show_plan(
         cost = found.get(step.name)
         if cost is not None and (lack := cost.lacks(here)) is not None:
             value = f"{cost.parameters:,} parameters"
-            raise ConfigError(field_of(step), value, f"{lack}; {remedy(step, costs)}")
+            raise ConfigError(field_of(step), value, f"{lack}; {remedy(step, here)}")
     return [
         vars(each) | {"cost": None if (cost := found.get(each.step)) is None else asdict(cost)}
         for each in planned
     ]
+
+
+def field_of(step: Step) -> str:
+    """The name of a step's settings in a study file."""
+    if step.stage.name == "arm":
+        return "training"
+    return step.stage.name if step.stage.name in LEFT_OUT else step.name
+
+
+def remedy(step: Step, machine: Machine) -> str:
+    """The settings by which a step takes less."""
+    field, engine = field_of(step), getattr(step.config, "engine", None)
+    if field in LEFT_OUT:
+        return f"set {field}=null, or choose a larger machine"
+    if engine is None:
+        return "choose a larger machine or a smaller model"
+    if machine.gpus and engine.ranks > machine.devices:
+        return f"set {field}.engine.ranks={machine.devices}"
+    return (
+        f"under {field}, set micro_batch_size=1, engine.checkpoint_activations=true, "
+        "engine.zero_stage=3 (over several ranks) or lora.rank=8, or choose a larger machine"
+    )
 
 
 def _show_costs(console: Console, found: Found, machine: Machine) -> None:

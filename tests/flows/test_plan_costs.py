@@ -10,8 +10,8 @@ import pytest
 from dynolab.costs.machines import machine_named
 from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay, resolve_commit
-from flows.fitting import remedy
 from flows.parameters import load_parameters
+from flows.plan_table import remedy
 from flows.stage_costs import PlannedCosts
 from flows.study import StudyParameters, study_steps
 from models.unloaded import KNOWN, read_config
@@ -28,7 +28,7 @@ def planned(file: str, machine: str, *changes: str) -> tuple[list[Step], Planned
 def remedies(file: str, machine: str, *changes: str) -> dict[str, str]:
     steps, costs = planned(file, machine, *changes)
     return {
-        step.name: remedy(step, costs)
+        step.name: remedy(step, costs.machine)
         for step in steps
         if (cost := costs.of(step)) is not None and cost.lacks(costs.machine) is not None
     }
@@ -47,17 +47,17 @@ def test_study_files_fit_the_machines_that_they_name(file: str, machine: str) ->
     assert remedies(file, machine) == {}
 
 
-def test_what_does_not_fit_is_told_a_setting_that_fits() -> None:
-    """Each remedy is one that the formulas were asked about; analyses can be left out."""
+def test_what_does_not_fit_is_told_the_settings_by_which_it_takes_less() -> None:
     fp32 = [f"{stage}.engine={{ranks: 8, zero_stage: 0}}" for stage in ("sft", "preference")]
     steps = remedies(LLAMA, "h100x8", *fp32)
     assert set(steps) == {"sft", "preference"}
-    changed = [text.removeprefix("set ") for text in steps.values()]
-    assert remedies(LLAMA, "h100x8", *fp32, *changed) == {}
-    recorded = [f"{stage}.record_steps=[0]" for stage in ("sft", "preference")]
-    assert remedies(LLAMA, "h100x8", *fp32, *changed, "forces={pairs: 20}", *recorded) == {
-        "sft-forces": "set forces=null",
-        "preference-forces": "set forces=null",
+    assert all(f"under {stage}, set micro_batch_size=1" in steps[stage] for stage in steps)
+    zero = [f"{stage}.engine.zero_stage=3" for stage in steps]
+    assert remedies(LLAMA, "h100x8", *fp32, *zero) == {}
+    recorded = [f"{stage}.record_steps=[0]" for stage in steps]
+    assert remedies(LLAMA, "h100x8", *fp32, *zero, "forces={pairs: 20}", *recorded).keys() == {
+        "sft-forces",
+        "preference-forces",
     }
 
 
@@ -67,7 +67,7 @@ def test_more_ranks_than_gpus_do_not_fit() -> None:
     cost = costs.of(preference)
     assert cost is not None
     assert cost.lacks(costs.machine) == "runs 8 ranks, and h100 has 1 GPU"
-    assert "preference.engine.ranks=1" in remedy(preference, costs)
+    assert remedy(preference, costs.machine) == "set preference.engine.ranks=1"
 
 
 def test_a_probe_set_of_fewer_kinds_takes_fewer_passes() -> None:
