@@ -293,7 +293,7 @@ def path(
 
 @app.command(rich_help_panel=RESULTS)
 def reconcile(as_json: Json = False) -> None:
-    """Send unsent MLflow operations, close abandoned MLflow runs, kill this host's orphans."""
+    """Send what waits for MLflow, and kill this host's orphaned processes."""
     from flows.commands import RECONCILED, print_json, start_reconcile
 
     counts = start_reconcile()
@@ -340,7 +340,7 @@ def main() -> None:
     """Entry point: prints a DynolabError as one message and exits with code 2."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
+    from tasks.runtime.servers.services import sigterm_as_interrupt
 
     try:
         with sigterm_as_interrupt():

@@ -26,8 +26,7 @@ from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.existing_results import existing_result
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, plan
-from tasks.runtime.servers.server_processes import MLFLOW, PREFECT
-from tasks.runtime.servers.standing_servers import use_services
+from tasks.runtime.servers.services import MLFLOW, PREFECT, use_services
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
@@ -234,26 +233,19 @@ def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path
 
 
 RECONCILED = {
-    "ended": "flow runs killed whose processes outlived them",
     "reaped": "orphaned processes killed",
-    "closed": "abandoned MLflow runs closed",
     "unsent": "runs still waiting for MLflow",
 }
 
 
 def start_reconcile() -> dict[str, int]:
-    """Clean up with the configured servers, or the home's own; returns counts (`RECONCILED`)."""
+    """Clean up with the configured MLflow, or the home's own; returns counts (`RECONCILED`)."""
+    from tasks.runtime.cleanup import clean_up
+
     settings = Settings.from_environment()
-    uris = {PREFECT: settings.prefect_api_url, MLFLOW: settings.mlflow_tracking_uri}
-    with use_services(settings.home, [name for name, uri in uris.items() if not uri]) as services:
-        services.wait_ready()
+    with use_services(settings.home, [] if settings.mlflow_tracking_uri else [MLFLOW]) as services:
         os.environ.update(services.environment())
-        from prefect.client.orchestration import get_client
-
-        from flows.reconcile import clean_up
-
-        with get_client(sync_client=True) as client:
-            return clean_up(Settings.from_environment(), client)
+        return clean_up(Settings.from_environment())
 
 
 def page_answer(folder: Path) -> list[str]:

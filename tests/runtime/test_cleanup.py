@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,11 @@ import pytest
 from doubles import sleeper
 
 from dynolab.store.owner import this_process
-from tasks.runtime.cleanup import close_lost_runs, deliver, reap_orphans
+from tasks.runtime.cleanup import clean_up, reap_orphans
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
+from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import connect
-from tasks.runtime.track.prefect_progress import FLOW_RUN_TAG
-from tasks.runtime.track.runs import OUTBOX_TAG, left_behind
+from tasks.runtime.track.runs import left_behind
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import MlflowServer
@@ -52,55 +51,23 @@ def test_what_a_living_supervisor_or_another_machine_owns_is_let_be(owner: str) 
 
 
 @pytest.mark.services
-def test_runs_of_flow_runs_that_are_over_are_closed(
-    mlflow_server: MlflowServer, tmp_path: Path
-) -> None:
-    client = connect(mlflow_server.uri)
-    experiment = client.create_experiment("lost")
-
-    def run(outbox: str, flow_run: str | None) -> str:
-        tags = {OUTBOX_TAG: outbox} | ({FLOW_RUN_TAG: flow_run} if flow_run else {})
-        return client.create_run(experiment, tags=tags).info.run_id
-
-    def status(run_id: str) -> str:
-        return client.get_run(run_id).info.status
-
-    lost, at_work = run("a", "over"), run("b", "at work")
-    unknown, foreign = run("c", None), client.create_run(experiment).info.run_id
-    queued = run("e", "over")
-    (tmp_path / "e").mkdir()
-    asked: list[set[str]] = []
-
-    def over(runs: set[str]) -> set[str]:
-        asked.append(runs)
-        return runs & {"over"}
-
-    assert close_lost_runs(client, tmp_path, over) == [lost]
-    assert asked == [{"over", "at work"}]
-    assert status(lost) == "KILLED"
-    assert {status(run_id) for run_id in (at_work, unknown, foreign, queued)} == {"RUNNING"}
-    assert close_lost_runs(client, tmp_path, over) == []
-
-
-@pytest.mark.services
 def test_what_a_killed_process_left_is_sent(mlflow_server: MlflowServer, tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path;"
         "from tasks.runtime.track.runs import Tracking;"
-        "tracking = Tracking('http://127.0.0.1:1', Path(sys.argv[1]), 'left');"
+        "tracking = Tracking('http://127.0.0.1:1', Path(sys.argv[1]) / 'outbox', 'left');"
         "run = tracking.start_run('r', tags={}, params={});"
         "run.log_metrics({'m': 2.0}, 1); os.kill(os.getpid(), 9)"
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root).returncode == -9
-    assert left_behind(tmp_path)
-    began = time.monotonic()
-    assert deliver(mlflow_server.uri, tmp_path, 20) == 0
-    assert time.monotonic() - began < 20
-    assert not left_behind(tmp_path)
+    assert left_behind(tmp_path / "outbox")
+    home = Settings(home=tmp_path, store="", mlflow_tracking_uri=mlflow_server.uri)
+    assert clean_up(home)["unsent"] == 0
+    assert not left_behind(tmp_path / "outbox")
     client = connect(mlflow_server.uri)
     experiment = client.get_experiment_by_name("left")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert (run.info.status, run.data.metrics) == ("KILLED", {"m": 2.0})
-    assert deliver(mlflow_server.uri, tmp_path, 20) == 0
+    assert clean_up(home)["unsent"] == 0

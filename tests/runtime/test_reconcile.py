@@ -1,26 +1,18 @@
-"""What is healed by the clock: flow runs that go on after their end, and those that fell silent."""
+"""Flow runs that are lost: those that fell silent, and those whose process is gone."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from doubles import sleeper
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import TERMINAL_STATES, StateType
-from prefect.states import Cancelled, Completed, Crashed, Failed, Running, State
+from prefect.client.schemas.objects import StateType
+from prefect.states import Cancelling, Completed, Failed, Running, Scheduled, State
 
-from dynolab.errors import ConfigError
-from flows.deploy import AUTOMATION, register_automations
-from flows.reconcile import FLOW, clean_up, delete_completed_runs
-from tasks.runtime.cleanup import FLOW_RUN_VARIABLE, end_overdue, flow_runs_over
-from tasks.runtime.system.processes import free_port
-from tasks.runtime.system.settings import Settings
+from flows.deploy import AUTOMATION, close_lost_runs, register_automations
+from flows.reconcile import FLOW, delete_completed_runs
 
 pytestmark = pytest.mark.services
 
@@ -36,62 +28,36 @@ def client(prefect_server: None) -> Iterator[SyncPrefectClient]:
         yield connected
 
 
-def run_in(client: SyncPrefectClient, state: State[None]) -> str:
-    run = client.create_flow_run(some_flow)
-    client.set_flow_run_state(run.id, state, force=True)
-    return str(run.id)
-
-
-def test_a_flow_run_is_over_for_a_while_or_not_at_all(client: SyncPrefectClient) -> None:
-    ended, at_work = run_in(client, Completed()), run_in(client, Running())
-    none = timedelta(0)
-    asked = [ended, at_work, "no id", "00000000-0000-0000-0000-000000000000"]
-    assert flow_runs_over(client, asked, TERMINAL_STATES, none) == {ended}
-    assert flow_runs_over(client, asked, {StateType.FAILED}, none) == set()
-    assert flow_runs_over(client, asked, TERMINAL_STATES) == set()
-
-
-def test_only_processes_of_flow_runs_that_ended_are_killed(client: SyncPrefectClient) -> None:
-    ended = [run_in(client, state) for state in (Cancelled(), Completed(), Failed())]
-    others = [run_in(client, state) for state in (Running(), Crashed())]
-    unknown = ["00000000-0000-0000-0000-000000000000", "no id"]
-    with ExitStack() as sleepers:
-        started = {
-            run: sleepers.enter_context(sleeper(**{FLOW_RUN_VARIABLE: run}))
-            for run in [*ended, *others, *unknown]
-        }
-        assert not end_overdue(client) & set(ended)
-        assert end_overdue(client, timedelta(0)) & set(started) == set(ended)
-        assert {started[run].wait(10) for run in ended} == {-signal.SIGKILL}
-        assert {started[run].poll() for run in [*others, *unknown]} == {None}
+def test_runs_whose_process_is_gone_are_closed_and_cancelled_ones_are_not_crashed(
+    client: SyncPrefectClient,
+) -> None:
+    states: dict[str, State[None]] = {
+        "Crashed": Running(),
+        "Cancelled": Cancelling(),
+        "Completed": Completed(),
+        "Scheduled": Scheduled(),
+    }
+    runs = {end: client.create_flow_run(some_flow, tags=["dynolab"]) for end in states}
+    foreign = client.create_flow_run(some_flow, tags=["another"])
+    for end, run in runs.items():
+        client.set_flow_run_state(run.id, states[end], force=True)
+    client.set_flow_run_state(foreign.id, Running(), force=True)
+    close_lost_runs(client)
+    for end, run in {**runs, "Running": foreign}.items():
+        now = client.read_flow_run(run.id).state
+        assert now is not None and now.name == end
 
 
 def test_only_its_own_completed_runs_leave_the_list(client: SyncPrefectClient) -> None:
-    of_others = run_in(client, Completed())
+    foreign = client.create_flow_run(some_flow, state=Completed())
     own = {
-        str(client.create_flow_run(flow(name=FLOW)(some_flow.fn), state=state).id): state.type
+        client.create_flow_run(flow(name=FLOW)(some_flow.fn), state=state).id: state.type
         for state in (Completed(), Failed())
     }
     delete_completed_runs(client)
-    left = {str(run.id) for run in client.read_flow_runs()}
-    assert of_others in left
+    left = {run.id for run in client.read_flow_runs()}
+    assert foreign.id in left
     assert {own[run] for run in own.keys() & left} == {StateType.FAILED}
-
-
-def test_a_server_that_is_away_is_named(client: SyncPrefectClient, tmp_path: Path) -> None:
-    away = f"http://127.0.0.1:{free_port()}"
-    settings = Settings(home=tmp_path, store=f"file://{tmp_path}/store", mlflow_tracking_uri=away)
-    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI"):
-        clean_up(settings, client)
-    alone = settings.model_copy(update={"mlflow_tracking_uri": None})
-    assert clean_up(alone, client).keys() == {"reaped", "ended"}
-    with sleeper(**{FLOW_RUN_VARIABLE: run_in(client, Running())}) as marked:
-        with (
-            SyncPrefectClient(api=f"{away}/api") as nobody,
-            pytest.raises(ConfigError, match="PREFECT_API_URL"),
-        ):
-            clean_up(alone, nobody)
-        assert marked.poll() is None
 
 
 def test_silence_is_watched_once_however_often_it_is_registered(client: SyncPrefectClient) -> None:
