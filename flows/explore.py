@@ -23,7 +23,6 @@ from dynolab.training.record_cache import RecordCache
 from flows.checkpoints import inputs_of
 from tasks.runtime.existing_results import existing_result
 from tasks.runtime.open_platform import planning_platform
-from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import login_token
 from tasks.runtime.system.settings import Settings
@@ -87,7 +86,7 @@ def serve(application: Any, server: socket.socket, token: str) -> None:
         log_level="error",
         timeout_graceful_shutdown=1,
     )
-    with suppress(KeyboardInterrupt), sigterm_as_interrupt():
+    with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[server])
 
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dynolab.errors import ServiceFailed
-from tasks.runtime.servers.server_processes import PREFECT, Address, Service, Services
-from tasks.runtime.servers.standing_servers import up
+from tasks.runtime.servers.services import (
+    MLFLOW,
+    PREFECT,
+    Service,
+    Services,
+    login_links,
+    standing_services,
+    watch,
+)
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
 from tasks.runtime.system.secret_files import own_folder
@@ -21,22 +28,21 @@ _MARK = "DYNOLAB_UP"
 
 
 def start(
-    home: Path,
-    announce: Callable[[str], None],
-    *,
-    prefect_port: int = 4200,
-    mlflow_port: int = 5000,
+    home: Path, announce: Callable[[str], None], *, prefect_port: int, mlflow_port: int
 ) -> None:
-    """Starts everything, announces the addresses, and serves until Ctrl-C or SIGTERM."""
+    """Starts everything, announces the login links, and serves until an interruption.
 
-    @contextmanager
-    def workers(services: Services) -> Iterator[Services]:
-        with work_for(services) as started:
-            announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
-            yield started
-
+    **Raises** like `standing_services` and `watch`.
+    """
     home = own_folder(home.resolve())
-    up(home, announce, prefect_port=prefect_port, mlflow_port=mlflow_port, beside=workers)
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        ports = {PREFECT: prefect_port, MLFLOW: mlflow_port}
+        services = stack.enter_context(standing_services(home, ports))
+        for line in login_links(services):
+            announce(line)
+        workers = stack.enter_context(work_for(services))
+        announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
+        watch(services, workers)
 
 
 @contextmanager
@@ -94,4 +100,4 @@ def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:
     """Starts a pool's process worker, which starts one process for each flow run."""
     log = home / "logs" / f"worker-{pool}.log"
     process = start_child("prefect", worker_arguments(pool), environment=environment, log=log)
-    return Service(f"the {pool} worker", Address("", process.pid), log, process)
+    return Service(f"the {pool} worker", "", process.pid, log, process)

@@ -19,7 +19,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from dynolab.store import Store
-from tasks.runtime.servers.server_processes import Services, client_variables, start_services
+from tasks.runtime.servers.services import Services, client_variables, start_services
 from tests.flows.analysed import Analysed
 from tests.flows.lab import Lab
 

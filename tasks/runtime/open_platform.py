@@ -96,8 +96,7 @@ def open_platform(
 
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
-    from tasks.runtime.servers.server_processes import MLFLOW
-    from tasks.runtime.servers.standing_servers import use_services
+    from tasks.runtime.servers.services import MLFLOW, use_services
     from tasks.runtime.track.runs import Tracking
 
     if settings.mlflow_tracking_uri is not None:

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.runtime.servers.standing_servers import standing_services
+from tasks.runtime.servers.services import standing_services
 from tests.benchmarks.figures import ROOT, STUDIES, report, seconds
 
 STUDY = STUDIES / "builtin.yaml"

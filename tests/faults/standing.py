@@ -16,7 +16,7 @@ import psutil
 import requests
 
 from flows.up import work_for
-from tasks.runtime.servers.server_processes import (
+from tasks.runtime.servers.services import (
     ALL,
     PREFECT,
     Services,
@@ -52,7 +52,7 @@ class Standing:
         """Registers the deployments and starts the workers."""
         self._workers = ExitStack()
         workers = self._workers.enter_context(work_for(self._all_servers()))
-        self._worker_pids = {service.log.stem: service.address.pid for service in workers.services}
+        self._worker_pids = {service.log.stem: service.pid for service in workers.services}
         self._keep()
 
     def _all_servers(self) -> Services:
@@ -65,7 +65,7 @@ class Standing:
         return self._all_servers().environment()
 
     def _keep(self) -> None:
-        servers = {server.services[0].address.pid for server in self.servers.values()}
+        servers = {server.services[0].pid for server in self.servers.values()}
         self.lab.kept = servers | set(self._worker_pids.values())
 
     def kill(self, name: str) -> None:

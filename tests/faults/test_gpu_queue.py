@@ -18,7 +18,7 @@ import pytest
 
 from tasks.runtime.launch import devices
 from tasks.runtime.launch.devices import hold_devices
-from tasks.runtime.servers.server_processes import PREFECT
+from tasks.runtime.servers.services import PREFECT
 from tests.faults.conftest import LATER
 from tests.faults.points import POINTS, dead, goes_on
 from tests.faults.records import Record, tell

@@ -14,7 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.flow_engine import MINIMUM_HEARTBEAT_INTERVAL
 
 from flows.deploy import register_automations
-from tasks.runtime.servers.server_processes import MLFLOW, PREFECT
+from tasks.runtime.servers.services import MLFLOW, PREFECT
 from tests.faults.points import POINTS, Point, dead, goes_on, paused
 from tests.faults.records import Record, tell
 from tests.faults.standing import Standing, engine_of, launcher_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime.servers.server_processes import MLFLOW, start_services
+from tasks.runtime.servers.services import MLFLOW, start_services
 from tests.faults.records import Record, tell
 from tests.flows.history import finished_history, histories, lost
 from tests.flows.lab import Lab, address_with_login, complaints, ended, ended_well, until

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime.servers.server_processes import MLFLOW, is_healthy
+from tasks.runtime.servers.services import MLFLOW, is_healthy
 from tasks.runtime.system.processes import free_port
 from tasks.runtime.track.runs import Tracking
 from tests.flows.lab import until

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.runtime.launch import notice
 from tasks.runtime.launch.notice import Notice
-from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
+from tasks.runtime.servers.services import sigterm_as_interrupt
 from tasks.runtime.system.child import GRACE
 from tasks.runtime.system.processes import start_child, stop_group
 from tasks.runtime.system.settings import Settings

@@ -11,7 +11,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import IntervalSchedule
 
-from tasks.runtime.servers.server_processes import PREFECT, start_services
+from tasks.runtime.servers.services import PREFECT, start_services
 from tasks.runtime.system.secret_files import login_token
 
 SECONDS = 90

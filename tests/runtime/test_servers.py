@@ -18,19 +18,15 @@ import pytest
 
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.open_platform import open_platform
-from tasks.runtime.servers import server_processes
-from tasks.runtime.servers.server_processes import (
+from tasks.runtime.servers import services as services_module
+from tasks.runtime.servers.services import (
     MLFLOW,
     PREFECT,
-    Address,
     Service,
     client_variables,
-    start_services,
-)
-from tasks.runtime.servers.standing_servers import (
     running_services,
     standing_services,
-    up,
+    start_services,
     use_services,
 )
 from tasks.runtime.system.processes import listening_socket, port_in_use, start_child, stop_group
@@ -40,12 +36,19 @@ from tests.flows.lab import until
 ROOT = Path(__file__).resolve().parents[2]
 UP = """
 import sys, pathlib
-from tasks.runtime.servers.standing_servers import up
-up(pathlib.Path(sys.argv[1]), lambda line: print(line, flush=True), prefect_port=0, mlflow_port=0)
+from contextlib import suppress
+from tasks.runtime.servers.services import *
+with (
+    suppress(KeyboardInterrupt),
+    sigterm_as_interrupt(),
+    standing_services(pathlib.Path(sys.argv[1]), {PREFECT: 0, MLFLOW: 0}) as services,
+):
+    print(*login_links(services), sep="\\n", flush=True)
+    watch(services)
 """
 
 
-def _gone(address: Address) -> bool:
+def _gone(address: Service) -> bool:
     port = int(address.url.rpartition(":")[2])
     return not Path(f"/proc/{address.pid}").exists() and not port_in_use(port)
 
@@ -133,7 +136,7 @@ def _mlflow_keeps_runs_and_artifacts(url: str, home: Path) -> None:
 def test_servers_end_with_a_killed_command(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib, time;"
-        "from tasks.runtime.servers.server_processes import start_services;"
+        "from tasks.runtime.servers.services import start_services;"
         "s = start_services(pathlib.Path(sys.argv[1]), ['mlflow']);"
         "print(s.addresses['mlflow'].pid, flush=True); time.sleep(100)"
     )
@@ -175,7 +178,7 @@ def test_a_server_that_ends_reports_its_last_lines(
     def broken(*_: object, log: Path, environment: dict[str, str], **__: object) -> object:
         return start_child("tasks.runtime.no_such_program", [], environment=environment, log=log)
 
-    monkeypatch.setattr(server_processes, "start_child", broken)
+    monkeypatch.setattr(services_module, "start_child", broken)
     with start_services(tmp_path, [PREFECT]) as services, pytest.raises(ServiceFailed) as failed:
         services.wait_ready(30)
     assert "No module named tasks.runtime.no_such_program" in str(failed.value)
@@ -189,7 +192,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         try:
             with pytest.raises(ServiceFailed, match="no answer from"):
-                Service(MLFLOW, Address(url, child.pid), log, child).wait_ready(0.1)
+                Service(MLFLOW, url, child.pid, log, child).wait_ready(0.1)
         finally:
             stop_group(child)
 
@@ -205,8 +208,8 @@ def test_a_second_command_is_refused(tmp_path: Path) -> None:
         Thread(target=server.serve_forever, daemon=True).start()
         entry = {"url": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid()}
         (tmp_path / "services.json").write_text(json.dumps({"mlflow": entry}))
-        with pytest.raises(ConfigError, match="is already running at"):
-            up(tmp_path, print, prefect_port=0, mlflow_port=0)
+        with pytest.raises(ConfigError, match="is already running at"), standing_services(tmp_path):
+            pass
         server.shutdown()
 
 

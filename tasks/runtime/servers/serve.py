@@ -82,9 +82,6 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
     }
     from prefect.server.api.server import create_app
 
-    from tasks.runtime.servers.prefect_schedules import let_schedules_run
-
-    let_schedules_run()
     return create_app(final=True, webserver_only=api_only)
 
 

@@ -1,7 +1,8 @@
 """Starts Prefect's and MLflow's servers as child processes of the command that needs them.
 
 Without a Prefect server, a flow would start Prefect's temporary one, which others cannot end.
-Servers started here end with their command, even if it is killed.
+Servers started here end with their command, even if it is killed. Those of `dynolab up` stand:
+other commands find them in the home's `services.json`.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import errno
 import http.client
 import json
 import os
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from dynolab.errors import ConfigError, ServiceFailed
@@ -23,16 +28,21 @@ from tasks.runtime.system.processes import (
     ending_signal,
     last_lines,
     listening_socket,
+    port_in_use,
     start_child,
     stop_group,
 )
 from tasks.runtime.system.secret_files import TOKEN, login_token, own_folder
+from tasks.runtime.track.mlflow_pages import WORKFLOW
 
 PREFECT, MLFLOW = "prefect", "mlflow"
 ALL = (PREFECT, MLFLOW)
+DEFAULT_PORTS: Mapping[str, int] = {PREFECT: 4200, MLFLOW: 5000}
 START_SECONDS = 120.0
 _HEALTH_PATH = {PREFECT: "/api/health", MLFLOW: "/health"}
 _ATTEMPT_SECONDS = 2.0
+_LABELS = {PREFECT: "Prefect", MLFLOW: "MLflow"}
+_FIRST_PAGES = {MLFLOW: f"#/experiments?{WORKFLOW}"}
 _QUIET = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow reads only "true" in DO_NOT_TRACK
@@ -41,19 +51,14 @@ _QUIET = {
 
 
 @dataclass(frozen=True)
-class Address:
-    """A server's URL (`http://host:port`, its UI) and process id."""
-
-    url: str
-    pid: int
-
-
-@dataclass(frozen=True)
 class Service:
     """One server; `process` is None if another command started it, and ends it."""
 
     name: str
-    address: Address
+    url: str
+    """`http://host:port`, its UI."""
+
+    pid: int
     log: Path
     process: Process | None = None
 
@@ -65,10 +70,10 @@ class Service:
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
         """Wait until the server answers; ServiceFailed if it ends or after `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        while not is_healthy(self.name, self.address.url):
+        while not is_healthy(self.name, self.url):
             self.check_alive()
             if time.monotonic() > deadline:
-                raise self._failed(f"no answer from {self.address.url} within {timeout:.0f} s")
+                raise self._failed(f"no answer from {self.url} within {timeout:.0f} s")
             time.sleep(0.05)
 
     def _failed(self, reason: str) -> ServiceFailed:
@@ -83,9 +88,9 @@ class Services:
     services: tuple[Service, ...]
 
     @property
-    def addresses(self) -> dict[str, Address]:
-        """Name of each server → its address."""
-        return {service.name: service.address for service in self.services}
+    def addresses(self) -> dict[str, Service]:
+        """The servers by name."""
+        return {service.name: service for service in self.services}
 
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
         """Wait until every server answers; ServiceFailed if one does not."""
@@ -124,7 +129,7 @@ class Services:
         self.stop()
 
 
-def client_variables(home: Path, addresses: Mapping[str, Address]) -> dict[str, str]:
+def client_variables(home: Path, addresses: Mapping[str, Service]) -> dict[str, str]:
     """Environment variables with the servers' addresses and login, for their clients."""
     if not addresses:
         return {}
@@ -197,7 +202,7 @@ def _start(home: Path, name: str, port: int, standing: bool) -> Service:
             log=log,
             pass_fds=[listener.fileno()],
         )
-    return Service(name, Address(f"http://{host}:{port}", process.pid), log, process)
+    return Service(name, f"http://{host}:{port}", process.pid, log, process)
 
 
 def is_healthy(name: str, url: str) -> bool:
@@ -210,3 +215,109 @@ def is_healthy(name: str, url: str) -> bool:
         return False
     finally:
         connection.close()
+
+
+def running_services(home: Path) -> dict[str, Service]:
+    """The home's standing servers that are alive and answer, by name."""
+    logs = home.resolve() / "logs"
+    try:
+        content = json.loads(_register(home).read_text(encoding="utf-8"))
+        listed = {
+            name: Service(name, str(at["url"]), int(at["pid"]), logs / f"{name}.log")
+            for name, at in content.items()
+        }
+    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+        return {}  # missing or damaged: treated as no running servers
+    return {
+        name: at
+        for name, at in listed.items()
+        if name in ALL and _is_alive(at.pid) and is_healthy(name, at.url)
+    }
+
+
+def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
+    """The home's running standing servers; starts those of `names` that are not running.
+
+    New servers take the usual ports if they are free, so that links from this command later open
+    the standing servers. Returns at once, like `start_services`; as a context manager, the result
+    ends the servers started here.
+    """
+    running = running_services(home)
+    standing = [running[name] for name in names if name in running]
+    missing = [name for name in names if name not in running]
+    free = {name: DEFAULT_PORTS[name] for name in missing if not port_in_use(DEFAULT_PORTS[name])}
+    started = start_services(home, missing, ports=free)
+    return Services(started.home, (*standing, *started.services))
+
+
+@contextmanager
+def standing_services(home: Path, ports: Mapping[str, int] = DEFAULT_PORTS) -> Iterator[Services]:
+    """Start both servers on these ports, wait until they answer, register them.
+
+    **Raises** `ConfigError` if the home's servers are already running or a port is taken,
+    `ServiceFailed` if a server does not become ready.
+    """
+    for name, running in running_services(home).items():
+        raise ConfigError(
+            "home",
+            str(home),
+            f"its {_LABELS[name]} server is already running at {running.url} (process"
+            f" {running.pid}); use it, or end the command that started it",
+        )
+    with start_services(home, ports=ports, standing=True) as services:
+        services.wait_ready()
+        content = {one.name: {"url": one.url, "pid": one.pid} for one in services.services}
+        file = _register(services.home)
+        part = file.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        part.replace(file)
+        try:
+            yield services
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def login_links(services: Services) -> list[str]:
+    """A line for each server: its name, and the link that logs a browser in."""
+    token = login_token(services.home)
+    return [
+        f"{_LABELS[one.name]:8}{one.url}/?token={token}{_FIRST_PAGES.get(one.name, '')}"
+        for one in services.services
+    ]
+
+
+def watch(*started: Services) -> NoReturn:
+    """Block until an interruption; **Raises** `ServiceFailed` if a process ends meanwhile."""
+    while True:
+        for services in started:
+            services.check_alive()
+        time.sleep(0.5)
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Make SIGTERM raise KeyboardInterrupt as Ctrl-C does, so that servers end cleanly."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers, and only it receives signals
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _register(home: Path) -> Path:
+    return home / "services.json"
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether it is a living process of this user; the login is never sent to another user's."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
