@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.doors
 
-It runs `tests/platform/test_doors.py`: ways of another user of this machine, of strangers at the
-ports, and of pages of other sites in a real Chromium. Prints one JSON object on its last line:
+It runs `tests/platform/test_doors.py`: requests without a login, and pages of other sites in a real
+Chromium. Prints one JSON object on its last line:
 `ways_tried`; `ways_open`: how many of them got in; `tests_failed`, `tests_skipped`.
 """
 

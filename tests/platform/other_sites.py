@@ -14,9 +14,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import BrowserContext, Error, Page, sync_playwright
 
 from tests.browsing import CHROMIUM
-from tests.platform import doors
-from tests.platform.doors import EVIL, Found, Owner
-from tests.platform.outsider import CALL, CALLED, Target
+from tests.platform.doors import CALL, CALLED, EVIL, Found, Owner
 
 REBOUND = "rebound.example"
 PAGE, REBOUND_PAGE = (
@@ -68,11 +66,11 @@ def browser(folder: Path) -> Iterator[BrowserContext]:
             context.close()
 
 
-def tried_by_pages(owner: Owner, target: Target, folder: Path) -> Found:
+def tried_by_pages(owner: Owner, folder: Path) -> Found:
     """The ways of pages of another name, of another port, and of a name rebound to the server."""
-    path, explorer = f"/api/deployments/{target.deployment}/create_flow_run", target.explorer
-    servers = {"Prefect": owner.prefect, "MLflow": owner.mlflow, "Explorer": f"http://{explorer}"}
-    given = [*servers.values(), owner.prefect + path, doors.artifact_url(owner.mlflow)]
+    servers = {"Prefect": owner.prefect, "MLflow": owner.mlflow, "Explorer": owner.explorer}
+    start = owner.start_address()
+    given = [*servers.values(), start, owner.artifact]
     call = [CALLED, json.dumps(CALL)]
     outcomes: Found = {}
     with other_site() as port, browser(folder) as context:
@@ -97,7 +95,7 @@ def tried_by_pages(owner: Owner, target: Target, folder: Path) -> Found:
             answer = page.goto(f"{address}/api/admin/version")
             assert answer is not None
             outcomes[f"rebound name: page of {name}"] = answer.text() if answer.ok else None
-            answers = page.evaluate(REBOUND_PAGE, [path, *call])
+            answers = page.evaluate(REBOUND_PAGE, [urlsplit(start).path, *call])
             outcomes |= {f"rebound name, {name}: {way}": got for way, got in answers.items()}
     return outcomes
 
