@@ -27,6 +27,8 @@ from prefect.client.schemas.actions import (
     WorkPoolUpdate,
 )
 from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
     FlowRunFilter,
     FlowRunFilterState,
     FlowRunFilterStateType,
@@ -53,9 +55,10 @@ from flows.parameters import (
     parse_parameters,
     read_study,
 )
-from flows.reconcile import reconcile
 from flows.registry import FLOWS, load_flow
 from flows.run import run_flow
+from tasks.runtime.cleanup import clean_up
+from tasks.runtime.system.settings import Settings
 
 PARAMETER = "settings"
 """The only parameter of a deployed flow: its form."""
@@ -122,7 +125,10 @@ class FilledForm(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_empty_fields(cls, given: Any) -> Any:
-        return flat(given) if isinstance(given, Mapping) else given
+        """Prefect may send null for fields that were not filled."""
+        if not isinstance(given, Mapping):
+            return given
+        return {name: value for name, value in given.items() if value not in (None, "")}
 
     def parameters(self, kind: type[Parameters], fixed: Sequence[str] = ()) -> Parameters:
         """The flow parameters that the form describes; `fixed` are settings as key=value.
@@ -149,17 +155,6 @@ class FilledForm(BaseModel):
             yield as_change(objective, {"name": name})
         for field, value in filled.items():
             yield as_change(self.settings[field], value)
-
-
-def flat(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The filled fields of a form. Prefect may send null for the others.
-
-    Earlier runs and schedules have fields in sections, which are read until 0.2.
-    """
-    fields: dict[str, Any] = {}
-    for name, value in form.items():
-        fields |= value if isinstance(value, Mapping) else {name: value}
-    return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
 def derive_form(title: str, form: Form, parameters: type[BaseModel]) -> type[FilledForm]:
@@ -325,12 +320,32 @@ def main(*, alone: bool = False) -> None:
             "reconcile",
             INTERNAL,
             IntervalSchedule(interval=RECONCILE_EVERY),
-            entrypoint="flows.reconcile.reconcile",
+            entrypoint="flows.deploy.reconcile",
             description=reconcile.__doc__,
             pool="cpu",
             tags=["dynolab", "internal"],
         )
         register_automations(client)
+
+
+@prefect.flow(name="reconcile")
+def reconcile() -> dict[str, int]:
+    """Send unsent runs to MLflow, kill orphaned processes."""
+    counts = clean_up(Settings.from_environment())
+    with get_client(sync_client=True) as client:
+        delete_completed_runs(client)
+    return counts
+
+
+def delete_completed_runs(client: SyncPrefectClient) -> None:
+    """Delete this flow's completed runs, which would fill the list that users find theirs in."""
+    completed = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.COMPLETED]))
+    for run in client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=["reconcile"])),
+        flow_run_filter=FlowRunFilter(state=completed),
+        limit=200,
+    ):
+        client.delete_flow_run(run.id)
 
 
 def close_lost_runs(client: SyncPrefectClient) -> None:
@@ -402,7 +417,7 @@ def _users_schedules(client: SyncPrefectClient, name: str) -> list[DeploymentSch
             schedule=one.schedule,
             active=one.active,
             max_scheduled_runs=one.max_scheduled_runs,
-            parameters={key: flat(form) for key, form in one.parameters.items()},
+            parameters=one.parameters,
             slug=one.slug,
         )
         for one in schedules

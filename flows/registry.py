@@ -1,7 +1,4 @@
-"""The flows and their descriptions; each is `FLOW` in `flows/<name>.py` or package.
-
-Chapters are in `flows/chapter`.
-"""
+"""The flows and their descriptions; most are `FLOW` in `flows/<name>.py`."""
 
 from __future__ import annotations
 
@@ -39,10 +36,14 @@ FLOWS = {
 """Name → description on the command line and in Prefect. Listing them imports no flow."""
 
 
+MODULES = {"study": "study", "train": "study", "reproduce": "comparison"} | dict.fromkeys(
+    CHAPTERS, "chapter"
+)
+"""Flow → its module in this package, where that holds several: `FLOWS` by name."""
+
+
 def load_flow(name: str) -> Flow[Any]:
     """Imports the flow with this name."""
-    if name in CHAPTERS:
-        chapter: Flow[Any] = import_module("flows.chapter").CHAPTERS[name]
-        return chapter
-    flow: Flow[Any] = import_module(f"flows.{name}").FLOW
+    module = import_module(f"flows.{MODULES.get(name, name)}")
+    flow: Flow[Any] = module.FLOWS[name] if name in MODULES else module.FLOW
     return flow

@@ -1,4 +1,7 @@
-"""The study: data → base → SFT → preference training → probe → forces → report."""
+"""The study: data → base → SFT → preference training → probe → forces → report.
+
+The flow `train` is its trainings alone.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,11 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.rollouts.sample import SampleConfig
 from dynolab.training.config import TrainConfig
-from flows.comparison import resolved_comparison
+from flows.comparison import ReproduceParameters, reproduce_steps, resolved_comparison
 from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow
 from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters import load_parameters
 from flows.probes import watched_rows_and_base
-from flows.reproduce import ReproduceParameters, reproduce_steps
 from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
@@ -392,7 +394,7 @@ def early_page(
     return early_report(report.config, reads, platform.store, coming)
 
 
-FLOW = StagedFlow(
+STUDY = StagedFlow(
     "study",
     StudyParameters,
     plan,
@@ -408,3 +410,65 @@ FLOW = StagedFlow(
         )
     },
 )
+
+
+class TrainParameters(StudyParameters):
+    """A study's settings; those of its analyses are ignored."""
+
+    until: Literal["sft", "preference"] = Field("preference", description="The last training.")
+
+    @model_validator(mode="after")
+    def _has_last_training(self) -> TrainParameters:
+        if self.until == "sft" and self.sft is None:
+            raise ConfigError("until", "sft", "sft is null; set it, or until: preference")
+        return self
+
+
+def plan_training(parameters: TrainParameters, _: Platform) -> Plan:
+    """Plans the study's steps that the last training needs; a later study reuses their results."""
+    known = resolved(parameters)
+    steps = study_steps(known)
+    needed: set[str] = {parameters.until}
+    for step in reversed(steps):
+        if step.name in needed:
+            needed |= set(step.inputs.values())
+    steps = [step for step in steps if step.name in needed]
+    return Plan(known, steps, tags={"seed": str(known.seed)}, trained=steps[-1].name)
+
+
+TRAIN = StagedFlow(
+    "train",
+    TrainParameters,
+    plan_training,
+    page="sft",
+    file="summary.json",
+    forms={
+        "sft": Form(
+            "Supervised finetuning.",
+            {
+                **SOURCE_FIELDS,
+                "seed": "seed",
+                "objective": "sft.objective.name",
+                "normalise": "sft.objective.normalise",
+                "steps": "sft.steps",
+                "optimizer": "sft.optimizer.name",
+                "learning_rate": "sft.optimizer.learning_rate",
+                "batch_size": "sft.batch_size",
+                "ranks": "sft.engine.ranks",
+                "probe_every": "sft.probe_every",
+            },
+            objectives=("sft", "sft_extended"),
+            file="builtin.yaml",
+            fixed=("until=sft",),
+        ),
+        "preference": Form(
+            "Training on pairs of a chosen and a rejected answer, after SFT.",
+            PREFERENCE_FIELDS,
+            objectives=PREFERENCE_OBJECTIVES,
+            file="builtin.yaml",
+            fixed=("until=preference",),
+        ),
+    },
+)
+
+FLOWS = {flow.name: flow for flow in (STUDY, TRAIN)}

@@ -1,25 +1,15 @@
-"""The Dockerfiles, and the script that pins what they stand on."""
+"""The Dockerfiles: what they hold, and what they install."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import metadata
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
-from typing import ClassVar
-from urllib.error import HTTPError
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -28,7 +18,6 @@ from tests.flows.lab import ROOT
 
 DOCKER = ROOT / "docker"
 FILES = sorted(DOCKER.glob("*.Dockerfile"))
-DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -97,82 +86,3 @@ def test_the_servers_image_has_all_of_the_project_that_its_program_needs(tmp_pat
     assert ran.stdout.splitlines() == [str(tmp_path / "tasks/runtime/servers/serve.py"), ""], (
         ran.stderr
     )
-
-
-class Registry(BaseHTTPRequestHandler):
-    """Gives everybody a token, and digests to who has one."""
-
-    asked: ClassVar[list[str]] = []
-
-    def do_HEAD(self) -> None:
-        self.asked.append(self.path)
-        if self.headers["Authorization"] != "Bearer let me in":
-            host, port = self.server.server_address[:2]
-            realm = f'realm="http://{host}:{port}/token",service="test",scope="pull"'
-            self.send_response(401)
-            self.send_header("WWW-Authenticate", f"Bearer {realm}")
-        elif self.path.endswith("/missing"):
-            self.send_response(404)
-        else:
-            self.send_response(200)
-            self.send_header("Docker-Content-Digest", DIGEST)
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        assert parse_qs(urlsplit(self.path).query) == {"service": ["test"], "scope": ["pull"]}
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps({"token": "let me in"}).encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def registry() -> Iterator[str]:
-    Registry.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
-
-
-def pin() -> ModuleType:
-    spec = spec_from_file_location("pin", DOCKER / "pin.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_image_of_a_registry_is_pinned_and_nothing_else_changes() -> None:
-    with registry() as hub:
-        for file in (*FILES, DOCKER / "compose.yaml"):
-            text = file.read_text()
-            once = pin().pinned(text, hub)
-            assert once != text
-            assert once.replace(f"@{DIGEST}", "") == text
-            assert pin().pinned(once, hub) == once, "a pin is moved, not added to"
-            for line in once.splitlines():
-                foreign = re.match(r"\s*(image:|FROM) [a-z/]+:\d", line)
-                assert bool(foreign) == (DIGEST in line), line
-    assert "/v2/library/postgres/manifests/17.6-bookworm" in Registry.asked
-    assert "/v2/chrislusf/seaweedfs/manifests/4.48" in Registry.asked
-
-
-def test_an_image_that_there_is_not_leaves_the_file_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "compose.yaml"
-    file.write_text("    image: postgres:missing\n")
-    module = pin()
-    with registry() as hub:
-        monkeypatch.setattr(module, "pinned", lambda text: pin().pinned(text, hub))
-        with pytest.raises(HTTPError, match="404"):
-            module.main([str(file)])
-    assert file.read_text() == "    image: postgres:missing\n"

@@ -14,7 +14,7 @@ import yaml
 
 from dynolab.errors import ConfigError
 from flows.explore import open_study
-from flows.study import FLOW
+from flows.study import STUDY
 from tests.browsing import CHROMIUM, READERS, browser_page, faint
 from tests.explorer.serving import explorer
 from tests.flows.in_process import InProcess
@@ -45,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings["preference"]["engine"] = PLAIN
     settings["preference"]["record_steps"] = [1, 8]
     lab = InProcess(home)
-    lab.run_plan(lab.plan(FLOW, settings))
+    lab.run_plan(lab.plan(STUDY, settings))
     return home
 
 

@@ -1,13 +1,16 @@
-"""A platform that stands for all tests of a file."""
+"""A platform that stands for all tests of a file, on a host with two GPUs by name."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 
-from tests.faults.standing import Standing, standing
+from tasks.runtime.launch import devices
+from tests.faults.standing import GPUS, Standing, standing
 from tests.flows.lab import Lab
 
 LATER = ("preference", "probe", "report")
@@ -18,7 +21,7 @@ def shared_platform(
     tmp_path_factory: pytest.TempPathFactory, undisturbed: Lab
 ) -> Iterator[Standing]:
     lab = Lab(tmp_path_factory.mktemp("platform")).adopt(undisturbed, without=LATER)
-    with standing(lab) as running:
+    with patch.dict(os.environ, {devices.LISTED: ",".join(GPUS)}), standing(lab) as running:
         yield running
 
 

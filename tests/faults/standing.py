@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,6 +17,7 @@ import psutil
 import requests
 
 from flows.up import work_for
+from tasks.runtime.launch import devices
 from tasks.runtime.servers.services import (
     ALL,
     PREFECT,
@@ -28,6 +30,9 @@ from tests.flows.lab import SMALL, Lab, address_with_login, until
 
 RUN_SECONDS = 240.0
 SETTLE_SECONDS = 20.0
+GPUS = ("a", "b")
+"""The host's, by name; the ranks compute on the CPU."""
+
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -179,12 +184,21 @@ class Standing:
     def metrics_lost(self, project: str, undisturbed: Lab) -> list[str]:
         return lost(finished_history(self.mlflow, project), undisturbed.history())
 
+    def free_gpus(self) -> list[str]:
+        """The GPUs whose lock nobody holds."""
+        with patch.object(tempfile, "tempdir", str(self.lab.temporary)), ExitStack() as asked:
+            return [gpu for gpu in GPUS if devices._lock(f"device-{gpu}", asked, wait=False)]
+
     def left_behind(self) -> list[str]:
-        """What a run left, once what ends by itself has had its time."""
+        """What a run left, locked GPUs too, once what ends by itself has had its time."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while (left := self.lab.left_behind()) and time.monotonic() < deadline:
+        while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.5)
         return left
+
+    def _left(self) -> list[str]:
+        left = [path for path in self.lab.left_behind() if not path.endswith("dynolab-devices")]
+        return left + [f"GPU {gpu}" for gpu in GPUS if gpu not in self.free_gpus()]
 
 
 @contextmanager

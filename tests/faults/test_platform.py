@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from datetime import timedelta
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -14,10 +16,11 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.flow_engine import MINIMUM_HEARTBEAT_INTERVAL
 
 from flows.deploy import register_automations
+from tasks.runtime.launch.devices import hold_devices
 from tasks.runtime.servers.services import MLFLOW, PREFECT
 from tests.faults.points import POINTS, Point, dead, goes_on, paused
 from tests.faults.records import Record, tell
-from tests.faults.standing import Standing, engine_of, launcher_of
+from tests.faults.standing import GPUS, Standing, engine_of, launcher_of
 from tests.flows.history import histories
 from tests.flows.lab import ROOT, Lab, until
 
@@ -61,6 +64,7 @@ def test_a_killed_process_ends_the_run_and_it_resumes(
     project = f"{who} {point}"
     run = platform.start(project)
     rank = paused(platform, point)
+    assert platform.free_gpus() == []
     victim = {"rank": psutil.Process, "launcher": launcher_of, "engine": engine_of}[who](rank)
     victim.kill()
     assert platform.end(run) == ("Crashed" if who == "engine" else "Failed")
@@ -137,6 +141,28 @@ def test_training_does_without_a_server_until_it_is_back(
         left=platform.left_behind(),
         metrics_lost=platform.metrics_lost(project, undisturbed),
         resume_identical=identical,
+    )
+
+
+def test_a_run_that_waits_for_gpus_is_cancelled_at_once(
+    platform: Standing, record_property: Record
+) -> None:
+    with (
+        patch.object(tempfile, "tempdir", str(platform.lab.temporary)),
+        hold_devices(1, GPUS),
+    ):
+        run = platform.start("waiting for gpus")
+        until(lambda: platform.free_gpus() == [])  # the one that is left waits with its run
+        assert not platform.lab.ranks()
+        seconds = platform.cancel(run)
+        assert platform.end(run) == "Cancelled"
+        dead(platform)
+    tell(
+        record_property,
+        "cancelled while it waits for GPUs",
+        left=platform.left_behind(),
+        metrics_lost=None,
+        cancel_seconds=seconds,
     )
 
 

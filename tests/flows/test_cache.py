@@ -51,10 +51,3 @@ def test_the_plan_names_what_a_change_computes_anew(finished: Lab) -> None:
         "sft",
         "sft-forces",
     }
-
-
-@pytest.mark.faults
-def test_a_change_of_the_objective_computes_what_follows_from_it(finished: Lab) -> None:
-    states = finished.study(BETA)
-    assert {name for name, state in states.items() if state == "computed"} == ON_BETA
-    assert set(finished.study(BETA).values()) == {"cached"}

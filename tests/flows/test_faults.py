@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from tasks.runtime.servers.services import MLFLOW, start_services
 from tests.faults.records import Record, tell
 from tests.flows.history import finished_history, histories, lost
-from tests.flows.lab import Lab, address_with_login, complaints, ended, ended_well, until
+from tests.flows.lab import Lab, address_with_login, complaints, ended, until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.services]
 
@@ -23,31 +21,6 @@ def goes_on_as_if_undisturbed(lab: Lab, undisturbed: Lab, project: str) -> bool:
     assert {name for name, state in again.items() if state == "cached"} == early
     assert lab.manifest("preference")["metrics"]["resumed_from"] >= 3
     return all(lab.hashes(name) == undisturbed.hashes(name) for name in ("preference", "probe"))
-
-
-@pytest.mark.faults
-def test_a_killed_rank_is_named_and_training_resumes(
-    lab: Lab, undisturbed: Lab, record_property: Record
-) -> None:
-    command = lab.start("project=rank")
-    os.kill(lab.pause_preference(), signal.SIGKILL)
-    errors = complaints(command)
-    assert errors.count("error ") == 1
-    assert "rank 1 was killed by SIGKILL; its last lines:" in errors
-    assert lab.left_behind() == []
-    uri = lab.mlflow
-    (failed,) = histories(uri, "rank", "preference")
-    assert failed.status == "FAILED"
-    identical = goes_on_as_if_undisturbed(lab, undisturbed, "rank")
-    history = finished_history(uri, "rank")
-    assert history.run_id == failed.run_id
-    tell(
-        record_property,
-        "a rank of a command is killed between two resume states",
-        left=lab.left_behind(),
-        metrics_lost=lost(history, undisturbed.history()),
-        resume_identical=identical,
-    )
 
 
 @pytest.mark.faults
@@ -99,36 +72,4 @@ def test_a_killed_command_takes_all_with_it_and_the_next_takes_over(
         left=lab.left_behind(),
         metrics_lost=lost(history, undisturbed.history()),
         resume_identical=identical,
-    )
-
-
-@pytest.mark.faults
-def test_training_does_without_mlflow_and_the_next_command_delivers(
-    lab: Lab, undisturbed: Lab, tmp_path: Path, record_property: Record
-) -> None:
-    servers = tmp_path / "servers"
-    with start_services(servers, [MLFLOW]) as services:
-        services.wait_ready()
-        lab.environment |= services.environment()
-        uri = lab.mlflow
-        command = lab.start("project=outage")
-        rank = lab.pause_preference()
-        (server,) = services.services
-        assert server.process is not None
-        os.killpg(server.process.pid, signal.SIGKILL)
-        os.kill(rank, signal.SIGCONT)
-        ended_well(command)
-    assert lab.hashes("preference") == undisturbed.hashes("preference")
-    assert list(lab.home.glob("outbox/*/run.json"))
-
-    port = int(uri.rpartition(":")[2])
-    with start_services(servers, [MLFLOW], ports={MLFLOW: port}) as services:
-        services.wait_ready()
-        assert set(lab.study("project=outage").values()) == {"cached"}
-        history = finished_history(uri, "outage")
-    tell(
-        record_property,
-        "MLflow is killed under a command and back for the next",
-        left=lab.left_behind(),
-        metrics_lost=lost(history, undisturbed.history()),
     )

@@ -81,11 +81,6 @@ def test_fields_change_the_files_settings() -> None:
     }
 
 
-def test_fields_of_earlier_releases_stand_in_sections() -> None:
-    form = StudyForm(study_file=BUILTIN, loss={"beta": 0.3}, more={"fresh": True})
-    assert form == StudyForm(study_file=BUILTIN, beta=0.3, fresh=True)
-
-
 def test_an_objective_starts_from_its_defaults() -> None:
     form = PreferenceForm(study_file=BUILTIN, objective="simpo", margin=0.5)
     objective = form.parameters(StudyParameters).preference.objective

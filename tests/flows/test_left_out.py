@@ -8,8 +8,7 @@ import pytest
 
 from dynolab.errors import ConfigError
 from flows.parameters import parse_parameters
-from flows.study import FLOW, StudyParameters, study_steps
-from flows.train import TrainParameters
+from flows.study import STUDY, StudyParameters, TrainParameters, study_steps
 from tests.flows.in_process import InProcess
 
 ANALYSES = ("audit", "forces", "kernel", "squeezing")
@@ -67,7 +66,7 @@ def test_what_needs_a_part_says_so() -> None:
 
 def test_the_shortest_study_runs_to_its_page(tmp_path: Path) -> None:
     lab = InProcess(tmp_path)
-    results = lab.run_plan(FLOW.plan(study(SMALL), lab.platform))
+    results = lab.run_plan(STUDY.plan(study(SMALL), lab.platform))
     assert results.keys() == {"data", "base", "preference", "probe", "report"}
     page = lab.text(results["report"], "report.html")
     assert 'id="changes"' in page

@@ -24,7 +24,8 @@ from dynolab.results.judges import Judgement, PolicyAnswer
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import ALLOWED, Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from flows import mitigation, reproduce, study
+from flows import mitigation, study
+from flows.comparison import REPRODUCE, ReproduceParameters
 from flows.flow import Plan, StagedFlow
 from flows.mitigation import MitigationParameters
 from flows.parameters import validated
@@ -105,7 +106,7 @@ def test_arms_share_their_start_and_nothing_is_computed_twice(
         "filter-1": {"data": "filter-1-filter", "model": "sft-1"},
     }
     assert {name: reads[name] for name in wanted} == wanted
-    reproduction = analysed.states(planned(analysed, reproduce.FLOW))
+    reproduction = analysed.states(planned(analysed, REPRODUCE))
     assert {step for step, state in reproduction.items() if state == "cached"} >= {
         "sft-0",
         "sft-extended-1",
@@ -188,7 +189,7 @@ def test_on_policy_arms_learn_from_ranked_answers_of_the_model_as_it_is(
 def test_the_reproduction_measures_every_finding_of_the_world(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    page = analysed.run_plan(planned(analysed, reproduce.FLOW))["reproduction-page"]
+    page = analysed.run_plan(planned(analysed, REPRODUCE))["reproduction-page"]
     outcomes = {verdict["outcome"] for verdict in analysed.summary(page)["verdicts"]}
     assert "not measured" not in outcomes
     assert (analysed.folder(page) / "reproduction.html").exists()
@@ -267,7 +268,7 @@ def test_without_sft_arms_start_from_the_base_model() -> None:
     for name in ("dpo-1", "filter-1", "audit-dpo-base-1"):
         assert steps[name].inputs["model"] == "base-1"
     with pytest.raises(ConfigError, match="sft = None: claims on SFT need it"):
-        validated(reproduce.ReproduceParameters, {"sft": None})
+        validated(ReproduceParameters, {"sft": None})
 
 
 def weights_of_chosen(config: TrainConfig, rows: int) -> dict[int, Fraction]:
@@ -316,13 +317,13 @@ def test_finished_comparisons_are_the_inputs_of_a_study_s_report(
     files["mitigation"].write_text(yaml.safe_dump(shared | {"arms": TWO}, sort_keys=False))
     files["reproduction"].write_text(yaml.safe_dump(shared, sort_keys=False))
     named = {"comparisons": {name: str(file) for name, file in files.items()}}
-    before = analysed.plan(study.FLOW, named)
+    before = analysed.plan(study.STUDY, named)
     missing = report_of(before).config.missing
     assert before.existing == {} and set(missing) == set(files)
     assert missing["reproduction"].startswith("reproduce ")
 
     made = analysed.run_plan(planned(analysed, arms=TWO, seeds=[7]))["mitigation-page"]
-    after = analysed.plan(study.FLOW, named)
+    after = analysed.plan(study.STUDY, named)
     assert after.existing == {"mitigation": made.model_copy(update={"cached": True})}
     assert report_of(after).inputs["mitigation"] == "mitigation"
     assert set(report_of(after).config.missing) == {"reproduction"}

@@ -9,7 +9,7 @@ import pytest
 from dynolab.errors import ConfigError
 from dynolab.objectives.registry import RowConfig
 from flows.parameters import load_parameters
-from flows.study import FLOW, StudyParameters, resolved, study_steps
+from flows.study import STUDY, StudyParameters, resolved, study_steps
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT, SMALL
 from tests.report.parsed import Parsed
@@ -71,7 +71,7 @@ FAST = ("ipo", "simpo")
 )
 def test_it_runs_to_its_report(analysed: Analysed, objective: str, called: str) -> None:
     changes = [*PLAIN, *QUICK, f"preference.objective={{name: {objective}}}"]
-    plan = FLOW.plan(load_parameters(StudyParameters, SMALL, changes), analysed.platform)
+    plan = STUDY.plan(load_parameters(StudyParameters, SMALL, changes), analysed.platform)
     report = analysed.run_plan(plan)["report"]
     summary = analysed.summary(report)
     stages = {verdict["id"].split("/")[0] for verdict in summary["verdicts"]}

@@ -15,7 +15,7 @@ from flows.flow import Plan
 from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters import load_parameters
 from flows.run import copy_page, write_early_page
-from flows.study import FLOW, StudyParameters, resolved, study_steps
+from flows.study import STUDY, StudyParameters, resolved, study_steps
 from tasks.report import with_named_arm
 from tasks.runtime.system.settings import Settings
 from tests.report.ledgers import write_ledger
@@ -129,7 +129,7 @@ def test_a_page_is_copied_with_what_its_reader_needs(tmp_path: Path) -> None:
     reports.mkdir()
     (reports / "mine-pairs.jsonl").write_text("of an older study")
     results: Any = {"report": SimpleNamespace(address="a", digest="d")}
-    copy_page(FLOW, "mine", results, there)
+    copy_page(STUDY, "mine", results, there)
     assert {file.name: file.read_text() for file in reports.iterdir()} == {
         "mine.html": "whole",
         "mine-remedies.yaml": "name: x",
@@ -150,7 +150,7 @@ def test_an_early_page_replaces_the_last_and_never_ends_the_run(
     )
     seen = []
     for _ in range(3):
-        write_early_page(FLOW, plan, {}, there)
+        write_early_page(STUDY, plan, {}, there)
         seen.append(page.read_text() if page.exists() else None)
     assert seen == [None, "data", "data and base"] and file.read_text() == "arms"
 
@@ -158,6 +158,6 @@ def test_an_early_page_replaces_the_last_and_never_ends_the_run(
         raise ConfigError("results", None, "are not what a page is made of")
 
     with caplog.at_level(logging.WARNING):
-        write_early_page(FLOW, Plan(study(), [], early=failing), {}, there)
+        write_early_page(STUDY, Plan(study(), [], early=failing), {}, there)
     assert "cannot write the page" in caplog.text
     assert page.read_text() == "data and base" and set(page.parent.iterdir()) == {page, file}

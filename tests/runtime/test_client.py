@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import http.server
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -90,14 +89,4 @@ def test_nobody_there_is_an_outage_and_known_at_once() -> None:
     with pytest.raises(MlflowException) as caught:
         log("http://127.0.0.1:1")
     assert time.monotonic() - began < 5
-    assert not is_refusal(caught.value)
-
-
-def test_a_server_that_never_answers_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        client = connect(uri)
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-        with pytest.raises(MlflowException) as caught:
-            client.get_run("r")
     assert not is_refusal(caught.value)

@@ -90,18 +90,6 @@ def test_terminal_shows_one_line_for_each_stage() -> None:
     assert shown.endswith("\x1b[?25h")  # the cursor is back: the display ended with its stages
 
 
-def test_progress_shows_on_all_displays() -> None:
-    streams = [io.StringIO(), io.StringIO()]
-    progress = Progress(*(PlainLines(stream, seconds=0) for stream in streams))
-    progress.cached("base")
-    stage = progress.stage("sft", 2)
-    stage.update(1, "half")
-    stage.close("failed")
-    for stream in streams:
-        for text in ("base: cached", "sft: 1/2 half", "sft: failed in"):
-            assert text in stream.getvalue()
-
-
 def test_ctrl_c_cancels_a_stage_and_an_error_fails_it() -> None:
     assert outcome_of(KeyboardInterrupt()) == outcome_of(SystemExit(130)) == "cancelled"
     assert outcome_of(ValueError()) == "failed"

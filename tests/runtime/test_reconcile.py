@@ -11,8 +11,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling, Completed, Failed, Running, Scheduled, State
 
-from flows.deploy import AUTOMATION, close_lost_runs, register_automations
-from flows.reconcile import FLOW, delete_completed_runs
+from flows.deploy import AUTOMATION, close_lost_runs, delete_completed_runs, register_automations
 
 pytestmark = pytest.mark.services
 
@@ -51,7 +50,7 @@ def test_runs_whose_process_is_gone_are_closed_and_cancelled_ones_are_not_crashe
 def test_only_its_own_completed_runs_leave_the_list(client: SyncPrefectClient) -> None:
     foreign = client.create_flow_run(some_flow, state=Completed())
     own = {
-        client.create_flow_run(flow(name=FLOW)(some_flow.fn), state=state).id: state.type
+        client.create_flow_run(flow(name="reconcile")(some_flow.fn), state=state).id: state.type
         for state in (Completed(), Failed())
     }
     delete_completed_runs(client)

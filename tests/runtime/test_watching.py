@@ -36,12 +36,3 @@ def test_a_watcher_ends_the_training_from_its_own_thread() -> None:
     assert seen == [("sft", 0), ("sft", 1)], "after its end nobody watches"
     with pytest.raises(Pruned, match="sft ended early at step 1: loss = 2"):
         watched.check()
-
-
-def test_without_a_watcher_nothing_happens() -> None:
-    watched = Watched("sft")
-    watched(line(0, 9.0))
-    watched.check()
-    with watched_by(lambda stage, row: None):
-        pass
-    Watched("sft")(line(0, 9.0))
