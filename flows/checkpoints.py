@@ -15,8 +15,7 @@ from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.base import BASE, BaseConfig, resolve_base
 from tasks.data import DATA
-from tasks.runtime.existing_results import existing_result, results_by_digest
-from tasks.runtime.pipeline import Step, finished
+from tasks.runtime.pipeline import Step, existing_result, finished, results_by_digest
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 

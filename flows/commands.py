@@ -23,9 +23,8 @@ from flows.flow import Flow, FlowParameters, Parameters, Plan, Results, StagedFl
 from flows.parameters import load_parameters
 from flows.sweep import SweepParameters, trial_of
 from tasks.report import REMEDIES, remedies_command
-from tasks.runtime.existing_results import existing_result
 from tasks.runtime.open_platform import open_store, planning_platform
-from tasks.runtime.pipeline import Planned, plan
+from tasks.runtime.pipeline import Planned, existing_result, plan
 from tasks.runtime.servers.services import MLFLOW, PREFECT, use_services
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.invocation import invocation

@@ -21,8 +21,8 @@ from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.store import Store
 from dynolab.training.record_cache import RecordCache
 from flows.checkpoints import inputs_of
-from tasks.runtime.existing_results import existing_result
 from tasks.runtime.open_platform import planning_platform
+from tasks.runtime.pipeline import existing_result
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import login_token
 from tasks.runtime.system.settings import Settings

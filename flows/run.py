@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import prefect
@@ -23,14 +24,13 @@ from dynolab.training.config import EngineConfig, LoopConfig
 from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
 from flows.registry import FLOWS
 from tasks.runtime.launch.launcher import ranks_per_host
-from tasks.runtime.mlflow_models import register_model
 from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.pipeline import Step
-from tasks.runtime.stage import Platform, run_stage
+from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG, Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, run_page
-from tasks.runtime.track.prefect_progress import link_report
-from tasks.runtime.track.runs import Run
+from tasks.runtime.track.progress import link_report
+from tasks.runtime.track.runs import Run, RunTracker
 from tasks.runtime.work import StageResult
 
 log = logging.getLogger(__name__)
@@ -226,3 +226,25 @@ def _replace(page: Path, write: Callable[[Path], object]) -> None:
         aside.replace(page)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def register_model(run: RunTracker, name: str, result: StageResult) -> None:
+    """Register a result's model under `name`, as soon as MLflow can be reached."""
+    tags = {
+        "stage": result.stage,
+        "stage_key": result.key,
+        ADDRESS_TAG: result.address,
+        DIGEST_TAG: result.digest,
+    }
+    run.register_model(name, model_source(result.address), tags, result.mlflow_run_id)
+
+
+def model_source(address: str) -> str:
+    """Address of the model's files; for a local store `dynolab:/` and the path in the store.
+
+    MLflow accepts no local folder outside a run's own artifacts
+    (mlflow.server.handlers._validate_source_run).
+    """
+    if urlsplit(address).scheme != "file":
+        return f"{address}/model"
+    return f"dynolab:/{address[address.rindex('stages/') :]}/model"

@@ -15,8 +15,13 @@ from tasks.runtime.stage import Platform
 from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
-from tasks.runtime.track.prefect_progress import ProgressArtifacts, inside_run
-from tasks.runtime.track.progress import PlainLines, Progress, RichLines
+from tasks.runtime.track.progress import (
+    PlainLines,
+    Progress,
+    ProgressArtifacts,
+    RichLines,
+    inside_run,
+)
 from tasks.runtime.track.runs import left_behind
 
 if TYPE_CHECKING:
@@ -113,7 +118,7 @@ def _open_study(
     params: Mapping[str, Any],
     charts: bool,
 ) -> RunTracker:
-    from tasks.runtime.track.prefect_progress import link_mlflow_run, run_tags
+    from tasks.runtime.track.progress import link_mlflow_run, run_tags
 
     tracker = tracking.start_run(study, tags={**tags, **run_tags()}, params=params)
     if charts:

@@ -1,4 +1,4 @@
-"""A study's steps, which earlier results each one reads, and which are already computed."""
+"""A study's steps: which results each one reads, and which are in the store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from dynolab.store import Store
+from dynolab.store.find import find_result
 from tasks.runtime.stage import Platform, Stage, lookup, plan_key
 from tasks.runtime.work import StageResult
 
@@ -64,3 +66,21 @@ def _walk(
         if (result := lookup(step.stage, key, platform)) is not None:
             results[step.name] = result
         yield Planned(step.name, "cached" if result else "to run", key), result
+
+
+def existing_result(store: Store, field: str, reference: str) -> StageResult:
+    """The committed result that a reference names, as `find_result` finds it."""
+    place, committed = find_result(store, field, reference)
+    return StageResult.of(place, committed, cached=True)
+
+
+def results_by_digest(store: Store) -> dict[str, StageResult]:
+    """All committed results of a store, by their content digests."""
+    results = {}
+    for stage in store.files.children("stages"):
+        for key in store.files.children(f"stages/{stage}"):
+            place = store.place(stage, key)
+            if (committed := place.committed()) is not None:
+                digest = committed.manifest.digest
+                results[digest] = StageResult.of(place, committed, cached=True)
+    return results

@@ -21,7 +21,7 @@ from tasks.runtime.keys import canonical, stage_key
 from tasks.runtime.launch.devices import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.prefect_progress import link_mlflow_run, run_tags
+from tasks.runtime.track.progress import link_mlflow_run, run_tags
 from tasks.runtime.work import Config, StageResult, Work
 
 if TYPE_CHECKING:

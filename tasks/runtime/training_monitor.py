@@ -1,7 +1,9 @@
-"""Sends a training's metrics and uploads its resume states while it runs."""
+"""Sends a training's metrics, reports its alarm and uploads its resume states while it runs."""
 
 from __future__ import annotations
 
+import contextvars
+import logging
 import shutil
 import threading
 from collections.abc import Callable
@@ -9,12 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tasks.runtime.report_alarm import AlarmBell
-from tasks.runtime.track.progress import StepReporter, outcome_of
-from tasks.runtime.track.tail import MetricsTail, Watched
+from dynolab.training.alarm import GAP, RANG, RISE
+from tasks.runtime.track.progress import StepReporter, outcome_of, raise_event
+from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched
 from tasks.runtime.work import Work
 
+log = logging.getLogger(__name__)
+
 POLL_SECONDS = 0.5
+EVENT = "dynolab.squeeze.alarm"
+TAG = "squeeze.alarm"
 
 
 class TrainingMonitor:
@@ -108,3 +114,26 @@ class _PollingThread:
                 self._poll()
         except BaseException as error:  # `check` raises it in the training thread
             self._error = error
+
+
+class AlarmBell:
+    """Reads a training's metric lines; tells MLflow (a tag) and Prefect (an event) of an alarm.
+
+    Create it on the stage's thread: it keeps that thread's Prefect context, so that any thread
+    may call it.
+    """
+
+    def __init__(self, work: Work[Any]) -> None:
+        self._work = work
+        self._context = contextvars.copy_context()
+
+    def __call__(self, line: MetricLine) -> None:
+        """Read one line."""
+        if RANG not in line.metrics:
+            return
+        name, gap, rise = self._work.name, line.metrics[GAP], line.metrics[RISE]
+        message = f"step {line.step}: the gap y* - chosen grew by {rise:.2f} nats to {gap:.2f}"
+        log.warning("%s: the alarm rings at %s", name, message)
+        self._work.tracker.set_tags({TAG: message})
+        payload = {"stage": name, "step": line.step, "gap": gap, "rise": rise, "unit": "nats"}
+        self._context.run(raise_event, EVENT, self._work.address, name, payload)

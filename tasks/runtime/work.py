@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,6 @@ from dynolab.likelihood.checked import Checks
 from dynolab.store import Committed, Manifest, Place, Store, git_revision, library_versions
 from tasks.runtime.keys import canonical, stage_key
 from tasks.runtime.track.progress import outcome_of
-from tasks.runtime.track.tables import log_tables
 
 if TYPE_CHECKING:
     from tasks.runtime.track.progress import Progress, StageProgress
@@ -128,8 +128,18 @@ class Work(Generic[Config]):
             write_rows(self.output / f"{name}.jsonl", rows)
 
     def log_tables(self, **tables: Iterable[BaseModel | Mapping[str, Any]]) -> None:
-        """Log rows to MLflow, each table under its name."""
-        log_tables(self.tracker, tables, self.scratch)
+        """Log rows to MLflow as `tables/<name>.json`, in the format of `mlflow.load_table`."""
+        for name, rows in tables.items():
+            dumped = [
+                row.model_dump(mode="json") if isinstance(row, BaseModel) else row for row in rows
+            ]
+            columns = list(dumped[0]) if dumped else []
+            content = {"columns": columns, "data": [list(row.values()) for row in dumped]}
+            file = self.scratch / f"{name}.json"
+            file.write_text(json.dumps(content), encoding="utf-8")
+            self.tracker.log_artifact(file, "tables")
+        listed = [{"path": f"tables/{name}.json", "type": "table"} for name in tables]
+        self.tracker.set_tags({"mlflow.loggedArtifacts": json.dumps(listed)})
 
     def log_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Log a result's metrics to MLflow; return them with the attempt's `seconds`."""

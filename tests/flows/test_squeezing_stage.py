@@ -18,7 +18,7 @@ from flows.parameters import load_parameters
 from flows.study import StudyParameters, study_steps
 from tasks.data import DATA
 from tasks.probe import PROBE, ProbeConfig
-from tasks.runtime.report_alarm import TAG
+from tasks.runtime.training_monitor import TAG
 from tasks.runtime.work import StageResult
 from tasks.study_squeezing import SQUEEZING, SqueezingJob
 from tasks.training import PREFERENCE, SFT

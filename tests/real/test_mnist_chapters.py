@@ -17,7 +17,7 @@ from flows.chapter.digits import (
     plan_transfer,
 )
 from flows.parameters import validated
-from tests.flows.chapters import Chapters
+from tests.flows.in_process import InProcess
 
 pytestmark = [
     pytest.mark.study,
@@ -41,8 +41,8 @@ def test_filter_kd_beats_one_hot_labels_on_real_digits(tmp_path: Path) -> None:
             "speed": {"examples": 60, "steps": 20},
         },
     )
-    lab = Chapters(tmp_path)
-    results = lab.run(plan_supervision(parameters, lab.platform).steps)
+    lab = InProcess(tmp_path)
+    results = lab.run_steps(plan_supervision(parameters, lab.platform).steps)
     folder = lab.folder(results["noise-40"])
     rows = read_frame([folder], "supervision.jsonl")
     gain = supervision_table(rows, 0.4).difference("filter_kd", "one_hot", "accuracy")
@@ -62,8 +62,8 @@ def test_probing_trades_energy_for_features_that_stay_on_real_digits(tmp_path: P
         TransferParameters,
         {"seeds": SEEDS, "data": mnist() | {"train": 1000}, "digits": settings, "texts": None},
     )
-    lab = Chapters(tmp_path)
-    results = lab.run(plan_transfer(parameters, lab.platform).steps)
+    lab = InProcess(tmp_path)
+    results = lab.run_steps(plan_transfer(parameters, lab.platform).steps)
     linear = read_frame([lab.folder(results["transfer-digits"])], "transfer.jsonl")
     for name in ("energy", "distance"):
         values = by_tau(linear, name)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +15,7 @@ from tasks.runtime.cleanup import clean_up, reap_orphans
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import connect
-from tasks.runtime.track.runs import left_behind
+from tasks.runtime.track.runs import Tracking, left_behind
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import MlflowServer
@@ -51,17 +49,10 @@ def test_what_a_living_supervisor_or_another_machine_owns_is_let_be(owner: str) 
 
 
 @pytest.mark.services
-def test_what_a_killed_process_left_is_sent(mlflow_server: MlflowServer, tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path;"
-        "from tasks.runtime.track.runs import Tracking;"
-        "tracking = Tracking('http://127.0.0.1:1', Path(sys.argv[1]) / 'outbox', 'left');"
-        "run = tracking.start_run('r', tags={}, params={});"
-        "run.log_metrics({'m': 2.0}, 1); os.kill(os.getpid(), 9)"
-    )
-    root = Path(__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root).returncode == -9
-    assert left_behind(tmp_path / "outbox")
+def test_what_another_process_left_is_sent(mlflow_server: MlflowServer, tmp_path: Path) -> None:
+    left = Tracking("http://127.0.0.1:1", tmp_path / "outbox", "left")
+    left.start_run("r", tags={}, params={}).log_metrics({"m": 2.0}, 1)
+    assert left.close(0) == 1
     home = Settings(home=tmp_path, store="", mlflow_tracking_uri=mlflow_server.uri)
     assert clean_up(home)["unsent"] == 0
     assert not left_behind(tmp_path / "outbox")

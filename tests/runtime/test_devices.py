@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
@@ -26,6 +27,7 @@ from tasks.runtime.launch.devices import (
     hold_devices,
     host_devices,
 )
+from tasks.runtime.launch.launcher import launch_ranks
 from tests.flows.lab import until
 
 FOUR = ("0", "1", "2", "3")
@@ -208,3 +210,32 @@ def free_devices(names: Sequence[str] = FOUR) -> list[str]:
         return [
             name for name in names if devices._lock(f"device-{name}", asked, wait=False) is not None
         ]
+
+
+@pytest.mark.ranks
+def test_ranks_see_the_devices_that_their_job_holds_and_stay_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("DYNOLAB_DEVICES", ",".join(FOUR))
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    (tmp_path / "job.json").write_text(
+        json.dumps({"folder": str(tmp_path), "ranks": {"0": [], "1": []}})
+    )
+    free_meanwhile: list[list[str]] = []
+    with hold_devices(1, FOUR) as others:
+        launch_ranks(
+            "fake_rank",
+            tmp_path / "job.json",
+            ranks=2,
+            logs=tmp_path / "logs",
+            environment={"PYTHONPATH": str(Path(__file__).parent)},
+            while_running=lambda: free_meanwhile.append(free_devices()),
+            poll_seconds=0.05,
+        )
+    seen = [json.loads((tmp_path / f"rank-{n}.json").read_text())["environment"] for n in (0, 1)]
+    given = {(rank["CUDA_VISIBLE_DEVICES"], rank["DS_ACCELERATOR"]) for rank in seen}
+    assert given == {("1,2", "cpu")} and list(others) == ["0"]
+    assert all(free == ["3"] for free in free_meanwhile) and free_meanwhile
+    assert free_devices() == list(FOUR)

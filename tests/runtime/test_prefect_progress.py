@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tasks.runtime.open_platform import make_progress
-from tasks.runtime.track.prefect_progress import (
+from tasks.runtime.track.progress import (
+    PlainLines,
+    Progress,
     ProgressArtifacts,
     inside_run,
     link_mlflow_run,
@@ -17,7 +19,6 @@ from tasks.runtime.track.prefect_progress import (
     run_tags,
     slug,
 )
-from tasks.runtime.track.progress import PlainLines, Progress
 from tasks.runtime.track.runs import Run
 from tests.flows.lab import until
 

@@ -114,7 +114,7 @@ def test_reporter_shows_loss_and_speed() -> None:
 def test_importing_costs_no_service_package() -> None:
     program = (
         "import sys\n"
-        "from tasks.runtime.track import prefect_progress, tail\n"
+        "from tasks.runtime.track import progress, tail\n"
         "heavy = {'mlflow', 'prefect', 'torch', 'rich', 'requests', 'pydantic'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )

@@ -13,11 +13,11 @@ from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.result_table import result_table, write_table
-from tests.flows.chapters import Chapters
+from tests.flows.in_process import InProcess
 
 
 def test_a_chapter_s_table_holds_its_claims_numbers_and_keys(tmp_path: Path) -> None:
-    lab = Chapters(tmp_path)
+    lab = InProcess(tmp_path)
     parameters = validated(
         SimplicityParameters,
         {
@@ -27,7 +27,7 @@ def test_a_chapter_s_table_holds_its_claims_numbers_and_keys(tmp_path: Path) -> 
             "spaces": [{"attributes": 2, "values": 2, "steps": 3}],
         },
     )
-    results = lab.run(plan_simplicity(parameters, lab.platform).steps)
+    results = lab.run_steps(plan_simplicity(parameters, lab.platform).steps)
     made = parameters.model_dump(mode="json")
     table = result_table(lab.platform.store, "simplicity-page", made, results)
     assert (table["name"], table["seeds"]) == ("small", [3, 4])
@@ -57,9 +57,9 @@ def _summarised(work: Work[MappingsConfig]) -> dict[str, float]:
 
 
 def test_a_summary_s_estimates_stand_under_their_kind(tmp_path: Path) -> None:
-    lab = Chapters(tmp_path)
+    lab = InProcess(tmp_path)
     config = MappingsConfig(attributes=2, values=2)
-    results = lab.run([Step("page", Stage("summarised", 1, _summarised), config)])
+    results = lab.run_steps([Step("page", Stage("summarised", 1, _summarised), config)])
     table = result_table(lab.platform.store, "page", {"name": "a", "seed": 5}, results)
     assert (table["verdicts"], table["numbers"], table["seeds"]) == (
         {"dpo/gap": "appears"},

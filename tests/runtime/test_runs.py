@@ -1,4 +1,4 @@
-"""Runs against a real MLflow server, read back by MLflow's own client."""
+"""Runs and models against a real MLflow server, read back by MLflow's own client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flows.run import model_source, register_model
 from tasks.runtime.track.runs import RunTracker, Tracking
+from tasks.runtime.work import StageResult
 from tests.flows.lab import until
 
 if TYPE_CHECKING:
@@ -221,3 +223,56 @@ def test_a_living_process_keeps_its_runs_to_itself(tmp_path: Path) -> None:
     until(lambda: other.connected.is_set(), SECONDS)
     assert other.close(timeout=0) == 0
     assert living.close(timeout=0) == 1
+
+
+KEY, ATTEMPT = "a" * 64, f"attempt-{'b' * 32}"
+
+
+def a_result(root: str, attempt: str = ATTEMPT) -> StageResult:
+    return StageResult(
+        stage="preference",
+        key=KEY,
+        address=f"{root}/stages/preference/{KEY}/{attempt}",
+        digest="c" * 64,
+        metrics={},
+        mlflow_run_id=None,
+        cached=False,
+    )
+
+
+def test_the_source_is_where_the_model_lies() -> None:
+    inner = f"stages/preference/{KEY}/{ATTEMPT}"
+    assert model_source(f"s3://bucket/store/{inner}") == f"s3://bucket/store/{inner}/model"
+    assert model_source(f"file:///my/stages/store/{inner}") == f"dynolab:/{inner}/model"
+
+
+@pytest.mark.parametrize("root", ["file:///home/me/.dynolab/store", "s3://bucket/store"])
+def test_a_model_is_listed_once_for_each_place_it_lies_at(
+    root: str, client: Any, tracking: Tracking
+) -> None:
+    name = f"dynolab: {root[:2]}/study"
+    run = tracking.start_run("study", tags={}, params={})
+    for result in (a_result(root), a_result(root), a_result(root, f"attempt-{'d' * 32}")):
+        register_model(run, name, result)
+    run.finish("FINISHED")
+    assert tracking.send_pending(SECONDS) == 0
+    listed = client.search_model_versions(f"name = 'dynolab- {root[:2]}-study'")
+    versions = {int(version.version): version for version in listed}
+    assert versions.keys() == {1, 2} and len(listed) == 2
+    address = a_result(root).address
+    assert (versions[1].source, versions[1].run_id) == (model_source(address), run.run_id)
+    assert versions[1].tags.items() >= {
+        ("store.address", address),
+        ("stage_key", KEY),
+        ("store.digest", "c" * 64),
+    }
+
+
+def test_a_refused_model_ends_nothing(client: Any, tracking: Tracking) -> None:
+    run = tracking.start_run("study", tags={}, params={})
+    run.register_model("refused", "/etc/passwd", {}, None)
+    run.log_metrics({"after": 1.0}, 0)
+    run.finish("FINISHED")
+    assert tracking.send_pending(SECONDS) == 0
+    assert client.get_run(run.run_id).data.metrics == {"after": 1.0}
+    assert client.search_model_versions("name = 'refused'") == []

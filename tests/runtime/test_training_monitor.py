@@ -1,4 +1,4 @@
-"""Beside training: metrics are followed and resume states kept, neither in the other's way."""
+"""Beside training: metrics are followed and watched, and resume states kept."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from doubles import MemoryRun
 
+from dynolab.errors import Pruned
 from tasks.runtime import training_monitor as supervisor_module
 from tasks.runtime.track.progress import PlainLines, Progress
+from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched, watched_by
 from tasks.runtime.training_monitor import TrainingMonitor
 from tests.flows.lab import until
 
@@ -135,3 +137,55 @@ def test_what_ends_a_thread_ends_the_training(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="disk is gone"):
         wait_in_vain(Training(tmp_path, broken))
+
+
+def metric_text(step: int) -> str:
+    return json.dumps({"step": step, "examples": 4 * step, "time": 1.5, "metrics": {"m": 1.0}})
+
+
+def test_passes_complete_lines_once_and_reads_a_replaced_file_again(tmp_path: Path) -> None:
+    file, seen = tmp_path / "metrics.jsonl", list[MetricLine]()
+    tail = MetricsTail(file, seen.append)
+    tail.poll()  # not there yet
+    file.write_text(
+        f'{metric_text(1)}\nnot json\n{{"step": 1}}\n{metric_text(2)}\n{metric_text(3)[:10]}'
+    )
+    tail.poll()
+    tail.poll()
+    with file.open("a") as stream:
+        stream.write(metric_text(3)[10:] + "\n")
+    tail.poll()
+    assert [(row.step, row.examples) for row in seen] == [(1, 4), (2, 8), (3, 12)]
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(metric_text(step) + "\n" for step in range(1, 6)))
+    other.replace(file)
+    tail.poll()
+    assert [row.step for row in seen[3:]] == [1, 2, 3, 4, 5]
+
+
+def metric_line(step: int, value: float) -> MetricLine:
+    return MetricLine(step, step, 0.0, {"loss": value})
+
+
+def test_a_watcher_ends_the_training_from_its_own_thread() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def watch(stage: str, row: MetricLine) -> None:
+        seen.append((stage, row.step))
+        if row.metrics["loss"] > 1:
+            raise Pruned(stage, row.step, "loss", row.metrics["loss"])
+
+    with watched_by(watch):
+        watched = Watched("sft")
+
+    def read() -> None:  # as the supervisor does, on a thread of its own
+        for step, value in enumerate([0.5, 2.0, 3.0]):
+            watched(metric_line(step, value))
+
+    watched.check()
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join()
+    assert seen == [("sft", 0), ("sft", 1)], "after its end nobody watches"
+    with pytest.raises(Pruned, match="sft ended early at step 1: loss = 2"):
+        watched.check()
