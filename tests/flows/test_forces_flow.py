@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import Example, read_value, write_rows
+from dynolab.data.rows import Example, ProbeRow, read_value, write_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces import ForceMap, PolicyFunction, force_map, split_step
@@ -28,7 +28,7 @@ from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.kernel import KERNEL, KernelJob
 from tasks.runtime.stage import plan_key, run_stage
 from tasks.runtime.work import StageResult
-from tasks.shared.selection import SelectionConfig, observed_answers, updating_rows
+from tasks.shared.selection import SelectionConfig, observed_answers, observed_rows, updating_rows
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import short, step_names
 
@@ -224,3 +224,41 @@ def test_pairs_without_rejected_answers_are_refused_for_dpo(
     assert isinstance(planned.parameters, ForcesParameters)
     assert not planned.parameters.needs_reference
     assert "force-page" in step_names(planned)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Four training and two held-out pairs, of which the held-out ones bear known ids too."""
+    pairs = [Example(id=f"q{n}", prompt="?", chosen=" a", rejected=" b") for n in range(4)]
+    write_rows(tmp_path / "train.jsonl", pairs)
+    probes = [
+        ProbeRow(pair_id=f"q{n}", split=split, kind=kind, prompt="?", response=" a", made_by="x")
+        for split, count in (("train", 3), ("heldout", 2))
+        for n in range(count)
+        for kind in ("chosen", "rejected")
+    ]
+    write_rows(tmp_path / "probes.jsonl", probes)
+    return tmp_path
+
+
+def test_the_first_pairs_are_taken_where_none_is_named(rows: Path) -> None:
+    config = SelectionConfig(observed_pairs=1, updating_pairs=2)
+    assert {(row.split, row.pair_id) for row in observed_rows(rows, config)} == {
+        ("train", "q0"),
+        ("heldout", "q0"),
+    }
+    assert [row.id for row in updating_rows(rows, config)] == ["q0", "q1"]
+
+
+def test_named_pairs_are_observed_and_update(rows: Path) -> None:
+    config, named = SelectionConfig(), ("q1",)
+    observed = [(row.split, row.pair_id, row.kind) for row in observed_rows(rows, config, named)]
+    assert observed == [("train", "q1", "chosen"), ("train", "q1", "rejected")]
+    assert [row.id for row in updating_rows(rows, config, DPOConfig(), named)] == ["q1"]
+
+
+def test_pairs_that_are_not_there_are_refused(rows: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pair_ids = 'q3': none of them is watched.*q0, q1"):
+        observed_rows(rows, SelectionConfig(), ("q3",))
+    with pytest.raises(ConfigError, match=r"pair_ids = 'q9': is not the id of a training pair"):
+        updating_rows(rows, SelectionConfig(), pair_ids=("q9",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from tasks.group_training import GROUP, PROMPTS
 from tasks.kernel import KERNEL, KernelJob
 from tasks.runtime.stage import Stage, run_stage
 from tasks.runtime.work import StageResult
+from tasks.shared.replay import segment_steps
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import PREFERENCE, RECORDS
 from tests.flows.analysed import PLAIN, WORLD, Analysed
@@ -215,3 +217,30 @@ def test_a_replay_without_what_the_training_read_is_refused(
     shutil.rmtree(lab.platform.settings.cache / RECORDS, ignore_errors=True)
     with pytest.raises(ConfigError, match=r"^trained = .* its input model is missing"):
         again(lab, FORCES, ForcesConfig(pairs=2), data=lab.data, trained=dpo)
+
+
+GB = 10**9
+
+
+@pytest.fixture
+def gigabyte(tmp_path: Path) -> Path:
+    """A folder with weights of one gigabyte, none of it written."""
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(GB)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("steps", "disk", "every", "segment"),
+    [
+        (20, 100 * GB, 1, 20),  # all records at once
+        (20, 99 * GB, 1, 19),  # 95 of records and a state of 3
+        (500, 2 * GB, 1, 18),  # nothing fits: 90 of records and 27 states of 3
+        (500, 2 * GB, 10, 50),  # a tenth of the steps is recorded
+        (1, 1, 1, 1),
+    ],
+)
+def test_a_segment_is_as_long_as_the_disk_allows(
+    gigabyte: Path, steps: int, disk: int, every: int, segment: int
+) -> None:
+    assert segment_steps(gigabyte, steps, disk, every=every) == segment

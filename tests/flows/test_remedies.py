@@ -1,23 +1,17 @@
-"""The comparison of remedies that a study's page offers, and the pages beside it."""
+"""The comparison of remedies that a study's page offers."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from dynolab.errors import ConfigError
 from dynolab.report.ledger.fallen import fallen_accounts, strongest_pullers
-from flows.flow import Plan
 from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters import load_parameters
-from flows.run import copy_page, write_early_page
-from flows.study import STUDY, StudyParameters, resolved, study_steps
+from flows.study import StudyParameters, resolved, study_steps
 from tasks.report import with_named_arm
-from tasks.runtime.system.settings import Settings
 from tests.report.ledgers import write_ledger
 
 BUILTIN = Path("builtin.yaml")
@@ -110,54 +104,3 @@ def test_named_pairs_are_left_out_without_an_audit() -> None:
 
 def test_a_training_that_cannot_be_compared_has_none() -> None:
     assert file_of(study("preference.objective={name: sft_extended}")) == ""
-
-
-def platform(folder: Path) -> Any:
-    result = folder / "result"
-    result.mkdir()
-    return SimpleNamespace(
-        settings=Settings.from_environment({"DYNOLAB_HOME": str(folder)}),
-        store=SimpleNamespace(folder=lambda address, digest: result),
-    )
-
-
-def test_a_page_is_copied_with_what_its_reader_needs(tmp_path: Path) -> None:
-    there = platform(tmp_path)
-    reports, made = tmp_path / "reports", tmp_path / "result"
-    (made / "report.html").write_text("whole")
-    (made / "remedies.yaml").write_text("name: x")
-    reports.mkdir()
-    (reports / "mine-pairs.jsonl").write_text("of an older study")
-    results: Any = {"report": SimpleNamespace(address="a", digest="d")}
-    copy_page(STUDY, "mine", results, there)
-    assert {file.name: file.read_text() for file in reports.iterdir()} == {
-        "mine.html": "whole",
-        "mine-remedies.yaml": "name: x",
-    }
-
-
-def test_an_early_page_replaces_the_last_and_never_ends_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    there, page = platform(tmp_path), tmp_path / "reports" / "builtin.html"
-    contents = iter(["", "data", "data and base"])
-    file = tmp_path / "reports" / "builtin-remedies.yaml"
-    plan = Plan(
-        study(),
-        [],
-        early=lambda results, platform: next(contents),
-        beside={"remedies.yaml": "arms"},
-    )
-    seen = []
-    for _ in range(3):
-        write_early_page(STUDY, plan, {}, there)
-        seen.append(page.read_text() if page.exists() else None)
-    assert seen == [None, "data", "data and base"] and file.read_text() == "arms"
-
-    def failing(results: Any, platform: Any) -> str:
-        raise ConfigError("results", None, "are not what a page is made of")
-
-    with caplog.at_level(logging.WARNING):
-        write_early_page(STUDY, Plan(study(), [], early=failing), {}, there)
-    assert "cannot write the page" in caplog.text
-    assert page.read_text() == "data and base" and set(page.parent.iterdir()) == {page, file}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.errors import ConfigError, RankFailed
+from dynolab.errors import ConfigError
 from dynolab.store import library_versions
 from tasks.runtime.launch.launcher import launch_ranks, ranks_per_host
 from tasks.runtime.launch.rank_entry import Program, check_agreement
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.ranks
 
 
 @contextmanager
-def other_host(rendezvous: str, log: Path, ranks: int = 1) -> Iterator[None]:
+def other_host(rendezvous: str, log: Path) -> Iterator[None]:
     """The command of docs/operate/hosts.md, once."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1"),
-        *(f"--nproc-per-node={ranks}", "--max-restarts=0", "--rdzv-backend=static"),
+        *("--nproc-per-node=1", "--max-restarts=0", "--rdzv-backend=static"),
         *(f"--rdzv-endpoint={rendezvous}", "-m", "tasks.runtime.launch.rank_entry"),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
@@ -88,16 +88,6 @@ def test_two_hosts_train_as_one_does_to_the_bit(tmp_path: Path, rendezvous: str)
     assert apart(*outputs) == 0.0
 
 
-def test_a_host_with_another_number_of_ranks_is_refused(tmp_path: Path, rendezvous: str) -> None:
-    file = tmp_path / "job.json"
-    file.write_text("{}")
-    with (
-        other_host(rendezvous, tmp_path / "other.log", ranks=2),
-        pytest.raises(RankFailed, match=r"--nproc-per-node .* same number"),
-    ):
-        launch("tasks.ranks.train", file, rendezvous, tmp_path / "logs")
-
-
 def test_hosts_run_programs_of_ranks_alone_and_with_the_same_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,12 +104,16 @@ def test_hosts_run_programs_of_ranks_alone_and_with_the_same_libraries(
     check_agreement(program)
     with pytest.raises(ConfigError, match="module"):
         check_agreement(program.model_copy(update={"module": "os"}))
+    with pytest.raises(ConfigError, match=r"--nproc-per-node .* same number on each"):
+        check_agreement(program.model_copy(update={"ranks": 4}))
     with pytest.raises(ConfigError, match="torch"):
         check_agreement(program.model_copy(update={"libraries": {"torch": "0.1"}}))
 
 
 def test_ranks_must_divide_and_several_hosts_need_an_address() -> None:
     assert ranks_per_host("ranks", 4, 2) == 2
+    with pytest.raises(ConfigError, match=r"ranks = 0: choose 1 or more"):
+        ranks_per_host("ranks", 0, 1)
     with pytest.raises(ConfigError, match=r"ranks = 3: .*multiple of DYNOLAB_HOSTS = 2"):
         ranks_per_host("ranks", 3, 2)
     with pytest.raises(ConfigError, match="DYNOLAB_RENDEZVOUS"):

@@ -15,7 +15,6 @@ from tasks.runtime.launch.notice import Notice
 from tasks.runtime.servers.services import sigterm_as_interrupt
 from tasks.runtime.system.child import GRACE
 from tasks.runtime.system.processes import start_child, stop_group
-from tasks.runtime.system.settings import Settings
 from tests.training.small import apart, make_files, make_job, run, run_small, settings, state
 
 
@@ -54,12 +53,6 @@ def test_time_is_up_after_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_seconds_a_signal_ends_the_process_at_once() -> None:
     with sigterm_as_interrupt(), Notice(0), pytest.raises(KeyboardInterrupt):
         terminate()
-
-
-def test_the_time_of_grace_is_a_setting(tmp_path: Path) -> None:
-    home = {"DYNOLAB_HOME": str(tmp_path)}
-    assert Settings.from_environment(home).grace_seconds == 0
-    assert Settings.from_environment({**home, GRACE: "90"}).grace_seconds == 90
 
 
 def test_children_are_shielded_and_end_when_asked(

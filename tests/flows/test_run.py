@@ -1,0 +1,114 @@
+"""What a run refuses before it begins, shows at its end, and copies into the home's reports."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dynolab.errors import ConfigError
+from flows.commands import show_results
+from flows.flow import Plan, Results
+from flows.parameters import load_parameters
+from flows.run import check_hosts, copy_page, write_early_page
+from flows.study import STUDY, StudyParameters, study_steps
+from tasks.runtime.system.settings import Settings
+from tasks.runtime.work import StageResult
+from tests.flows.lab import SMALL
+
+
+def platform(folder: Path) -> Any:
+    result = folder / "result"
+    result.mkdir()
+    return SimpleNamespace(
+        settings=Settings.from_environment({"DYNOLAB_HOME": str(folder)}),
+        store=SimpleNamespace(folder=lambda address, digest: result),
+    )
+
+
+def test_a_page_is_copied_with_what_its_reader_needs(tmp_path: Path) -> None:
+    there = platform(tmp_path)
+    reports, made = tmp_path / "reports", tmp_path / "result"
+    (made / "report.html").write_text("whole")
+    (made / "remedies.yaml").write_text("name: x")
+    reports.mkdir()
+    (reports / "mine-pairs.jsonl").write_text("of an older study")
+    results: Any = {"report": SimpleNamespace(address="a", digest="d")}
+    copy_page(STUDY, "mine", results, there)
+    assert {file.name: file.read_text() for file in reports.iterdir()} == {
+        "mine.html": "whole",
+        "mine-remedies.yaml": "name: x",
+    }
+
+
+def test_an_early_page_replaces_the_last_and_never_ends_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    there, page = platform(tmp_path), tmp_path / "reports" / "small.html"
+    contents = iter(["", "data", "data and base"])
+    file = tmp_path / "reports" / "small-remedies.yaml"
+    plan = Plan(
+        load_parameters(StudyParameters, SMALL),
+        [],
+        early=lambda results, platform: next(contents),
+        beside={"remedies.yaml": "arms"},
+    )
+    seen = []
+    for _ in range(3):
+        write_early_page(STUDY, plan, {}, there)
+        seen.append(page.read_text() if page.exists() else None)
+    assert seen == [None, "data", "data and base"] and file.read_text() == "arms"
+
+    def failing(results: Any, platform: Any) -> str:
+        raise ConfigError("results", None, "are not what a page is made of")
+
+    with caplog.at_level(logging.WARNING):
+        write_early_page(
+            STUDY, Plan(load_parameters(StudyParameters, SMALL), [], early=failing), {}, there
+        )
+    assert "cannot write the page" in caplog.text
+    assert page.read_text() == "data and base" and set(page.parent.iterdir()) == {page, file}
+
+
+def settings(hosts: int) -> Settings:
+    return Settings.from_environment(
+        {"DYNOLAB_HOSTS": str(hosts), "DYNOLAB_RENDEZVOUS": "10.0.0.1:29400"}
+    )
+
+
+def test_a_training_that_hosts_cannot_share_is_named() -> None:
+    steps = study_steps(load_parameters(StudyParameters, SMALL, []))
+    check_hosts(steps, settings(1))
+    check_hosts(steps, settings(2))
+    with pytest.raises(
+        ConfigError, match=r"preference\.engine\.ranks = 2: .*multiple of DYNOLAB_HOSTS = 3"
+    ):
+        check_hosts(steps, settings(3))
+
+
+def shown(page: Path, answer: list[str]) -> list[str]:
+    result = StageResult(
+        stage="sft",
+        key="0" * 64,
+        address="sft/0",
+        digest="",
+        metrics={"seconds": 3.0},
+        mlflow_run_id=None,
+        cached=False,
+    )
+    results: Results = {"sft": result.model_dump()}
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    show_results(console, "study", results, page, 3.0, answer)
+    return output.getvalue().splitlines()
+
+
+def test_the_answer_comes_last_but_for_what_can_follow(tmp_path: Path) -> None:
+    *_, page, first, answer, second, later = shown(tmp_path / "mine.html", ["It fell."])
+    assert page.startswith("report ") and later.startswith("later ")
+    assert (first, answer, second) == ("", "It fell.", "")
