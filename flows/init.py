@@ -26,8 +26,8 @@ from dynolab.data.unknown import (
 )
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
+from flows.costs import PlannedCosts
 from flows.parameters import parse_parameters
-from flows.stage_costs import PlannedCosts
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.data import file_for_model
 

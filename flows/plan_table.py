@@ -12,8 +12,8 @@ from rich.table import Table
 from dynolab.costs.machines import Machine, machine_named, this_machine
 from dynolab.costs.stage import UNTIMED_SECONDS, StageCost, duration, gigabytes
 from dynolab.errors import ConfigError
+from flows.costs import PlannedCosts
 from flows.flow import Plan
-from flows.stage_costs import PlannedCosts
 from tasks.runtime.pipeline import Planned, Step
 
 Found = Mapping[str, StageCost | None]

@@ -36,9 +36,14 @@ FLOWS = {
 """Name → description on the command line and in Prefect. Listing them imports no flow."""
 
 
-MODULES = {"study": "study", "train": "study", "reproduce": "comparison"} | dict.fromkeys(
-    CHAPTERS, "chapter"
-)
+MODULES = {
+    "study": "study",
+    "train": "study",
+    "reproduce": "comparison",
+    "ledger": "ledger",
+    "counterfactual": "ledger",
+    **dict.fromkeys(CHAPTERS, "chapter"),
+}
 """Flow → its module in this package, where that holds several: `FLOWS` by name."""
 
 

@@ -39,8 +39,7 @@ from dynolab.results.study import MetricsLine
 from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
-from flows.planned_inputs import Inputs
-from flows.stage_costs import Costs
+from flows.costs import Costs, Inputs
 from tasks.base import BaseConfig
 from tasks.ranks.train import run
 from tasks.runtime.launch.launcher import launch_ranks

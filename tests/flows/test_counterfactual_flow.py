@@ -17,7 +17,7 @@ from dynolab.forces.ledger.responses import step_responses
 from dynolab.objectives import DPOConfig
 from dynolab.results.counterfactual import Agreement, Dropped, Effect, Repeat
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from flows.counterfactual import FLOW
+from flows.ledger import REMOVALS
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from models.language import load_language_model
@@ -69,7 +69,7 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
         "blamed_size": 2,
         "further_seeds": 1,
     }
-    plan = lab.plan(FLOW, settings)
+    plan = lab.plan(REMOVALS, settings)
     assert step_names(plan) == [
         "whole",
         "metagradient",
@@ -107,7 +107,7 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
 
 
 def test_no_metagradient_is_planned_where_none_is_wanted(lab: InProcess, study_file: Path) -> None:
-    plan = lab.plan(FLOW, {"study": str(study_file), "metagradient": False})
+    plan = lab.plan(REMOVALS, {"study": str(study_file), "metagradient": False})
     assert "metagradient" not in step_names(plan)
 
 
@@ -115,14 +115,14 @@ def test_a_ledger_of_drawn_steps_is_refused(lab: InProcess, tmp_path: Path) -> N
     file = tmp_path / "drawn.yaml"
     file.write_text(yaml.safe_dump(STUDY | {"ledger": {**STUDY["ledger"], "every": 2}}))
     with pytest.raises(ConfigError, match=r"ledger\.every = 2: what an example did"):
-        lab.plan(FLOW, {"study": str(file), "groups": 3})
+        lab.plan(REMOVALS, {"study": str(file), "groups": 3})
 
 
 def test_a_study_without_a_ledger_is_refused(lab: InProcess, tmp_path: Path) -> None:
     file = tmp_path / "other.yaml"
     file.write_text(yaml.safe_dump(STUDY | {"ledger": None}))
     with pytest.raises(ConfigError, match="its step ledger has not run"):
-        lab.plan(FLOW, {"study": str(file)})
+        lab.plan(REMOVALS, {"study": str(file)})
 
 
 def test_a_training_without_an_example_lacks_its_gradient_and_no_other(analysed: Analysed) -> None:

@@ -23,7 +23,7 @@ from dynolab.training.config import (
 )
 from dynolab.training.step_record import StepRecord
 from flows.flow import Plan
-from flows.ledger import FLOW
+from flows.ledger import LEDGER_FLOW
 from tasks.group_training import GROUP, PROMPTS
 from tasks.ledger import LEDGER, LedgerJob
 from tasks.runtime.stage import run_stage
@@ -168,7 +168,9 @@ def test_a_training_on_groups_has_a_line_for_every_completion(
 
 
 def planned(analysed: Analysed, **settings: Any) -> Plan:
-    return analysed.plan(FLOW, analysed.named({"ledger": {"pairs": 1, "answers": 1}, **settings}))
+    return analysed.plan(
+        LEDGER_FLOW, analysed.named({"ledger": {"pairs": 1, "answers": 1}, **settings})
+    )
 
 
 def test_the_flow_finds_what_a_training_read(analysed: Analysed, dpo: Trained) -> None:

@@ -10,9 +10,9 @@ import pytest
 from dynolab.costs.machines import machine_named
 from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay, resolve_commit
+from flows.costs import PlannedCosts
 from flows.parameters import load_parameters
 from flows.plan_table import remedy
-from flows.stage_costs import PlannedCosts
 from flows.study import StudyParameters, study_steps
 from models.unloaded import KNOWN, read_config
 from tasks.runtime.pipeline import Step

@@ -41,11 +41,6 @@ def own_folder(folder: Path) -> Path:
     return folder
 
 
-def write_private(file: Path, content: str) -> None:
-    """Write a file atomically, readable by its owner alone."""
-    _private_part(file, content).replace(file)
-
-
 def kept_secret(file: Path) -> str:
     """The random secret in `file`, in hex; created once, even if several processes try."""
     if not file.exists():

@@ -1,26 +1,169 @@
-"""What every stage of a plan takes: memory by formulas, time by one pass times the passes."""
+"""What every stage of a plan takes: memory by formulas, time by one pass times the passes.
+
+Before anything runs, a plan knows the study's model and rows by their settings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dynolab.costs.batches import Lengths, joined, lengths_of, training_batches
+from dynolab.costs.batches import Lengths, joined, lengths_of, stand_in_rows, training_batches
 from dynolab.costs.machines import Machine
 from dynolab.costs.memory import COPIES, FP32, ledger_copies, states, training_bytes
 from dynolab.costs.stage import StageCost
 from dynolab.costs.traced import Activations, activation_bytes, seconds_of
 from dynolab.data.batches import CHOSEN, REJECTED
-from dynolab.data.encode import EncodedExample
-from dynolab.data.sources.load import DataConfig
+from dynolab.data.encode import EncodedExample, Encoder
+from dynolab.data.rows import Example
+from dynolab.data.sources.load import DataConfig, LoadedData, load_data, load_prompts
 from dynolab.objectives import build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import GroupTrainConfig, LoopConfig
-from flows.planned_inputs import Inputs
 from tasks.base import BaseConfig
+from tasks.data import chat_tokenizer
 from tasks.runtime.pipeline import Step
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from dynolab.costs.shape import ModelShape
+
+KINDS = 6
+"""Kinds of probe answers that are made from pairs alone."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A base model and rows, by their settings; both are read where they are at hand.
+
+    Rows of the Hub are not fetched: those of a known data set stand in for them, or rows as long
+    as the limit.
+    """
+
+    base: BaseConfig
+    data: DataConfig
+    watched: ProbeSetConfig | None = None
+    """The kinds of answers that are watched, if not those that the rows bring."""
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the rows are read, rather than stood in for."""
+        return self.data.source != "hub" and self.tokenizer is not None
+
+    @cached_property
+    def loaded(self) -> LoadedData:
+        """The rows of a file or of the built-in world."""
+        return load_data(self.data, chat_tokenizer(self.data))
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The model's, unless it would have to be fetched."""
+        from models.language import load_tokenizer
+
+        if self.base.source == "builtin":
+            assert self.loaded.world is not None, "the built-in model reads the built-in world"
+            return self.loaded.world.tokenizer()
+        folder = Path(self.base.source)
+        return load_tokenizer(folder) if folder.is_dir() else None
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """The model's configuration."""
+        from models.tiny import TinyConfig, build_tiny
+        from models.unloaded import read_config
+
+        if self.base.source != "builtin":
+            return read_config(self.base.source, self.base.revision)
+        assert self.tokenizer is not None, "the built-in model has a tokenizer"
+        return build_tiny(TinyConfig(), self.tokenizer).config
+
+    def model(self, config: LoopConfig | None = None) -> Callable[[int, torch.dtype], Any]:
+        """A function that makes the model with so many layers on the current device, with the
+        adapters that a training adds."""
+        from dynolab.training.adapters import add_adapters
+        from models.unloaded import builder
+
+        attention = "sdpa" if config is None else config.engine.attention
+        build, lora = builder(self.config, attention), None if config is None else config.lora
+        if lora is None:
+            return build
+        return lambda layers, dtype: add_adapters(build(layers, dtype), lora, 0)
+
+    def shape(self, config: LoopConfig | None = None) -> ModelShape:
+        """The model's sizes, adapters among them."""
+        if config is None or config.lora is None:
+            return self._shape
+        return self._measured(config)
+
+    @cached_property
+    def _shape(self) -> ModelShape:
+        return self._measured(None)
+
+    def _measured(self, config: LoopConfig | None) -> ModelShape:
+        import torch
+
+        from dynolab.costs.shape import shape_of
+
+        layers = self.config.get_text_config().num_hidden_layers
+        with torch.device("meta"):
+            return shape_of(self.model(config)(layers, torch.float32))
+
+    @cached_property
+    def corpus(self) -> Sequence[EncodedExample]:
+        """The rows that the built-in model is trained on."""
+        if self.loaded.world is None or self.tokenizer is None:
+            return ()
+        limit = self._shape.context
+        return Encoder(self.tokenizer, limit, "truncate_left").examples(self.loaded.world.corpus)
+
+    @cached_property
+    def probe_rows(self) -> int:
+        """Answers that are watched."""
+        if not self.at_hand:
+            return self.data.probe_pairs * 2 * len(self._kinds)
+        return sum(self._is_watched(row.kind) for row in self.loaded.probes)
+
+    @property
+    def _kinds(self) -> Sequence[object]:
+        """Kinds of the watched answers where rows are not at hand."""
+        return self.watched.kinds if self.watched is not None else range(KINDS)
+
+    def _is_watched(self, kind: str) -> bool:
+        return self.watched is None or kind in self.watched.kinds
+
+    @cached_property
+    def functionals(self) -> int:
+        """Kinds of answers of both splits; the policy's own likeliest tokens are one more."""
+        if not self.at_hand:
+            return 2 * (len(self._kinds) + 1)
+        kinds = {(row.split, row.kind) for row in self.loaded.probes if self._is_watched(row.kind)}
+        return len(kinds) + len({split for split, _ in kinds})
+
+    def rows(self, limit: int) -> Sequence[EncodedExample]:
+        """The training rows, none longer than the limit."""
+        if limit not in self._encoded:
+            self._encoded[limit] = self._read(limit)
+        return self._encoded[limit]
+
+    @cached_property
+    def _encoded(self) -> dict[int, Sequence[EncodedExample]]:
+        return {}
+
+    def _read(self, limit: int) -> Sequence[EncodedExample]:
+        if not self.at_hand or self.tokenizer is None:
+            return stand_in_rows(self.data.hub_name, self.data.rows or 1_000, limit)
+        encoder = Encoder(self.tokenizer, limit, "truncate_left")
+        if self.data.format not in ("prompts", "gsm8k"):
+            return encoder.examples(self.loaded.pairs)
+        prompts = load_prompts(self.data, chat_tokenizer(self.data)).train
+        rows = [Example(id=row.id, prompt=row.prompt, chosen=row.answer or "?") for row in prompts]
+        return encoder.examples(rows)
+
 
 PAIR = (CHOSEN, REJECTED)
 TIMED = 4
