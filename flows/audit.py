@@ -8,13 +8,12 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from dynolab.data.source_checks import FilePath
-from dynolab.data.sources.load import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig
 from flows.checkpoints import (
     ModelConfig,
     check_data_named_once,
     check_named,
     import_steps,
-    named_data,
     resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
@@ -95,17 +94,8 @@ def plan(parameters: AuditParameters, platform: Platform) -> Plan:
 
     **Raises** `ConfigError` for an unknown result, or one without the needed files.
     """
-    named = named_data(parameters.study, parameters.data_result, parameters.model_fields_set)
-    models, existing = resolved_sources(
-        parameters.models,
-        platform,
-        study=parameters.study,
-        data=named,
-        needed=("train.jsonl", "heldout.jsonl"),
-    )
-    update: dict[str, object] = dict(models)
-    if named is None:
-        update["data"] = resolve_data(parameters.data)
+    needed = ("train.jsonl", "heldout.jsonl")
+    update, existing = resolved_sources(parameters, parameters.models, platform, needed)
     known = parameters.model_copy(update=update)
     steps = import_steps(known.models, existing, data=known.data)
     steps.append(Step("audit", AUDIT, known.audit, {"data": "data", "model": MODEL}))

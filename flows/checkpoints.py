@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.data.source_checks import FolderOrName
-from dynolab.data.sources.load import DataConfig
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
@@ -81,42 +81,43 @@ def resolved_model(
     return model.model_copy(update={"revision": commit}), None
 
 
-def resolved_sources(
-    models: Mapping[str, AnyModel],
-    platform: Platform,
-    *,
-    study: str | None,
-    data: str | None = None,
-    needed: Sequence[str] = (),
+def resolved_models(
+    models: Mapping[str, AnyModel], known: Mapping[str, StageResult], platform: Platform
 ) -> tuple[dict[str, AnyModel], dict[str, StageResult]]:
-    """Pins models to their current content, and looks up the results that need no step.
-
-    **Arguments:** `models` by field; `study`: study file whose finished steps can be named;
-    `data`: the data result that the parameters name, if any; `needed`: files it must hold.
-
-    **Returns:** the models; the results by field, with the data result as `data`.
-
-    **Raises** `ConfigError` for an unknown result, or one without the needed files.
-    """
-    finished_steps = results_of(study, platform)
+    """Pins models to their current content; also returns the results that they name, by field."""
     resolved, existing = {}, {}
     for field, model in models.items():
-        resolved[field], result = resolved_model(field, model, finished_steps, platform)
+        resolved[field], result = resolved_model(field, model, known, platform)
         if result is not None:
             existing[field] = result
-    if data is not None:
-        existing["data"] = named_result("data_result", data, finished_steps, platform)
-        check_files("data_result", data, existing["data"], needed, platform)
     return resolved, existing
 
 
-def named_data(
-    study: str | None, data_result: str | None, fields_set: Collection[str]
-) -> str | None:
-    """The data result that parameters name; without any data, that of their study, if given."""
-    if data_result is None and study is not None and "data" not in fields_set:
-        return "data"
-    return data_result
+def resolved_sources(
+    parameters: Any, models: Mapping[str, AnyModel], platform: Platform, needed: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, StageResult]]:
+    """Pins models and data to their current content, and looks up the results that need no step.
+
+    **Arguments:** `parameters`: with `data`, `data_result` and `study`, whose finished steps can be
+    named; a study's data are the default. `models` by field. `needed`: files of a data result.
+
+    **Returns:** the models by field, and `data` unless a result is named; the results by field, a
+    data result as `data`.
+
+    **Raises** `ConfigError` for an unknown result, or one without the needed files.
+    """
+    known = results_of(parameters.study, platform)
+    found, existing = resolved_models(models, known, platform)
+    resolved: dict[str, Any] = dict(found)
+    named = parameters.data_result
+    if named is None and parameters.study is not None and "data" not in parameters.model_fields_set:
+        named = "data"
+    if named is None:
+        resolved["data"] = resolve_data(parameters.data)
+    else:
+        existing["data"] = named_result("data_result", named, known, platform)
+        check_files("data_result", named, existing["data"], needed, platform)
+    return resolved, existing
 
 
 def check_data_named_once(data_result: str | None, fields_set: Collection[str]) -> None:

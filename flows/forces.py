@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from dynolab.data.source_checks import FilePath
-from dynolab.data.sources.load import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
 from flows.checkpoints import (
@@ -21,7 +21,6 @@ from flows.checkpoints import (
     check_named,
     import_steps,
     inputs_of,
-    named_data,
     resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
@@ -108,24 +107,15 @@ def plan(parameters: ForcesParameters, platform: Platform) -> Plan:
     **Raises** `ConfigError` for an unknown result, one without the needed files, and data without
     the observed kinds or the answers that the objective needs.
     """
-    named = named_data(parameters.study, parameters.data_result, parameters.model_fields_set)
     fields = {f"checkpoints.{label}": label for label in parameters.checkpoints}
-    models, results = resolved_sources(
-        {field: parameters.checkpoints[label] for field, label in fields.items()},
-        platform,
-        study=parameters.study,
-        data=named,
-        needed=("train.jsonl", "probes.jsonl"),
-    )
+    models = {field: parameters.checkpoints[label] for field, label in fields.items()}
+    needed = ("train.jsonl", "probes.jsonl")
+    update, results = resolved_sources(parameters, models, platform, needed)
     existing = {
         model_step(fields[field]) if field in fields else field: result
         for field, result in results.items()
     }
-    update: dict[str, object] = {
-        "checkpoints": {fields[field]: model for field, model in models.items()}
-    }
-    if named is None:
-        update["data"] = resolve_data(parameters.data)
+    update["checkpoints"] = {label: update.pop(field) for field, label in fields.items()}
     known = parameters.model_copy(update=update)
     read: dict[str, dict[str, str]] = {}
     for label, checkpoint in known.checkpoints.items():
@@ -135,7 +125,7 @@ def plan(parameters: ForcesParameters, platform: Platform) -> Plan:
         replayed = {f"{model_step(label)}.{name}": it for name, it in inputs.items() if it}
         existing |= replayed
         read[label] = {name: name for name in replayed}
-    if named is not None:
+    if "data" in existing:
         _check_data(existing["data"], known, platform)
     return Plan(known, forces_steps(known, existing, read), existing)
 

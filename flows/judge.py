@@ -14,7 +14,8 @@ from flows.checkpoints import (
     ModelConfig,
     check_named,
     import_steps,
-    resolved_sources,
+    resolved_models,
+    results_of,
 )
 from flows.comparison import Label
 from flows.flow import FlowParameters, Name, Plan, StagedFlow
@@ -109,7 +110,8 @@ def plan(parameters: JudgeParameters, platform: Platform) -> Plan:
 
     **Raises** `ConfigError` for an unknown result, or one without a model.
     """
-    models, existing = resolved_sources(parameters.models, platform, study=parameters.study)
+    finished = results_of(parameters.study, platform)
+    models, existing = resolved_models(parameters.models, finished, platform)
     data = parameters.data
     if data is None:
         assert parameters.study is not None, "without data there is a study"

@@ -17,7 +17,6 @@ from flows.checkpoints import (
     check_data_named_once,
     check_named,
     import_steps,
-    named_data,
     resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
@@ -107,16 +106,9 @@ def resolved_squeezing(
         return seeded, {}
     if parameters.model is None:
         return seeded.model_copy(update={"data": resolve_data(seeded.data)}), {}
-    named = named_data(parameters.study, parameters.data_result, parameters.model_fields_set)
-    models, existing = resolved_sources(
-        {MODEL: parameters.model},
-        platform,
-        study=parameters.study,
-        data=named,
-        needed=("train.jsonl",),
-    )
-    update: dict[str, object] = dict(models)
-    if named is None:
+    models = {MODEL: parameters.model}
+    update, existing = resolved_sources(parameters, models, platform, ("train.jsonl",))
+    if "data" in update:
         update["data"] = resolve_data(seeded.data)
     return seeded.model_copy(update=update), existing
 

@@ -23,7 +23,6 @@ from flows.deploy import POOLS
 from flows.up import worker_arguments
 from tasks.runtime.servers.serve import _APPLICATIONS
 from tasks.runtime.system.processes import free_port
-from tests.deploy.backends import ADMIN, DATABASES
 from tests.deploy.composed import FILE, interpolated, is_checked, one_shots, services, variables
 from tests.flows.lab import ROOT
 
@@ -36,23 +35,6 @@ HOME = "/home/dynolab/home"
 def test_it_is_valid_by_the_compose_specification() -> None:
     vendored = resources.files("check_jsonschema") / "builtin_schemas/vendor/compose-spec.json"
     jsonschema.validate(yaml.safe_load(FILE.read_text()), json.loads(vendored.read_text()))
-
-
-def test_it_has_every_service_of_the_platform() -> None:
-    assert set(SERVICES) == {
-        "postgres",
-        "redis",
-        "prefect-migrate",
-        "prefect-server",
-        "prefect-services",
-        "mlflow",
-        "s3",
-        "bucket-init",
-        "bootstrap",
-        "worker-cpu",
-        "worker-cpu-training",
-        "worker-gpu",
-    }
 
 
 def test_no_secret_has_a_default_or_stands_in_the_file() -> None:
@@ -195,11 +177,3 @@ def test_redis_takes_its_password_from_the_environment_and_keeps_it(tmp_path: Pa
             assert "word" not in Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
         finally:
             process.terminate()
-
-
-def test_postgres_makes_the_databases_of_the_command_up() -> None:
-    statements = (ROOT / "docker" / "databases.sql").read_text()
-    made = re.findall(r"^CREATE DATABASE (\w+);$", statements, re.MULTILINE)
-    first = SERVICES["postgres"]["environment"]
-    assert {first["POSTGRES_DB"], *made} == set(DATABASES)
-    assert first["POSTGRES_USER"] == ADMIN

@@ -11,7 +11,7 @@ from uuid import uuid4
 import boto3
 import pytest
 
-from dynolab.errors import ConfigError, DynolabError, StoreError
+from dynolab.errors import DynolabError, StoreError
 from dynolab.store import Manifest, Place, Store, filesystem, hash_file
 from tests.faults.disk import small_disk
 from tests.faults.proxy import (
@@ -159,15 +159,6 @@ def test_a_commit_that_fails_counts_for_nothing(
     bench.save(20)
     assert bench.holds(20)
     tell(record_property, f"{name} during a commit, for good", left=bench.left(), metrics_lost=None)
-
-
-def test_denied_writes_are_told_before_any_work(bench: Bench, record_property: Record) -> None:
-    bench.proxy.breaks(refuses(403, "AccessDenied"), uploads)
-    with pytest.raises(ConfigError, match="AWS_ACCESS_KEY_ID = 'tester'"):
-        bench.through.check_writable()
-    tell(
-        record_property, "writes are denied when a run begins", left=bench.left(), metrics_lost=None
-    )
 
 
 READING: dict[str, tuple[Fault, int]] = {

@@ -288,7 +288,7 @@ class Tracking:
             name,
             began=now_ms(),
             tags={"mlflow.user": _user()} | _clipped(tags, TAG_LENGTH) | stage,
-            params=_params(params),
+            params=_clipped(dict(_flat(params)), PARAM_LENGTH),
             resume_key=resume_key,
             parent=parent.folder.name if parent else None,
         )
@@ -397,10 +397,6 @@ def set_aside(folder: Path) -> None:
 def now_ms() -> int:
     """Milliseconds since 1970."""
     return time.time_ns() // 1_000_000
-
-
-def _params(values: Mapping[str, Any]) -> dict[str, str]:
-    return _clipped(dict(_flat(values)), PARAM_LENGTH)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
