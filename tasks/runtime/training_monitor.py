@@ -37,7 +37,7 @@ class TrainingMonitor:
         self._progress = work.progress.stage(work.name, total_steps)
         metrics = work.output / "metrics.jsonl"
         self._watched = Watched(work.name)
-        tail = MetricsTail(metrics, StepReporter(self._progress), AlarmBell(work), self._watched)
+        tail = MetricsTail(metrics, StepReporter(self._progress), AlarmReporter(work), self._watched)
 
         def poll() -> None:
             work.tracker.follow(metrics)
@@ -116,7 +116,7 @@ class _PollingThread:
             self._error = error
 
 
-class AlarmBell:
+class AlarmReporter:
     """Reads a training's metric lines; tells MLflow (a tag) and Prefect (an event) of an alarm.
 
     Create it on the stage's thread: it keeps that thread's Prefect context, so that any thread
@@ -133,7 +133,7 @@ class AlarmBell:
             return
         name, gap, rise = self._work.name, line.metrics[GAP], line.metrics[RISE]
         message = f"step {line.step}: the gap y* - chosen grew by {rise:.2f} nats to {gap:.2f}"
-        log.warning("%s: the alarm rings at %s", name, message)
+        log.warning("%s: squeezing alarm at %s", name, message)
         self._work.tracker.set_tags({TAG: message})
         payload = {"stage": name, "step": line.step, "gap": gap, "rise": rise, "unit": "nats"}
         self._context.run(raise_event, EVENT, self._work.address, name, payload)
