@@ -37,7 +37,8 @@ class TrainingMonitor:
         self._progress = work.progress.stage(work.name, total_steps)
         metrics = work.output / "metrics.jsonl"
         self._watched = Watched(work.name)
-        tail = MetricsTail(metrics, StepReporter(self._progress), AlarmReporter(work), self._watched)
+        steps, alarm = StepReporter(self._progress), AlarmReporter(work)
+        tail = MetricsTail(metrics, steps, alarm, self._watched)
 
         def poll() -> None:
             work.tracker.follow(metrics)

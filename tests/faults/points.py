@@ -24,7 +24,7 @@ def dead(platform: Standing) -> None:
 
 def goes_on(platform: Standing, undisturbed: Lab, project: str, point: Point) -> bool:
     """Started again the training ends; whether with the weights of the undisturbed one."""
-    assert platform.end(platform.start(project)) == "Completed"
+    assert platform.end(platform.train(project)) == "Completed"
     resumed = platform.lab.manifest("preference")["metrics"]["resumed_from"]
     assert resumed == 0 if point == POINTS[0] else resumed >= 3
     return platform.lab.hashes("preference") == undisturbed.hashes("preference")

@@ -10,11 +10,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
 from unittest.mock import patch
 
 import psutil
-import requests
 
 from flows.up import work_for
 from tasks.runtime.launch import devices
@@ -27,16 +25,14 @@ from tasks.runtime.servers.services import (
 )
 from tests.flows.history import finished_history, histories, lost
 from tests.flows.lab import SMALL, Lab, address_with_login, until
+from tests.platform.served import Served
 
-RUN_SECONDS = 240.0
 SETTLE_SECONDS = 20.0
 GPUS = ("a", "b")
 """The host's, by name; the ranks compute on the CPU."""
 
-FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
-
-class Standing:
+class Standing(Served):
     """The platform on one home."""
 
     def __init__(self, lab: Lab) -> None:
@@ -134,33 +130,9 @@ class Standing:
         """The header that logs in."""
         return dict(json.loads(self.variables["PREFECT_CLIENT_CUSTOM_HEADERS"]))
 
-    def api(self, method: str, path: str, **body: Any) -> Any:
-        """Asks the Prefect server, again where it is busy or just starts."""
-
-        def asked() -> requests.Response | None:
-            try:
-                answer = requests.request(
-                    method,
-                    f"{self.prefect}/{path}",
-                    json=body or None,
-                    headers=self.login,
-                    timeout=30,
-                )
-            except requests.ConnectionError:
-                return None
-            return None if answer.status_code in (500, 503) else answer
-
-        answer = until(asked, 60)
-        assert answer.ok, answer.text
-        return answer.json() if answer.content else None
-
-    def start(self, project: str) -> str:
+    def train(self, project: str) -> str:
         """A preference training of the small study, by its deployment; gives the flow run."""
-        one = self.api("GET", "deployments/name/train/preference")["id"]
-        text = SMALL.read_text()
-        form = {"study_file": "builtin.yaml", "study_text": text, "project": project}
-        run = self.api("POST", f"deployments/{one}/create_flow_run", parameters={"settings": form})
-        return str(run["id"])
+        return self.start("train/preference", study_text=SMALL.read_text(), project=project)
 
     def cancel(self, run: str) -> float:
         """Asks for the run's end as the interface does; seconds until its last rank is dead."""
@@ -168,14 +140,6 @@ class Standing:
         self.api("POST", f"flow_runs/{run}/set_state", state={"type": "CANCELLING"})
         until(lambda: not self.lab.ranks(), 60)
         return time.monotonic() - began
-
-    def state(self, run: str) -> dict[str, Any]:
-        return dict(self.api("GET", f"flow_runs/{run}")["state"])
-
-    def end(self, run: str) -> str:
-        """The name of the state in which the run ends, which is awaited."""
-        until(lambda: self.state(run)["type"] in FINAL, RUN_SECONDS)
-        return str(self.state(run)["name"])
 
     def statuses(self, project: str) -> list[str]:
         """Of the project's MLflow runs of preference training."""

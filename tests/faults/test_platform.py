@@ -34,7 +34,7 @@ def test_a_cancelled_run_ends_with_all_its_ranks(
     point: Point, hung: bool, platform: Standing, undisturbed: Lab, record_property: Record
 ) -> None:
     project = f"cancelled {point} {hung}"
-    run = platform.start(project)
+    run = platform.train(project)
     rank = paused(platform, point)
     if not hung:
         os.kill(rank, signal.SIGCONT)
@@ -62,7 +62,7 @@ def test_a_killed_process_ends_the_run_and_it_resumes(
     who: str, point: Point, platform: Standing, undisturbed: Lab, record_property: Record
 ) -> None:
     project = f"{who} {point}"
-    run = platform.start(project)
+    run = platform.train(project)
     rank = paused(platform, point)
     assert platform.free_gpus() == []
     victim = {"rank": psutil.Process, "launcher": launcher_of, "engine": engine_of}[who](rank)
@@ -82,7 +82,7 @@ def test_a_killed_process_ends_the_run_and_it_resumes(
 def test_a_killed_worker_takes_its_run_along_and_a_new_one_resumes(
     platform: Standing, undisturbed: Lab, record_property: Record
 ) -> None:
-    run = platform.start("worker")
+    run = platform.train("worker")
     platform.lab.pause_preference()
     platform.kill_worker()
     until(lambda: not platform.lab.ranks(), 10)
@@ -103,7 +103,7 @@ def test_a_run_that_vanished_with_its_worker_is_crashed_by_the_server(
 ) -> None:
     with SyncPrefectClient(platform.prefect, httpx_settings={"headers": platform.login}) as client:
         register_automations(client, timedelta(seconds=MINIMUM_HEARTBEAT_INTERVAL + 10))
-    run = platform.start("vanished")
+    run = platform.train("vanished")
     platform.lab.pause_start()
     platform.kill_worker()
     until(lambda: not platform.lab.ranks(), 10)
@@ -126,7 +126,7 @@ def test_training_does_without_a_server_until_it_is_back(
     server: str, platform: Standing, undisturbed: Lab, record_property: Record
 ) -> None:
     project = f"{server} away"
-    run = platform.start(project)
+    run = platform.train(project)
     rank = platform.lab.pause_preference()
     platform.kill(server)
     os.kill(rank, signal.SIGCONT)
@@ -151,7 +151,7 @@ def test_a_run_that_waits_for_gpus_is_cancelled_at_once(
         patch.object(tempfile, "tempdir", str(platform.lab.temporary)),
         hold_devices(1, GPUS),
     ):
-        run = platform.start("waiting for gpus")
+        run = platform.train("waiting for gpus")
         until(lambda: platform.free_gpus() == [])  # the one that is left waits with its run
         assert not platform.lab.ranks()
         seconds = platform.cancel(run)
@@ -170,7 +170,7 @@ def test_the_reconciler_ends_what_a_killed_run_left(
     platform: Standing, undisturbed: Lab, record_property: Record
 ) -> None:
     """A helper that a rank put into its own session, and a run that looks at work in MLflow."""
-    run = platform.start("left")
+    run = platform.train("left")
     rank = platform.lab.pause_preference()
     marks = {
         name: value for name, value in psutil.Process(rank).environ().items() if name != "RANK"

@@ -111,12 +111,12 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
     for name, beta in (("gentle", "0.1"), ("firm", "0.5")):
         person.start("a-study", name, Beta=beta, **written)
         run = person.run
-        until(lambda run=run: platform.state(run) == "Running", RUN_SECONDS)
+        until(lambda run=run: platform.state(run)["name"] == "Running", RUN_SECONDS)
         page.wait_for_timeout(10_000)  # a person watches bars grow
         person.look(f"{name}-runs")
         running = page.url
         page.goto("about:blank")  # the moving page, drawn in software, takes most of a core
-        assert platform.awaited_end(run, RUN_SECONDS) == "Completed"
+        assert platform.end(run, RUN_SECONDS) == "Completed"
         page.goto(running)
         page.get_by_text("Completed", exact=True).first.wait_for()
         page.wait_for_timeout(3000)  # the time line is drawn

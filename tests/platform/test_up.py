@@ -13,7 +13,8 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import CronSchedule
 
 from tests.flows.lab import SMALL, Lab, until
-from tests.platform.conftest import RUN_SECONDS, Platform, platform_of
+from tests.platform.conftest import Platform, platform_of
+from tests.platform.served import RUN_SECONDS
 
 pytestmark = [pytest.mark.services, pytest.mark.study]
 
@@ -22,21 +23,19 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
     text = SMALL.read_text()
     good = platform.start("train/sft", study_text=text, name="from a form", steps=4)
     bad = platform.start("train/preference", study_text=text, objective="ipo", margin=1.0)
-    assert platform.awaited_end(bad) == "Failed"
-    assert (
-        "preference.objective.margin = 1.0" in platform.read(f"flow_runs/{bad}")["state"]["message"]
-    )
-    assert platform.awaited_end(good) == "Completed"
+    assert platform.end(bad) == "Failed"
+    assert "preference.objective.margin = 1.0" in platform.state(bad)["message"]
+    assert platform.end(good) == "Completed"
     stages = platform.lab.home / "store" / "stages"
     assert {path.parent.parent.name for path in stages.glob("*/*/COMMITTED")} == {
         "data",
         "base",
         "sft",
     }
-    sft = platform.read("deployments/name/train/sft")["id"]
+    sft = platform.api("GET", "deployments/name/train/sft")["id"]
     wrong = {"settings": {"study_file": "builtin.yaml", "steps": "many"}}
     answer = requests.post(
-        f"{platform.prefect}/api/deployments/{sft}/create_flow_run",
+        f"{platform.prefect}/deployments/{sft}/create_flow_run",
         json={"parameters": wrong},
         headers=platform.login,
         timeout=30,
@@ -50,15 +49,15 @@ def test_the_clock_starts_a_run(platform: Platform) -> None:
         schedule=CronSchedule(cron="* * * * *"), parameters={"settings": form}
     )
     login = {"headers": platform.login}
-    with SyncPrefectClient(f"{platform.prefect}/api", httpx_settings=login) as client:
+    with SyncPrefectClient(platform.prefect, httpx_settings=login) as client:
         deployment = client.read_deployment_by_name("train/sft")
         (schedule,) = client.create_deployment_schedules(deployment.id, [minutely])
         scheduled = {
             "deployments": {"name": {"any_": ["sft"]}},
             "flow_runs": {"tags": {"all_": ["auto-scheduled"]}},
         }
-        first = until(lambda: platform.ask("flow_runs/filter", **scheduled), RUN_SECONDS)[0]
-        assert platform.awaited_end(first["id"]) == "Completed"
+        first = until(lambda: platform.api("POST", "flow_runs/filter", **scheduled), RUN_SECONDS)[0]
+        assert platform.end(first["id"]) == "Completed"
         client.delete_deployment_schedule(deployment.id, schedule.id)
 
 
@@ -70,11 +69,11 @@ def test_the_end_of_the_command_is_the_end_of_all_it_started(tmp_path: Path, num
         until(lambda: list(lab.home.glob("scratch/*")), RUN_SECONDS)
         assert len(lab.processes()) > 4
         began = time.monotonic()
-        code = platform.end(number)
+        code = platform.stop(number)
         assert code == (-number if number == signal.SIGKILL else 0)
     until(lambda: not lab.processes(), 30)
     assert time.monotonic() - began < 60
     assert not (lab.home / "services.json").exists() or number == signal.SIGKILL
     if number == signal.SIGKILL:
         with platform_of(lab) as again:
-            assert again.state(run) == "Crashed", "nobody works on it any more"
+            assert again.state(run)["name"] == "Crashed", "nobody works on it any more"
