@@ -26,6 +26,7 @@ def owner(started_servers: Services) -> Iterator[Owner]:
         urls = servers[PREFECT].url, servers[MLFLOW].url, f"http://{explorer}"
         owner = Owner(*urls, login_token(home), pids)
         assert owner.ask("PUT", owner.artifact, data=b"kept").ok
+        assert owner.start_address()
         yield owner
 
 
