@@ -25,8 +25,7 @@ def owner(started_servers: Services) -> Iterator[Owner]:
         pids = [*(server.pid for server in servers.values()), process]
         urls = servers[PREFECT].url, servers[MLFLOW].url, f"http://{explorer}"
         owner = Owner(*urls, login_token(home), pids)
-        assert owner.ask("PUT", owner.artifact, data=b"kept").ok
-        assert owner.start_address()
+        assert owner.ask("PUT", owner.artifact, data=b"kept").ok and owner.start_address()
         yield owner
 
 
