@@ -54,7 +54,10 @@ def test_the_clock_starts_a_run(platform: Platform) -> None:
         (schedule,) = client.create_deployment_schedules(deployment.id, [minutely])
         scheduled = {
             "deployments": {"name": {"any_": ["sft"]}},
-            "flow_runs": {"tags": {"all_": ["auto-scheduled"]}},
+            "flow_runs": {
+                "tags": {"all_": ["auto-scheduled"]},
+                "state": {"type": {"any_": ["RUNNING", "COMPLETED"]}},
+            },
         }
         first = until(lambda: platform.api("POST", "flow_runs/filter", **scheduled), RUN_SECONDS)[0]
         assert platform.end(first["id"]) == "Completed"
