@@ -189,7 +189,7 @@ def train_many(
             f"give one for all models, or one for each of the {len(many)}",
         )
     orders = orders.to(inputs.device)
-    rates = _learning_rates(many, config, learning_rates)
+    rates = torch.tensor(config.learning_rate) if learning_rates is None else learning_rates
     velocity = {name: torch.zeros_like(w) for name, w in many.weights.items()}
     for number in range(orders.shape[-2]):
         rows = orders[..., number, :]
@@ -212,17 +212,15 @@ def train_many(
             for (name, w), gradient in zip(before.items(), gradients, strict=True):
                 pull = gradient + config.weight_decay * w if config.weight_decay else gradient
                 velocity[name] = config.momentum * velocity[name] + pull
-            many.weights = {name: w - rates[name] * velocity[name] for name, w in before.items()}
+            many.weights = {
+                name: w - _per_model(rates.to(w), w) * velocity[name] for name, w in before.items()
+            }
         yield ManyStep(number + 1, rows, logits.detach(), losses, before, many.weights)
 
 
-def _learning_rates(
-    many: ManyModels, config: SGDConfig, own: Float[Tensor, " models"] | None
-) -> dict[str, Float[Tensor, "*models"]]:
-    """Learning rates by parameter name, shaped to broadcast over the stacked weights."""
-    if own is None:
-        return {name: w.new_tensor(config.learning_rate) for name, w in many.weights.items()}
-    return {name: own.to(w).view(-1, *[1] * (w.dim() - 1)) for name, w in many.weights.items()}
+def _per_model(rates: Float[Tensor, "*models"], weight: Tensor) -> Tensor:
+    """The rates, shaped to broadcast over a stacked weight."""
+    return rates.view(*rates.shape, *[1] * (weight.dim() - 1)) if rates.dim() else rates
 
 
 def _select_targets(

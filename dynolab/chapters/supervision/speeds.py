@@ -21,7 +21,6 @@ of the second contrast are our choice: its sources specify none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +28,10 @@ import torch
 from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
-from torch.nn import functional
 
-from dynolab.chapters.classifiers.forces import gradient_gram
-from dynolab.chapters.classifiers.labels import flip_labels
-from dynolab.chapters.classifiers.many import Build
+from dynolab.chapters.classifiers.forces import label_forces
+from dynolab.chapters.classifiers.labels import flip_labels, one_hot
+from dynolab.chapters.classifiers.many import Build, ManyModels, SGDConfig, train_many
 from dynolab.chapters.images import Images
 from dynolab.chapters.supervision.adaptation import AdaptationConfig
 
@@ -82,30 +80,24 @@ def accumulate(
 ) -> Influences:
     """Trains a copy of a network on all examples at once and accumulates every step's influences.
 
-    **Arguments:** `groups`: group of every example, counted from 0.
+    **Arguments:** `groups`: group of every example, 0 or 1.
     """
-    model, rows = deepcopy(model), torch.arange(len(labels))
-    weights = list(model.parameters())
-    members = functional.one_hot(groups.long()).to(inputs.dtype)
+    many, rows = ManyModels([model]), torch.arange(len(labels))
+    targets = one_hot(labels, many.logits(inputs[:1]).shape[-1]).to(inputs)
+    members = one_hot(groups, 2).to(inputs)
     measured: list[Tensor] = []
     own, others = [torch.zeros(len(labels)).to(inputs)], [torch.zeros_like(members)]
-    for step in range(steps + 1):
-        logits = model(inputs)
-        logps = logits.log_softmax(-1)
-        measured.append(logps[rows, labels].detach())
-        if step == steps:
-            break
-        # ∂ log p_y/∂z = e_y − p: the label's row of A, and minus the force.
-        pull = (functional.one_hot(labels, logits.shape[-1]) - logps.exp()).detach()[:, None]
-        gram = gradient_gram(model, inputs, pull, inputs, pull)[:, :, 0, 0]
-        influence = learning_rate / len(labels) * gram
+    descent = SGDConfig(learning_rate=learning_rate, batch_size=len(labels))
+    for step in train_many(many, inputs, targets, rows.expand(steps, -1), descent):
+        measured.append(step.logits[0].log_softmax(-1)[rows, labels])
+        now = many.model(0, step.before)
+        forces = label_forces(now, inputs, labels, inputs, targets, learning_rate)
+        influence = forces / len(labels)
         self_influence = influence.diagonal()
         own.append(own[-1] + self_influence)
         others.append(others[-1] + influence @ members - self_influence[:, None] * members)
-        gradients = torch.autograd.grad(functional.nll_loss(logps, labels), weights)
-        with torch.no_grad():
-            for w, gradient in zip(weights, gradients, strict=True):
-                w.sub_(learning_rate * gradient)
+    with torch.no_grad():
+        measured.append(many.logits(inputs)[0].log_softmax(-1)[rows, labels])
     paths = torch.stack(measured)
     return Influences(paths - paths[0], torch.stack(own), torch.stack(others))
 
