@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
-from dynolab.results.squeezing import Forecast, Generation, LadderRung, RisenMass
+from dynolab.results.squeezing import Generation, RisenMass
 from dynolab.results.study import Answer, TrainingSummary
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dynolab.squeezing.index import Logits
 
 KINDS = ("chosen", "rejected")
+Records = list[dict[str, Any]]
 
 
 class SqueezingConfig(StageConfig):
@@ -46,8 +47,8 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
 
     Results: `risen.jsonl`, where probability rose from the start of every training to each of its
     recorded steps and to its end; `forecasts.jsonl`, first-order forecasts of every recorded step;
-    `ladder.jsonl`, what more of the theory adds to them (`LadderRung`); `generations.jsonl`, how
-    much the greedy answers of `probe` repeat themselves.
+    `ladder.jsonl`, what more of the theory adds to them (`dynolab.squeezing.ladder`);
+    `generations.jsonl`, how much the greedy answers of `probe` repeat themselves.
 
     Returns `squeeze/index` for the main training and `squeeze/index/<training>` for the others, on
     the chosen answers of training pairs; for the main training's rejected (else chosen) answers, as
@@ -57,8 +58,8 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
     """
     config = work.config
     risen: list[RisenMass] = []
-    forecasts: list[Forecast] = []
-    rungs: list[LadderRung] = []
+    forecasts: Records = []
+    rungs: Records = []
     with work.shown(len(config.trainings)) as progress:
         for number, name in enumerate(config.trainings, start=1):
             training_risen, training_forecasts, training_rungs = _measure(work, name)
@@ -69,14 +70,11 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
         generations = list(_generations(work)) if "probe" in work.inputs else []
         work.write_tables(risen=risen, forecasts=forecasts, ladder=rungs, generations=generations)
     work.log_tables(forecasts=forecasts, ladder=rungs, generations=generations)
-    metrics = _forecast_means(work, forecasts) | _ladder_means(work, rungs)
-    metrics |= _repeaters(generations)
+    metrics = _means(work, forecasts, rungs) | _repeaters(generations)
     return _indices(work, risen) | work.log_metrics(metrics)
 
 
-def _measure(
-    work: Work[SqueezingJob], name: str
-) -> tuple[list[RisenMass], list[Forecast], list[LadderRung]]:
+def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], Records, Records]:
     """A training's risen probability at its recorded steps and end, its steps' forecasts and rungs.
 
     There are no rungs for a model without forward derivatives.
@@ -109,8 +107,8 @@ def _measure(
     steps = read_value(folder / "summary.json", TrainingSummary).steps
     mass_of = partial(_risen, work, name, ResponseLogits(start.eval()), policy, answers)
     risen: list[RisenMass] = []
-    step_forecasts: list[Forecast] = []
-    rungs: list[LadderRung] = []
+    step_forecasts: Records = []
+    rungs: Records = []
     forward = derivatives_of(policy).agrees("forward")
     for record in recorded_steps(work, name, record_folders(work, name)):
         step_forecasts += forecasts(record, policy, training=name, batch_tokens=config.batch_tokens)
@@ -188,28 +186,17 @@ def _indices(work: Work[SqueezingJob], risen: Sequence[RisenMass]) -> dict[str, 
     return indices
 
 
-def _forecast_means(work: Work[SqueezingJob], forecasts: Sequence[Forecast]) -> dict[str, float]:
-    """Means over the main training's recorded steps."""
-    main = [forecast for forecast in forecasts if forecast.training == work.config.main]
-    averaged = [forecast for forecast in main if forecast.side == "rejected"] or main
+def _means(work: Work[SqueezingJob], forecasts: Records, rungs: Records) -> dict[str, float]:
+    """Means over the main training's recorded steps: of its forecasts, and every rung's AUC."""
     names = {"forecast_auc": "auc", "forecast_auc_top": "auc_top", "last_layer": "explained"}
-    values = {
-        name: [getattr(forecast, field) for forecast in averaged] for name, field in names.items()
-    }
-    means = {
-        f"squeeze/{name}": math.fsum(each) / len(each) for name, each in values.items() if each
-    }
-    return {name: value for name, value in means.items() if math.isfinite(value)}
-
-
-def _ladder_means(work: Work[SqueezingJob], rungs: Sequence[LadderRung]) -> dict[str, float]:
-    """Mean AUC of every rung over the main training's recorded steps."""
-    main = [row for row in rungs if row.training == work.config.main]
-    averaged = [row for row in main if row.side == "rejected"] or main
-    areas: dict[str, list[float]] = {}
-    for row in averaged:
-        areas.setdefault(f"squeeze/ladder/{row.rung}", []).append(row.auc)
-    means = {name: math.fsum(each) / len(each) for name, each in areas.items()}
+    values: dict[str, list[float]] = {}
+    for rows in (forecasts, rungs):
+        main = [row for row in rows if row["training"] == work.config.main]
+        for row in [row for row in main if row["side"] == "rejected"] or main:
+            columns = {f"ladder/{row['rung']}": "auc"} if "rung" in row else names
+            for name, column in columns.items():
+                values.setdefault(f"squeeze/{name}", []).append(row[column])
+    means = {name: math.fsum(each) / len(each) for name, each in values.items()}
     return {name: value for name, value in means.items() if math.isfinite(value)}
 
 

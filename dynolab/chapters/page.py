@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy import ndarray
 from dynolab.claims.verdict import Outcome, Verdict
 from dynolab.data.rows import write_rows
 from dynolab.report.figure import CELLS, Figure, subplots
-from dynolab.report.inputs.files import StageFacts
+from dynolab.report.inputs.files import StageFacts, records
 from dynolab.report.lines import Line
 from dynolab.report.page import Page, Section, section, write_page
 from dynolab.report.style import DIVERGING, SEQUENTIAL
@@ -96,8 +95,7 @@ def claim_section(chapter: Chapter) -> Section:
 
 def read_frame(folders: Iterable[Path], file: str) -> pd.DataFrame:
     """The rows of a file of JSON lines in every folder, folder by folder."""
-    lines = [line for folder in folders for line in (folder / file).read_text().splitlines()]
-    return pd.DataFrame([json.loads(line) for line in lines])
+    return pd.DataFrame([row for folder in folders for row in records(folder, file)])
 
 
 def select(rows: pd.DataFrame, **values: object) -> pd.DataFrame:

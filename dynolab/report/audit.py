@@ -151,8 +151,8 @@ def foresight_section(foresight: Sequence[Foresight]) -> Section:
     ]
     counted = {split: next(row for row in foresight if row.split == split) for split in splits}
     words = Words("audit.html", counted=counted)
-    markup = table(("ranking", "at risk where", *head), rows, "ss" + "n" * len(head))
-    return words.section("foresight", markup)
+    heads = ("ranking", "at risk where", *head)
+    return words.section("foresight", table(heads, rows, "ss" + "n" * len(head)))
 
 
 def foreseen_figure(audit: Audit) -> Figure | None:
@@ -187,5 +187,5 @@ def foreseen_figure(audit: Audit) -> Figure | None:
                 row=1,
                 col=col,
             )
-    fell = sum(moved[row.split, row.pair_id] < 0 for row in rows)
-    return Words("audit.html", fell=fell, audited=len(rows)).figure("foreseen", plot)
+    fell = [row for row in rows if moved[row.split, row.pair_id] < 0]
+    return Words("audit.html", fell=len(fell), audited=len(rows)).figure("foreseen", plot)

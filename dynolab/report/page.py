@@ -194,8 +194,8 @@ class Words:
 
 def figure_section(figure: Figure) -> Section:
     """A figure with its finding above and its note on how to read it below."""
-    drawn = Markup(PARTS.figure(figure))
-    return Section(figure.name, figure.title, figure.message, (drawn,), figure.note)
+    drawn = (Markup(PARTS.figure(figure)),)
+    return Section(figure.name, figure.title, figure.message, drawn, figure.note)
 
 
 def sections_of(content: Iterable[Figure | Section | None]) -> list[Section]:

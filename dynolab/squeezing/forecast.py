@@ -1,9 +1,23 @@
-"""Compares the first-order prediction of a recorded step with its effect, token by token."""
+"""Compares the first-order prediction of a recorded step with its effect, token by token.
+
+Table `forecasts`: one row for each training, step and side, at the positions of the answers that
+the step trained on. Every token but the answer's own is predicted to rise or to fall: of these
+`tokens`, `foretold` were predicted to rise, `rose` rose, and `right` moved as predicted. `auc`:
+probability that a token that rose had a higher forecast than one that fell; `auc_top`: the same
+among the likeliest few of every position; `auc_last_layer`: the same, with the effect of the head's
+own change at fixed features as forecast.
+
+`explained` = 1 − Σ(Δ − Δ_head)²/Σ Δ² over the answers' tokens, where Δ is the realised change of
+log π and Δ_head the effect of the head's own change at fixed features; `cosine`: of the two;
+`agree`: share of tokens on which their signs agree. NaN where there is nothing to compare, for
+example if the head does not move.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -18,12 +32,11 @@ from dynolab.forces.map.breakdown import LastLayer
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.split import step_batches
 from dynolab.objectives import build_objective, force, read_logps
-from dynolab.results.squeezing import Forecast, Side
 from dynolab.squeezing.rule import logp_change
 from dynolab.statistics import auc
 from dynolab.training.step_record import StepRecord
 
-SIDES: dict[int, Side] = {CHOSEN: "chosen", REJECTED: "rejected"}
+SIDES = {CHOSEN: "chosen", REJECTED: "rejected"}
 TOP = 20
 """Number of likeliest tokens per position that `auc_top` compares."""
 
@@ -49,7 +62,7 @@ class PositionForecasts:
 
 def forecasts(
     record: StepRecord, policy: PolicyFunction, *, training: str, batch_tokens: int = 2_048
-) -> list[Forecast]:
+) -> list[dict[str, Any]]:
     """Checks the rule on a recorded step, separately for each side that it trained on.
 
     A position's forecast is `−A G`, the first order of a step against the objective's force G on
@@ -118,7 +131,9 @@ def _forecast_positions(
         )
 
 
-def _row(record: StepRecord, training: str, side: Side, parts: list[PositionForecasts]) -> Forecast:
+def _row(
+    record: StepRecord, training: str, side: str, parts: list[PositionForecasts]
+) -> dict[str, Any]:
     def joined(name: str) -> Tensor:
         return torch.cat([getattr(part, name) for part in parts])
 
@@ -126,22 +141,22 @@ def _row(record: StepRecord, training: str, side: Side, parts: list[PositionFore
     own, head = joined("own").double(), joined("own_still").double()
     rises, rose = forecast > 0, change > 0
     picture = LastLayer.of(own, head)
-    return Forecast(
-        training=training,
-        step=record.facts.step,
-        side=side,
-        positions=len(own),
-        tokens=rose.numel(),
-        foretold=int(rises.sum()),
-        rose=int(rose.sum()),
-        right=int((rises == rose).sum()),
-        auc=_auc(forecast, rose),
-        auc_top=_auc(forecast.gather(1, top), rose.gather(1, top)),
-        auc_last_layer=_auc(joined("still"), rose),
-        explained=float(1 - (own - head).square().sum() / own.square().sum()),
-        cosine=picture.cosine,
-        agree=picture.sign_agreement,
-    )
+    return {
+        "training": training,
+        "step": record.facts.step,
+        "side": side,
+        "positions": len(own),
+        "tokens": rose.numel(),
+        "foretold": int(rises.sum()),
+        "rose": int(rose.sum()),
+        "right": int((rises == rose).sum()),
+        "auc": _auc(forecast, rose),
+        "auc_top": _auc(forecast.gather(1, top), rose.gather(1, top)),
+        "auc_last_layer": _auc(joined("still"), rose),
+        "explained": float(1 - (own - head).square().sum() / own.square().sum()),
+        "cosine": picture.cosine,
+        "agree": picture.sign_agreement,
+    }
 
 
 def _auc(forecast: Tensor, rose: Tensor) -> float:

@@ -11,12 +11,19 @@ the objective's force G at every position l that the step trained on. Each rung 
 - `batch`: all weights, the whole step: all examples, momentum and decay.
 
 The optimizer's preconditioner, learning rate and clip factor are in all rungs but the first.
+
+Table `ladder`: one row for each training, step, side and rung, at some of the side's positions and
+over all tokens but each position's own. `auc`: the probability that a token that rose had a higher
+forecast than one that fell; `right`: the share whose sign was foretold; `flow`: the forecast change
+of probability of the likeliest other token, its mean over positions, in units of probability;
+`flow_measured`: the realised one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -33,7 +40,6 @@ from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_logps, record_batch, split_step
 from dynolab.objectives import Objective, build_objective, force, read_logps
-from dynolab.results.squeezing import LadderRung, Rung
 from dynolab.squeezing.forecast import SIDES, head_names, head_output
 from dynolab.statistics import auc
 from dynolab.training.step_record import StepRecord
@@ -53,10 +59,10 @@ class Pictures:
     label: Int[Tensor, " positions"]
     before: Float[Tensor, "positions vocabulary"]
     measured: Float[Tensor, "positions vocabulary"]
-    predicted: dict[Rung, Float[Tensor, "positions vocabulary"]]
+    predicted: dict[str, Float[Tensor, "positions vocabulary"]]
 
 
-def ladder(record: StepRecord, policy: PolicyFunction, *, training: str) -> list[LadderRung]:
+def ladder(record: StepRecord, policy: PolicyFunction, *, training: str) -> list[dict[str, Any]]:
     """Compares every rung's forecast of a recorded step with its effect, side by side.
 
     **Arguments:** as of `forecasts`.
@@ -89,14 +95,14 @@ def pictures(
     example = _Example.of(record, policy, update, number)
     batch, logits, rates = example.batch, example.logits, example.rates
     own = update.along(example.gradient())
-    directions: dict[Rung, Weights] = {
+    directions: dict[str, Weights] = {
         "weights": own,
         "batch": policy.cast(change_of(record.before, record.after)),
     }
     head = {part: name for part, name in head_names(policy).items() if name in own}
     if "weight" in head and _embeds(policy):
         directions["table"] = {head["weight"]: own[head["weight"]]}
-    predicted: dict[Rung, Tensor] = {
+    predicted: dict[str, Tensor] = {
         "logits": EVERY_TOKEN.changes(logits, -force(rates, logits, batch)),
         **dict(zip(directions, example.moved_along(directions.values()), strict=True)),
     }
@@ -210,7 +216,7 @@ def _embeds(policy: PolicyFunction) -> bool:
 
 def _rows(
     record: StepRecord, training: str, side: int, answers: Sequence[Pictures]
-) -> Iterator[LadderRung]:
+) -> Iterator[dict[str, Any]]:
     """One side's rungs, over all tokens but each position's own."""
     label, before, measured = (
         torch.cat([getattr(answer, name) for answer in answers])
@@ -223,14 +229,14 @@ def _rows(
     flow = float((mass * measured.gather(1, best).expm1()).mean())
     for rung in answers[0].predicted:
         forecast = torch.cat([answer.predicted[rung] for answer in answers])
-        yield LadderRung(
-            training=training,
-            step=record.facts.step,
-            side=SIDES[side],
-            rung=rung,
-            positions=len(label),
-            auc=float(auc(forecast[others].cpu().numpy(), rose.cpu().numpy())),
-            right=float(((forecast[others] > 0) == rose).double().mean()),
-            flow=float((mass * forecast.gather(1, best)).mean()),
-            flow_measured=flow,
-        )
+        yield {
+            "training": training,
+            "step": record.facts.step,
+            "side": SIDES[side],
+            "rung": rung,
+            "positions": len(label),
+            "auc": float(auc(forecast[others].cpu().numpy(), rose.cpu().numpy())),
+            "right": float(((forecast[others] > 0) == rose).double().mean()),
+            "flow": float((mass * forecast.gather(1, best)).mean()),
+            "flow_measured": flow,
+        }

@@ -134,11 +134,15 @@ def test_the_stages_make_a_page_with_its_claims(
 def test_forces_and_learning_paths_have_all_their_rows(lab: InProcess) -> None:
     results = lab.run_plan(planned(lab, "classification"))
     forces, paths = results["forces-mlp"], results["learning-paths"]
-    counts = {name: len(frame(lab, forces, name)) for name in ("states", "ranks", "influence")}
-    assert counts == {"states": 2 * 2 * 3, "ranks": 2 * 2 * 3, "influence": 2}
+    counts = [len(frame(lab, forces, name)) for name in ("states", "ranks", "influence")]
+    assert counts == [2 * 2 * 3, 2 * 2 * 3, 2]
     scores = frame(lab, paths, "scores")
-    assert scores.data.to_list() == ["toy", "toy", "images", "images"]
-    assert scores.seed.to_list() == [0, 1, 0, 1]
+    assert scores[["data", "seed"]].values.tolist() == [
+        ["toy", 0],
+        ["toy", 1],
+        ["images", 0],
+        ["images", 1],
+    ]
     assert sum(scores.wrong[2]) == 20
     assert set(frame(lab, paths, "paths").group) == {"easy", "medium", "hard", "mislabelled"}
     assert (frame(lab, paths, "epochs").own >= 0).all()
@@ -146,8 +150,8 @@ def test_forces_and_learning_paths_have_all_their_rows(lab: InProcess) -> None:
 
 def test_every_supervision_and_every_transfer_has_its_rows(lab: InProcess) -> None:
     noisy = lab.run_plan(planned(lab, "supervision"))["noise-40"]
-    assert len(frame(lab, noisy, "supervision")) == 7 * 2
-    assert len(frame(lab, noisy, "detections")) >= 3 * 2
+    arms, detections = (frame(lab, noisy, name) for name in ("supervision", "detections"))
+    assert len(arms) == 7 * 2 and len(detections) >= 3 * 2
     transfers = lab.run_plan(planned(lab, "transfer"))
     for name in ("transfer-digits", "transfer-topics"):
         assert len(frame(lab, transfers[name], "transfer")) == 4 * 3 * 2

@@ -10,7 +10,8 @@ import pytest
 from dynolab.data.rows import Example, read_value, write_rows
 from dynolab.data.sources.config import DataConfig
 from dynolab.errors import ConfigError
-from dynolab.results.squeezing import Forecast, RisenMass
+from dynolab.report.inputs.files import records
+from dynolab.results.squeezing import RisenMass
 from dynolab.results.study import AlarmRing, ProbeScore, TrainingSummary
 from dynolab.training.alarm import RANG, AlarmConfig
 from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
@@ -71,21 +72,21 @@ def test_every_state_of_every_training_has_its_risen_mass(
 
 
 def test_recorded_steps_are_foretold(analysed: Analysed, measured: StageResult) -> None:
-    forecasts = analysed.rows(measured, "forecasts.jsonl", Forecast)
-    sft = [("sft", step, "chosen") for step in (1, 3)]
-    pairs = [
+    forecasts = records(analysed.folder(measured), "forecasts.jsonl")
+    steps = [("sft", step, "chosen") for step in (1, 3)]
+    steps += [
         (name, step, side)
         for name in ("preference", "adapters")
         for step in (0, 2)
         for side in ("chosen", "rejected")
     ]
-    assert [(row.training, row.step, row.side) for row in forecasts] == sft + pairs
+    assert [(row["training"], row["step"], row["side"]) for row in forecasts] == steps
     for row in forecasts:
-        assert 0 <= row.auc <= 1 and row.right <= row.tokens
-        if row.training == "adapters":  # they leave the head where it is
-            assert row.explained == 0
-        elif row.training == "preference":
-            assert 0 < row.explained < 1.5
+        assert 0 <= row["auc"] <= 1 and row["right"] <= row["tokens"]
+        if row["training"] == "adapters":  # they leave the head where it is
+            assert row["explained"] == 0
+        elif row["training"] == "preference":
+            assert 0 < row["explained"] < 1.5
 
 
 def test_an_alarm_ends_the_stage_and_is_told(analysed: Analysed) -> None:

@@ -111,8 +111,8 @@ def test_a_shared_table_has_a_rung_of_its_own():
     tied, untied = llama(dtype=torch.float64), neox()
     for model, expected in ((tied, {*RUNGS, "table"}), (untied, {*RUNGS})):
         rows = ladder(recorded(model, SGD), PolicyFunction(model, torch.float64), training="dpo")
-        assert {row.rung for row in rows} == expected
-        assert {row.side for row in rows} == {"chosen", "rejected"}
+        assert {row["rung"] for row in rows} == expected
+        assert {row["side"] for row in rows} == {"chosen", "rejected"}
 
 
 @pytest.mark.parametrize("optimizer", [MOMENTUM, OptimizerConfig(learning_rate=1e-6)])
@@ -120,13 +120,13 @@ def test_the_last_rung_foretells_a_small_step(optimizer):
     model = neox()
     record = recorded(model, optimizer, count=3)
     rows = ladder(record, PolicyFunction(model, torch.float64), training="dpo")
-    last = [row for row in rows if row.rung == "batch"]
-    assert min(row.auc for row in last) > 0.999
+    last = [row for row in rows if row["rung"] == "batch"]
+    assert min(row["auc"] for row in last) > 0.999
     for row in last:
-        assert row.flow == pytest.approx(row.flow_measured, rel=0.05)
-        assert row.positions in (11, 12)  # four an answer, where it has as many
-    first = [row for row in rows if row.rung == "logits"]
-    assert max(row.auc for row in first) < min(row.auc for row in last)
+        assert row["flow"] == pytest.approx(row["flow_measured"], rel=0.05)
+        assert row["positions"] in (11, 12)  # four an answer, where it has as many
+    first = [row for row in rows if row["rung"] == "logits"]
+    assert max(row["auc"] for row in first) < min(row["auc"] for row in last)
 
 
 @pytest.mark.parametrize("config", [GRPOConfig(kl=0.05), SimKOConfig(share=0.4)], ids=repr)
@@ -147,11 +147,11 @@ def test_positions_that_were_not_trained_on_are_left_out():
     model = neox()
     record = recorded(model, SGD, SFTConfig())
     rows = ladder(record, PolicyFunction(model, torch.float64), training="sft")
-    assert {row.side for row in rows} == {"chosen"}
+    assert {row["side"] for row in rows} == {"chosen"}
     still = replace(record, after=record.before)
     (batch,) = [
         row
         for row in ladder(still, PolicyFunction(model, torch.float64), training="sft")
-        if row.rung == "batch"
+        if row["rung"] == "batch"
     ]
-    assert batch.flow == batch.flow_measured == 0
+    assert batch["flow"] == batch["flow_measured"] == 0

@@ -153,7 +153,6 @@ def comparison_sections(compared: ComparedArms) -> list[Section | Figure | None]
     """The table of runs, the chart, and the tables of further figures."""
     figures = table_of(compared)
     words, runs, baseline = _words(compared, figures, {}), list(compared.arms), compared.baseline
-    best = _best(compared, figures)
     ends = {
         run: ending(dict(zip(compared.seeds, own, strict=True)))
         for run, own in compared.runs.items()
@@ -165,7 +164,9 @@ def comparison_sections(compared: ComparedArms) -> list[Section | Figure | None]
     ]
     more = [run_table(figures, runs, own, baseline) for own in (MORE, SAMPLED)]
     return [
-        words.section("runs", run_table(figures, runs, FIRST, baseline, best, ends)),
+        words.section(
+            "runs", run_table(figures, runs, FIRST, baseline, _best(compared, figures), ends)
+        ),
         words.figure("remedies", forest_plot(figures, runs, shown, baseline)) if shown else None,
         words.section("more", *more),
     ]

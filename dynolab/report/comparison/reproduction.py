@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
-from numpy import ndarray
 
 from dynolab.claims.claim import Trainings, over_units
 from dynolab.claims.reproduction import AFTER_EXTENDED, TITLES, assess_reproduction
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.data.rows import write_rows
-from dynolab.probes.paths import LearningPaths, change, learning_paths
+from dynolab.probes.paths import change, learning_paths
 from dynolab.report.comparison.runs import Measure, ending, intervals_of_change, run_table
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import ReproductionInputs
 from dynolab.report.lines import Line, LinePanel, line_plot
 from dynolab.report.page import Page, Section, Words, write_page, write_summary
+from dynolab.report.study.tables import values_of
 from dynolab.report.verdicts import outcome_counts, verdict_table
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval, mean_interval
@@ -114,14 +113,10 @@ def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:
     for training in TITLES:
         paths = [trainings[training] for trainings in seeds if training in trainings]
         for name in _SHOWN if paths and len(paths) == len(seeds) else ():
-            each = [change(known) for own in paths if (known := _values(own, name)) is not None]
+            each = [change(known) for own in paths if (known := values_of(own, name)) is not None]
             if len(each) == len(paths):
                 changes[f"{training}/{name}"] = over_units(each)
     return changes
-
-
-def _values(paths: LearningPaths, name: str) -> Float[ndarray, "steps pairs"] | None:
-    return paths.gap if name == "gap" else paths.logp.get(name)
 
 
 def _path_figure(seeds: Sequence[Trainings], words: Words) -> Figure | None:
@@ -133,7 +128,7 @@ def _path_figure(seeds: Sequence[Trainings], words: Words) -> Figure | None:
         for training in trainings:
             paths = [own[training] for own in seeds]
             steps = paths[0].steps
-            each = [known for own in paths if (known := _values(own, kind)) is not None]
+            each = [known for own in paths if (known := values_of(own, kind)) is not None]
             if len(each) == len(paths) and all(len(values) == len(steps) for values in each):
                 means = np.array([[mean_interval(row).mean for row in own] for own in each]).T
                 at = (steps / steps[-1]).tolist()

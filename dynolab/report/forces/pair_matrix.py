@@ -123,19 +123,17 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
     return Words("forces.html", own=_own_and_others(checkpoints)).figure("pairs", plot)
 
 
-def _own_and_others(checkpoints: Sequence[CheckpointForces]) -> dict[str, tuple[float, float]]:
+def _own_and_others(checkpoints: Sequence[CheckpointForces]) -> dict[str, tuple[float, ...]]:
     """Mean push of a pair on its own answer and on others', of the first kind, by checkpoint."""
     kind, means = checkpoints[0].totals[0].kind, {}
     for checkpoint in checkpoints:
         rows = [row for row in checkpoint.totals if row.kind == kind]
         own = np.array([row.observed_id == row.updating_id for row in rows])
         totals = np.array([row.total for row in rows])
-        means[checkpoint.label] = (_mean(totals[own]), _mean(totals[~own]))
+        means[checkpoint.label] = tuple(
+            mean_interval(part).mean for part in (totals[own], totals[~own])
+        )
     return means
-
-
-def _mean(values: ndarray) -> float:
-    return mean_interval(values).mean
 
 
 def _maps(checkpoints: Sequence[CheckpointForces], own: int) -> list[list[int | None]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dynolab.data.rows import Row, read_rows
 
@@ -27,6 +28,12 @@ class PageInputs:
     name: str
     settings: str = ""
     stages: tuple[StageFacts, ...] = ()
+
+
+def records(folder: Path, file: str) -> list[dict[str, Any]]:
+    """The rows of a stage's file as mappings; empty without the file."""
+    path = folder / file
+    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
 
 
 def rows(

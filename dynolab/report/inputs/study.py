@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import Example, ProbeRow, Row, read_value
-from dynolab.report.inputs.files import PageInputs, StageFacts, rows
+from dynolab.report.inputs.files import PageInputs, StageFacts, records, rows
 from dynolab.report.inputs.ledger import Ledger
 from dynolab.results.arms import ComparedArms
 from dynolab.results.audit import ChosenChange, Foresight, PairAudit
@@ -21,7 +22,7 @@ from dynolab.results.forces import (
     ResponseTermsRow,
     Validity,
 )
-from dynolab.results.squeezing import Forecast, Generation, LadderRung, RisenMass
+from dynolab.results.squeezing import Generation, RisenMass
 from dynolab.results.study import (
     AlarmRing,
     Answer,
@@ -129,12 +130,15 @@ class ForcePageInputs(PageInputs):
 
 @dataclass(frozen=True)
 class Squeezing:
-    """Where the probability that rose went, its forecasts rung by rung, and repeated answers."""
+    """Where the probability that rose went, its forecasts, and repeated answers.
+
+    `forecasts`, `ladder`: tables of `dynolab.squeezing.forecast` and `dynolab.squeezing.ladder`.
+    """
 
     risen: tuple[RisenMass, ...] = ()
-    forecasts: tuple[Forecast, ...] = ()
+    forecasts: Sequence[Mapping[str, Any]] = ()
     generations: tuple[Generation, ...] = ()
-    ladder: tuple[LadderRung, ...] = ()
+    ladder: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -207,9 +211,9 @@ def read_squeezing(folder: Path) -> Squeezing:
     """Reads the result of a squeezing stage."""
     return Squeezing(
         rows(folder, "risen.jsonl", RisenMass),
-        rows(folder, "forecasts.jsonl", Forecast),
+        records(folder, "forecasts.jsonl"),
         rows(folder, "generations.jsonl", Generation),
-        rows(folder, "ladder.jsonl", LadderRung, optional=True),
+        records(folder, "ladder.jsonl"),
     )
 
 

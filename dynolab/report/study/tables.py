@@ -6,6 +6,7 @@ Checks say how far a study's page can be trusted: replay, first order, the softm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -21,14 +22,13 @@ from dynolab.report.study.learning_paths import Paths, stages_of
 from dynolab.report.style import SPLITS, in_order, objective_name, rank_of, style_of
 from dynolab.report.text import excerpt, number, true_minus, with_interval
 from dynolab.results.forces import Validity
-from dynolab.results.squeezing import LadderRung
 from dynolab.results.study import ARGMAX, PairChange
 from dynolab.statistics import mean_interval
 
 _SHOWN = ("chosen", "rejected", ARGMAX, GAP)
 _HEADS = ("Δ chosen y⁺", "Δ rejected y⁻", "Δ y*", "Δ gap y* − y⁺")
 WORST = 10  # number of pairs shown
-_FORECASTS: dict[str, str] = {
+_FORECASTS = {
     "logits": "one softmax",
     "own_token": "own token",
     "head": "head",
@@ -225,26 +225,24 @@ def forecast_section(
     """
     rows = [
         (
-            titles.get(row.training, row.training),
-            row.step,
-            row.side,
-            *(_percent(count / row.tokens) for count in (row.foretold, row.rose, row.right)),
-            *map(number, (row.auc, row.auc_top, row.auc_last_layer, row.explained)),
+            titles.get(row["training"], row["training"]),
+            row["step"],
+            row["side"],
+            *(_percent(row[name] / row["tokens"]) for name in ("foretold", "rose", "right")),
+            *(number(row[name]) for name in ("auc", "auc_top", "auc_last_layer", "explained")),
         )
         for row in squeezing.forecasts
     ]
-    by_part: dict[tuple[str, str, str], list[LadderRung]] = {}
-    for rung in _FORECASTS:
-        for row in squeezing.ladder:
-            if row.rung == rung:
-                by_part.setdefault((row.training, row.side, rung), []).append(row)
+    by_part: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for row in sorted(squeezing.ladder, key=lambda row: list(_FORECASTS).index(row["rung"])):
+        by_part.setdefault((row["training"], row["side"], row["rung"]), []).append(row)
     parts = [
         (
             titles.get(training, training),
             side,
             _FORECASTS[rung],
             *(
-                number(np.mean([getattr(row, name) for row in own]))
+                number(np.mean([row[name] for row in own]))
                 for name in ("auc", "right", "flow", "flow_measured")
             ),
         )
