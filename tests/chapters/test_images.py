@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -234,11 +233,3 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ImageConfig(hub_name="ylecun/mnist")
     with pytest.raises(ConfigError, match="no such file"):
         load_images(ImageConfig(source="arrays", path=str(tmp_path / "none.npz")))
-
-
-@pytest.mark.skipif("DYNOLAB_TEST_DATA" not in os.environ, reason="needs DYNOLAB_TEST_DATA")
-def test_real_mnist_is_read() -> None:
-    folder = Path(os.environ["DYNOLAB_TEST_DATA"]) / "data" / "mnist"
-    splits = load_images(ImageConfig(source="idx", path=str(folder)))
-    assert splits.train.shape == (1, 28, 28)
-    assert splits.test.labels.bincount().tolist() == [40] * 10

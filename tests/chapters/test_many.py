@@ -77,17 +77,6 @@ def test_a_step_tells_what_was_before_it_and_after() -> None:
     assert torch.allclose(models()[1](X), many.logits(X, start)[1])
 
 
-def test_training_may_end_early() -> None:
-    many, one_by_one = ManyModels(models()), ManyModels(models())
-    order = batch_order(10, CONFIG, seed=0)
-    for step in train_many(many, X, targets(0), order, CONFIG):
-        if step.number == 2:
-            break
-    list(train_many(one_by_one, X, targets(0), order[:2], CONFIG))
-    for name, w in many.weights.items():
-        assert torch.equal(w, one_by_one.weights[name])
-
-
 def test_every_epoch_has_each_example_once_but_for_a_rest() -> None:
     order = batch_order(10, CONFIG, seed=1)
     assert order.shape == (4, 4)

@@ -140,10 +140,17 @@ def study_forces(
     stable = torch.ones(len(runs), dtype=torch.bool)
     for step in steps:
         epoch, within = divmod(step.number - 1, per_epoch)
-        failed = stable & ~_finite(step.after).cpu()
+        finite = [w.flatten(1).isfinite().all(1) for w in step.after.values()]
+        failed = stable & ~torch.stack(finite).all(0).cpu()
         stable &= ~failed
         diverged += [study.run(n) | {"step": step.number} for n in failed.nonzero()[:, 0].tolist()]
-        _check_main_rate(diverged, training)
+        for row in diverged:
+            if row["learning_rate"] == training.learning_rate:
+                raise ConfigError(
+                    "forces.training.learning_rate",
+                    training.learning_rate,
+                    f"{network} diverges at step {row['step']}, seed {row['seed']}; lower it",
+                )
         if within == 0 and epoch in config.epochs:
             states += study.states(epoch, step, stable)
         if epoch < config.influence_epochs:
@@ -178,21 +185,6 @@ def first_of_each_class(data: ImageSplits, split: str, each: int) -> Images:
         )
     places = [(images.labels == label).nonzero()[:each, 0] for label in range(data.classes)]
     return images.take(torch.cat(places))
-
-
-def _finite(weights: Stacked) -> Bool[Tensor, " runs"]:
-    """Whether all weights of each run are finite."""
-    return torch.stack([w.flatten(1).isfinite().all(1) for w in weights.values()]).all(0)
-
-
-def _check_main_rate(diverged: Records, training: SGDConfig) -> None:
-    for row in diverged:
-        if row["learning_rate"] == training.learning_rate:
-            raise ConfigError(
-                "forces.training.learning_rate",
-                training.learning_rate,
-                f"{row['network']} diverges at step {row['step']}, seed {row['seed']}; lower it",
-            )
 
 
 @dataclass(frozen=True)
