@@ -55,6 +55,8 @@ def main(given: Program | None) -> None:
         if several:
             check_agreement(program)
         check_usable()
+        # DeepSpeed would import all of it, for its own tuning: a fifth of what a rank imports.
+        sys.modules["mlflow"] = None  # type: ignore[assignment]
         run_as_main(program.module, [str(program.job)])
     except BaseException as error:
         code = _exit_code(error)
