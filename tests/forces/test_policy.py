@@ -1,20 +1,32 @@
-"""Functions of weights: which they take, what they compute, how many directions at a time."""
+"""A model as a function of its weights: values, precision, and which derivatives are trusted."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View
+from dynolab.forces.function import derivatives
+from dynolab.forces.function.derivatives import (
+    Derivatives,
+    _sample,
+    derivatives_of,
+    measure_derivatives,
+)
 from dynolab.forces.function.logit_function import cast_like
-from tests.forces.small_models import direction, encoded, llama, relative, weights
+from dynolab.forces.function.precision import dtype_preserving, is_rms_norm, log_softmax
+from dynolab.likelihood.checked import checks_kept
+from tests.forces.small_models import direction, encoded, llama, neox, relative, weights
 
 BATCH = collate([encoded(1), encoded(2, 6, 3)], 0)
 SHORT = collate([Encoded((3, 4), 1)], 0)
@@ -131,3 +143,176 @@ def test_directions_are_taken_some_at_a_time(
     )
     assert taken == [3, 2]
     assert relative(each, apart) < 1e-12
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5)])
+def test_log_softmax_is_torchs_over_the_last_axis(shape: tuple[int, ...]) -> None:
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(log_softmax(logits), torch.log_softmax(logits, dim=-1))
+
+
+def test_the_likeliest_tokens_derivative_keeps_its_digits() -> None:
+    """∂ log π_0/∂z_0 = 1 − π_0 = 2 e^{−30}/(1 + 2 e^{−30}), far below float32's ε."""
+    logits = torch.tensor([[30.0, 0.0, 0.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(log_softmax(logits)[0, 0], logits)
+    small = math.exp(-30)
+    assert gradient[0].tolist() == pytest.approx([2 * small, -small, -small], rel=1e-5)
+    assert float(log_softmax(logits)[0, 0].detach()) == pytest.approx(-2 * small, rel=1e-5)
+
+
+class Rounding(nn.Module):
+    """A module that rounds as transformers' norms do, with a constant of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.ones(2, 3, dtype=torch.float64))
+
+
+def test_nothing_in_float64_is_rounded_while_it_is_preserved() -> None:
+    wide = torch.full((3,), 1 / 3, dtype=torch.float64)
+    with dtype_preserving(Rounding()):
+        for rounded in (
+            wide.float(),
+            wide.half(),
+            wide.bfloat16(),
+            wide.to(torch.float32),
+            wide.to(dtype=torch.float32),
+            torch.softmax(wide, -1, dtype=torch.float32),
+            torch.softmax(input=wide, dim=-1),
+            torch.nn.functional.softmax(wide, dim=-1, dtype=torch.float32),
+        ):
+            assert rounded.dtype == torch.float64
+        assert wide.float() is wide
+    assert wide.float().dtype == wide.to(torch.float32).dtype == torch.float32
+
+
+def test_buffers_of_the_model_and_views_of_them_are_rounded_as_in_its_forward() -> None:
+    model = Rounding()
+    with dtype_preserving(model):
+        assert model.angles.float().dtype == torch.float32
+        assert model.angles[0].float().dtype == torch.float32
+        assert model.angles[0].to(dtype=torch.float32).dtype == torch.float32
+        assert (2 * model.angles).float().dtype == torch.float64
+
+
+def test_rms_norms_are_known_by_the_end_of_their_class_name() -> None:
+    named = type("LlamaRMSNorm", (nn.Module,), {})
+    assert is_rms_norm(named()) and is_rms_norm(nn.RMSNorm(2))
+    assert not is_rms_norm(nn.LayerNorm(2))
+
+
+def policy_of(vocabulary: int, embeddings: object = None, **config: Any) -> Any:
+    """As much of a policy as a sample is drawn for."""
+    shape = SimpleNamespace(vocab_size=vocabulary, **config)
+    return SimpleNamespace(
+        causal=SimpleNamespace(
+            config=SimpleNamespace(get_text_config=lambda: shape),
+            get_input_embeddings=lambda: embeddings or SimpleNamespace(),
+        )
+    )
+
+
+def samples(policy: Any, count: int = 40) -> list[Encoded]:
+    return [_sample(policy.causal, torch.Generator().manual_seed(seed)) for seed in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("context", "tokens", "prompt"),
+    [
+        ({}, 8, 3),
+        ({"max_position_embeddings": None}, 8, 3),
+        ({"max_position_embeddings": 64}, 8, 3),
+        ({"max_position_embeddings": 7}, 7, 2),
+        ({"max_position_embeddings": 6}, 6, 1),
+        ({"max_position_embeddings": 4}, 4, 1),
+        ({"max_position_embeddings": 2}, 2, 1),
+    ],
+    ids=str,
+)
+def test_a_sample_is_three_and_five_tokens_or_as_many_as_the_context_holds(
+    context: dict[str, int | None], tokens: int, prompt: int
+) -> None:
+    for sample in samples(policy_of(9, **context)):
+        assert (len(sample.ids), sample.prompt_length) == (tokens, prompt)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 3])
+def test_every_token_but_the_padding_is_drawn(padding: int) -> None:
+    policy = policy_of(4, SimpleNamespace(padding_idx=padding))
+    drawn = {token for sample in samples(policy) for token in sample.ids}
+    assert drawn == set(range(4)) - {padding}
+
+
+def test_without_padding_every_token_but_the_last_is_drawn() -> None:
+    for policy in (policy_of(4), policy_of(4, SimpleNamespace(padding_idx=None))):
+        assert {token for sample in samples(policy) for token in sample.ids} == {0, 1, 2}
+
+
+def test_a_sample_is_a_function_of_the_generator() -> None:
+    assert samples(policy_of(50)) == samples(policy_of(50))
+    assert len(set(samples(policy_of(50)))) > 30
+
+
+def test_a_derivative_agrees_up_to_the_tolerance() -> None:
+    found = Derivatives("Model", 0.05, {"forward": 0.05, "backward": 0.051})
+    assert found.agrees("forward") and not found.agrees("backward")
+    found.require("forward")
+    with pytest.raises(ConfigError) as refused:
+        found.require("backward")
+    assert str(refused.value) == (
+        "model = 'Model': backward derivative: differs from the central difference by 0.051 of "
+        "it; its gradients are not those of its forward (straight-through rounding, a detached "
+        "part), so no force follows from them; load it without quantisation or custom kernels"
+    )
+
+
+def test_a_derivative_that_cannot_be_run_says_why() -> None:
+    found = Derivatives(
+        "Model", 0.05, {"forward": math.inf}, {"forward": "NotImplementedError: no rule"}
+    )
+    with pytest.raises(ConfigError) as refused:
+        found.require("forward")
+    assert str(refused.value) == (
+        "model = 'Model': forward derivative: NotImplementedError: no rule; force maps need no "
+        "forward-mode derivative; predictions of whole steps do: analyse a model of a family "
+        "that has one (Llama, Qwen, Mistral, GPT-NeoX ...)"
+    )
+
+
+def test_derivatives_are_measured_once_for_a_model_and_dtype_and_noted_every_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = neox()
+    measured = []
+
+    def measure(policy: PolicyFunction) -> Derivatives:
+        measured.append(policy.dtype)
+        return Derivatives("Model", 0.05, {"forward": math.inf, "backward": 0.0123})
+
+    monkeypatch.setattr(derivatives, "measure_derivatives", measure)
+    for _ in range(2):
+        for dtype in (torch.float64, torch.float32):
+            policy = PolicyFunction(model, dtype)
+            with checks_kept() as checks:
+                assert derivatives_of(policy).model == "Model"
+            name = str(dtype).removeprefix("torch.")
+            assert checks == {
+                f"Model derivatives {name}": {
+                    "tolerance": 0.05,
+                    "forward": "fails",
+                    "backward": 0.012,
+                }
+            }
+    assert measured == [torch.float64, torch.float32]
+    derivatives_of(PolicyFunction(neox(), torch.float64))
+    assert len(measured) == 3
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-4), (torch.float32, 0.05)])
+def test_a_plain_model_s_derivatives_agree_with_its_differences(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    found = measure_derivatives(PolicyFunction(neox(), dtype))
+    assert (found.model, found.tolerance) == ("GPTNeoXForCausalLM", tolerance)
+    assert found.agrees("forward") and found.agrees("backward")
+    assert found.reasons == {}

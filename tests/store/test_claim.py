@@ -1,15 +1,23 @@
-"""One contender at a time computes; the dead and the silent are succeeded."""
+"""One contender at a time computes: when a claim is renewed, is stale, and is taken over."""
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dynolab.store import Place
+from dynolab.errors import StoreError
+from dynolab.store import Claim, Place, claim as claim_module
+from dynolab.store.filesystem import Files
 from dynolab.store.owner import this_process
 from tests.store.results import json_bytes
 
@@ -43,3 +51,223 @@ def test_a_holder_that_died_on_this_machine_is_succeeded_at_once(number: str, pl
         assert time.monotonic() < deadline
         time.sleep(0.05)
     contender.release()
+
+
+US = f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def content(renewals: int) -> bytes:
+    """The claim of a process on another machine, as it stands after so many renewals."""
+    return json_bytes({"owner": "x", "host": "elsewhere", "pid": 17, "renewals": renewals})
+
+
+class Clock:
+    """Time that moves where somebody sleeps; each nap can have something happen."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.naps: list[float] = []
+        self.during: Iterator[Callable[[], object]] = iter(())
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        assert len(self.naps) < 1000, "waits without end"
+        self.now += seconds
+        next(self.during, lambda: None)()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which claims are stale."""
+    clock = Clock()
+    time = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
+    monkeypatch.setattr(claim_module, "time", time)
+    return clock
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(f"file://{tmp_path}/store")
+
+
+@pytest.fixture
+def claim(files: Files) -> Iterator[Claim]:
+    with Claim(files, "CLAIM") as claim:
+        yield claim
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_module, "RENEW_SECONDS", 0.005)
+
+
+def wait_until(reached: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not reached():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.002)
+
+
+def renewers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "claim"]
+
+
+def renewals(files: Files) -> int:
+    return int(json.loads(files.read("CLAIM"))["renewals"])
+
+
+def test_a_claim_says_whose_it_is(files: Files) -> None:
+    with Claim(files, "CLAIM") as claim, Claim(files, "OTHER") as other:
+        assert claim.try_acquire() and other.try_acquire()
+        owner = json.loads(files.read("CLAIM"))
+        assert (owner["host"], owner["pid"]) == (socket.gethostname(), os.getpid())
+        assert owner["renewals"] == 0
+        assert claim.holder() == US
+        assert json.loads(files.read("OTHER"))["owner"] != owner["owner"]
+    assert files.children("") == []
+
+
+def test_a_renewal_counts_up_and_keeps_the_owner(
+    files: Files, claim: Claim, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[dict[str, object]] = []
+    genuine = Files.replace
+
+    def replace(self: Files, path: str, data: bytes) -> None:
+        genuine(self, path, data)
+        written.append({"path": path, **json.loads(data)})
+
+    monkeypatch.setattr(Files, "replace", replace)
+    assert claim.try_acquire()
+    first = json.loads(files.read("CLAIM"))
+    wait_until(lambda: len(written) >= 3)
+    assert written[:3] == [
+        {"path": "CLAIM", **first, "renewals": renewals} for renewals in (1, 2, 3)
+    ]
+
+
+def test_a_renewal_that_fails_is_logged_and_tried_again(
+    files: Files,
+    claim: Claim,
+    quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures = [StoreError("no answer")]
+    genuine = Files.replace
+
+    def replace(self: Files, path: str, data: bytes) -> None:
+        if failures:
+            raise failures.pop()
+        genuine(self, path, data)
+
+    monkeypatch.setattr(Files, "replace", replace)
+    assert claim.try_acquire()
+    wait_until(lambda: renewals(files) > 0)
+    assert caplog.messages == ["the claim could not be renewed: no answer"]
+
+
+def test_a_claim_that_another_took_over_is_no_longer_renewed_nor_released(
+    files: Files, claim: Claim, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert claim.try_acquire()
+    # A renewal that is under way may write once more.
+    wait_until(lambda: files.replace("CLAIM", content(0)) or not renewers())
+    assert files.read("CLAIM") == content(0)
+    claim.release()
+    assert files.read("CLAIM") == content(0)
+    assert caplog.messages == ["another run took over the claim CLAIM"]
+
+
+def test_a_release_without_the_store_leaves_a_claim_that_turns_stale(
+    files: Files,
+    claim: Claim,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def unreachable(self: Files, path: str) -> None:
+        raise StoreError("no answer")
+
+    assert claim.try_acquire()
+    monkeypatch.setattr(Files, "remove", unreachable)
+    for _ in range(2):  # the second time it has nothing more to release
+        claim.release()
+        assert caplog.messages == ["the claim could not be released: no answer"]
+    assert files.children("") == ["CLAIM"] and renewers() == []
+
+
+def test_a_claim_is_stale_after_a_minute_without_a_change(
+    files: Files, claim: Claim, clock: Clock
+) -> None:
+    files.create("CLAIM", content(0))
+    assert not claim.try_acquire()
+    clock.now += 59.5
+    assert not claim.try_acquire() and files.read("CLAIM") == content(0)
+    files.replace("CLAIM", content(1))  # its holder lives
+    for seconds in (0.5, 59.5):
+        clock.now += seconds
+        assert not claim.try_acquire() and files.read("CLAIM") == content(1)
+    clock.now += 0.5
+    assert not claim.try_acquire() and files.children("") == []
+    assert claim.try_acquire()
+
+
+@pytest.mark.parametrize(
+    ("held", "holder"),
+    [
+        (content(0), "process 17 on elsewhere"),
+        (b'{"host": "elsewhere", "pid": 1}', "process 1 on elsewhere"),
+        (b"not json", "a run"),
+        (b"[1]", "a run"),
+    ],
+)
+def test_a_silent_holder_is_named_when_it_is_succeeded(
+    held: bytes,
+    holder: str,
+    files: Files,
+    claim: Claim,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    files.create("CLAIM", held)
+    assert not claim.try_acquire()
+    assert not claim.try_acquire() and files.read("CLAIM") == held
+    clock.now += 60.0
+    assert not claim.try_acquire()
+    assert caplog.messages == [f"{holder} is no longer running: its claim is removed"]
+    assert claim.try_acquire()
+
+
+def test_a_claim_that_nobody_holds_is_taken_without_waiting(claim: Claim, clock: Clock) -> None:
+    assert (claim.acquire_or_holder(), clock.naps, claim.holder()) == ("", [], US)
+
+
+def test_a_holder_that_renews_is_named_at_its_next_renewal(
+    files: Files, claim: Claim, clock: Clock
+) -> None:
+    files.create("CLAIM", content(7))
+    clock.during = iter([lambda: None, lambda: files.replace("CLAIM", content(8))])
+    assert claim.acquire_or_holder() == "process 17 on elsewhere"
+    assert clock.naps == [0.5, 0.5]
+    claim.release()
+    assert files.read("CLAIM") == content(8)
+
+
+def test_a_holder_that_falls_silent_is_succeeded_after_a_minute(
+    files: Files, claim: Claim, clock: Clock
+) -> None:
+    files.create("CLAIM", content(3))
+    assert claim.acquire_or_holder(poll_seconds=10.0) == ""
+    assert clock.naps == [10.0] * 7  # the minute, and the look that finds it gone
+    assert claim.holder() == US
+
+
+def test_a_claim_that_is_released_meanwhile_is_taken(
+    files: Files, claim: Claim, clock: Clock
+) -> None:
+    files.create("CLAIM", content(3))
+    clock.during = iter([lambda: files.remove("CLAIM")])
+    assert (claim.acquire_or_holder(), clock.naps) == ("", [0.5])
