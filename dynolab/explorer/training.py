@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
 from dynolab.data.rows import Example, ProbeRow, Row, read_value
 from dynolab.errors import ConfigError
-from dynolab.explorer.kept import Background, file_of, write_whole
+from dynolab.explorer.kept import Background, write_whole
 from dynolab.explorer.lines import Lines
 from dynolab.explorer.step import Asked, AskedStep, Metric, check_room, under, with_pair
 from dynolab.explorer.watched import Answer, read_answers
@@ -330,4 +331,8 @@ class Training:
         return self._kept(".npz", step, asked, *rows)
 
     def _kept(self, suffix: str, step: int, asked: Asked, *rows: Row) -> Path:
-        return file_of(self.kept, suffix, self.result, step, asked, *rows)
+        """The file that holds what was computed from these rows at a step."""
+        objective = "" if asked.objective is None else asked.objective.model_dump_json()
+        parts = (self.result, str(step), asked.metric, objective)
+        text = "\0".join((*parts, *(row.model_dump_json() for row in rows)))
+        return self.kept / f"{hashlib.sha256(text.encode()).hexdigest()}{suffix}"

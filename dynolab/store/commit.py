@@ -3,25 +3,57 @@
 A folder counts as committed only if COMMITTED names an attempt whose manifest has the hash given
 in COMMITTED and the stage and key of its place, and whose files all exist with their sizes.
 Anything else in the store was left by a killed writer or written by somebody else.
+
+Resume states are signed: training resumes only from states of this platform's own workers. A state
+cannot run code (tensors are safetensors, the rest is JSON), but anyone who can write to the store
+could replace the weights. A signature is HMAC-SHA256 (RFC 2104) over the manifest's stored bytes;
+the manifest holds stage, key, step and every file's sha256.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
+import secrets
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
 from dynolab.errors import CorruptData, StoreError
 from dynolab.store.filesystem import SMALL, Files
 from dynolab.store.manifest import MANIFEST, MARKER, FileEntry, Manifest, Marker, hash_bytes, inside
-from dynolab.store.signing import Signer
 
 log = logging.getLogger(__name__)
 
 FILES_AT_ONCE = 4
+
+
+_PURPOSE = b"dynolab resume state\0"  # the same key signs other things, too
+_PROCESS_KEY = secrets.token_bytes(32)
+
+
+def process_key() -> bytes:
+    """A random key for this process's lifetime: it accepts only its own states."""
+    return _PROCESS_KEY
+
+
+class Signer:
+    """Signs and verifies with a key that it reads only when needed."""
+
+    def __init__(self, key: Callable[[], bytes]) -> None:
+        self._key = key
+
+    def sign(self, content: bytes) -> str:
+        """The signature, in hex."""
+        return hmac.new(self._key(), _PURPOSE + content, sha256).hexdigest()
+
+    def signed(self, content: bytes, signature: str | None) -> bool:
+        """Whether `signature` is the content's; compares in constant time."""
+        return signature is not None and hmac.compare_digest(signature, self.sign(content))
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from dynolab.errors import CorruptData, StoreError
 from dynolab.store.claim import Claim
-from dynolab.store.commit import Committed, commit, committed
+from dynolab.store.commit import Committed, Signer, commit, committed, process_key
 from dynolab.store.filesystem import Files
 from dynolab.store.manifest import MANIFEST, MARKER, Manifest
 from dynolab.store.read import Reader
-from dynolab.store.signing import Signer, process_key
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dynolab.store import Place, Store
+from dynolab.store.commit import Signer, process_key
 from dynolab.store.manifest import hash_bytes
-from dynolab.store.signing import Signer, process_key
 from tests.store.results import (
     KEY,
     contents,

@@ -136,7 +136,9 @@ class PolicyFunction:
         check_batch(batch, self.causal)
         observed_view = View.realised(batch) if view is None else view
         # Tangents of the logits, and A times them, are tokens × vocabulary for each direction.
-        fitting = _TANGENT_BYTES // (4 * self._logits_bytes(batch))
+        vocabulary = self.causal.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+        logits_bytes = max(1, len(batch.token)) * vocabulary * self.dtype.itemsize
+        fitting = _TANGENT_BYTES // (4 * logits_bytes)
         changes = [
             observed_view.changes(logits, moved)
             for logits, moved in self._linearised(
@@ -186,10 +188,6 @@ class PolicyFunction:
         """Directions that share one pass: as many as a bound on their memory allows."""
         size = sum(w.numel() * w.element_size() for w in self.weights.values())
         return max(1, min(_MOST_TANGENTS, _TANGENT_BYTES // size))
-
-    def _logits_bytes(self, batch: TokenBatch) -> int:
-        vocabulary = self.causal.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
-        return max(1, len(batch.token)) * vocabulary * self.dtype.itemsize
 
     def _jvps(
         self, function: Callable[[Weights], Tensor], at: Weights, directions: Sequence[Weights]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, by_length
@@ -85,16 +85,9 @@ def slopes_of(
 def _weighted_logps(
     terms: Sequence[Term], batch: TokenBatch, logits: Float[Tensor, "tokens vocabulary"]
 ) -> Float[Tensor, " tokens"]:
-    """Each response token's share of its functional."""
-    weights = torch.tensor([term.weight for term in terms], dtype=logits.dtype)
-    logps = View(_tokens(terms, batch, logits)).logps(logits).squeeze(-1)
-    return weights.to(logits.device)[batch.sequence] * logps
-
-
-def _tokens(
-    terms: Sequence[Term], batch: TokenBatch, logits: Float[Tensor, "tokens vocabulary"]
-) -> Int[Tensor, "tokens 1"]:
-    """The answer's own token at every position, or the likeliest."""
+    """Each response token's share of its functional: of its own token, or of the likeliest."""
     likeliest = torch.tensor([term.likeliest for term in terms], device=batch.token.device)
-    best, own = logits.detach().argmax(-1), batch.token
-    return torch.where(likeliest[batch.sequence], best, own)[:, None]
+    weights = torch.tensor([term.weight for term in terms], dtype=logits.dtype)
+    tokens = torch.where(likeliest[batch.sequence], logits.detach().argmax(-1), batch.token)
+    logps = View(tokens[:, None]).logps(logits).squeeze(-1)
+    return weights.to(logits.device)[batch.sequence] * logps

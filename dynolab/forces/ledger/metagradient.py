@@ -81,7 +81,11 @@ class Metagradient:
         policy, facts = self._policy, record.facts
         after = flatten(policy.cast(record.after))
         if self._at is None:
-            self._by_weights = self._slopes(record)
+            answers = [term.sequence for q in self._functionals for term in q.terms]
+            route = GroupedGradients.build(policy, record.after, answers[:2])
+            self._by_weights = slopes_of(
+                self._functionals, route, record.after, batch_tokens=self._batch_tokens
+            ).gradients
         else:
             check_follows(record, after, *self._at)
         momentum, decay = facts.optimizer.momentum, facts.optimizer.weight_decay
@@ -92,13 +96,6 @@ class Metagradient:
         self._by_momentum = entering
         self._at = (facts.step, flatten(policy.cast(record.before)))
         return StepMetagradient(facts.step, tuple(each.id for each in record.examples), -nats)
-
-    def _slopes(self, record: StepRecord) -> Float[Tensor, "functionals parameters"]:
-        answers = [term.sequence for q in self._functionals for term in q.terms]
-        route = GroupedGradients.build(self._policy, record.after, answers[:2])
-        return slopes_of(
-            self._functionals, route, record.after, batch_tokens=self._batch_tokens
-        ).gradients
 
     def _through_clipping(
         self, record: StepRecord, entering: Float[Tensor, "functionals parameters"]
