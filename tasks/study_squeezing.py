@@ -19,8 +19,8 @@ from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.recorded_steps import record_folders, recorded_steps
 
 if TYPE_CHECKING:
-    from dynolab.forces.function.logit_function import Weights
     from dynolab.forces.function.policy import PolicyFunction
+    from dynolab.forces.function.weights import Weights
     from dynolab.squeezing.index import Logits
 
 KINDS = ("chosen", "rejected")

@@ -18,9 +18,9 @@ from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.layers import at_head
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives.pairs import PairObjective
 from dynolab.results.audit import PairAudit

@@ -19,9 +19,9 @@ from dynolab.forces.features import (
     hidden_states,
 )
 from dynolab.forces.function.layers import last_layers
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.kernel.operator import TangentKernel, kernel_blocks, response_token
 from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
 from dynolab.forces.kernel.stability import Agreement, kernel_stability

@@ -12,8 +12,8 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
 from dynolab.forces.function.layers import Reached, at_layer
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.terms import TokenTerms, trained_terms
 from dynolab.forces.step.one_step import OneStep, change_of, midpoint
 from dynolab.forces.step.split import objective_batch, step_totals

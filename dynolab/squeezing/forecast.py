@@ -25,9 +25,9 @@ from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
 from dynolab.forces.function.layers import at_head
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import head_module
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.breakdown import LastLayer
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.split import step_batches

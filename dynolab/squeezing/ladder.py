@@ -32,10 +32,10 @@ from torch.func import jvp
 
 from dynolab.data.batches import TokenBatch
 from dynolab.forces.function.layers import at_head
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import head_module
 from dynolab.forces.function.views import View
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_logps, record_batch, split_step

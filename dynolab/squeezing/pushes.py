@@ -36,10 +36,10 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.forces.function.layers import at_head
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import head_module
 from dynolab.forces.function.views import View
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import norm
 from dynolab.squeezing.rule import force_of, likeliest_other
 from dynolab.statistics import unexplained_share

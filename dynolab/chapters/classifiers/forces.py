@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from dynolab.forces.function.checks import check_finite
-from dynolab.forces.function.logit_function import call_at
+from dynolab.forces.function.weights import call_at
 
 ENTRIES = 2**27
 """Most gradient entries held at once for each side, half a gigabyte in float32."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.weights import Weights
 
 
 def block_of(parameter: str) -> str:

@@ -14,9 +14,9 @@ from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
+from dynolab.forces.function.weights import Weights
 
 _MOST_DIRECTIONS = 32
 

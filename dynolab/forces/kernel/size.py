@@ -15,8 +15,8 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch, in_groups
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError, DynolabError
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.kernel.operator import Pullback, TangentKernel, check_items
 
 RANK, PROBES = 8, 8

@@ -41,8 +41,8 @@ from torch import Tensor
 from dynolab.data.batches import by_length
 from dynolab.errors import ConfigError
 from dynolab.forces.function.blocks import flatten, unflatten
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import StepResponses, step_responses

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, by_length
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.views import View
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.ledger.grouped import GroupedGradients
 
 

@@ -20,9 +20,9 @@ from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.layers import last_layers
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.breakdown import Breakdown
 from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.map.problem import weighted_responses

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.map.gram import HEAD
 from dynolab.forces.step.optimizers import FrozenUpdate

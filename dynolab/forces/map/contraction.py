@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.costs import cheapest_order, slice_width
 from dynolab.forces.map.factors import Factors, Outer, Point, Rows
 

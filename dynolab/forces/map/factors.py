@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.output_gradients import Signal, Tail, token_signals
 from dynolab.forces.map.weighted import WeightedResponse
 

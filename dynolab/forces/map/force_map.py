@@ -17,8 +17,8 @@ import torch
 from dynolab import distributed
 from dynolab.data.encode import Encoded
 from dynolab.errors import DynolabError
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.files import Bounds, MapFolder
 from dynolab.forces.map.gram import Blocks, Tile, gram_tiles, plan_tiles

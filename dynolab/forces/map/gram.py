@@ -12,9 +12,9 @@ from torch import Tensor
 from dynolab.data.batches import in_groups
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.derivatives import derivatives_of
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.contraction import contract
 from dynolab.forces.map.costs import factor_bytes, shapes_of, split_to_fit
 from dynolab.forces.map.factors import Factors, token_factors, without_rule

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.analysis import Question
 from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.step.optimizers import FrozenUpdate

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dynolab.data.batches import TokenBatch
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.weighted import WeightedResponse, weighted_batch
 from dynolab.objectives.base import target_force
 

@@ -14,9 +14,9 @@ from dynolab.data.batches import CHOSEN, TokenBatch
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.gram import Kernel
 from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.forces.step.optimizers import FrozenUpdate

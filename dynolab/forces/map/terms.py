@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, by_length
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.problem import Updating, labelled
 from dynolab.forces.step.split import step_batches
 from dynolab.likelihood.token_facts import token_facts

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.split import PAD_ID
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.forces.function.checks import check_arithmetic, check_batch
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
+from dynolab.forces.function.weights import Weights
 
 DIFFERENCES = "differences of 16-bit log-probabilities are off by 12 to 80 % and more"
 

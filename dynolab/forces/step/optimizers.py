@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.weights import Weights
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import StepFacts
 

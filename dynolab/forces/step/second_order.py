@@ -22,10 +22,10 @@ from dynolab.data.batches import TokenBatch
 from dynolab.forces.function.blocks import block_of
 from dynolab.forces.function.checks import check_batch
 from dynolab.forces.function.derivatives import derivatives_of
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.precision import twice_differentiable
 from dynolab.forces.function.views import View
+from dynolab.forces.function.weights import Weights
 
 
 @dataclass(frozen=True)

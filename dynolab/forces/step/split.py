@@ -12,9 +12,9 @@ from torch import Tensor
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, Totals
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_record
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import norm_of
 from dynolab.forces.step.optimizers import FrozenUpdate, optimizer_map
 from dynolab.objectives import Objective, build_objective

@@ -15,8 +15,8 @@ from torch import Tensor
 from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.second_order import bending_by_block, second_order
 from dynolab.forces.step.watch import Watched, encode_probes, watch

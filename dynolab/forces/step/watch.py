@@ -13,9 +13,9 @@ from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
-from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
+from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.split import PAD_ID
 from dynolab.results.study import ARGMAX
 
