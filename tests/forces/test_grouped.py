@@ -95,20 +95,3 @@ def test_a_module_that_acts_otherwise_is_left_to_autograd() -> None:
     rows = gradients.rows(at, 4)
     gradients.add(at, batch, lambda z: plain_values.logps(z).squeeze(-1), GROUPS, into=rows)
     torch.testing.assert_close(rows, one_by_one(policy, at, torch.ones(5)), rtol=1e-9, atol=1e-12)
-
-
-def test_a_padding_row_learns_nothing() -> None:
-    model = neox()
-    model.gpt_neox.embed_in.padding_idx = SEQUENCES[0].ids[1]
-    policy = PolicyFunction(model, torch.float64)
-    at = trained_weights(policy)
-    gradients = GroupedGradients.build(policy, at, SEQUENCES[:2])
-    assert not gradients.generic
-    batch, _ = policy.batch(SEQUENCES[:1])
-    view = View.realised(batch)
-    rows = gradients.rows(at, 1)
-    gradients.add(at, batch, lambda z: view.logps(z).squeeze(-1), torch.tensor([0]), into=rows)
-    start = sum(w.numel() for name, w in at.items() if name < "gpt_neox.embed_in.weight")
-    table = rows[0, start : start + VOCABULARY * 32].view(VOCABULARY, 32)
-    assert not table[SEQUENCES[0].ids[1]].any()
-    assert table[SEQUENCES[0].ids[0]].any()

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -56,47 +55,6 @@ def test_a_map_on_disk_is_the_map_in_memory(tmp_path):
     assert read.block(1, 2).shape == (5, len(read.updating[2].tokens))
     columns = slice(*held.updating_offsets[2:4])
     np.testing.assert_array_equal(read.block(1, 2), held.force[5:10, columns])
-
-
-def test_a_manifest_says_what_the_numbers_are(tmp_path: Path) -> None:
-    found = make(tmp_path / "map")
-    manifest = json.loads((tmp_path / "map" / "manifest.json").read_text())
-    assert len(manifest.pop("fingerprint")) == 64
-    sequences = [one for pair in pairs(2) for one in (pair.chosen, pair.rejected)]
-    lengths = [sequence.response_length for sequence in sequences]
-    answers = [list(encoded(n, 4, 5).ids[4:]) for n in range(4)]
-    objective = DPO(DPOConfig())
-    facts = {
-        "dtype": "float32",
-        "attention": "torch scaled_dot_product_attention, math kernel",
-        "objective": f"DPO {vars(objective)}",
-        "learning_rate": 0.1,
-        "preconditioned": False,
-        "subspace": "all",
-        "observed_temperature": 1.0,
-        "units": "nats of log π(observed token) per step, through one updating token, first order",
-    }
-    expected = {
-        "shape": [20, sum(lengths)],
-        "dtype": "float32",
-        "facts": facts,
-        "observed": answers,
-        "updating": [
-            {
-                "id": pair.id,
-                "side": side,
-                "tokens": list(sequence.ids[sequence.prompt_length :]),
-            }
-            for pair in pairs(2)
-            for side, sequence in (("chosen", pair.chosen), ("rejected", pair.rejected))
-        ],
-        "observed_offsets": [0, 5, 10, 15, 20],
-        "updating_offsets": [sum(lengths[:n]) for n in range(5)],
-    }
-    assert {name: manifest[name] for name in expected} == expected
-    assert asdict(found.facts) == facts
-    assert found.observed_offsets == expected["observed_offsets"]
-    assert found.updating_offsets == expected["updating_offsets"]
 
 
 def test_a_folder_is_of_one_question_in_every_part(tmp_path: Path) -> None:

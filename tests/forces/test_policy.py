@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from dynolab.forces import PolicyFunction, View
 from dynolab.forces.function import derivatives
 from dynolab.forces.function.derivatives import (
     Derivatives,
-    _sample,
     derivatives_of,
     measure_derivatives,
 )
@@ -199,58 +196,6 @@ def test_rms_norms_are_known_by_the_end_of_their_class_name() -> None:
     named = type("LlamaRMSNorm", (nn.Module,), {})
     assert is_rms_norm(named()) and is_rms_norm(nn.RMSNorm(2))
     assert not is_rms_norm(nn.LayerNorm(2))
-
-
-def policy_of(vocabulary: int, embeddings: object = None, **config: Any) -> Any:
-    """As much of a policy as a sample is drawn for."""
-    shape = SimpleNamespace(vocab_size=vocabulary, **config)
-    return SimpleNamespace(
-        causal=SimpleNamespace(
-            config=SimpleNamespace(get_text_config=lambda: shape),
-            get_input_embeddings=lambda: embeddings or SimpleNamespace(),
-        )
-    )
-
-
-def samples(policy: Any, count: int = 40) -> list[Encoded]:
-    return [_sample(policy.causal, torch.Generator().manual_seed(seed)) for seed in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("context", "tokens", "prompt"),
-    [
-        ({}, 8, 3),
-        ({"max_position_embeddings": None}, 8, 3),
-        ({"max_position_embeddings": 64}, 8, 3),
-        ({"max_position_embeddings": 7}, 7, 2),
-        ({"max_position_embeddings": 6}, 6, 1),
-        ({"max_position_embeddings": 4}, 4, 1),
-        ({"max_position_embeddings": 2}, 2, 1),
-    ],
-    ids=str,
-)
-def test_a_sample_is_three_and_five_tokens_or_as_many_as_the_context_holds(
-    context: dict[str, int | None], tokens: int, prompt: int
-) -> None:
-    for sample in samples(policy_of(9, **context)):
-        assert (len(sample.ids), sample.prompt_length) == (tokens, prompt)
-
-
-@pytest.mark.parametrize("padding", [0, 1, 3])
-def test_every_token_but_the_padding_is_drawn(padding: int) -> None:
-    policy = policy_of(4, SimpleNamespace(padding_idx=padding))
-    drawn = {token for sample in samples(policy) for token in sample.ids}
-    assert drawn == set(range(4)) - {padding}
-
-
-def test_without_padding_every_token_but_the_last_is_drawn() -> None:
-    for policy in (policy_of(4), policy_of(4, SimpleNamespace(padding_idx=None))):
-        assert {token for sample in samples(policy) for token in sample.ids} == {0, 1, 2}
-
-
-def test_a_sample_is_a_function_of_the_generator() -> None:
-    assert samples(policy_of(50)) == samples(policy_of(50))
-    assert len(set(samples(policy_of(50)))) > 30
 
 
 def test_a_derivative_agrees_up_to_the_tolerance() -> None:
