@@ -59,10 +59,6 @@ def loss_gradient(policy, examples, objective=DPO):
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
-def step_along(gradient, eta=ETA):
-    return {name: -eta * g for name, g in gradient.items()}
-
-
 def parts(family):
     model = build(family)
     policy = PolicyFunction(model, torch.float64)

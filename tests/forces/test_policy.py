@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from dynolab.data.batches import collate
-from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View
 from dynolab.forces.function import derivatives
@@ -26,7 +25,6 @@ from dynolab.likelihood.checked import checks_kept
 from tests.forces.small_models import direction, encoded, llama, neox, relative, weights
 
 BATCH = collate([encoded(1), encoded(2, 6, 3)], 0)
-SHORT = collate([Encoded((3, 4), 1)], 0)
 
 
 def test_weights_are_cast_to_a_functions_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from dynolab.errors import CorruptData, StoreError
 from dynolab.store import FileEntry, Manifest, Place, Store
 from dynolab.store.filesystem import Files
-from dynolab.store.manifest import hash_bytes, inside
+from dynolab.store.manifest import MANIFEST, Marker, hash_bytes, inside
 from tests.messages import exactly
 from tests.store.results import KEY, contents, json_bytes, manifest, plant, write_files
 
@@ -274,3 +275,68 @@ def test_logs_are_kept_whatever_happens(
     assert store.files.sizes(f"{place.path}/logs/first") == {"rank0/out": 1, "z": 2}
     assert store.files.read(f"{place.path}/logs/first/rank0/out") == b"1"
     assert place.committed() is None
+
+
+def test_what_cannot_be_committed_is_named(place: Place, source: Path) -> None:
+    link, reserved = source / "model/link", source / "manifest.json"
+    link.symlink_to("/etc/passwd")
+    refused = f"only plain files not named {MANIFEST} can be committed"
+    with pytest.raises(StoreError, match=exactly(f"{link}: {refused}")):
+        place.commit(source, manifest())
+    link.unlink()
+    reserved.write_text("{}")
+    with pytest.raises(StoreError, match=exactly(f"{reserved}: {refused}")):
+        place.commit(source, manifest())
+    reserved.rename(source / "model/manifest.json")  # is the result's own only at the top
+    place.commit(source, manifest())
+    (source / "back\\slash").write_text("")
+    with pytest.raises(StoreError, match="is not a plain relative path"):
+        place.commit(source, manifest())
+
+
+def test_a_commit_is_files_then_manifest_then_marker(
+    store: Store, place: Place, source: Path
+) -> None:
+    made = place.commit(source, manifest(step=3))
+    attempt = made.folder.rpartition("/")[2]
+    assert made.folder == f"stages/sft/{KEY}/{attempt}"
+    assert place.address(made) == f"{store.files.url}/{made.folder}"
+    content = store.files.read(f"{made.folder}/manifest.json")
+    assert content == made.manifest.to_bytes()
+    marker = json.loads(store.files.read(f"{place.path}/COMMITTED"))
+    assert marker == {"attempt": attempt, "manifest_sha256": hash_bytes(content)}
+    assert Marker.model_validate(marker).signature is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"key": "00" * 32}, f"it belongs to sft {'00' * 32}"),
+        ({"stage": "dpo"}, f"it belongs to dpo {KEY}"),
+        (
+            {"files": {"a": {"size": 7, "sha256": hash_bytes(b"")}}},
+            "files are missing or have other sizes",
+        ),
+    ],
+)
+def test_a_warning_says_why_something_counts_as_not_committed(
+    change: dict[str, Any],
+    reason: str,
+    store: Store,
+    place: Place,
+    source: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = place.commit(source, manifest())
+    content = json_bytes(json.loads(made.manifest.to_bytes()) | change)
+    store.files.replace(f"{made.folder}/manifest.json", content)
+    assert place.committed() is None
+    attempt = made.folder.rpartition("/")[2]
+    marker = Marker(attempt=attempt, manifest_sha256=hash_bytes(content), signature=None)
+    store.files.replace(f"{place.path}/COMMITTED", marker.model_dump_json().encode())
+    assert place.committed() is None
+    where = f"{store.files.url}/{place.path} counts as not committed: "
+    assert caplog.messages == [
+        f"{where}its manifest is not the one that was committed",
+        f"{where}{reason}",
+    ]
