@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from dynolab.data.chat import is_messages
@@ -64,14 +65,10 @@ def _best_and_worst(
     ]
     if not scored:
         return None
-    best, worst = max(scored, key=_score), min(scored, key=_score)
+    best, worst = max(scored, key=itemgetter(0)), min(scored, key=itemgetter(0))
     if best[0] == worst[0]:
         return None
     return {"prompt": prompt, "chosen": best[1], "rejected": worst[1]}
-
-
-def _score(scored: tuple[float, Any]) -> float:
-    return scored[0]
 
 
 def _ultrafeedback(record: Record) -> dict[str, Any] | None:
