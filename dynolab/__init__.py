@@ -57,10 +57,8 @@ if TYPE_CHECKING:
         step_validity as step_validity,
         token_forces as token_forces,
     )
-    from dynolab.forces.map.analysis import (
-        pair_totals as pair_totals,
-        recorded_examples as recorded_examples,
-    )
+    from dynolab.forces.map.analysis import recorded_examples as recorded_examples
+    from dynolab.forces.map.breakdown import pair_totals as pair_totals
     from dynolab.integrations.callback import ProbeCallback as ProbeCallback
     from dynolab.integrations.forces import ForceCallback as ForceCallback
     from dynolab.judges import (
@@ -126,7 +124,8 @@ _MODULES = {
         "step_validity",
         "token_forces",
     ),
-    "forces.map.analysis": ("pair_totals", "recorded_examples"),
+    "forces.map.analysis": ("recorded_examples",),
+    "forces.map.breakdown": ("pair_totals",),
     "integrations.callback": ("ProbeCallback",),
     "integrations.forces": ("ForceCallback",),
     "judges": ("ExactJudge", "agreement", "contests", "win_rate"),

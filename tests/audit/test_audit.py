@@ -16,7 +16,7 @@ from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.probes.overlap import edit_distance
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
-from dynolab.forces.map.analysis import pair_totals
+from dynolab.forces.map.breakdown import pair_totals
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig

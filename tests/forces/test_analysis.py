@@ -21,9 +21,9 @@ from dynolab.forces.map.analysis import (
     Analysis,
     Question,
     analyse,
-    pair_totals,
     recorded_examples,
 )
+from dynolab.forces.map.breakdown import pair_totals
 from dynolab.forces.map.job import MapJob, fill_map
 from dynolab.forces.map.terms import updating_terms
 from dynolab.objectives import DPOConfig, GRPOConfig, build_objective

@@ -11,7 +11,8 @@ import torch
 from dynolab.data.encode import Encoded
 from dynolab.forces import ForceMap, PolicyFunction
 from dynolab.forces.map import token_maps as map_examples
-from dynolab.forces.map.analysis import Question, block_sums, pair_totals
+from dynolab.forces.map.analysis import Question
+from dynolab.forces.map.breakdown import block_sums, pair_totals
 from dynolab.forces.map.force_map import MapFacts
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.map.token_maps import token_maps

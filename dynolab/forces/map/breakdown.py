@@ -1,4 +1,4 @@
-"""A force map as a sum over parameter blocks, with the last layer's prediction beside it."""
+"""A force map as a sum over parameter blocks, the last layer's prediction, and sums by pair."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy import ndarray
 from torch import Tensor
 
 from dynolab.data.encode import Encoded
@@ -105,3 +106,30 @@ def breakdown(
         by_block=True,
     )
     return Breakdown.of(made)
+
+
+@dataclass(frozen=True)
+class PairTotals:
+    """Nats by observed answer and updating pair, through chosen and through rejected tokens."""
+
+    pairs: tuple[str, ...]
+    from_chosen: Float[ndarray, "observed pairs"]
+    from_rejected: Float[ndarray, "observed pairs"]
+
+
+def pair_totals(force_map: ForceMap) -> PairTotals:
+    """`Σ_m Σ_{l ∈ side} F[m, l]` of every observed answer and updating pair, summed in float64."""
+    pairs = tuple(dict.fromkeys(response.id for response in force_map.updating))
+    sums = block_sums(force_map.force, force_map.observed_offsets, force_map.updating_offsets)
+    sides = {side: np.zeros((len(sums), len(pairs))) for side in ("chosen", "rejected")}
+    for column, response in enumerate(force_map.updating):
+        sides[response.side][:, pairs.index(response.id)] += sums[:, column]
+    return PairTotals(pairs, sides["chosen"], sides["rejected"])
+
+
+def block_sums(
+    force: Float[ndarray, "rows columns"], row_offsets: list[int], column_offsets: list[int]
+) -> Float[ndarray, "observed updating"]:
+    """Sum of every block that the offsets cut out; each holds at least one number."""
+    rows = np.add.reduceat(force, row_offsets[:-1], axis=0, dtype=np.float64)
+    return np.asarray(np.add.reduceat(rows, column_offsets[:-1], axis=1))
