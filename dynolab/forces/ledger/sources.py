@@ -96,37 +96,18 @@ class SourceAccounts:
         """
         if not self._sequences:
             return []
+        policy, answers = self._policy, self._sequences
         after = self._next if gap == 1 else None
-        after = after or self._terms(record, before=False)
-        before = self._terms(record, before=True)
-        updating = [response.terms for response in step_terms(record, self._policy)]
+        after = after or response_terms(policy, answers, at=record.after)
+        self._next = response_terms(policy, answers, at=record.before)
+        updating = [response.terms for response in step_terms(record, policy)]
         rate = record.facts.learning_rate * record.facts.clip_factor
-        self._next = before
-        return [
-            self._measure(record.facts.step, name, own, later, updating, rate)
-            for name, own, later in zip(self._names, before, after, strict=True)
-        ]
-
-    def _terms(self, record: StepRecord, *, before: bool) -> list[TokenTerms]:
-        at = record.before if before else record.after
-        return response_terms(self._policy, self._sequences, at=at)
-
-    def _measure(
-        self,
-        step: int,
-        name: str,
-        before: TokenTerms,
-        after: TokenTerms,
-        updating: Sequence[TokenTerms],
-        rate: float,
-    ) -> SourceMeasures:
-        change = after.logp - before.logp
-        lbk, sign_delta = paper_influence(change, before, updating)
-        bound = kernel_lower_bound(change, before, updating, rate)
-        return SourceMeasures(
-            step=step,
-            functional=name,
-            lbk=lbk,
-            sign_delta=sign_delta,
-            kernel_bound=float(bound.max()),
-        )
+        measures = []
+        for name, before, later in zip(self._names, self._next, after, strict=True):
+            change = later.logp - before.logp
+            lbk, sign_delta = paper_influence(change, before, updating)
+            bound = kernel_lower_bound(change, before, updating, rate)
+            measures.append(
+                SourceMeasures(record.facts.step, name, lbk, sign_delta, float(bound.max()))
+            )
+        return measures
