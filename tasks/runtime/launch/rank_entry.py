@@ -78,8 +78,9 @@ def rank_0s(given: Program | None) -> Program:
         os.environ.setdefault(name, value)
     import torch.distributed as dist
 
-    port = int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
     if given is not None:
         store.set("dynolab", given.model_dump_json())
     program = Program.model_validate_json(store.get("dynolab"))
