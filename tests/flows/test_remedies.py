@@ -1,20 +1,25 @@
-"""The comparison of remedies that a study's page offers."""
+"""What a study's page offers: the comparison of remedies, and the map of a pair."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 from dynolab.errors import ConfigError
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.grpo import GRPOConfig
 from dynolab.report.ledger.fallen import fallen_accounts, strongest_pullers
+from flows.forces import ForcesParameters
 from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
-from tasks.report import with_named_arm
+from tasks.report import map_command, with_named_arm
+from tasks.runtime.work import StageResult
 from tests.report.ledgers import write_ledger
 
-BUILTIN = Path("builtin.yaml")
+BUILTIN, FORCES = Path("builtin.yaml"), Path("forces_builtin.yaml")
 
 
 def study(*changes: str) -> StudyParameters:
@@ -104,3 +109,45 @@ def test_named_pairs_are_left_out_without_an_audit() -> None:
 
 def test_a_training_that_cannot_be_compared_has_none() -> None:
     assert file_of(study("preference.objective={name: sft_extended}")) == ""
+
+
+def result(stage: str, digit: str) -> StageResult:
+    key = digit * 64
+    return StageResult(
+        stage=stage,
+        key=key,
+        address=f"stages/{stage}/{key}",
+        digest=key,
+        metrics={},
+        mlflow_run_id=None,
+        cached=True,
+    )
+
+
+INPUTS = {
+    name: result(name, digit) for name, digit in (("data", "a"), ("sft", "b"), ("preference", "c"))
+}
+
+
+def test_the_reports_command_is_an_analysis_of_that_study() -> None:
+    """As `dynolab forces` reads it: over its own example's settings."""
+    words = shlex.split(map_command(DPOConfig(beta=0.3), INPUTS, 2e-4))
+    assert words[:2] == ["dynolab", "forces"]
+    assert set(words[2::2]) == {"--set"}
+    changes = [*words[3::2], 'analysis.pair_ids=["train-0007"]']
+    found = load_parameters(ForcesParameters, FORCES, changes)
+    assert found.study is None
+    assert found.data_result == "data/" + "a" * 12
+    assert {label: checkpoint.result for label, checkpoint in found.checkpoints.items()} == {
+        "before": "sft/" + "b" * 12,
+        "after": "preference/" + "c" * 12,
+    }
+    assert found.reference == "before"
+    assert found.analysis.objective == DPOConfig(beta=0.3)
+    assert found.analysis.pair_ids == ("train-0007",)
+    assert found.analysis.learning_rate == 2e-4
+
+
+def test_a_training_on_groups_has_no_pair_to_map() -> None:
+    assert map_command(GRPOConfig(), INPUTS) == ""
+    assert map_command(None, INPUTS) == ""
