@@ -257,12 +257,12 @@ def study_name(parameters: SweepParameters) -> str:
 
 
 def grid_points(parameters: SweepParameters) -> list[dict[str, Scalar]]:
-    """All points of the grid; shuffled if the sweep tries only some of them."""
+    """The points of the grid that the sweep tries; drawn from all if it tries only some of them."""
     axes = {name: dimension.values or () for name, dimension in parameters.space.items()}
     grid = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     if parameters.total < len(grid):
         random.Random(parameters.seed).shuffle(grid)
-    return grid
+    return grid[: parameters.total]
 
 
 def _distributions(

@@ -27,9 +27,14 @@ PLAIN = ("preference.engine={kind: plain, ranks: 1}",)
 
 
 def a_sweep(**changes: Any) -> SweepParameters:
-    given = {"name": "tried", "study": str(SMALL), "metric": "loss", "direction": "minimize"}
-    space = {BETA: {"values": [0.1, 1.0]}}
-    return validated(SweepParameters, given | {"space": space} | changes)
+    given = {
+        "name": "tried",
+        "study": str(SMALL),
+        "space": {BETA: {"values": [0.1, 1.0]}},
+        "metric": "loss",
+        "direction": "minimize",
+    }
+    return validated(SweepParameters, given | changes)
 
 
 def begun(study: SweepStudy) -> optuna.Trial:
@@ -51,6 +56,8 @@ def test_processes_that_share_a_sweep_try_every_point_of_the_grid_once() -> None
     tried = [tuple(begun(studies[n % 2]).params.values()) for n in range(6)]
     assert [study.ask() for study in studies] == [None, None]
     assert sorted(tried) == [(a, b) for a in (1, 2) for b in "xyz"]
+    some = SweepStudy(a_sweep(space={"a": {"values": [1, 2, 3]}}, trials=2))
+    assert len({begun(some).params["a"] for _ in range(2)}) == 2 and some.ask() is None
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
@@ -160,14 +167,11 @@ def test_a_trial_worse_than_the_median_is_pruned(
 
 
 def test_a_combination_that_cannot_work_is_that_trials_failure(platform: Platform) -> None:
-    parameters = a_sweep(
-        space={
-            "preference.engine.ranks": {"values": [3]},
-            "preference.batch_size": {"values": [8]},
-        },
-        settings=["preference.engine.zero_stage=3"],
-    )
-    study = SweepStudy(parameters)
+    space = {
+        "preference.engine.ranks": {"values": [3]},
+        "preference.batch_size": {"values": [8]},
+    }
+    study = SweepStudy(a_sweep(space=space, settings=["preference.engine.zero_stage=3"]))
     run_trials(study, platform)
     assert [row.state for row in study.rows()] == ["failed"]
 
@@ -216,9 +220,8 @@ def test_a_sweep_that_cannot_be_drawn_is_refused(changes: dict[str, Any], messag
 def test_settings_that_cannot_work_are_refused_before_any_trial(
     changes: dict[str, Any], message: str
 ) -> None:
-    parameters = a_sweep(**changes)
     with pytest.raises(ConfigError, match=message):
-        check_sweep(parameters)
+        check_sweep(a_sweep(**changes))
 
 
 def test_the_page_tells_the_best_trial_and_escapes_names(tmp_path: Path) -> None:
