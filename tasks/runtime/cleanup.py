@@ -26,12 +26,10 @@ def clean_up(settings: Settings) -> dict[str, int]:
 
     Returns the numbers of orphans killed (`reaped`) and of runs that could not be sent (`unsent`).
     """
-    counts = {"reaped": len(reap_orphans())}
-    if settings.mlflow_tracking_uri is not None:
-        counts["unsent"] = 0
-        if left_behind(settings.outbox):
-            tracking = Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment="")
-            counts["unsent"] = tracking.close(SENDING_SECONDS)
+    counts = {"reaped": len(reap_orphans()), "unsent": 0}
+    if settings.mlflow_tracking_uri is not None and left_behind(settings.outbox):
+        tracking = Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment="")
+        counts["unsent"] = tracking.close(SENDING_SECONDS)
     return counts
 
 
