@@ -107,8 +107,8 @@ def resolved_sources(
     **Raises** `ConfigError` for an unknown result, or one without the needed files.
     """
     known = results_of(parameters.study, platform)
-    found, existing = resolved_models(models, known, platform)
-    resolved: dict[str, Any] = dict(found)
+    checkpoints, existing = resolved_models(models, known, platform)
+    resolved: dict[str, Any] = dict(checkpoints)
     named = parameters.data_result
     if named is None and parameters.study is not None and "data" not in parameters.model_fields_set:
         named = "data"

@@ -48,7 +48,7 @@ class Inputs:
     base: BaseConfig
     data: DataConfig
     watched: ProbeSetConfig | None = None
-    """The kinds of answers that are watched, if not those that the rows bring."""
+    """Which kinds of answers are watched; None: those in the rows."""
 
     @property
     def at_hand(self) -> bool:

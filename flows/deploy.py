@@ -302,16 +302,16 @@ def main(*, alone: bool = False) -> None:
                 priority=1,
                 work_pool_name="training",
             )
-        for name, one in deployments().items():
+        for name, offered in deployments().items():
             _register(
                 client,
-                one.flow.name,
+                offered.flow.name,
                 FIRST.get(name, name),
-                pool=one.flow.pool,
+                pool=offered.flow.pool,
                 entrypoint=f"flows.deploy.{name}",
-                description=one.form.about,
-                parameters={PARAMETER: {"study_file": one.first_file}},
-                parameter_openapi_schema=one.schema,
+                description=offered.form.about,
+                parameters={PARAMETER: {"study_file": offered.first_file}},
+                parameter_openapi_schema=offered.schema,
                 enforce_parameter_schema=True,
                 tags=["dynolab"],
             )
@@ -414,14 +414,14 @@ def _users_schedules(client: SyncPrefectClient, name: str) -> list[DeploymentSch
         return []
     return [
         DeploymentScheduleCreate(
-            schedule=one.schedule,
-            active=one.active,
-            max_scheduled_runs=one.max_scheduled_runs,
-            parameters=one.parameters,
-            slug=one.slug,
+            schedule=schedule.schedule,
+            active=schedule.active,
+            max_scheduled_runs=schedule.max_scheduled_runs,
+            parameters=schedule.parameters,
+            slug=schedule.slug,
         )
-        for one in schedules
-        if one.slug != "reconcile"
+        for schedule in schedules
+        if schedule.slug != "reconcile"
     ]
 
 

@@ -228,7 +228,7 @@ def _read(existing: dict[str, StageResult], platform: Platform) -> Ledger:
 
 
 def dropped_groups(parameters: CounterfactualParameters, ledger: Ledger) -> list[Dropped]:
-    """Random groups, and those that the ledger blames for each single answer's fall."""
+    """Random groups, and for each single answer the group that the ledger blames for its fall."""
     size = min(parameters.group_size, len(ledger.examples))
     draw = random.Random(parameters.seed)
     groups = [

@@ -2,7 +2,7 @@
 
 Optuna keeps the trials in a database that outlives the sweep's processes: the same parameters load
 the same study, and a sweep that died goes on where it stopped. Several processes with the same
-parameters share the trials: each runs those that no other has begun.
+parameters share the trials: each runs trials that no other has begun.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch, collate
+from dynolab.data.batches import TokenBatch, collate, in_groups
 from dynolab.data.encode import Encoded
 from dynolab.data.packing import Row, packed_length, plan_rows, rows_by_length
 
@@ -91,21 +91,12 @@ def plan_prefixes(
         alone = plan_rows(sequences, None, batch_tokens)
         yield from rows_by_length(sequences, alone, batch_tokens)
         return
-    batch: list[Row] = []
-    size = 0
     rows = plan_rows(sequences, math.inf, batch_tokens)
     if all(len(row) == 1 for row in rows):
         yield from rows_by_length(sequences, rows, batch_tokens)
         return
-    for row in sorted(rows, key=lambda row: -sequences[row[0]].prompt_length):
-        added = packed_length(sequences, row)
-        if batch and size + added > batch_tokens:
-            yield batch
-            batch, size = [], 0
-        batch.append(row)
-        size += added
-    if batch:
-        yield batch
+    rows = sorted(rows, key=lambda row: -sequences[row[0]].prompt_length)
+    yield from in_groups(rows, [packed_length(sequences, row) for row in rows], batch_tokens)
 
 
 def collate_prefixes(

@@ -178,7 +178,7 @@ def test_rows_that_cannot_be_read_are_counted_and_the_first_is_named() -> None:
 
 
 def test_transcripts_split_at_the_last_assistant_turn() -> None:
-    """Those that part earlier have no common prompt."""
+    """Answers that part earlier have no common prompt."""
     head = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
     assert read(
         {"chosen": f"{head} good", "rejected": f"{head} bad"},

@@ -228,7 +228,7 @@ def test_pairs_without_rejected_answers_are_refused_for_dpo(
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """Four training and two held-out pairs, of which the held-out ones bear known ids too."""
+    """Four training and two held-out pairs; the held-out ones have known ids, too."""
     pairs = [Example(id=f"q{n}", prompt="?", chosen=" a", rejected=" b") for n in range(4)]
     write_rows(tmp_path / "train.jsonl", pairs)
     probes = [

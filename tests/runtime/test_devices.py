@@ -351,7 +351,7 @@ def test_a_stage_refuses_gpus_that_torch_cannot_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    run(tmp_path)  # there are none here, whatever the list says
+    run(tmp_path)  # there are none here, though the list names some
     assert used == [torch.device("cpu")] * 2
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(devices, "_DEVICES", tmp_path)

@@ -199,7 +199,7 @@ def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
 
 
 def events_named(name: str) -> list[dict[str, Any]]:
-    """Events that the server knows; it is told of them a moment after they are raised."""
+    """Events that the server knows; they reach it a moment after they are raised."""
     from prefect.client.orchestration import get_client
 
     wanted = {"filter": {"event": {"name": [name]}}}

@@ -1,4 +1,4 @@
-"""Flow runs that are lost: those that fell silent, and those whose process is gone."""
+"""Lost flow runs: some fell silent, others have no process any more."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def assess_paths(tables: Tables) -> list[Verdict]:
 
 def _path_claims(scores: pd.DataFrame, epochs: pd.DataFrame) -> list[Claimed]:
     nearer = mean_interval((scores.filtered_error - scores.last_error).to_numpy())
-    harder, found = (
+    harder, wrong_labels = (
         mean_interval(scores[name].to_numpy(dtype=float)) for name in ("rank_correlation", "auc")
     )
     claims: list[Claimed] = [
@@ -222,7 +222,7 @@ def _path_claims(scores: pd.DataFrame, epochs: pd.DataFrame) -> list[Claimed]:
             "auc",
             "Zig-zag tells wrong labels from right ones",
             "AUC > 0.5",
-            above("AUC", found, 0.5, unit=""),
+            above("AUC", wrong_labels, 0.5, unit=""),
         ),
         (
             "filter",

@@ -343,14 +343,14 @@ def class_rows(
 def _ranks(states: Records) -> Iterator[dict[str, Any]]:
     """Every two epochs of each run."""
     by_run = sorted(states, key=lambda state: (state["learning_rate"], state["seed"]))
-    for one, two in combinations(by_run, 2):
-        run = {name: one[name] for name in ("network", "learning_rate", "seed")}
-        if run.items() <= two.items():
-            pairs = np.triu_indices(len(one["kernel"]))
-            first, second = (np.array(state["kernel"])[pairs] for state in (one, two))
+    for earlier, later in combinations(by_run, 2):
+        run = {name: earlier[name] for name in ("network", "learning_rate", "seed")}
+        if run.items() <= later.items():
+            pairs = np.triu_indices(len(earlier["kernel"]))
+            first, second = (np.array(state["kernel"])[pairs] for state in (earlier, later))
             yield run | {
-                "first": one["epoch"],
-                "second": two["epoch"],
+                "first": earlier["epoch"],
+                "second": later["epoch"],
                 "correlation": float(rank_correlation(first, second)),
                 "growth": float(np.median(second / first)) - 1,
             }

@@ -11,7 +11,7 @@ Tables, in which lists hold one number, or one path, for each seed:
   letter at that position; `cooperation`: its mean over the steps of training. Over all pairs that
   mean would say little: where every letter is used equally often, the forces on the logits add up
   to zero at the start, so that a kernel that is the same for all pairs adds `−a Σ_o ‖G_o‖²`,
-  whatever the mapping.
+  for every mapping.
 - `paths`: means over the mappings of a kind by step, one path for each seed: `losses` in nats per
   object, one more than steps, and `cooperation`.
 """

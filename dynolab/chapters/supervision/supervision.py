@@ -258,5 +258,5 @@ def _detections(
         for place, seed in enumerate(seeds):
             wrong = labels[place].wrong
             if wrong.any():
-                found = float(auc(score[place].numpy(), wrong.numpy()))
-                yield {"score": name, "seed": seed, "auc": found}
+                area = float(auc(score[place].numpy(), wrong.numpy()))
+                yield {"score": name, "seed": seed, "auc": area}

@@ -151,7 +151,7 @@ def standings(
     Clear: the 95% interval over seeds excludes zero, of enough pairs (`ArmTable.decides`).
 
     **Arguments:** `measures`: figures with the sign of what is better; `ends`: the figures of
-    `Standing.end`, of which the first counts that is of enough pairs.
+    `Standing.end`; the first one with enough pairs counts.
     """
 
     def clear(run: str, sign: int) -> tuple[str, ...]:

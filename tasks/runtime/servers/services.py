@@ -266,7 +266,9 @@ def standing_services(home: Path, ports: Mapping[str, int] = DEFAULT_PORTS) -> I
         )
     with start_services(home, ports=ports, standing=True) as services:
         services.wait_ready()
-        content = {one.name: {"url": one.url, "pid": one.pid} for one in services.services}
+        content = {
+            service.name: {"url": service.url, "pid": service.pid} for service in services.services
+        }
         file = _register(services.home)
         part = file.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -281,8 +283,8 @@ def login_links(services: Services) -> list[str]:
     """A line for each server: its name, and the link that logs a browser in."""
     token = login_token(services.home)
     return [
-        f"{_LABELS[one.name]:8}{one.url}/?token={token}{_FIRST_PAGES.get(one.name, '')}"
-        for one in services.services
+        f"{_LABELS[service.name]:8}{service.url}/?token={token}{_FIRST_PAGES.get(service.name, '')}"
+        for service in services.services
     ]
 
 
