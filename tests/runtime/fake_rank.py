@@ -49,8 +49,8 @@ def act(action: str, folder: Path, rank: str) -> None:
         helper = subprocess.Popen(["sleep", str(FOREVER_SECONDS)], start_new_session=True)
         write_whole(folder / f"helper-{rank}", str(helper.pid))
     if action.startswith("wait-for-"):
-        file, deadline = folder / action.removeprefix("wait-for-"), time.monotonic() + 30
-        while not file.exists():
+        pattern, deadline = action.removeprefix("wait-for-"), time.monotonic() + 30
+        while not any(folder.glob(pattern)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
 

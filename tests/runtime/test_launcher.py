@@ -167,7 +167,8 @@ def test_a_foreseen_error_of_a_rank_is_told_in_its_own_words(tmp_path: Path) -> 
 
 
 def test_the_first_of_two_exceptions_is_reported(tmp_path: Path) -> None:
-    job = Job(tmp_path, [["wait-for-left-1", "raise"], ["wait-for-rank-0.json", "raise"]])
+    recorded = "wait-for-dynolab-ranks-*/rank-1.json"
+    job = Job(tmp_path, [[recorded, "raise"], ["wait-for-rank-0.json", "raise"]])
     with pytest.raises(RankFailed, match="rank 1 has a bug"):
         job.launch()
 
