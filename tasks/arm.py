@@ -199,4 +199,4 @@ def _nonfinite_probe(lines: Sequence[MetricsLine]) -> Divergence | None:
     return None
 
 
-ARM = Stage("arm", 3, train_arm)
+ARM = Stage("arm", 4, train_arm)

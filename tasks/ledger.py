@@ -206,5 +206,5 @@ def _go_on(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables) -> int:
     return done
 
 
-LEDGER = Stage("ledger", 5, keep_ledger, operational=frozenset({"disk_bytes", "batch_tokens"}))
+LEDGER = Stage("ledger", 6, keep_ledger, operational=frozenset({"disk_bytes", "batch_tokens"}))
 """`disk_bytes` decides how often training is run again, not what comes of it."""

@@ -171,5 +171,5 @@ def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> 
             notice.hand_on()
 
 
-SFT = Stage("sft", 5, train)
-PREFERENCE = Stage("preference", 5, train)
+SFT = Stage("sft", 6, train)
+PREFERENCE = Stage("preference", 6, train)

@@ -53,7 +53,7 @@ from dynolab.training.resume import load_state, save_state
 from dynolab.training.sampled_examples import Online
 from dynolab.training.shards import FILE_BYTES
 from dynolab.training.step_batch import StepExample, collate_step, count_step
-from dynolab.training.step_record import StepFacts, StepRecord
+from dynolab.training.step_record import SECOND_MOMENT_AFTER, StepFacts, StepRecord
 from dynolab.training.strengths import quantiles, strengths
 
 if TYPE_CHECKING:
@@ -345,9 +345,11 @@ class Trainer:
         state: dict[str, dict[str, Tensor]],
     ) -> Mapping[str, float]:
         """Records the step that has just run, for later and for the observer, as configured."""
-        after = engine.master_weights()
+        after, moments = engine.master_weights(), engine.second_moments()
         if distributed.rank() != 0:
             return {}
+        for name, moment in moments.items():
+            state.setdefault(name, {})[SECOND_MOMENT_AFTER] = moment.to("cpu", copy=True)
         facts = StepFacts(
             step=step,
             learning_rate=rate,

@@ -21,7 +21,9 @@ from dynolab.training.recorded_examples import (
     read_recorded,
 )
 
-__all__ = ["Recorded", "RecordedExample", "RecordedGroup", "StepFacts", "StepRecord"]
+SECOND_MOMENT_AFTER = "second_moment_after"
+
+__all__ = ["SECOND_MOMENT_AFTER", "Recorded", "RecordedExample", "RecordedGroup", "StepFacts", "StepRecord"]
 
 
 class StepFacts(BaseModel):
@@ -46,7 +48,8 @@ class StepRecord:
     `before`, `after`: fp32 master weights by parameter name (tied weights once, under their first
     name). `state`: the optimizer's tensors *before* the step by parameter name and torch's own
     state name (`exp_avg`, `exp_avg_sq`, `square_avg`, `momentum_buffer`); empty before a
-    stateful optimizer's first step.
+    stateful optimizer's first step. `SECOND_MOMENT_AFTER` is among them for optimizers that divide
+    by one: where it is small, a recomputed gradient cannot give it, as rounding decides it.
     """
 
     facts: StepFacts

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
@@ -72,4 +76,28 @@ def test_a_killed_command_takes_all_with_it_and_the_next_takes_over(
         left=lab.left_behind(),
         metrics_lost=lost(history, undisturbed.history()),
         resume_identical=identical,
+    )
+
+
+@pytest.mark.faults
+def test_a_study_killed_anywhere_ends_as_the_undisturbed_one(
+    tmp_path: Path, servers: dict[str, str], undisturbed: Lab, record_property: Record
+) -> None:
+    """SIGKILL, five times, for any of its processes at any moment, from an empty home on."""
+    lab, seed = Lab(tmp_path, **servers), int.from_bytes(os.urandom(4))
+    chance = random.Random(seed)
+    for _ in range(5):
+        command = lab.start("project=anywhere")
+        time.sleep(chance.uniform(2, 12))
+        os.kill(chance.choice(lab.processes()), signal.SIGKILL)
+        ended(command)
+        until(lambda: not lab.processes(), seconds=20)
+    lab.study("project=anywhere")
+    stages = ("data", "base", "sft", "preference", "probe")
+    tell(
+        record_property,
+        f"five processes killed at random (seed {seed})",
+        left=lab.left_behind(),
+        metrics_lost=lost(finished_history(lab.mlflow, "anywhere"), undisturbed.history()),
+        resume_identical=all(lab.hashes(name) == undisturbed.hashes(name) for name in stages),
     )

@@ -19,7 +19,12 @@ from dynolab.objectives import DPOConfig, ObjectiveConfig, build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig, TrainConfig
 from dynolab.training.engine import PlainEngine
 from dynolab.training.optimizer import clip_factor
-from dynolab.training.step_record import RecordedExample, StepFacts, StepRecord
+from dynolab.training.step_record import (
+    SECOND_MOMENT_AFTER,
+    RecordedExample,
+    StepFacts,
+    StepRecord,
+)
 
 VOCABULARY = 50
 COMMON = {
@@ -141,6 +146,8 @@ def train_steps(
             optimizer=config.optimizer,
         )
         after = engine.master_weights()
+        for name, moment in engine.second_moments().items():
+            state.setdefault(name, {})[SECOND_MOMENT_AFTER] = moment.clone()
         records.append(StepRecord(facts, tuple(examples), before, after, state))
     return Trained(model, records)
 

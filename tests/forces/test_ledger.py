@@ -151,6 +151,22 @@ def test_a_line_is_what_the_response_s_doses_do_at_once_and_later(policy, optimi
             torch.testing.assert_close(steps[cause].lines[response], brute, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw", "rmsprop momentum"])
+def test_a_line_does_not_depend_on_how_responses_are_batched(optimizer):
+    """In float32, with the first step, and where some of Adam's gradients are of rounding's size."""
+    model = neox(dtype=torch.float32)
+    config = OPTIMIZERS[optimizer].model_copy(update={"epsilon": 1e-12})
+    records = trained(config, model, steps=2)
+    policy = PolicyFunction(model, torch.float32)
+    lines = []
+    for batch_tokens in (16_384, 16, 40):
+        ledger = Ledger(policy, FUNCTIONALS, batch_tokens=batch_tokens)
+        lines.append(torch.stack([ledger.enter(record).lines for record in reversed(records)]))
+    for other in lines[1:]:
+        moved = (other - lines[0]).abs() / lines[0].abs().mean((1, 2), keepdim=True)
+        assert moved.max() < 1e-4
+
+
 def test_a_functional_is_its_answers_weighted_log_probabilities(policy):
     model = neox()
     at = {name: p.detach() for name, p in model.named_parameters()}

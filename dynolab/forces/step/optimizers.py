@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dynolab.forces.function.weights import Weights
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.step_record import StepFacts
+from dynolab.training.step_record import SECOND_MOMENT_AFTER, StepFacts
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,9 @@ def optimizer_map(
 
     - `facts`: learning rate, clip factor, optimizer and number of the step.
     - `theta`: the parameter before the step.
-    - `state`: the optimizer's tensors before the step; what is missing is zero.
+    - `state`: the optimizer's tensors before the step, zero where missing, and the second moment
+      after it (`SECOND_MOMENT_AFTER`). Without that one it comes from `gradient`, whose rounding
+      decides it where responses cancel.
     - `gradient`: the whole gradient of the loss, before clipping.
     """
     return _MAPS[facts.optimizer.name](facts, theta, state, gradient)
@@ -115,8 +117,10 @@ def _adamw(
     eta, kappa, config = facts.learning_rate, facts.clip_factor, facts.optimizer
     beta1, beta2 = config.betas
     t = facts.step + 1
-    v = state.get("exp_avg_sq", torch.zeros_like(g))
-    v_after = beta2 * v + (1 - beta2) * (kappa * g).square()
+    v_after = state.get(SECOND_MOMENT_AFTER)
+    if v_after is None:
+        v = state.get("exp_avg_sq", torch.zeros_like(g))
+        v_after = beta2 * v + (1 - beta2) * (kappa * g).square()
     denominator = v_after.sqrt() / (1 - beta2**t) ** 0.5 + config.epsilon
     return OptimizerMap(
         momentum=state.get("exp_avg", torch.zeros_like(g)),
@@ -133,9 +137,11 @@ def _rmsprop(
 ) -> OptimizerMap:
     """`u = κ g + λ θ`, `v' = α v + (1 − α) u²`, `b' = μ b + u/(√v' + ε)`, `Δθ = −η b'`."""
     kappa, config = facts.clip_factor, facts.optimizer
-    v = state.get("square_avg", torch.zeros_like(g))
     decay = config.weight_decay * theta
-    v_after = config.smoothing * v + (1 - config.smoothing) * (kappa * g + decay).square()
+    v_after = state.get(SECOND_MOMENT_AFTER)
+    if v_after is None:
+        v = state.get("square_avg", torch.zeros_like(g))
+        v_after = config.smoothing * v + (1 - config.smoothing) * (kappa * g + decay).square()
     denominator = v_after.sqrt() + config.epsilon
     return OptimizerMap(
         momentum=state.get("momentum_buffer", torch.zeros_like(g)),
