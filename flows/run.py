@@ -6,7 +6,9 @@ Its page lies in the home's `reports`, while the flow runs and when it has ended
 from __future__ import annotations
 
 import logging
+import math
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,8 @@ from tasks.runtime.track.runs import Run, RunTracker
 from tasks.runtime.work import StageResult
 
 log = logging.getLogger(__name__)
+
+SHOWN_SECONDS = 10.0  # an early page takes a second to make
 
 
 def as_prefect_flow(flow: Flow[Any], planned: Plan | None = None) -> prefect.Flow[..., Any]:
@@ -104,16 +108,19 @@ def run_on(
 ) -> dict[str, StageResult]:
     """Runs the steps in order on an open platform; returns their results.
 
-    `shown` is given the results so far whenever one was computed, but for the last.
+    `shown` is given the results so far when one was computed, but for the last, and at most every
+    `SHOWN_SECONDS`.
 
     **Raises** `ConfigError` before the first step if a training's ranks do not divide among hosts.
     """
     check_hosts(plan.steps, platform.settings)
-    results = dict(plan.existing)
+    results, shown_at = dict(plan.existing), -math.inf
     for step in plan.steps:
         results[step.name] = _as_task(step, results, platform, fresh=fresh)
-        if shown is not None and step is not plan.steps[-1] and not results[step.name].cached:
+        due = step is not plan.steps[-1] and time.monotonic() - shown_at > SHOWN_SECONDS
+        if shown is not None and due and not results[step.name].cached:
             shown(results)
+            shown_at = time.monotonic()
     if platform.has_worked and platform.study is not None:
         platform.study.log_metrics(results[plan.steps[-1].name].metrics, 0)
     return {step.name: results[step.name] for step in plan.steps}

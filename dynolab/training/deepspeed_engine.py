@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,12 @@ def init_ranks() -> None:
     # On CPUs init_distributed would compile a shared-memory op for minutes, and a killed build
     # leaves a lock on which later runs hang. The op serves inference only.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # DeepSpeed compiles parts of its optimizer Muon where it is imported. That would load torch's
+    # compiler, a third of the CPU time that a rank's start takes.
+    before = os.environ.get("TORCHDYNAMO_DISABLE", "0")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    os.environ["TORCHDYNAMO_DISABLE"] = before
     distributed.join()
     deepspeed.init_distributed()
 

@@ -23,7 +23,14 @@ from dynolab.training.recorded_examples import (
 
 SECOND_MOMENT_AFTER = "second_moment_after"
 
-__all__ = ["SECOND_MOMENT_AFTER", "Recorded", "RecordedExample", "RecordedGroup", "StepFacts", "StepRecord"]
+__all__ = [
+    "SECOND_MOMENT_AFTER",
+    "Recorded",
+    "RecordedExample",
+    "RecordedGroup",
+    "StepFacts",
+    "StepRecord",
+]
 
 
 class StepFacts(BaseModel):
