@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from dynolab.costs.batches import Lengths, joined, lengths_of, stand_in_rows, training_batches
 from dynolab.costs.machines import Machine
-from dynolab.costs.memory import COPIES, FP32, ledger_copies, states, training_bytes
+from dynolab.costs.memory import (
+    COPIES,
+    FP32,
+    ledger_copies,
+    recorded_states,
+    states,
+    training_bytes,
+)
 from dynolab.costs.stage import StageCost
 from dynolab.costs.traced import Activations, activation_bytes, seconds_of
 from dynolab.data.batches import CHOSEN, REJECTED
@@ -257,7 +264,8 @@ class Costs:
         passes = tokens * (4 if engine.checkpoint_activations else 3) // 3 + forwards // 3
         whole, kept = FP32 * shape.trained, states(config.optimizer)
         saved = (config.steps - 1) // config.checkpoint_every if config.checkpoint_every else 0
-        records = sum(2 + (kept if step else 0) for step in config.record_steps)
+        after = recorded_states(config.optimizer) - kept
+        records = sum(2 + after + (kept if step else 0) for step in config.record_steps)
         return replace(
             self._cost(passes, engine.dtype, engine.ranks),
             rank_bytes=memory.rank,
@@ -288,7 +296,7 @@ class Costs:
             hours=cost.hours + 2 * again.hours,
             rank_bytes=max(held * copy, again.rank_bytes),
             host_bytes=again.host_bytes,
-            written=entered * copy * (2 + states(training.optimizer)),
+            written=entered * copy * (2 + recorded_states(training.optimizer)),
         )
 
     def _analysis(self, name: str, config: Any, trainings: Sequence[LoopConfig]) -> StageCost:
@@ -302,7 +310,7 @@ class Costs:
             "kernel": lambda: config.updating_pairs * config.rank * (4 + 4 * config.observed_pairs),
         }[name]()
         copy = FP32 * self.inputs.shape().parameters
-        kept = max((states(each.optimizer) for each in trainings), default=0)
+        kept = max((recorded_states(each.optimizer) for each in trainings), default=0)
         held = COPIES[name] + (kept if name in ("forces", "squeezing") else 0)
         cost = self._cost(round(answers * self._answer))
         if name == "forces" and self.machine.gpus:

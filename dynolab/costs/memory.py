@@ -8,6 +8,7 @@ from dynolab.costs.shape import ModelShape
 from dynolab.costs.traced import Activations
 from dynolab.training.config import LoopConfig, OptimizerConfig
 from dynolab.training.deepspeed_engine import zero_stage
+from dynolab.training.optimizer import SECOND_MOMENT
 
 FP32 = 4
 COPIES = {"probe": 1, "kernel": 2, "audit": 3, "squeezing": 10, "forces": 11}
@@ -38,6 +39,11 @@ def states(optimizer: OptimizerConfig) -> int:
     if optimizer.name == "adamw":
         return 2
     return int(optimizer.name == "rmsprop") + int(optimizer.momentum > 0)
+
+
+def recorded_states(optimizer: OptimizerConfig) -> int:
+    """Those in the record of a step: before it, and the second moment after it."""
+    return states(optimizer) + (optimizer.name in SECOND_MOMENT)
 
 
 def training_bytes(
@@ -135,16 +141,17 @@ def copies_of(config: LoopConfig, shape: ModelShape) -> Copies:
     """What ranks copy to main memory of T trained weights with s optimizer states each.
 
     In bf16 each rank keeps `4 T`, the weights before they were rounded. Rank 0 gathers `4 T` to
-    save the model. Before a recorded step it gathers `4 T (1 + s)`; after it has the weights again,
-    and copies each part as it writes it, `4 T (2 + s + max(1, s))`.
+    save the model. Before a recorded step it gathers `4 T (1 + s)`; after it has the weights again
+    and r = `recorded_states`, and copies each part as it writes it, `4 T (2 + r + max(1, r))`.
 
     Checked as `kept_bytes` is.
     """
     whole, s = FP32 * shape.trained, states(config.optimizer)
+    r = recorded_states(config.optimizer)
     every = whole if bytes_of(config) < FP32 else 0
     if not config.record_steps and config.ledger is None:
         return Copies(every, in_step=0, after=whole)
-    return Copies(every, in_step=(1 + s) * whole, after=(2 + s + max(1, s)) * whole)
+    return Copies(every, in_step=(1 + s) * whole, after=(2 + r + max(1, r)) * whole)
 
 
 def bytes_of(config: LoopConfig) -> int:
@@ -156,6 +163,6 @@ def ledger_copies(
     optimizer: OptimizerConfig, *, functionals: int, responses: int, whole: bool = True
 ) -> int:
     """Copies of the weights that a ledger holds: `3 f + r + 13 + s` for f functionals at once, r
-    responses of a batch and s optimizer states; a functional has one copy more where steps are left
-    out. Functionals that do not fit wait on disk, so that a ledger needs those of one."""
-    return (3 + (not whole)) * functionals + responses + 13 + states(optimizer)
+    responses of a batch and s `recorded_states`; a functional has one copy more where steps are
+    left out. Functionals that do not fit wait on disk, so that a ledger needs those of one."""
+    return (3 + (not whole)) * functionals + responses + 13 + recorded_states(optimizer)

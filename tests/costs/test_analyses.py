@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dynolab.audit.audit import audit_pairs
-from dynolab.costs.memory import COPIES, FP32, ledger_copies, states
+from dynolab.costs.memory import COPIES, FP32, ledger_copies, recorded_states
 from dynolab.costs.shape import ModelShape, shape_of
 from dynolab.costs.traced import LiveBytes
 from dynolab.data.encode import Encoder
@@ -42,8 +42,8 @@ class Trained:
     shape: ModelShape
 
     def planned(self, copies: int) -> int:
-        """Bytes of copies of the weights and of the optimizer's states."""
-        return (copies + states(self.job.config.optimizer)) * FP32 * self.shape.parameters
+        """Bytes of copies of the weights and of what a record has of the optimizer."""
+        return (copies + recorded_states(self.job.config.optimizer)) * FP32 * self.shape.parameters
 
     @property
     def encoder(self) -> Encoder:

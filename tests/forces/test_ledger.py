@@ -153,7 +153,7 @@ def test_a_line_is_what_the_response_s_doses_do_at_once_and_later(policy, optimi
 
 @pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw", "rmsprop momentum"])
 def test_a_line_does_not_depend_on_how_responses_are_batched(optimizer):
-    """In float32, with the first step, and where some of Adam's gradients are of rounding's size."""
+    """In float32, with the first step, where some of Adam's gradients are as small as rounding."""
     model = neox(dtype=torch.float32)
     config = OPTIMIZERS[optimizer].model_copy(update={"epsilon": 1e-12})
     records = trained(config, model, steps=2)
