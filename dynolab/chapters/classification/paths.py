@@ -96,18 +96,6 @@ class Task:
         return self.labels != self.right
 
 
-@dataclass(frozen=True)
-class Followed:
-    """Paths of all examples through a training, the seeds side by side.
-
-    `logps` begins before training; `own[t]` is how much an example's own share of its steps changed
-    the log p of its given label in epoch t + 1, in nats.
-    """
-
-    logps: Float[Tensor, "times seeds examples classes"]
-    own: Float[Tensor, "epochs seeds examples"]
-
-
 def study_paths(
     build: Build,
     data: ImageSplits,
