@@ -12,7 +12,7 @@ from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.generator import SampleConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
-from tasks.shared.policies import load_model
+from tasks.shared.policies import load_model, responses
 
 
 class AnswersConfig(StageConfig):
@@ -31,8 +31,6 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
 
     **Raises** `ConfigError` for a split without prompts.
     """
-    from dynolab.rollouts.sample import sample_responses
-
     config = work.config
     file = work.input_folder("prompts") / f"{config.split}.jsonl"
     prompts = list(islice(read_rows(file, PromptRow), config.prompts))
@@ -44,8 +42,7 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
         )
     with work.shown():
         model, tokenizer = load_model(work.input_folder("model", "model"))
-        asked, turns = [row.prompt for row in prompts], [row.turn for row in prompts]
-        responses = sample_responses(model, tokenizer, asked, config.sampling, turns)
+        sampled = responses(model, tokenizer, prompts, config.sampling)
         rows = [
             PolicyAnswer(
                 id=row.id,
@@ -57,7 +54,7 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
                 finished=response.finished,
                 tokens=len(response.response),
             )
-            for row, response in zip(prompts, responses, strict=True)
+            for row, response in zip(prompts, sampled, strict=True)
         ]
         work.write_tables(answers=rows)
     work.log_tables(answers=rows)

@@ -13,7 +13,7 @@ from dynolab.data.world.answer_kinds import RIGHT, WRONG
 from dynolab.results.study import Answer, ModelScore, Score
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
-from tasks.shared.policies import load_model
+from tasks.shared.policies import load_model, responses
 
 if TYPE_CHECKING:
     from dynolab.data.world.lexicon import Fact
@@ -121,7 +121,7 @@ def _score_and_answer(
     """Scores all rows and answers some prompts greedily, with the model in a folder."""
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.probes.score import score_probes
-    from dynolab.rollouts.sample import SampleConfig, sample_responses
+    from dynolab.rollouts.sample import SampleConfig
     from models.language import context_length
 
     model, tokenizer = load_model(folder)
@@ -134,8 +134,7 @@ def _score_and_answer(
         for row in [row for row in chosen if row.split == split][: config.answers]
     ]
     sampling = SampleConfig(temperature=0, max_new_tokens=config.answer_tokens)
-    prompts, turns = [row.prompt for row in prompted], [row.turn for row in prompted]
-    responses = sample_responses(model, tokenizer, prompts, sampling, turns)
+    sampled = responses(model, tokenizer, prompted, sampling)
     answers = [
         Answer(
             model=name,
@@ -146,7 +145,7 @@ def _score_and_answer(
             answer=response.text,
             finished=response.finished,
         )
-        for row, response in zip(prompted, responses, strict=True)
+        for row, response in zip(prompted, sampled, strict=True)
     ]
     return scores, answers
 

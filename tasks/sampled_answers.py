@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -11,7 +12,7 @@ from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.generator import SampleConfig, Sampled
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.shared.policies import load_model
+from tasks.shared.policies import load_model, responses
 from tasks.shared.rewarded_answers import log_figures
 
 if TYPE_CHECKING:
@@ -47,20 +48,15 @@ def sample_answers(work: Work[SampledAnswersConfig]) -> dict[str, float]:
 
 
 def _answers(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
-    from dynolab.rollouts.sample import sample_responses
-
-    config = work.config
+    config, data = work.config, work.input_folder("data")
     requests = [
         (split, pair, number)
         for split in SPLITS
-        for pair in _pairs(work, split)
+        for pair in islice(read_rows(data / f"{split}.jsonl", Example), config.prompts)
         for number in range(config.samples)
     ]
     model, tokenizer = load_model(work.input_folder("model", "model"))
-    prompts, turns = [
-        [getattr(pair, name) for _, pair, _ in requests] for name in ("prompt", "turn")
-    ]
-    sampled = sample_responses(model, tokenizer, prompts, config, turns)
+    sampled = responses(model, tokenizer, [pair for _, pair, _ in requests], config)
     end = tokenizer.eos_token_id
     return [
         _answer(split, pair, number, sample, end)
@@ -93,11 +89,6 @@ def _answer(
         ),
         repetition=repetition([token for token in sample.response if token != end]),
     )
-
-
-def _pairs(work: Work[SampledAnswersConfig], split: Split) -> list[Example]:
-    rows = list(read_rows(work.input_folder("data") / f"{split}.jsonl", Example))
-    return rows[: work.config.prompts]
 
 
 SAMPLED_ANSWERS = Stage("said", 3, sample_answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ from dynolab.distributed import device
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from dynolab.data.rows import Example, ProbeRow, PromptRow
     from dynolab.forces import PolicyFunction
+    from dynolab.rollouts.generator import SampleConfig, Sampled
     from tasks.runtime.work import Work
 
 ADAPTER = "adapter"
@@ -29,6 +32,19 @@ def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
     tokenizer = load_tokenizer(folder)
     return load_language_model(folder, tokenizer=tokenizer, device=device()), tokenizer
+
+
+def responses(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Example | ProbeRow | PromptRow],
+    config: SampleConfig,
+) -> list[Sampled]:
+    """One sampled response to the prompt of each row, in order."""
+    from dynolab.rollouts.sample import sample_responses
+
+    prompts, turns = [row.prompt for row in rows], [row.turn for row in rows]
+    return sample_responses(model, tokenizer, prompts, config, turns)
 
 
 def load_encoder(folder: Path, overlong: Overlong = "drop") -> Encoder:
