@@ -65,7 +65,11 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
             answers += [(group, split) for group in groups]
             progress.update(number, split)
         scores = [score_prompt(group, split, config.right_from) for group, split in answers]
-        options = _scoring_options(answerer)
+        options: dict[str, Any] = {  # log-probabilities are taken at the sampling temperature
+            "pad_id": answerer.pad_id,
+            "batch": config.sample_batch_size,
+            "temperature": config.temperature,
+        }
         right = right_answers(answerer.logits, answers, config.right_from, **options)
         work.write_tables(prompts=scores, right=right)
         progress.update(3, "likelihood")
@@ -74,16 +78,6 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
     means = log_figures(work, evaluation_figures(scores, changes, k=config.k), "eval")
     work.log_tables(prompts=scores, likelihood=changes)
     return means | {"seconds": work.seconds}
-
-
-def _scoring_options(answerer: Answerer) -> dict[str, Any]:
-    """Options for scoring answers: log-probabilities are taken at the sampling temperature."""
-    config = answerer.config
-    return {
-        "pad_id": answerer.pad_id,
-        "batch": config.sample_batch_size,
-        "temperature": config.temperature,
-    }
 
 
 def _changes(

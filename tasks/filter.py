@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import Field
@@ -43,6 +42,8 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
     Results: `train.jsonl` without the worst pairs, the unchanged `probes.jsonl`, and
     `filter.json`, which lists the dropped pairs. A training stage reads this result in place of the
     data stage's. Pairs that were not audited are kept.
+
+    **Raises** `ConfigError` for ids that no training pair has.
     """
     config, data = work.config, work.input_folder("data")
     with work.shown():
@@ -51,7 +52,9 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
         rows = read_rows(data / "train.jsonl", Example)
         kept_rows = (row for row in rows if row.id not in dropped_ids)
         kept = write_rows(work.output / "train.jsonl", kept_rows)
-        _check_there(dropped_ids, data / "train.jsonl")
+        known = {row.id for row in read_rows(data / "train.jsonl", Example)}
+        if unknown := sorted(dropped_ids - known):
+            raise ConfigError("filter.pairs", unknown[0], "is not the id of a training pair")
         shutil.copyfile(data / "probes.jsonl", work.output / "probes.jsonl")
         facts = FilteredPairs(by="id" if config.pairs else config.by, kept=kept, dropped=dropped)
         (work.output / "filter.json").write_text(facts.model_dump_json(indent=1))
@@ -66,13 +69,6 @@ def _worst(audit: Path, config: FilterConfig) -> tuple[str, ...]:
     audited = read_rows(audit / "audit.jsonl", PairAudit)
     ranked = worst_first([row for row in audited if row.split == "train"], config.by)
     return tuple(row.pair_id for row in ranked[: round(config.drop * len(ranked))])
-
-
-def _check_there(pairs: Collection[str], file: Path) -> None:
-    """Raises `ConfigError` for ids that no training pair has."""
-    known = {row.id for row in read_rows(file, Example)}
-    if unknown := sorted(set(pairs) - known):
-        raise ConfigError("filter.pairs", unknown[0], "is not the id of a training pair")
 
 
 FILTER = Stage("filter", 1, filter_pairs)

@@ -93,7 +93,15 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
         if config.ranks > 1:
             launch = _written_job(work)
             progress.update(1, "force map")
-            _fill_by_ranks(work, launch)
+            work.world_size = config.ranks
+            launch_ranks(
+                "tasks.ranks.force_map",
+                launch,
+                ranks=config.ranks,
+                logs=work.logs,
+                environment={},
+                while_running=lambda: None,
+            )
             question = _question(work)
             answer = analysis_of(question, ForceMap.open(folder))
         else:
@@ -130,19 +138,6 @@ def _written_job(work: Work[AnalysisJob]) -> Path:
     return file
 
 
-def _fill_by_ranks(work: Work[AnalysisJob], file: Path) -> None:
-    """Computes the map on several ranks into its folder."""
-    work.world_size = work.config.ranks
-    launch_ranks(
-        "tasks.ranks.force_map",
-        file,
-        ranks=work.config.ranks,
-        logs=work.logs,
-        environment={},
-        while_running=lambda: None,
-    )
-
-
 def _question(work: Work[AnalysisJob]) -> Question:
     """The analysis question: policy, observed answers, updating pairs, objective and metric.
 
@@ -155,7 +150,7 @@ def _question(work: Work[AnalysisJob]) -> Question:
     folder = work.input_folder("model", "model")
     encoder = load_encoder(folder)
     observed = observed_answers(data, config, encoder, config.pair_ids)
-    record = _record(work)
+    record = None if config.step is None else recorded_step(work, "model", config.step)
     updating, objective = _updating(work, encoder, record)
     policy = load_policy(folder, _adapter(work))
     question = Question(
@@ -173,11 +168,6 @@ def _question(work: Work[AnalysisJob]) -> Question:
         return question
     split = split_step(record, policy, batch_tokens=config.batch_tokens)
     return question.in_metric_of(record, split.update)
-
-
-def _record(work: Work[AnalysisJob]) -> StepRecord | None:
-    step = work.config.step
-    return None if step is None else recorded_step(work, "model", step)
 
 
 def _adapter(work: Work[AnalysisJob]) -> Path | None:

@@ -18,7 +18,6 @@ from tasks.shared.policies import load_encoder, load_model
 
 if TYPE_CHECKING:
     from dynolab.judges import Judge
-    from dynolab.judges.log_prob import LogProbJudge
 
 ANSWERS_OF = "answers_"
 
@@ -72,24 +71,20 @@ def _judge(work: Work[JudgeJob], endpoint: StageEndpoint) -> Judge:
     if isinstance(config, ExactJudgeConfig):
         return ExactJudge(label, config.rewards)
     if isinstance(config, LogProbJudgeConfig):
-        return _log_prob(work, config)
+        from dynolab.judges.log_prob import LogProbJudge
+        from dynolab.likelihood.token_logps import ResponseLogits
+
+        folder = work.input_folder("reference", "model")
+        model, _ = load_model(folder)
+        return LogProbJudge(
+            label,
+            ResponseLogits(model),
+            load_encoder(folder, "truncate_left"),
+            batch=config.batch,
+            tie_nats=config.tie_nats,
+        )
     assert endpoint.endpoint is not None, "an llm judge has an endpoint"
     return LlmJudge(label, endpoint.endpoint, config.criterion)
-
-
-def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:
-    from dynolab.judges.log_prob import LogProbJudge
-    from dynolab.likelihood.token_logps import ResponseLogits
-
-    folder = work.input_folder("reference", "model")
-    model, _ = load_model(folder)
-    return LogProbJudge(
-        work.config.label,
-        ResponseLogits(model),
-        load_encoder(folder, "truncate_left"),
-        batch=config.batch,
-        tie_nats=config.tie_nats,
-    )
 
 
 def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:

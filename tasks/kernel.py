@@ -129,14 +129,11 @@ def _sizes(
     vocabulary = policy.causal.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     longest = max(answer.response_length for answer in observed)
     image_bytes = (config.rank + config.probes) * longest * vocabulary * policy.dtype.itemsize
-    at = None
-    if step is not None:
-        at = recorded_step(work, MODEL + label, step).before
     return kernel_sizes(
         policy,
         observed,
         updating,
-        at=at,
+        at=None if step is None else recorded_step(work, MODEL + label, step).before,
         rank=config.rank,
         probes=config.probes,
         seed=config.seed,

@@ -24,7 +24,7 @@ from tasks.shared.recorded_steps import record_folders, recorded_steps
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded, Encoder
     from dynolab.forces.function.policy import PolicyFunction
-    from dynolab.training.step_record import Recorded, StepRecord
+    from dynolab.training.step_record import StepRecord
 
 
 FEW_PAIRS = 4
@@ -175,7 +175,10 @@ def _stronger(
     from dynolab.forces import build_token_map, split_step
     from dynolab.forces.step.token_map import example_pushes
 
-    lengths = [_length(example) for example in record.examples]
+    lengths = [
+        sum(sequence.response_length for sequence in example.named().values())
+        for example in record.examples
+    ]
     room = max(MAP_TOKENS, min(lengths))
     update = replace(split_step(record, policy).update, history={})  # it moves no token
     best: tuple[float, ProbeRow, Encoded, str] | None = None
@@ -199,10 +202,6 @@ def _stronger(
         update=update,
     )
     return Push(nats, tokens)
-
-
-def _length(example: Recorded) -> int:
-    return sum(sequence.response_length for sequence in example.named().values())
 
 
 FORCES = Stage("forces", 5, measure_forces)
