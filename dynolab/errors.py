@@ -39,6 +39,15 @@ def reading(field: str, value: object, remedy: str) -> Iterator[None]:
         raise ConfigError(field, value, f"{unreadable(error)}; {remedy}") from error
 
 
+@contextmanager
+def under_field(field: str) -> Iterator[None]:
+    """Raises the block's ConfigError under the name by which a file or another class sets it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(field, error.value, error.remedy) from error
+
+
 def unreadable(error: BaseException) -> str:
     """States on one line why a read failed."""
     reason = " ".join(str(error).split())[:_LONGEST_REASON]

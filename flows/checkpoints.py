@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.data.source_checks import FolderOrName
 from dynolab.data.sources.load import DataConfig, resolve_data
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, under_field
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.base import BASE, BaseConfig, resolve_base
@@ -74,10 +74,8 @@ def resolved_model(
         result = named_result(f"{field}.result", model.result, known, platform)
         _check_result(field, model, result, platform)
         return model, result
-    try:
+    with under_field(f"{field}.model"):
         commit = resolve_base(model.base).revision
-    except ConfigError as error:
-        raise ConfigError(f"{field}.model", error.value, error.remedy) from error
     return model.model_copy(update={"revision": commit}), None
 
 

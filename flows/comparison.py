@@ -21,7 +21,7 @@ from dynolab.claims.reproduction import (
     RESAMPLED,
 )
 from dynolab.data.sources.load import DataConfig, resolve_data
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, under_field
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig
 from dynolab.judges.exact import WORLD_REWARDS
 from dynolab.objectives.ipo import IPOConfig
@@ -141,10 +141,8 @@ class PairComparison(Comparison):
                 0,
                 "arms are compared by probes; set probe_every to 1 or more",
             )
-        try:
+        with under_field("on_policy.rewards"):
             Rewards(self.on_policy.rewards)
-        except ConfigError as error:
-            raise ConfigError("on_policy.rewards", error.value, error.remedy) from error
         if self.judge == ExactJudgeConfig() and not self.data.states_facts:
             raise ConfigError(
                 "judge",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, under_field
 from dynolab.objectives.advantages import AdvantageRuleConfig
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.grpo import GRPOConfig
@@ -87,26 +87,20 @@ class GrpoParameters(Comparison):
         for label in self.arms:
             if label in SHARED:
                 raise ConfigError("arms", label, "a shared step has this name; choose another")
-            try:
+            with under_field(f"arms.{label}"):
                 self.arm(label, 0)
-            except ConfigError as error:
-                raise ConfigError(f"arms.{label}", error.value, error.remedy) from error
+        without_facts = self.data.source == "world" and not self.data.states_facts
         for reward in self.training.rewards:
-            if reward.name.startswith("world_") and self.data.source == "world":
-                self._check_fits_world(reward.name)
-        try:
+            if reward.name.startswith("world_") and without_facts:
+                raise ConfigError(
+                    "training.rewards",
+                    reward.name,
+                    "fits only the world of facts; use exact or ends_with for "
+                    f"{self.data.world.name}",
+                )
+        with under_field("training.rewards"):
             Rewards(self.training.rewards)
-        except ConfigError as error:
-            raise ConfigError("training.rewards", error.value, error.remedy) from error
         return self
-
-    def _check_fits_world(self, reward: str) -> None:
-        if not self.data.states_facts:
-            raise ConfigError(
-                "training.rewards",
-                reward,
-                f"fits only the world of facts; use exact or ends_with for {self.data.world.name}",
-            )
 
     @property
     def baseline_label(self) -> str:

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from dynolab.data.sources.load import DataConfig
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, under_field
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.ipo import IPOConfig
@@ -122,10 +122,8 @@ class MitigationParameters(PairComparison):
                     "the default on_policy.rewards fit only the built-in world; give rewards for "
                     "your data, or leave the arm out",
                 )
-            try:
+            with under_field(f"arms.{label}"):
                 arm.training(self.training, self.on_policy, 0)
-            except ConfigError as error:
-                raise ConfigError(f"arms.{label}", error.value, error.remedy) from error
         return self
 
     @property

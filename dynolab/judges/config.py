@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dynolab.endpoint import EndpointConfig
-from dynolab.errors import ConfigError
+from dynolab.errors import under_field
 from dynolab.judges.exact import WORLD_REWARDS
 from dynolab.rollouts.rewards import RewardConfig, Rewards
 
@@ -29,10 +29,8 @@ class ExactJudgeConfig(BaseModel):
     @field_validator("rewards")
     @classmethod
     def _check_rewards(cls, rewards: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
-        try:
+        with under_field("rewards"):
             Rewards(rewards)
-        except ConfigError as error:
-            raise ConfigError("rewards", error.value, error.remedy) from error
         return rewards
 
 
