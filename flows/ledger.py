@@ -63,11 +63,10 @@ def plan_ledger(parameters: LedgerParameters, platform: Platform) -> Plan:
     known = results_of(parameters.study, platform)
     trained = named_result(TRAINED, parameters.trained, known, platform)
     if trained.stage not in READS:
-        names = ", ".join(READS)
         raise ConfigError(
             TRAINED,
             parameters.trained,
-            f"is a result of stage {trained.stage}; give one of {names}",
+            f"is a result of stage {trained.stage}; give one of {', '.join(READS)}",
         )
     existing = {TRAINED: trained, **_inputs(parameters.trained, trained, platform)}
     manifest = platform.store.manifest(trained.address, trained.digest)
@@ -86,14 +85,16 @@ def _inputs(reference: str, trained: StageResult, platform: Platform) -> dict[st
     inputs = {}
     for name in READS[trained.stage]:
         if name not in parents:
-            remedy = "it watched no answers; set probe_every of the training"
-            raise ConfigError(TRAINED, reference, remedy)
+            raise ConfigError(
+                TRAINED, reference, "it watched no answers; set probe_every of the training"
+            )
         result = parents[name]
         if result is None:
-            remedy = (
-                f"its input {name} is no longer in the store; run its flow again, then this one"
+            raise ConfigError(
+                TRAINED,
+                reference,
+                f"its input {name} is no longer in the store; run its flow again, then this one",
             )
-            raise ConfigError(TRAINED, reference, remedy)
         inputs[name] = result
     return inputs
 
@@ -149,15 +150,21 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
     """
     study = resolved(load_parameters(StudyParameters, Path(parameters.study)))
     if study.ledger is not None and study.ledger.every > 1:
-        remedy = "what an example did in the steps not drawn is unknown; set every: 1 in the study"
-        raise ConfigError("ledger.every", study.ledger.every, remedy)
+        raise ConfigError(
+            "ledger.every",
+            study.ledger.every,
+            "what an example did in the steps not drawn is unknown; set every: 1 in the study",
+        )
     trained_on = "filter" if study.preference_filter else "data"
     finished = results_of(parameters.study, platform)
     needed = (study.start, "ledger")
     for name in (trained_on, *needed):
         if name not in finished:
-            remedy = f"its step {name} has not run; set ledger: {{}} in it and run dynolab study"
-            raise ConfigError("study", parameters.study, remedy)
+            raise ConfigError(
+                "study",
+                parameters.study,
+                f"its step {name} has not run; set ledger: {{}} in it and run dynolab study",
+            )
     existing = {name: finished[name] for name in needed} | {"data": finished[trained_on]}
     groups = dropped_groups(parameters, _read(existing, platform))
     training = retraining(study.preference)

@@ -103,8 +103,11 @@ class MitigationParameters(PairComparison):
         started = {}
         for label, arm in arms.items():
             if "start" in arm.model_fields_set and arm.start != "base":
-                remedy = "sft is null, so that only base is there; set base, or leave the arm out"
-                raise ConfigError(f"arms.{label}.start", arm.start, remedy)
+                raise ConfigError(
+                    f"arms.{label}.start",
+                    arm.start,
+                    "sft is null, so that only base is there; set base, or leave the arm out",
+                )
             started[label] = arm.model_copy(update={"start": "base"})
         return started
 

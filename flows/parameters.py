@@ -59,8 +59,9 @@ def read_study(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        remedy = f"cannot be read ({error.strerror}); give a readable study file"
-        raise ConfigError("config", str(file), remedy) from error
+        raise ConfigError(
+            "config", str(file), f"cannot be read ({error.strerror}); give a readable study file"
+        ) from error
     except UnicodeDecodeError as error:
         raise _unreadable(str(file), error) from error
 
@@ -103,8 +104,9 @@ def parse_parameters(
 
 
 def _unreadable(origin: str, error: Exception) -> ConfigError:
-    remedy = f"cannot be read as YAML ({_yaml_problem(error)}); fix it there"
-    return ConfigError("config", origin, remedy)
+    return ConfigError(
+        "config", origin, f"cannot be read as YAML ({_yaml_problem(error)}); fix it there"
+    )
 
 
 def validated(kind: type[Parameters], content: Any) -> Parameters:
@@ -203,8 +205,9 @@ def _apply(kind: type[BaseModel], content: dict[str, Any], change: str) -> None:
     try:
         inner[leaf] = yaml.safe_load(text)
     except _YAML_ERRORS as error:
-        remedy = f"the value cannot be read as YAML ({_yaml_problem(error)}); quote it"
-        raise ConfigError("--set", change, remedy) from error
+        raise ConfigError(
+            "--set", change, f"the value cannot be read as YAML ({_yaml_problem(error)}); quote it"
+        ) from error
 
 
 def _yaml_problem(error: Exception) -> str:

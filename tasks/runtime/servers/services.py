@@ -191,8 +191,11 @@ def _start(home: Path, name: str, port: int, standing: bool) -> Service:
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
-        remedy = "another program uses this port; stop that program or choose another port"
-        raise ConfigError(f"{name}_port", port, remedy) from error
+        raise ConfigError(
+            f"{name}_port",
+            port,
+            "another program uses this port; stop that program or choose another port",
+        ) from error
     with listener:
         host, port = listener.getsockname()
         process = start_child(
