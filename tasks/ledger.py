@@ -192,7 +192,7 @@ def _keep(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables, done: int
     with TemporaryDirectory(dir=work.scratch) as folder:
         ledger.save(Path(folder) / CARRY)
         tables.write(Path(folder))
-        work.commit_resume(done, Path(folder), {})
+        work.commit_resume(done, Path(folder))
 
 
 def _go_on(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables) -> int:

@@ -77,7 +77,7 @@ class TrainingMonitor:
     def _keep_newest(self) -> None:
         states = sorted(path for path in self._states.iterdir() if path.name.startswith("step-"))
         for state in states[-1:]:
-            self._work.commit_resume(int(state.name.removeprefix("step-")), state, {})
+            self._work.commit_resume(int(state.name.removeprefix("step-")), state)
         for state in states:
             shutil.rmtree(state)
 

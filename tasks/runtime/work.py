@@ -174,15 +174,13 @@ class Work(Generic[Config]):
         source = self.inputs[name]
         return self._store.manifest(source.address, source.digest)
 
-    def commit_resume(self, step: int, folder: Path, extra: dict[str, Any]) -> None:
+    def commit_resume(self, step: int, folder: Path) -> None:
         """Commit the state after `step` optimizer steps; the store keeps the newest few.
 
-        `extra` (data cursor etc.) goes into the state's `manifest.json`. If the store cannot be
-        reached, this state is lost and training goes on.
+        If the store cannot be reached, this state is lost and training goes on.
         """
-        manifest = self.manifest({}).model_copy(update={"extra": canonical(extra, "extra")})
         try:
-            self._place.commit_resume(step, folder, manifest)
+            self._place.commit_resume(step, folder, self.manifest({}))
         except StoreError as error:
             log.warning("training goes on without a resume state of step %d: %s", step, error)
 

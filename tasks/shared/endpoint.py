@@ -75,4 +75,4 @@ class StageEndpoint:
         folder = self._work.scratch / "kept"
         folder.mkdir(exist_ok=True)
         self._cache.save(self.endpoint.answered, folder / ANSWERS_FILE)
-        self._work.commit_resume(len(self.endpoint.answered), folder, {})
+        self._work.commit_resume(len(self.endpoint.answered), folder)

@@ -179,7 +179,7 @@ def trainer(fail_at: int | None) -> Stage[Steps]:
             state = work.scratch / f"state-{step}"
             state.mkdir()
             (state / "state.txt").write_text(str(step))
-            work.commit_resume(step, state, {"cursor": step})
+            work.commit_resume(step, state)
             if step == fail_at:
                 raise RuntimeError("power cut")
         return {}

@@ -39,7 +39,7 @@ class Training:
             commit_resume=self.commit_resume,
         )
 
-    def commit_resume(self, step: int, folder: Path, extra: dict[str, Any]) -> None:
+    def commit_resume(self, step: int, folder: Path) -> None:
         assert (folder / "state.json").exists()
         self._keep(step)
         self.kept.append(step)

@@ -28,7 +28,7 @@ def train(work: Work[TrainConfig]) -> dict[str, float]:
     found.append(state and state[0])
     left = work.scratch / "state"
     left.mkdir()
-    work.commit_resume(5 + (state[0] if state else 0), left, {})
+    work.commit_resume(5 + (state[0] if state else 0), left)
     raise RuntimeError("power cut")
 
 
