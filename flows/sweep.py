@@ -343,8 +343,11 @@ def run_trials(study: SweepStudy, platform: Platform) -> None:
                 log.info("trial %d: left to %s", trial.number, holder or "its process")
                 continue
             if study_name(study.parameters) != study.name:
-                remedy = "changed after the sweep began; start the sweep again"
-                raise ConfigError("study", study.parameters.study, remedy)
+                raise ConfigError(
+                    "study",
+                    study.parameters.study,
+                    "changed after the sweep began; start the sweep again",
+                )
             _run_trial(study, trial, platform)
 
 
@@ -422,8 +425,9 @@ def final_metrics(
         metrics = ", ".join(sorted(values)) or "none"
         raise ConfigError("metric", sweep.metric, f"choose a metric of {sweep.stage}: {metrics}")
     if not math.isfinite(values[sweep.metric]):
-        remedy = "is not finite at the end; lower the learning rate"
-        raise ConfigError("metric", sweep.metric, remedy)
+        raise ConfigError(
+            "metric", sweep.metric, "is not finite at the end; lower the learning rate"
+        )
     return values
 
 
