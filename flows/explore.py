@@ -57,11 +57,13 @@ def start(references: Sequence[str], port: int, announce: Callable[[str], None])
         study, *others = map(open_study, references)
         for other in others:
             study = study.beside(other)
-        application = page_of(study)
+        from dynolab.explorer.page.app import application
+
+        page = application(study)
         host, chosen = server.getsockname()
         announce(f"explorer  http://{host}:{chosen}/?token={login_token(home)}")
         announce(f"study     {study.name}, {study.result}; Ctrl-C ends it")
-        serve(application, server, login_token(home))
+        serve(page, server, login_token(home))
 
 
 def listener(port: int) -> socket.socket:
@@ -69,8 +71,9 @@ def listener(port: int) -> socket.socket:
     try:
         return listening_socket(port)
     except OSError as error:
-        remedy = "is taken; give another with --port, or 0 for any that is free"
-        raise ConfigError("--port", port, remedy) from error
+        raise ConfigError(
+            "--port", port, "is taken; give another with --port, or 0 for any that is free"
+        ) from error
 
 
 def serve(application: Any, server: socket.socket, token: str) -> None:
@@ -90,13 +93,6 @@ def serve(application: Any, server: socket.socket, token: str) -> None:
         uvicorn.Server(config).run(sockets=[server])
 
 
-def page_of(study: Study) -> Any:
-    """The page as an ASGI application."""
-    from dynolab.explorer.page.app import application
-
-    return application(study)
-
-
 def open_study(reference: str) -> Study:
     """The study that a reference names: `report/<key>`, or the newest one.
 
@@ -110,11 +106,15 @@ def open_study(reference: str) -> Study:
     except ConfigError as error:
         if reference != NEWEST:
             raise
-        remedy = "holds no study's result; run one first: dynolab study"
-        raise ConfigError("DYNOLAB_HOME", str(settings.home), remedy) from error
+        raise ConfigError(
+            "DYNOLAB_HOME",
+            str(settings.home),
+            "holds no study's result; run one first: dynolab study",
+        ) from error
     if result.stage != NEWEST:
-        remedy = f"is a result of stage {result.stage}; give a study's, report/<key>"
-        raise ConfigError(RESULT, reference, remedy)
+        raise ConfigError(
+            RESULT, reference, f"is a result of stage {result.stage}; give a study's, report/<key>"
+        )
     inputs = inputs_of(result, platform)
     folders = {
         name: _folder(store, inputs, name) for name in ("data", *TRAININGS) if name in inputs
@@ -130,8 +130,11 @@ def open_study(reference: str) -> Study:
         if name in folders
     }
     if not any(training.answers for training in trainings.values()):
-        remedy = "its trainings watched no answers; set probe_every and run the study again"
-        raise ConfigError(RESULT, reference, remedy)
+        raise ConfigError(
+            RESULT,
+            reference,
+            "its trainings watched no answers; set probe_every and run the study again",
+        )
     data = inputs["data"]
     assert data is not None
     name = store.manifest(result.address, result.digest).config["name"]
@@ -192,6 +195,7 @@ def _scored(
 def _folder(store: Store, inputs: Mapping[str, StageResult | None], name: str) -> Path:
     result = inputs.get(name)
     if result is None:
-        remedy = f"its input {name} is no longer in the store; run the study again"
-        raise ConfigError(RESULT, NEWEST, remedy)
+        raise ConfigError(
+            RESULT, NEWEST, f"its input {name} is no longer in the store; run the study again"
+        )
     return store.folder(result.address, result.digest)

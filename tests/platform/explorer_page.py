@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dynolab.explorer.page.app import application
 from dynolab.explorer.study import Study
-from flows.explore import listener, page_of, serve
+from flows.explore import listener, serve
 from tasks.runtime.system.secret_files import login_token
 from tasks.runtime.system.settings import Settings
 
@@ -39,7 +40,7 @@ def explorer_of(home: Path) -> Iterator[tuple[str, int]]:
 
 
 def main() -> None:
-    page = page_of(Study("doors", "report/0", {}, {}, "data/0"))
+    page = application(Study("doors", "report/0", {}, {}, "data/0"))
     token = login_token(Settings.from_environment().home)
     with listener(0) as server:
         print(server.getsockname()[1], flush=True)
