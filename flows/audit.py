@@ -66,11 +66,8 @@ class AuditParameters(FlowParameters):
 
 def named_on_command_line(model: str | None, data: Path | None, trained: str | None) -> list[str]:
     """Turns the options of `dynolab audit` into changes of settings."""
-    settings: dict[str, object] = {}
-    if model is not None:
-        settings["model.model"] = model
-    if trained is not None:
-        settings["trained.model"] = trained
+    models = {"model.model": model, "trained.model": trained}
+    settings: dict[str, object] = {name: it for name, it in models.items() if it is not None}
     if data is not None:
         read = file_for_model(data, model)
         # Another file's page is kept, too.

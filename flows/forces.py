@@ -119,10 +119,9 @@ def plan(parameters: ForcesParameters, platform: Platform) -> Plan:
     known = parameters.model_copy(update=update)
     read: dict[str, dict[str, str]] = {}
     for label, checkpoint in known.checkpoints.items():
-        inputs = {}
-        if checkpoint.step is not None:
-            inputs = inputs_of(existing[model_step(label)], platform)
-        replayed = {f"{model_step(label)}.{name}": it for name, it in inputs.items() if it}
+        model = model_step(label)
+        inputs = {} if checkpoint.step is None else inputs_of(existing[model], platform)
+        replayed = {f"{model}.{name}": it for name, it in inputs.items() if it}
         existing |= replayed
         read[label] = {name: name for name in replayed}
     if "data" in existing:
@@ -158,9 +157,9 @@ def forces_steps(
     """
     labels = tuple(parameters.checkpoints)
     models = {label: model_step(label) for label in labels}
-    reference = {}
-    if parameters.needs_reference:
-        reference = {"reference": models[parameters.reference_label]}
+    reference = (
+        {"reference": models[parameters.reference_label]} if parameters.needs_reference else {}
+    )
     checkpoints = {models[label]: parameters.checkpoints[label] for label in labels}
     analyses = [
         Step(

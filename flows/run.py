@@ -206,17 +206,13 @@ def write_early_page(
     flow: StagedFlow[Any], plan: Plan, results: Mapping[str, StageResult], platform: Platform
 ) -> None:
     """Writes the page of the results so far; a page that cannot be made yet is only logged."""
-    if plan.early is None:
-        return
     try:
-        content = plan.early(results, platform)
-        page = flow.page_in(platform.settings.reports, plan.parameters.name)
-        page.parent.mkdir(parents=True, exist_ok=True)
-        if not content:
-            return
-        for end, text in plan.beside.items():
-            _write(page.with_name(f"{plan.parameters.name}-{end}"), text)
-        _write(page, content)
+        if content := plan.early(results, platform) if plan.early else "":
+            page = flow.page_in(platform.settings.reports, plan.parameters.name)
+            page.parent.mkdir(parents=True, exist_ok=True)
+            for end, text in plan.beside.items():
+                _write(page.with_name(f"{plan.parameters.name}-{end}"), text)
+            _write(page, content)
     except Exception:  # the run is worth more than its early page
         log.warning("cannot write the page of the results so far", exc_info=True)
 

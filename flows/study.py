@@ -104,13 +104,14 @@ class StudyParameters(FlowParameters):
     comparisons: ComparisonFiles = ComparisonFiles()
 
     @model_validator(mode="after")
-    def _can_be_contrasted(self) -> StudyParameters:
+    def _fits_data(self) -> StudyParameters:
         if "flat_world" in self.contrasts and not self.data.states_facts:
             raise ConfigError(
                 "contrasts",
                 "flat_world",
                 "needs the built-in world of facts; leave it out for other data",
             )
+        check_model_fits_data(self.base, self.data)
         return self
 
     @property
@@ -158,11 +159,6 @@ class StudyParameters(FlowParameters):
                 "preference_filter reads its ranking; delete `audit: null`, or name the pairs "
                 "(preference_filter.pairs)",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _model_fits_data(self) -> StudyParameters:
-        check_model_fits_data(self.base, self.data)
         return self
 
 

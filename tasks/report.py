@@ -220,11 +220,9 @@ def map_command(
 
     The map's step of SGD has the training's learning rate, if it is known.
 
-    Empty if training was not on pairs.
+    Empty if training was not on pairs, or has not ended.
     """
-    if objective is None or objective.name not in PAIR_OBJECTIVES:
-        return ""
-    if "preference" not in inputs:
+    if objective is None or objective.name not in PAIR_OBJECTIVES or "preference" not in inputs:
         return ""
     start = "sft" if "sft" in inputs else "base"
     data, before, after = (inputs[name].short for name in ("data", start, "preference"))
