@@ -44,8 +44,9 @@ def resolve_commit(
     try:
         commit = query(name, revision=revision).sha
     except HFValidationError as error:
-        remedy = "neither an existing folder nor a valid Hub name; give one of them"
-        raise ConfigError(field, name, remedy) from error
+        raise ConfigError(
+            field, name, "neither an existing folder nor a valid Hub name; give one of them"
+        ) from error
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
         if (names := _unresolved.get()) is not None:
             names.append(name)

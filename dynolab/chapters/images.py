@@ -80,8 +80,12 @@ def resolve_images(config: ImageConfig) -> ImageConfig:
     files = [idx_file(config, name) for name in IDX_FILES] if of_source else [array_file(config)]
     digests = [file_digest("data.path", file) for file in files]
     revision = hashlib.sha256(b"".join(digests)).hexdigest()
-    remedy = f"the files now have sha256 {revision}; restore them"
-    revision = pinned("data.revision", revision, config.revision, remedy)
+    revision = pinned(
+        "data.revision",
+        revision,
+        config.revision,
+        f"the files now have sha256 {revision}; restore them",
+    )
     return config.model_copy(update={"revision": revision})
 
 

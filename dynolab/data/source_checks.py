@@ -52,8 +52,11 @@ def check_source(config: Any, section: str, **sources: tuple[str, ...]) -> None:
     for field, readers in sources.items():
         value = getattr(config, field)
         if (value is not None) != (config.source in readers):
-            remedy = f"set it for source: {' or '.join(readers)}, and for no other"
-            raise ConfigError(f"{section}.{field}", value, remedy)
+            raise ConfigError(
+                f"{section}.{field}",
+                value,
+                f"set it for source: {' or '.join(readers)}, and for no other",
+            )
 
 
 def named_path(field: str, name: str | None) -> Path:

@@ -181,11 +181,15 @@ class Endpoint:
             reason = f"status {error.status_code}, {message}"
             # Every other request would fail in the same way. The cause may repeat the key.
             if error.status_code in (401, 403) or error.code == "insufficient_quota":
-                remedy = f"the endpoint rejects it: {reason}"
-                raise ConfigError("OPENAI_API_KEY", "(not shown)", remedy) from None
+                raise ConfigError(
+                    "OPENAI_API_KEY", "(not shown)", f"the endpoint rejects it: {reason}"
+                ) from None
             if error.status_code == 404:
-                remedy = f"no such model at the endpoint, or OPENAI_BASE_URL is wrong: {reason}"
-                raise ConfigError("model", self.config.model, remedy) from None
+                raise ConfigError(
+                    "model",
+                    self.config.model,
+                    f"no such model at the endpoint, or OPENAI_BASE_URL is wrong: {reason}",
+                ) from None
             return Failure(reason=reason)
         except (openai.APIError, ValueError):
             return Failure(reason="the answer is not JSON")

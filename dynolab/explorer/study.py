@@ -26,11 +26,12 @@ class Study:
         **Raises:** `ConfigError` for other data.
         """
         if other.data != self.data:
-            remedy = (
+            raise ConfigError(
+                "RESULT",
+                other.result,
                 f"was made of other rows ({other.data}) than {self.result} ({self.data}), so that "
-                "no answer is in both; name studies on the same data"
+                "no answer is in both; name studies on the same data",
             )
-            raise ConfigError("RESULT", other.result, remedy)
         known = {training.result for training in self.trainings.values()}
         added = {
             (name := f"{training.name} of {other.result}"): replace(

@@ -260,11 +260,12 @@ class Training:
         """The recorded steps that can be computed here, and why not all of them, or none."""
         if not self.recorded_steps:
             field = f"{self.stage}.record_steps"
-            remedy = (
+            return (), ConfigError(
+                field,
+                [],
                 "records no step, so that nothing beyond the ledger can be computed; set "
-                f"{field}: [10, 20], or other steps, and run the study again"
+                f"{field}: [10, 20], or other steps, and run the study again",
             )
-            return (), ConfigError(field, [], remedy)
         here = tuple(
             step for step in self.recorded_steps if self.records.holds(self._record_folder(step))
         )

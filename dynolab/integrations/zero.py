@@ -50,12 +50,17 @@ class ZeroShares:
     def __init__(self, engine: Any, parameters: Mapping[str, Any]) -> None:
         self._zero, self._parameters = engine.optimizer, parameters
         if not hasattr(self._zero, "single_partition_of_fp32_groups"):
-            kind = type(self._zero).__name__
-            remedy = "hides its gradients; set zero_optimization.stage to 2"
-            raise ConfigError("trainer.args.deepspeed", kind, remedy)
+            raise ConfigError(
+                "trainer.args.deepspeed",
+                type(self._zero).__name__,
+                "hides its gradients; set zero_optimization.stage to 2",
+            )
         if self._zero.round_robin_gradients:
-            remedy = "mixes the parameters' shares up; set false"
-            raise ConfigError("zero_optimization.round_robin_gradients", True, remedy)
+            raise ConfigError(
+                "zero_optimization.round_robin_gradients",
+                True,
+                "mixes the parameters' shares up; set false",
+            )
         base = self._zero.optimizer
         groups = zip(self._zero.bit16_groups, base.param_groups, strict=True)
         self._group = {id(p): group for members, group in groups for p in members}

@@ -60,8 +60,11 @@ class Files:
         try:
             self._fs = fsspec.filesystem(scheme, **options)
         except ImportError as error:
-            remedy = f"install its file system, {to_install('platform')} ({error})"
-            raise ConfigError("DYNOLAB_STORE", url, remedy) from error
+            raise ConfigError(
+                "DYNOLAB_STORE",
+                url,
+                f"install its file system, {to_install('platform')} ({error})",
+            ) from error
         if not self.is_local:
             self._fs.retries = S3_ROUNDS
         self._root = os.path.normpath(path) if self.is_local else path
@@ -211,8 +214,9 @@ class Files:
         except DynolabError:
             raise
         except Exception as error:  # each kind of store raises its own errors
-            reason = f"{type(error).__name__}: {error}"
-            raise StoreError(f"cannot {action} {self.address(path)}: {reason}") from error
+            raise StoreError(
+                f"cannot {action} {self.address(path)}: {type(error).__name__}: {error}"
+            ) from error
 
     def _diagnosis(self, error: StoreError) -> ConfigError:
         cause: BaseException = error
@@ -220,20 +224,30 @@ class Files:
             cause = cause.__cause__
         kind, reason = type(cause).__name__, str(cause)
         if self.is_local:
-            remedy = f"use a folder that this user can write to ({kind}: {reason})"
-            return ConfigError("DYNOLAB_STORE", self.url, remedy)
-        if isinstance(cause, PermissionError) or "Credentials" in kind:
-            remedy = (
-                "the object store refuses these credentials: set AWS_ACCESS_KEY_ID and "
-                f"AWS_SECRET_ACCESS_KEY of a user who may write to {self.url} ({reason})"
+            return ConfigError(
+                "DYNOLAB_STORE",
+                self.url,
+                f"use a folder that this user can write to ({kind}: {reason})",
             )
-            return ConfigError("AWS_ACCESS_KEY_ID", os.environ.get("AWS_ACCESS_KEY_ID"), remedy)
+        if isinstance(cause, PermissionError) or "Credentials" in kind:
+            return ConfigError(
+                "AWS_ACCESS_KEY_ID",
+                os.environ.get("AWS_ACCESS_KEY_ID"),
+                "the object store refuses these credentials: set AWS_ACCESS_KEY_ID and "
+                f"AWS_SECRET_ACCESS_KEY of a user who may write to {self.url} ({reason})",
+            )
         if isinstance(cause, FileNotFoundError):
             bucket = self._root.partition("/")[0]
-            remedy = f"create the bucket {bucket!r} or name one that exists ({reason})"
-            return ConfigError("DYNOLAB_STORE", self.url, remedy)
-        remedy = f"start the object store there or correct the address ({kind}: {reason})"
-        return ConfigError("DYNOLAB_STORE_ENDPOINT", self.endpoint, remedy)
+            return ConfigError(
+                "DYNOLAB_STORE",
+                self.url,
+                f"create the bucket {bucket!r} or name one that exists ({reason})",
+            )
+        return ConfigError(
+            "DYNOLAB_STORE_ENDPOINT",
+            self.endpoint,
+            f"start the object store there or correct the address ({kind}: {reason})",
+        )
 
 
 def _was_refused(error: Exception) -> bool:

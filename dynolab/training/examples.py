@@ -52,8 +52,12 @@ def load_prompts(
     except ConfigError as error:
         if error.field != "overlong":
             raise
-        remedy = f"or lower max_new_tokens = {max_new_tokens}, the room kept for a completion"
-        raise ConfigError(error.field, error.value, f"{error.remedy}, {remedy}") from error
+        raise ConfigError(
+            error.field,
+            error.value,
+            f"{error.remedy}, or lower max_new_tokens = {max_new_tokens}, the room kept for a "
+            "completion",
+        ) from error
     prompts = [(row, tokens) for row, tokens in encoded if tokens is not None]
     if not prompts:
         raise ConfigError(

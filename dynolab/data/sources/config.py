@@ -207,5 +207,9 @@ def _template_revision(model: str, revision: str | None) -> str:
         return resolve_commit("model", model, revision or "main", field="data.chat_model")
     with reading("data.chat_model", model, "give a folder that you can read"):
         digest = template_digest(folder)
-    remedy = f"the template in {model} now has digest {digest}; restore it"
-    return pinned("data.chat_revision", digest, revision, remedy)
+    return pinned(
+        "data.chat_revision",
+        digest,
+        revision,
+        f"the template in {model} now has digest {digest}; restore it",
+    )

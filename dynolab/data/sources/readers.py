@@ -209,8 +209,11 @@ def word_problems(
         where = place(record, origin, number)
         for column in ("question", "answer"):
             if not isinstance(record.get(column), str):
-                remedy = "must be a text; name its column in data.columns"
-                raise ConfigError(f"{where}, column {column}", record.get(column), remedy)
+                raise ConfigError(
+                    f"{where}, column {column}",
+                    record.get(column),
+                    "must be a text; name its column in data.columns",
+                )
         question = record["question"]
         texts = Texts(f"Question: {question}\nAnswer:", [], None)
         if write is not None:
