@@ -103,9 +103,7 @@ class Inputs:
 
     def shape(self, config: LoopConfig | None = None) -> ModelShape:
         """The model's sizes, adapters among them."""
-        if config is None or config.lora is None:
-            return self._shape
-        return self._measured(config)
+        return self._shape if config is None or config.lora is None else self._measured(config)
 
     @cached_property
     def _shape(self) -> ModelShape:

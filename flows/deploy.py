@@ -356,9 +356,11 @@ def close_lost_runs(client: SyncPrefectClient) -> None:
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=running)),
     )
     for run in client.read_flow_runs(flow_run_filter=lost, limit=200):
-        ended: State[None] = Crashed(message="The process that ran it has ended; run it again.")
-        if run.state is not None and run.state.is_cancelling():
-            ended = Cancelled()
+        ended: State[None] = (
+            Cancelled()
+            if run.state is not None and run.state.is_cancelling()
+            else Crashed(message="The process that ran it has ended; run it again.")
+        )
         client.set_flow_run_state(run.id, ended, force=True)
 
 
