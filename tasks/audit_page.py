@@ -8,7 +8,7 @@ from tasks.shared.page_helpers import (
     PageConfig,
     input_folder,
     input_metrics,
-    send_page,
+    page_shown,
     stage_facts,
 )
 
@@ -28,7 +28,7 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
     from dynolab.report.inputs.study import AuditPageInputs, read_audit
 
     config = work.config
-    with work.shown():
+    with page_shown(work):
         inputs = AuditPageInputs(
             name=config.name,
             objective=config.objective,
@@ -41,7 +41,6 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
             stages=stage_facts(work),
         )
         write_audit_page(inputs, work.output)
-    send_page(work)
     return {
         name: value
         for name, value in input_metrics(work).items()

@@ -27,7 +27,7 @@ from models.vision import ClassifierName
 from tasks.audit import read_pairs
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
-from tasks.shared.page_helpers import PageConfig, input_metrics, send_page, stage_facts
+from tasks.shared.page_helpers import PageConfig, input_metrics, page_shown, stage_facts
 from tasks.shared.policies import load_encoder, load_model
 from tasks.shared.seeds import Seeds
 
@@ -239,8 +239,7 @@ def transfer_digits(work: Work[TransferJob]) -> dict[str, float]:
     """
     from dynolab.chapters.transfer.task import image_task
 
-    data = _images(work)
-    return _transfer(work, image_task(data, work.config.first, seed=0))
+    return _transfer(work, image_task(_images(work), work.config.first, seed=0))
 
 
 def transfer_topics(work: Work[TopicTransferJob]) -> dict[str, float]:
@@ -453,7 +452,7 @@ def chapter_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
     config, name = work.config, work.config.chapter
     module = f"dynolab.chapters.{name}" + ("" if name == "coupling" else ".page")
     build = getattr(import_module(module), name)
-    with work.shown():
+    with page_shown(work):
         inputs = {name: work.input_folder(name) for name in work.inputs}
         chapter = replace(
             build(inputs, Facts(config.learning_rates, config.digits)),
@@ -462,7 +461,6 @@ def chapter_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
             stages=stage_facts(work),
         )
         claims = write_chapter(chapter, work.output, f"{name}.html")
-    send_page(work)
     return claims | input_metrics(work)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.shared.page_helpers import PageConfig, input_metrics, send_page, stage_facts
+from tasks.shared.page_helpers import PageConfig, input_metrics, page_shown, stage_facts
 
 ANALYSIS = "analysis_"
 
@@ -26,7 +26,7 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     from dynolab.report.inputs.study import ForcePageInputs, read_checkpoint, read_kernel
 
     config = work.config
-    with work.shown():
+    with page_shown(work):
         inputs = ForcePageInputs(
             name=config.name,
             checkpoints=tuple(
@@ -39,7 +39,6 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
             stages=stage_facts(work, lambda name: name.replace("_", "-", 1)),
         )
         write_force_page(inputs, work.output)
-    send_page(work)
     return input_metrics(work, "kernel") | {
         f"{label}/{name}": value
         for label in config.labels

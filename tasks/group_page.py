@@ -6,7 +6,7 @@ from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.shared.page_helpers import PageConfig, input_folder, send_page, stage_facts
+from tasks.shared.page_helpers import PageConfig, input_folder, page_shown, stage_facts
 
 
 def start_of(seed: int) -> str:
@@ -61,7 +61,7 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     from dynolab.report.inputs.arms import GroupPageInputs, read_evaluated, read_group_run
 
     config = work.config
-    with work.shown():
+    with page_shown(work):
         inputs = GroupPageInputs(
             name=config.name,
             arms=config.arms,
@@ -87,9 +87,7 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
             settings=config.settings,
             stages=stage_facts(work),
         )
-        metrics = write_group_page(inputs, work.output)
-    send_page(work)
-    return metrics
+        return write_group_page(inputs, work.output)
 
 
 GROUP_PAGE = Stage("group-page", 5, group_page)

@@ -7,7 +7,7 @@ from tasks.judge import ANSWERS_OF
 from tasks.policy_answers import AnswersConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
+from tasks.shared.page_helpers import PageConfig, page_shown, stage_facts
 
 JUDGED_BY = "judged_"
 
@@ -35,7 +35,7 @@ def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
     )
 
     config = work.config
-    with work.shown():
+    with page_shown(work):
         inputs = JudgePageInputs(
             name=config.name,
             baseline=config.baseline,
@@ -51,9 +51,7 @@ def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
             settings=config.settings,
             stages=stage_facts(work),
         )
-        metrics = write_judge_page(inputs, work.output)
-    send_page(work)
-    return metrics
+        return write_judge_page(inputs, work.output)
 
 
 JUDGE_PAGE = Stage("judge-page", 3, judge_page)

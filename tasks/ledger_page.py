@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.shared.page_helpers import PageConfig, input_metrics, send_page, stage_facts
+from tasks.shared.page_helpers import PageConfig, input_metrics, page_shown, stage_facts
 
 
 def ledger_page(work: Work[PageConfig]) -> dict[str, float]:
@@ -16,10 +16,9 @@ def ledger_page(work: Work[PageConfig]) -> dict[str, float]:
     from dynolab.report.ledger.page import write_ledger_page
 
     config = work.config
-    with work.shown():
+    with page_shown(work):
         ledger = read_ledger(work.input_folder("ledger"), work.input_folder("data"))
         write_ledger_page(ledger, config.name, config.settings, stage_facts(work), work.output)
-    send_page(work)
     return input_metrics(work, "ledger")
 
 

@@ -13,7 +13,7 @@ from tasks.arm import ArmConfig, OnPolicyConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.work import Work
-from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
+from tasks.shared.page_helpers import PageConfig, page_shown, stage_facts
 from tasks.shared.pair_inputs import data_of, read_run
 
 
@@ -40,7 +40,7 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     from dynolab.report.inputs.study import read_watched
 
     config, training = work.config, work.config.training
-    with work.shown():
+    with page_shown(work):
         runs = {arm: [read_run(work, arm, seed) for seed in config.seeds] for arm in config.arms}
         compared = ComparedArms(
             name=config.name,
@@ -60,7 +60,7 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
                 config.follow,
             ),
         )
-        metrics = write_mitigation_page(
+        return write_mitigation_page(
             compared,
             work.output,
             settings=config.settings,
@@ -70,8 +70,6 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
                 for label, arm in config.arms.items()
             },
         )
-    send_page(work)
-    return metrics
 
 
 def study_command(label: str, arm: ArmFacts, steps: int) -> str:

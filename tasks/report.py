@@ -22,7 +22,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult, Work
-from tasks.shared.page_helpers import PageConfig, facts_of, send_page
+from tasks.shared.page_helpers import PageConfig, facts_of, page_shown
 
 if TYPE_CHECKING:
     from dynolab.report.inputs.ledger import Ledger
@@ -66,7 +66,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     """
     from dynolab.report.study.page import write_report
 
-    with work.shown():
+    with page_shown(work):
         inputs = read_inputs(work.config, work.inputs, work.input_folder, work.short)
         summary = write_report(inputs, work.output)
         if work.config.remedies:
@@ -74,7 +74,6 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
             (work.output / REMEDIES).write_text(remedies)
     if (pairs := work.output / PAIRS).exists():
         work.log_tables(pairs=read_rows(pairs, PairChange))
-    send_page(work)
     metrics: dict[str, float] = summary["metrics"]
     return metrics | {
         name: value

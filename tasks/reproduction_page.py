@@ -5,7 +5,7 @@ from __future__ import annotations
 from dynolab.results.arms import Start
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
+from tasks.shared.page_helpers import PageConfig, page_shown, stage_facts
 from tasks.shared.pair_inputs import read_run, read_start
 
 
@@ -28,7 +28,7 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     from dynolab.report.inputs.arms import ReproductionInputs
 
     config = work.config
-    with work.shown():
+    with page_shown(work):
         starts: dict[str, Start] = {
             SFT: "sft",
             EXTENDED: "extended",
@@ -49,9 +49,7 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
             settings=config.settings,
             stages=stage_facts(work),
         )
-        metrics = write_reproduction_page(inputs, work.output)
-    send_page(work)
-    return metrics
+        return write_reproduction_page(inputs, work.output)
 
 
 REPRODUCTION_PAGE = Stage("reproduction-page", 5, reproduction_page)

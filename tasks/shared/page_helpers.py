@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,14 @@ def input_metrics(work: Work[Any], *names: str) -> dict[str, float]:
         for metric, value in work.inputs[name].metrics.items()
         if metric != "seconds"
     }
+
+
+@contextmanager
+def page_shown(work: Work[Any]) -> Iterator[None]:
+    """The progress of the block, which makes a page; then sends the page to MLflow."""
+    with work.shown():
+        yield
+    send_page(work)
 
 
 def send_page(work: Work[Any]) -> None:
