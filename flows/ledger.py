@@ -166,7 +166,11 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
                 f"its step {name} has not run; set ledger: {{}} in it and run dynolab study",
             )
     existing = {name: finished[name] for name in needed} | {"data": finished[trained_on]}
-    groups = dropped_groups(parameters, _read(existing, platform))
+    ledger, data = (
+        platform.store.folder(existing[name].address, existing[name].digest)
+        for name in ("ledger", "data")
+    )
+    groups = dropped_groups(parameters, read_ledger(ledger, data))
     training = retraining(study.preference)
     reads = {"data": "data", "model": study.start}
     steps = [Step(WHOLE, PREFERENCE, training, reads)]
@@ -224,14 +228,6 @@ def _metagradient(study: StudyParameters, training: TrainConfig) -> list[Step]:
     )
     reads = {"data": "data", "model": study.start, "trained": WHOLE, "ledger": "ledger"}
     return [Step("metagradient", METAGRADIENT, config, reads)]
-
-
-def _read(existing: dict[str, StageResult], platform: Platform) -> Ledger:
-    folders = [
-        platform.store.folder(existing[name].address, existing[name].digest)
-        for name in ("ledger", "data")
-    ]
-    return read_ledger(*folders)
 
 
 def dropped_groups(parameters: CounterfactualParameters, ledger: Ledger) -> list[Dropped]:
