@@ -148,7 +148,11 @@ def load_prompts(
     if config.source == "world":
         world = build_any_world(config.world)
         train, heldout = (
-            [_world_prompt(world, pair) for pair in part] for part in (world.pairs, world.heldout)
+            [
+                PromptRow(id=pair.id, prompt=pair.prompt, answer=world.answer_of(pair))
+                for pair in part
+            ]
+            for part in (world.pairs, world.heldout)
         )
         return LoadedPrompts(train, heldout, {})
     records = list(islice(_records(config), config.rows))
@@ -212,10 +216,6 @@ def _prompt_to_example(row: PromptRow, config: DataConfig) -> Example:
 def _example_to_prompt(row: Example) -> PromptRow:
     answer = row.content(row.chosen).strip()
     return PromptRow(id=row.id, prompt=row.prompt, answer=answer, turn=row.turn)
-
-
-def _world_prompt(world: WorldRows, example: Example) -> PromptRow:
-    return PromptRow(id=example.id, prompt=example.prompt, answer=world.answer_of(example))
 
 
 def _writer(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Write | None:

@@ -97,7 +97,11 @@ def shown(study: Study, state: State, dark: bool) -> Any:
         head,
         parts.steps(steps, state.step),
         *beside.chooser(recorded, state),
-        *(_tokens(training, row, near, token_map, state) if recorded else _plain(row)),
+        *(
+            _tokens(training, row, near, token_map, state)
+            if recorded
+            else [html.P(row.response, className="answer", dir="auto")]  # without colours
+        ),
         sentence(moved, state),
         parts.failed(error),
         search.any_pair(study, state, "its map of any pair") if recorded else None,
@@ -149,11 +153,6 @@ def _tokens(
             className="note",
         ),
     ]
-
-
-def _plain(row: ProbeRow) -> list[Any]:
-    """The answer without colours, where no step can be computed."""
-    return [html.P(row.response, className="answer", dir="auto")]
 
 
 def _token_pushers(

@@ -79,13 +79,14 @@ def shown(study: Study, state: State, *, computed: bool = True) -> list[Any]:
     hardest = _hardest_first(study, _mean_pushes(training, state)[0])
     pair = study.pairs[state.pair if state.pair in study.pairs else hardest[0]]
     steps, error = training.computable()
+    tick = "take it back in" if pair.id in state.without else "leave it out"
     return [
         search.any_pair(study, state, "any pair"),
         html.H2(pair.id),
         parts.given(pair.prompt),
         html.P([html.B("y⁺ ", className="up"), parts.said(pair.chosen)]),
         html.P([html.B("y⁻ ", className="down"), parts.said(pair.rejected or "–")]),
-        html.P(parts.link(_tick(pair.id, state), state.toggled(pair.id))),
+        html.P(parts.link(f"{tick} (what if)", state.toggled(pair.id))),
         *_over_training(training, pair.id, state),
         parts.failed(error),
         *(_at_recorded_steps(study, pair, steps, state) if computed else ()),
@@ -131,10 +132,6 @@ def _at_recorded_steps(
         html.H3("Whom it helps"),
         _table(answers, pushes, helped[:SHOWN], state),
     ]
-
-
-def _tick(pair: str, state: State) -> str:
-    return "take it back in (what if)" if pair in state.without else "leave it out (what if)"
 
 
 def _over_training(training: Training, pair: str, state: State) -> list[Any]:

@@ -56,13 +56,12 @@ def _objective(training: Training, state: State) -> ObjectiveConfig:
 def _yaml(value: Mapping[str, Any]) -> str:
     """Settings as a study file has them: sections on lines of their own, the rest as JSON."""
     return "\n".join(
-        f"{name}:\n" + "\n".join(f"  {key}: {_json(own)}" for key, own in section.items())
+        f"{name}:\n"
+        + "\n".join(
+            f"  {key}: {json.dumps(own, ensure_ascii=False)}" for key, own in section.items()
+        )
         for name, section in value.items()
     )
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def taken(study: Study, training: Training, state: State) -> list[Any]:
