@@ -14,8 +14,6 @@ from dynolab.rollouts.generator import SampleConfig, Sampled
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["SampleConfig", "Sampled", "sample_responses"]
-
 
 def sample_responses(
     model: PreTrainedModel,

@@ -16,8 +16,6 @@ from dynolab.store import FileEntry, hash_file
 from dynolab.store.manifest import hash_bytes
 from dynolab.training.step_record import StepRecord
 
-__all__ = ["LIMIT_BYTES", "TENSORS", "RecordCache", "size_of_weights"]
-
 log = logging.getLogger(__name__)
 
 TENSORS = "tensors.json"

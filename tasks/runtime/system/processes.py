@@ -13,19 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tasks.runtime.system.child import GRACE, die_with_parent
-
-__all__ = [
-    "die_with_parent",
-    "free_port",
-    "kill_marked",
-    "last_lines",
-    "listening_socket",
-    "port_in_use",
-    "start_child",
-    "stop_group",
-    "variable_of_all",
-]
+from tasks.runtime.system.child import GRACE
 
 Process = subprocess.Popen[bytes]
 LOOPBACK = "127.0.0.1"
