@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -138,6 +138,12 @@ def check_installed(field: str, library: str, extra: str) -> None:
     """Raises `ConfigError` without a library, and names the extra that brings it."""
     if find_spec(library) is None:
         raise ConfigError(field, library, f"is not installed; {to_install(extra)}")
+
+
+def check_known(field: str, name: str | None, known: Collection[str]) -> None:
+    """Raises `ConfigError` for a name that is not one of the known; None names nothing."""
+    if name is not None and name not in known:
+        raise ConfigError(field, name, f"choose one of {', '.join(known)}")
 
 
 DIVERGED = "diverged.jsonl"

@@ -21,7 +21,7 @@ from dynolab.claims.reproduction import (
     RESAMPLED,
 )
 from dynolab.data.sources.load import DataConfig, resolve_data
-from dynolab.errors import ConfigError, under_field
+from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig
 from dynolab.judges.exact import WORLD_REWARDS
 from dynolab.objectives.ipo import IPOConfig
@@ -322,8 +322,7 @@ class ReproduceParameters(PairComparison):
             )
         known = PAPERS | PAPERS_ON_POLICY
         for label in self.learning_rates:
-            if label not in known:
-                raise ConfigError("learning_rates", label, f"choose one of {', '.join(known)}")
+            check_known("learning_rates", label, known)
         return self
 
     @property

@@ -13,7 +13,7 @@ from pydantic import (
 
 from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, check_known
 from dynolab.objectives import build_objective
 from flows.checkpoints import (
     CheckpointConfig,
@@ -74,9 +74,7 @@ class ForcesParameters(FlowParameters):
                     None,
                     "analysis.updating: recorded reads a recorded step's batch; set the step",
                 )
-        if self.reference is not None and self.reference not in self.checkpoints:
-            labels = ", ".join(self.checkpoints)
-            raise ConfigError("reference", self.reference, f"choose one of {labels}")
+        check_known("reference", self.reference, self.checkpoints)
         check_data_named_once(self.data_result, self.model_fields_set)
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from dynolab.errors import ConfigError, under_field
+from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.objectives.advantages import AdvantageRuleConfig
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.grpo import GRPOConfig
@@ -76,8 +76,7 @@ class GrpoParameters(Comparison):
 
     @model_validator(mode="after")
     def _fits_together(self) -> GrpoParameters:
-        if self.baseline is not None and self.baseline not in self.arms:
-            raise ConfigError("baseline", self.baseline, f"choose one of {', '.join(self.arms)}")
+        check_known("baseline", self.baseline, self.arms)
         if "objective" in self.training.model_fields_set:
             raise ConfigError(
                 "training.objective",

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, check_known
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from flows.checkpoints import (
     ModelConfig,
@@ -62,10 +62,7 @@ class JudgeParameters(FlowParameters):
     def _fits_together(self) -> JudgeParameters:
         for field, model in self.models.items():
             check_named(field, model)
-        if self.baseline is not None and self.baseline not in self.policies:
-            raise ConfigError(
-                "baseline", self.baseline, f"choose one of {', '.join(self.policies)}"
-            )
+        check_known("baseline", self.baseline, self.policies)
         if self.data is None and self.study is None:
             raise ConfigError("data", None, "give data, or the study whose prompts are answered")
         log_prob_judges = [

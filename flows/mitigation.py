@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from dynolab.data.sources.load import DataConfig
-from dynolab.errors import ConfigError, under_field
+from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.ipo import IPOConfig
@@ -113,8 +113,7 @@ class MitigationParameters(PairComparison):
 
     @model_validator(mode="after")
     def _fits_together(self) -> MitigationParameters:
-        if self.baseline is not None and self.baseline not in self.arms:
-            raise ConfigError("baseline", self.baseline, f"choose one of {', '.join(self.arms)}")
+        check_known("baseline", self.baseline, self.arms)
         for label, arm in self.arms.items():
             if label.split("-")[0] in SHARED:
                 raise ConfigError("arms", label, "a shared step has this name; choose another")

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.rows import read_rows
 from dynolab.data.source_checks import FilePath
-from dynolab.errors import ConfigError, DynolabError, Pruned
+from dynolab.errors import ConfigError, DynolabError, Pruned, check_known
 from dynolab.results.study import MetricsLine
 from dynolab.results.sweep import Scalar, TrialRow, TrialState
 from dynolab.store import Claim
@@ -148,9 +148,7 @@ def check_sweep(parameters: SweepParameters) -> None:
 
     Checks each value of a setting together with the first values of the others.
     """
-    flows = [name for name in FLOWS if name != "sweep"]
-    if parameters.flow not in flows:
-        raise ConfigError("flow", parameters.flow, f"choose one of {', '.join(flows)}")
+    check_known("flow", parameters.flow, [name for name in FLOWS if name != "sweep"])
     first = {
         name: dimension.low if dimension.values is None else dimension.values[0]
         for name, dimension in parameters.space.items()

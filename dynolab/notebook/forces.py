@@ -18,7 +18,7 @@ from dynolab.data.probes.build import Watched
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.data.sources.readers import pairs as read_pairs
 from dynolab.data.unknown import warn_of_unread
-from dynolab.errors import ConfigError, check_installed
+from dynolab.errors import ConfigError, check_installed, check_known
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.analysis import recorded_examples
 from dynolab.forces.map.breakdown import Breakdown, breakdown
@@ -215,8 +215,7 @@ def _objective(objective: str | RowObjectiveConfig) -> RowObjectiveConfig:
     if not isinstance(objective, str):
         return objective
     known = [config.model_fields["name"].default for config in get_args(RowConfig)]
-    if objective not in known:
-        raise ConfigError("objective", objective, f"choose one of {', '.join(known)}")
+    check_known("objective", objective, known)
     config: RowObjectiveConfig = TypeAdapter(RowObjectiveConfig).validate_python(
         {"name": objective}
     )
