@@ -5,7 +5,7 @@ The flow `reproduce`: the papers' orders of SFT and DPO → claims → page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
@@ -206,12 +206,16 @@ def _finetunings(
     if config is None:
         return {}
     plain = config.model_copy(update={"seed": seed})
-    makers: dict[Start, Callable[[], TrainConfig]] = {
-        "sft": lambda: plain,
-        "extended": lambda: extended(plain),
-        "extended_half": lambda: plain.model_copy(update={"objective": _extended_objective(plain)}),
-    }
-    return {start: make() for start, make in makers.items() if start in starts}
+    configs: dict[Start, TrainConfig] = {}
+    if "sft" in starts:
+        configs["sft"] = plain
+    if "extended" in starts:
+        configs["extended"] = extended(plain)
+    if "extended_half" in starts:
+        configs["extended_half"] = plain.model_copy(
+            update={"objective": _extended_objective(plain)}
+        )
+    return configs
 
 
 def extended(plain: TrainConfig) -> TrainConfig:
