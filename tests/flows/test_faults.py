@@ -83,7 +83,10 @@ def test_a_killed_command_takes_all_with_it_and_the_next_takes_over(
 def test_a_study_killed_anywhere_ends_as_the_undisturbed_one(
     tmp_path: Path, servers: dict[str, str], undisturbed: Lab, record_property: Record
 ) -> None:
-    """SIGKILL, five times, for any of its processes at any moment, from an empty home on."""
+    """SIGKILL, five times, for any of its processes at any moment, from an empty home on.
+
+    Half of a small file of the store may stay under a name that nothing reads.
+    """
     lab, seed = Lab(tmp_path, **servers), int.from_bytes(os.urandom(4))
     chance = random.Random(seed)
     for _ in range(5):
@@ -97,7 +100,7 @@ def test_a_study_killed_anywhere_ends_as_the_undisturbed_one(
     tell(
         record_property,
         f"five processes killed at random (seed {seed})",
-        left=lab.left_behind(),
+        left=[path for path in lab.left_behind() if not path.endswith(".part")],
         metrics_lost=lost(finished_history(lab.mlflow, "anywhere"), undisturbed.history()),
         resume_identical=all(lab.hashes(name) == undisturbed.hashes(name) for name in stages),
     )
