@@ -46,4 +46,4 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     }
 
 
-FORCE_PAGE = Stage("force-page", 3, force_page)
+FORCE_PAGE = Stage("force-page", 4, force_page)

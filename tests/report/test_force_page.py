@@ -8,6 +8,7 @@ import pytest
 
 from dynolab.report.forces.page import write_force_page
 from dynolab.report.forces.pair_matrix import pair_matrix_figure
+from dynolab.report.forces.parts import block_figure
 from dynolab.report.forces.token_map import token_map_choice_figure
 from dynolab.report.forces.token_map_plot import token_map_plot
 from tests.report.forces import analysis, token_map
@@ -54,6 +55,17 @@ def test_a_cell_knows_its_map_among_all() -> None:
     assert sorted(known) == list(range(len(maps))) and maps
     for cells, dots in zip(figure.plot.data[:2], figure.plot.data[2:], strict=True):
         assert all(cells.customdata[y][x] is not None for x, y in zip(dots.x, dots.y, strict=True))
+
+
+def test_every_checkpoint_shows_all_its_blocks() -> None:
+    first, last = analysis().checkpoints
+    adapted = tuple(part for part in last.facts.blocks if part.block != "head")
+    last = dataclasses.replace(last, facts=last.facts.model_copy(update={"blocks": adapted}))
+    bars = block_figure([first, last]).plot.select_traces("bar")
+    assert [dict(zip(own.x, own.y, strict=True)) for own in bars] == [
+        {"head": 0.8, "mlp": 0.2},
+        {"mlp": 0.2},
+    ]
 
 
 def test_a_choice_shows_one_map_with_its_own_axes() -> None:

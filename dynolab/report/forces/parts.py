@@ -54,10 +54,8 @@ def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             legend=LEGEND_ABOVE,
         )
     )
-    blocks = [part.block for part in checkpoints[-1].facts.blocks]
     for place, checkpoint in enumerate(checkpoints):
-        by_block = {part.block: part for part in checkpoint.facts.blocks}
-        parts = [by_block[block] for block in blocks if block in by_block]
+        parts = checkpoint.facts.blocks  # the axis names every checkpoint's, as they are first seen
         shared = {
             "x": [part.block for part in parts],
             "offsetgroup": str(place),
