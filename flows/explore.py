@@ -149,7 +149,7 @@ def _training(
     inputs: Mapping[str, StageResult | None],
     start: str,
 ) -> Training:
-    from dynolab.report.inputs.ledger import read_ledger
+    from dynolab.results.ledger import read_ledger
 
     folder, result = folders[name], inputs[name]
     assert result is not None

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
-from dynolab.report.inputs.ledger import Ledger, read_ledger
 from dynolab.results.counterfactual import Dropped
+from dynolab.results.ledger import LedgerReader, read_ledger
 from dynolab.training.config import DIFFERENTIATED, EngineConfig, TrainConfig
 from flows.checkpoints import inputs_of, named_result, results_of
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
@@ -230,7 +230,7 @@ def _metagradient(study: StudyParameters, training: TrainConfig) -> list[Step]:
     return [Step("metagradient", METAGRADIENT, config, reads)]
 
 
-def dropped_groups(parameters: CounterfactualParameters, ledger: Ledger) -> list[Dropped]:
+def dropped_groups(parameters: CounterfactualParameters, ledger: LedgerReader) -> list[Dropped]:
     """Random groups, and for each single answer the group that the ledger blames for its fall."""
     size = min(parameters.group_size, len(ledger.examples))
     draw = random.Random(parameters.seed)
@@ -240,7 +240,7 @@ def dropped_groups(parameters: CounterfactualParameters, ledger: Ledger) -> list
     ]
     singles = [account for account in ledger.accounts if account.row.single]
     for number, account in enumerate(singles[: parameters.blamed]):
-        worst = ledger.pushers(account)[: parameters.blamed_size]
+        worst = ledger.pushers(account.lines)[: parameters.blamed_size]
         names = tuple(sorted(pusher.example for pusher in worst))
         groups.append(Dropped(name=f"blamed-{number}", examples=names, answer=account.row.name))
     return groups

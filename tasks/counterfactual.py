@@ -8,7 +8,6 @@ import numpy as np
 from pydantic import Field
 
 from dynolab.data.rows import read_rows
-from dynolab.report.inputs.ledger import Ledger, read_ledger
 from dynolab.results.counterfactual import (
     Agreement,
     Dropped,
@@ -17,7 +16,7 @@ from dynolab.results.counterfactual import (
     ExampleDerivative,
     Repeat,
 )
-from dynolab.results.ledger import FunctionalRow
+from dynolab.results.ledger import FunctionalRow, LedgerReader, read_ledger
 from dynolab.results.study import ARGMAX, ProbeScore
 from dynolab.statistics import rank_correlation, share_interval
 from tasks.runtime.stage import Stage
@@ -89,13 +88,13 @@ def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
     )
 
 
-def estimates_of(work: Work[CounterfactualConfig], ledger: Ledger) -> dict[Estimate, Totals]:
+def estimates_of(work: Work[CounterfactualConfig], ledger: LedgerReader) -> dict[Estimate, Totals]:
     """What every estimate says that each example did."""
     totals: dict[Estimate, Totals] = {
         "ledger": {
             (account.row.name, example): float(nats)
             for account in ledger.accounts
-            for example, nats in zip(ledger.examples, ledger.by_example(account), strict=True)
+            for example, nats in zip(ledger.examples, ledger.by_example(account.lines), strict=True)
         }
     }
     if "metagradient" in work.inputs:
@@ -106,7 +105,7 @@ def estimates_of(work: Work[CounterfactualConfig], ledger: Ledger) -> dict[Estim
     return totals
 
 
-def ends(work: Work[CounterfactualConfig], name: str, ledger: Ledger) -> dict[str, float]:
+def ends(work: Work[CounterfactualConfig], name: str, ledger: LedgerReader) -> dict[str, float]:
     """Every functional at the end of a training, from its last probe."""
     scores = list(read_rows(work.input_folder(name) / "probes.jsonl", ProbeScore))
     last = max(score.step for score in scores)
@@ -142,7 +141,7 @@ def effects_of(
 
 
 def repeats_of(
-    work: Work[CounterfactualConfig], ledger: Ledger, effects: Sequence[Effect]
+    work: Work[CounterfactualConfig], ledger: LedgerReader, effects: Sequence[Effect]
 ) -> list[Repeat]:
     """What dropping each blamed group did to its answer, under every seed."""
     own, *others = work.config.seeds

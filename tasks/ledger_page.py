@@ -12,8 +12,8 @@ def ledger_page(work: Work[PageConfig]) -> dict[str, float]:
 
     Results: `ledger.html` and `figures/`; both go to MLflow as well. Returns the ledger's metrics.
     """
-    from dynolab.report.inputs.ledger import read_ledger
     from dynolab.report.ledger.page import write_ledger_page
+    from dynolab.results.ledger import read_ledger
 
     config = work.config
     with page_shown(work):

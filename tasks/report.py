@@ -25,8 +25,8 @@ from tasks.runtime.work import StageResult, Work
 from tasks.shared.page_helpers import PageConfig, facts_of, page_shown
 
 if TYPE_CHECKING:
-    from dynolab.report.inputs.ledger import Ledger
     from dynolab.report.inputs.study import ReportInputs
+    from dynolab.results.ledger import LedgerReader
 
 TRAININGS = ("sft", "preference")
 PAIRS, REMEDIES = "pairs.jsonl", "remedies.yaml"
@@ -84,7 +84,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     }
 
 
-def with_named_arm(remedies: str, ledger: Ledger | None) -> str:
+def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
     """The file of remedies with what the account names: the fallen answers, which the comparison
     is to follow, and one more arm, training without the pairs that pulled them down.
 
@@ -136,7 +136,6 @@ def read_inputs(
     **Arguments:** `folder`: where the files of a result are; `short`: the page's own result as
     `<stage>/<key>`, if it has one.
     """
-    from dynolab.report.inputs.ledger import read_ledger
     from dynolab.report.inputs.study import (
         ReportInputs,
         StudyFacts,
@@ -148,6 +147,7 @@ def read_inputs(
         read_training,
         read_watched,
     )
+    from dynolab.results.ledger import read_ledger
 
     def there(name: str) -> Path | None:
         return folder(name) if name in results else None

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
 from dynolab.data.rows import ProbeRow
-from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Pusher
-from dynolab.results.ledger import FunctionalRow
+from dynolab.results.ledger import (
+    FunctionalAccount,
+    FunctionalRow,
+    LedgerReader,
+    Pusher,
+    Responses,
+)
 
 CHOSEN, REJECTED = "chosen", "rejected"
 
@@ -103,7 +109,7 @@ class Lines:
     @property
     def pairs(self) -> list[str]:
         """The pairs that have lines, by id."""
-        return sorted(set(self.pair.tolist()))
+        return self._responses.examples
 
     def through(self, side: str) -> Float[ndarray, " answers"]:
         """What all responses of a side did."""
@@ -118,15 +124,12 @@ class Lines:
 
     def pushers(self, answer: int) -> list[Pusher]:
         """Every pair's push on an answer, the one that pushed down hardest first."""
-        pushes = [self._push(pair, own, answer) for pair, own in self._rows().items()]
-        return sorted(pushes, key=lambda push: push.total)
+        return self._responses.pushers(self.nats[:, answer])
 
     def pushed_by(self, pair: str) -> list[Pusher]:
         """A pair's push on every answer, in the order of the answers; empty without lines."""
-        rows = self._rows().get(pair)
-        if rows is None:
-            return []
-        return [self._push(pair, rows, answer) for answer in range(self.nats.shape[1])]
+        own = self.of_pair(pair)
+        return [push for answer in range(self.nats.shape[1]) for push in own.pushers(answer)]
 
     def what_if(self, change: WhatIf, instead: Lines | None = None) -> Float[ndarray, " answers"]:
         """The change of every answer, to first order: each line times the factor that it keeps.
@@ -160,15 +163,13 @@ class Lines:
         }
         return cls(**columns, apart=apart)
 
-    def _rows(self) -> dict[str, Bool[ndarray, " responses"]]:
-        return {pair: self.pair == pair for pair in self.pairs}
-
-    def _push(self, pair: str, own: Bool[ndarray, " responses"], answer: int) -> Pusher:
-        return Pusher.of(pair, own, self.side, self.nats[:, answer], self.step)
+    @cached_property
+    def _responses(self) -> Responses:
+        return Responses(self.pair, self.side, self.step)
 
 
 def lines_to_means(
-    ledger: Ledger | None, *, singles: bool = False
+    ledger: LedgerReader | None, *, singles: bool = False
 ) -> tuple[list[FunctionalRow], Lines] | None:
     """The lines to the mean of every kind, over all steps; with `singles` to single answers, too.
 
@@ -183,7 +184,9 @@ def lines_to_means(
     return [account.row for account in means], lines
 
 
-def lines_to_answer(ledger: Ledger | None, row: ProbeRow, step: int | None = None) -> Lines | None:
+def lines_to_answer(
+    ledger: LedgerReader | None, row: ProbeRow, step: int | None = None
+) -> Lines | None:
     """The lines to one answer, over all steps or of one.
 
     None without an account of its own, for a step that has none, and where steps were only sampled.
@@ -203,7 +206,7 @@ def lines_to_answer(ledger: Ledger | None, row: ProbeRow, step: int | None = Non
     return None
 
 
-def _whole(ledger: Ledger, account: FunctionalAccount) -> Lines:
+def _whole(ledger: LedgerReader, account: FunctionalAccount) -> Lines:
     return Lines(
         step=ledger.step,
         pair=ledger.example,

@@ -21,8 +21,8 @@ from dynolab.explorer.step import Asked, AskedStep, Metric, check_room, under, w
 from dynolab.explorer.watched import Answer, read_answers
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
-from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.style import objective_name
+from dynolab.results.ledger import LedgerReader
 from dynolab.results.study import TokenMap
 from dynolab.training.record_cache import RecordCache
 from dynolab.training.recorded_examples import RecordedExample
@@ -60,7 +60,7 @@ class Training:
     watched: Sequence[ProbeRow]
     load: Callable[[], tuple[PolicyFunction, Encoder]] = field(repr=False)
     score: Score = field(repr=False)
-    ledger: Ledger | None
+    ledger: LedgerReader | None
     records: RecordCache
     kept: Path
     study: str = ""

@@ -360,8 +360,8 @@ class ForceCallback(Watching):
         self._log(account)
 
     def _write(self, tables: LedgerTables) -> None:
-        from dynolab.report.inputs.ledger import read_ledger
         from dynolab.report.ledger.page import write_ledger_page
+        from dynolab.results.ledger import read_ledger
 
         self.folder.mkdir(parents=True, exist_ok=True)
         tables.write(self.folder)

@@ -16,7 +16,7 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.forces import PolicyFunction
-from dynolab.report.inputs.ledger import Ledger
+from dynolab.results.ledger import LedgerReader
 from dynolab.training.record_cache import RecordCache
 from models.language import load_language_model, load_tokenizer
 from tests.report.ledgers import write_ledger
@@ -57,7 +57,7 @@ def alone(study: Study, **changes: Any) -> Study:
     return replace(study, trainings={"preference": fresh})
 
 
-def ledger_of(study: Study, folder: Path) -> Ledger:
+def ledger_of(study: Study, folder: Path) -> LedgerReader:
     """An account of the answer that fell most: −3.5, +2 and −1 nats by three pairs of the study."""
     row = study.training("preference").answers["chosen"][0].row
     known = write_ledger(folder)

@@ -17,7 +17,7 @@ from dynolab.explorer.lines import (
     lines_to_answer,
     lines_to_means,
 )
-from dynolab.report.inputs.ledger import Ledger
+from dynolab.results.ledger import LedgerReader
 from tests.report.ledgers import write_ledger
 
 PAIRS, ANSWERS = ("a", "b", "c"), 4
@@ -110,7 +110,7 @@ def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert (again.apart["weight decay"] == own.apart["weight decay"]).all()
 
 
-def of_split(ledger: Ledger, split: Split) -> Ledger:
+def of_split(ledger: LedgerReader, split: Split) -> LedgerReader:
     """The same ledger, of answers of another split."""
     accounts = (
         replace(account, row=account.row.model_copy(update={"split": split}))

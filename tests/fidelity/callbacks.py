@@ -21,7 +21,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
-from dynolab.report.inputs.ledger import read_ledger
+from dynolab.results.ledger import read_ledger
 from tests.benchmarks.families import FAMILIES
 from tests.integrations.test_forces import PARTS
 from tests.integrations.test_trained import dpo
@@ -88,7 +88,9 @@ def over_ranks(folder: Path, ranks: int) -> list[float]:
     """Every row's sum over two steps of one batch, trained over so many ranks."""
     run_ranks("tests.integrations.forces_ranks", folder, ranks)
     ledger = read_ledger(folder / "ledger", folder / "ledger")
-    return [nats for account in ledger.accounts for nats in ledger.by_example(account).tolist()]
+    return [
+        nats for account in ledger.accounts for nats in ledger.by_example(account.lines).tolist()
+    ]
 
 
 def measure() -> dict[str, float | int | bool]:

@@ -16,9 +16,9 @@ from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.forces.ledger.step_account import Later, StepAccount
-from dynolab.forces.ledger.tables import PER_STEP
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.objectives.clipping import ClippedConfig
+from dynolab.results.ledger import PER_STEP
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.step_record import StepFacts, StepRecord
 from tests.forces.brute_ledger import brute_line

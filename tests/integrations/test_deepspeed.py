@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from dynolab.integrations.forces import ForceCallback
-from dynolab.report.inputs.ledger import Ledger, read_ledger
+from dynolab.results.ledger import LedgerReader, read_ledger
 from tests.integrations.forces_zero import CASES, SGD
 from tests.integrations.test_trained import dpo
 from tests.torchrun import run_ranks
@@ -26,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ledger(trained: Path, case: str) -> Ledger:
+def ledger(trained: Path, case: str) -> LedgerReader:
     folder = trained / case / "watched" / "ledger"
     return read_ledger(folder, folder)
 
@@ -40,7 +40,9 @@ def test_ranks_with_zero_account_for_what_one_process_does(trained: Path, tmp_pa
         shared = ledger(trained, case)
         assert sorted(shared.example) == sorted(alone.example)
         for one, two in zip(alone.accounts, shared.accounts, strict=True):
-            assert alone.by_example(one) == pytest.approx(shared.by_example(two), abs=1e-6)
+            assert alone.by_example(one.lines) == pytest.approx(
+                shared.by_example(two.lines), abs=1e-6
+            )
             assert one.carried_in == pytest.approx(two.carried_in, abs=1e-6)
             assert one.residual == pytest.approx(two.residual, abs=1e-6)
 

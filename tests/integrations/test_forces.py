@@ -14,8 +14,7 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from dynolab.errors import ConfigError
 from dynolab.integrations.forces import ForceCallback
-from dynolab.report.inputs.ledger import read_ledger
-from dynolab.results.ledger import read_table
+from dynolab.results.ledger import read_ledger, read_table
 from tests.integrations.test_callback import SHARED, STEPS, adapted, dpo, plain, probes
 from tests.training.small import make_policy, make_rows, make_tokenizer
 

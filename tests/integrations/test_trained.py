@@ -25,8 +25,8 @@ from trl import (
 from dynolab.errors import ConfigError
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
-from dynolab.report.inputs.ledger import Ledger, read_ledger
 from dynolab.report.ledger.waterfall import waterfall_figure
+from dynolab.results.ledger import LedgerReader, read_ledger
 from tests.benchmarks.families import build
 from tests.integrations.test_callback import SHARED, probes
 from tests.integrations.test_forces import PARTS, grpo, sft, some_reward
@@ -146,7 +146,7 @@ def share(logged: list[dict[str, float]], part: str) -> float:
     )
 
 
-def account(forces: ForceCallback) -> Ledger:
+def account(forces: ForceCallback) -> LedgerReader:
     return read_ledger(forces.folder, forces.folder)
 
 
@@ -332,5 +332,5 @@ def test_two_ranks_account_for_what_one_does(tmp_path: Path) -> None:
     one, two = ledgers
     assert sorted(one.example) == sorted(two.example)
     for alone, shared in zip(one.accounts, two.accounts, strict=True):
-        assert one.by_example(alone) == pytest.approx(two.by_example(shared), abs=1e-6)
+        assert one.by_example(alone.lines) == pytest.approx(two.by_example(shared.lines), abs=1e-6)
         assert alone.residual == pytest.approx(shared.residual, abs=1e-6)

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dynolab.data.rows import Example, write_rows
-from dynolab.report.inputs.ledger import Ledger, read_ledger
-from dynolab.results.ledger import FunctionalRow, LedgerSummary, write_table
+from dynolab.results.ledger import (
+    FunctionalRow,
+    LedgerReader,
+    LedgerSummary,
+    read_ledger,
+    write_table,
+)
 
 LINES = {  # (step, response): what it did to the mean of chosen answers, and to answer b
     (0, 0): (1.0, 0.5),
@@ -25,11 +30,15 @@ NAMES = list(STEPS)
 
 
 def write_ledger(
-    folder: Path, tokens: Sequence[str] = (" <b>", "end"), rejected: str = " <i>no</i>"
-) -> Ledger:
+    folder: Path,
+    tokens: Sequence[str] = (" <b>", "end"),
+    rejected: str = " <i>no</i>",
+    weight: int = 1,
+) -> LedgerReader:
     """Writes the tables, and reads them.
 
-    **Arguments:** `tokens`: of the rejected answer that pulled hardest, and `rejected`: its text.
+    **Arguments:** `tokens`: of the rejected answer that pulled hardest, and `rejected`: its text;
+    `weight`: how many steps step 1 stands for.
     """
     keys = list(LINES)
     write_table(
@@ -56,7 +65,7 @@ def write_ledger(
     more = {
         "decay": [0.125, 0, 0, 0],
         "carried_in": [0] * 4,
-        "weight": [1] * 4,
+        "weight": [weight, weight, 1, 1],
         "rounding": [0] * 4,
         "unexplained": [0] * 4,
     }
@@ -101,7 +110,7 @@ def write_ledger(
     ]
     write_rows(folder / "functionals.jsonl", functionals)
     summary = LedgerSummary(
-        steps=2, responses=4, closure=1e-9, residual_share=0.05, rounding_share=0
+        steps=2, responses=4, closure=1e-9, residual_share=0.05, rounding_share=0, every=weight
     )
     (folder / "ledger.json").write_text(summary.model_dump_json())
     examples = [

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.report.inputs.ledger import Ledger, Moment
 from dynolab.report.ledger.coloured import coloured, on_text
 from dynolab.report.ledger.fallen import (
     fallen_accounts,
@@ -23,16 +22,17 @@ from dynolab.report.ledger.maps import blocks_figure, ledger_map_figure
 from dynolab.report.ledger.page import write_ledger_page
 from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.report.text import excerpt
+from dynolab.results.ledger import LedgerReader, Moment
 from tests.report.ledgers import write_ledger
 from tests.report.parsed import Parsed
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
+def ledger(tmp_path: Path) -> LedgerReader:
     return write_ledger(tmp_path)
 
 
-def test_the_bars_lead_from_start_to_end(ledger: Ledger) -> None:
+def test_the_bars_lead_from_start_to_end(ledger: LedgerReader) -> None:
     figure = waterfall_figure(ledger)
     (bars,) = figure.plot.data
     assert list(bars.y) == [-10.0, 1.25, -3.5, 0.125, 0.0, -0.125, -12.25]
@@ -46,30 +46,31 @@ def test_the_bars_lead_from_start_to_end(ledger: Ledger) -> None:
     assert list(menu.buttons[1].args[0]["y"][0]) == [-5.0, 2.5, -5.0, 0.0, 0.0, 0.0, -7.5]
 
 
-def test_sampled_steps_count_for_those_that_were_not_drawn(ledger: Ledger) -> None:
+def test_sampled_steps_count_for_those_that_were_not_drawn(
+    ledger: LedgerReader, tmp_path: Path
+) -> None:
     """Step 1 stands for three steps."""
-    summary = ledger.summary.model_copy(update={"every": 3})
-    drawn = replace(ledger, summary=summary, weights=np.array([1, 3]))
+    drawn = write_ledger(tmp_path, weight=3)
     (bars,) = waterfall_figure(drawn).plot.data
     whole = waterfall_figure(ledger).plot.data[0]
-    lines = dict(zip(drawn.steps, drawn.by_step(drawn.accounts[0], range(3)).T, strict=True))
+    lines = dict(zip(drawn.steps, drawn.by_step(drawn.accounts[0].lines, range(3)).T, strict=True))
     assert sum(bars.y[1:3]) == pytest.approx(sum(whole.y[1:3]) + 2 * np.nansum(lines[1]))
-    assert list(bars.x)[-2:] == ["steps not drawn", "end"]
+    assert len(bars.x) == len(whole.x) + 1
     assert bars.y[0] + sum(bars.y[1:-1]) == pytest.approx(bars.y[-1])
     # Sums of single examples stay those of the drawn steps.
-    totals = drawn.by_example(drawn.accounts[0])
-    assert totals.tolist() == ledger.by_example(ledger.accounts[0]).tolist()
+    totals = drawn.by_example(drawn.accounts[0].lines)
+    assert totals.tolist() == ledger.by_example(ledger.accounts[0].lines).tolist()
 
 
-def test_pushers_are_summed_over_their_steps_and_sides(ledger: Ledger) -> None:
+def test_pushers_are_summed_over_their_steps_and_sides(ledger: LedgerReader) -> None:
     single = ledger.accounts[1]
-    down, *_, up = ledger.pushers(single)
+    down, *_, up = ledger.pushers(single.lines)
     assert (down.example, down.total) == ("a", -3.5)
     assert (down.from_chosen, down.from_rejected, down.steps) == (0.5, -4.0, (0,))
     assert (up.example, up.total) == ("b", 2.0)
 
 
-def test_fallen_answers_are_split_by_who_pushed(ledger: Ledger) -> None:
+def test_fallen_answers_are_split_by_who_pushed(ledger: LedgerReader) -> None:
     (fallen,) = fallen_answers(ledger)
     assert (fallen.change, fallen.own_chosen, fallen.own_rejected) == (-2.5, 2.0, 0.0)
     assert fallen.others == -4.5
@@ -80,7 +81,7 @@ def test_fallen_answers_are_split_by_who_pushed(ledger: Ledger) -> None:
     assert words.index("|−3.50|+0.500|−4.00") < words.index("|−1.00|+0.00|−1.00")
 
 
-def test_pairs_are_summed_over_the_fallen_answers(ledger: Ledger) -> None:
+def test_pairs_are_summed_over_the_fallen_answers(ledger: LedgerReader) -> None:
     mean, single = ledger.accounts
     other = replace(mean, row=single.row.model_copy(update={"name": "a", "pairs": ("a",)}))
     both = replace(ledger, accounts=(mean, single, other))
@@ -88,7 +89,7 @@ def test_pairs_are_summed_over_the_fallen_answers(ledger: Ledger) -> None:
     assert strongest_pullers(both) == ["a"]
 
 
-def test_texts_of_pairs_are_escaped(ledger: Ledger) -> None:
+def test_texts_of_pairs_are_escaped(ledger: LedgerReader) -> None:
     section = pusher_section(ledger)
     assert section is not None
     shown = str(section.markup)
@@ -123,8 +124,8 @@ def test_a_long_text_is_shown_around_its_hardest_push() -> None:
     assert shown.count("<span") == 120
 
 
-def test_a_ledger_without_single_answers_has_no_such_table(ledger: Ledger) -> None:
-    whole = Ledger(**{**vars(ledger), "accounts": ledger.accounts[:1]})
+def test_a_ledger_without_single_answers_has_no_such_table(ledger: LedgerReader) -> None:
+    whole = LedgerReader(**{**vars(ledger), "accounts": ledger.accounts[:1]})
     assert (pusher_section(whole), fallen_figure(whole), strongest_pullers(whole)) == (
         None,
         None,
@@ -132,7 +133,7 @@ def test_a_ledger_without_single_answers_has_no_such_table(ledger: Ledger) -> No
     )
 
 
-def test_bars_of_blocks_are_sums_over_the_steps(ledger: Ledger) -> None:
+def test_bars_of_blocks_are_sums_over_the_steps(ledger: LedgerReader) -> None:
     figure = blocks_figure(ledger)
     assert figure is not None
     up, down = figure.plot.data
@@ -141,14 +142,14 @@ def test_bars_of_blocks_are_sums_over_the_steps(ledger: Ledger) -> None:
     assert list(down.y) == [-1.5, -3.5]
 
 
-def test_the_map_is_empty_where_an_example_was_in_no_batch(ledger: Ledger) -> None:
+def test_the_map_is_empty_where_an_example_was_in_no_batch(ledger: LedgerReader) -> None:
     figure = ledger_map_figure(ledger)
     (cells,) = figure.plot.data
     assert list(cells.y) == ["b", "c", "a"]
     assert [list(row) for row in cells.z] == [[None, 0.25], [None, -0.5], [-2.0, None]]
 
 
-def test_the_page_is_whole(ledger: Ledger, tmp_path: Path) -> None:
+def test_the_page_is_whole(ledger: LedgerReader, tmp_path: Path) -> None:
     write_ledger_page(ledger, "small", "name: small", (), tmp_path)
     page = (tmp_path / "ledger.html").read_text()
     assert 'id="pushers"' in page and 'id="ledger-blocks"' in page
@@ -163,7 +164,7 @@ def test_excerpts_are_of_whole_words() -> None:
     assert excerpt("a few\nwords") == "a few words"
 
 
-def test_an_answer_that_rose_is_not_among_those_that_fell(ledger: Ledger) -> None:
+def test_an_answer_that_rose_is_not_among_those_that_fell(ledger: LedgerReader) -> None:
     """Unless none fell."""
     fell = next(account for account in ledger.accounts if account.row.single)
     assert fell.end < fell.start
@@ -172,13 +173,15 @@ def test_an_answer_that_rose_is_not_among_those_that_fell(ledger: Ledger) -> Non
     assert fallen_accounts(replace(ledger, accounts=(rose,))) == [rose]
 
 
-def test_tokens_are_those_of_the_side_that_is_known_to_have_pulled(ledger: Ledger) -> None:
+def test_tokens_are_those_of_the_side_that_is_known_to_have_pulled(ledger: LedgerReader) -> None:
     """Of a step in which both pulled the harder one has tokens, whichever pulled more in all."""
     account = next(account for account in ledger.accounts if account.row.single)
-    both = replace(ledger.pushers(account)[0], example="a", from_chosen=-0.42, from_rejected=-0.43)
+    both = replace(
+        ledger.pushers(account.lines)[0], example="a", from_chosen=-0.42, from_rejected=-0.43
+    )
     moments = [
-        Moment(0, "a", "chosen", -0.42, (("well", -0.42),)),
-        Moment(20, "a", "rejected", -0.01, (("no", -0.01),)),
+        Moment("a", "chosen", -0.42, (("well", -0.42),)),
+        Moment("a", "rejected", -0.01, (("no", -0.01),)),
     ]
     assert hardest_side(both, moments) == ("chosen", [("well", -0.42)])
     assert hardest_side(both, []) == ("rejected", [])

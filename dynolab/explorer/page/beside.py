@@ -15,8 +15,8 @@ from dynolab.explorer.page.pushers import answers_of
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
-from dynolab.report.inputs.ledger import Pusher
 from dynolab.report.text import number
+from dynolab.results.ledger import Pusher
 
 SHOWN = 12
 

@@ -15,10 +15,9 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer
-from dynolab.report.inputs.ledger import Pusher
 from dynolab.report.style import SPLITS, style_of
 from dynolab.report.text import excerpt
-from dynolab.results.ledger import FunctionalRow
+from dynolab.results.ledger import FunctionalRow, Pusher
 
 SHOWN, LISTED = 12, 300
 MEANS = (CHOSEN, REJECTED, "argmax")

@@ -12,9 +12,9 @@ from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.report.figure import LEGEND_ABOVE, base_layout
-from dynolab.report.inputs.ledger import Pusher
 from dynolab.report.style import CHOSEN as BLUE, INK, REJECTED as RED
 from dynolab.report.text import excerpt
+from dynolab.results.ledger import Pusher
 
 SHOWN, PER_TOKEN = 10, 5
 """Pairs of each direction in a table."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +10,17 @@ import numpy as np
 
 from dynolab.forces.ledger.sources import SourceMeasures
 from dynolab.forces.ledger.step_account import SIDES, StepAccount
-from dynolab.results.ledger import TABLES, LedgerSummary, read_table, write_table
-
-PER_STEP = ("before", "after", "predicted", "rounding", "decay", "carried_in", "unexplained")
+from dynolab.results.ledger import (
+    PER_STEP,
+    TABLES,
+    Account,
+    LedgerSummary,
+    Responses,
+    account_of,
+    read_arrays,
+    read_table,
+    write_table,
+)
 
 
 class HardestPull(NamedTuple):
@@ -119,64 +126,38 @@ class LedgerTables:
         """Of some functionals the one that fell most, and what pulled it down; None if none fell.
 
         The example is the one that in sum lowered it most, the step the one of its steps that did.
+        What fell between steps that were entered does not count.
         """
-        steps, lines, responses = map(self._arrays, ("steps", "lines", "responses"))
-        moved = steps["after"].astype(float) - steps["before"].astype(float)
-        fell = {name: float(moved[steps["functional"] == name].sum()) for name in names}
+        steps, lines, table = (
+            read_arrays(self._tables[name]) for name in ("steps", "lines", "responses")
+        )
+        known = names if self.entered else ()
+        accounts = {name: account_of(name, steps, lines, whole=False) for name in known}
+        fell = {name: account.end - account.start for name, account in accounts.items()}
         worst = min(fell, key=fell.__getitem__, default=None)
         if worst is None or fell[worst] >= 0:
             return None
-        keys = zip(responses["step"].tolist(), responses["response"].tolist(), strict=True)
-        example = dict(zip(keys, responses["example"].tolist(), strict=True))
-        by_step: dict[tuple[str, int], float] = defaultdict(float)
-        in_sum: dict[str, float] = defaultdict(float)
-        mine = lines["functional"] == worst
-        for step, response, nats in zip(
-            *(lines[name][mine].tolist() for name in ("step", "response", "nats")), strict=True
-        ):
-            by_step[example[step, response], step] += nats
-            in_sum[example[step, response]] += nats
-        puller = min(in_sum, key=in_sum.__getitem__)
-        own = {step: nats for (name, step), nats in by_step.items() if name == puller}
-        return HardestPull(worst, puller, min(own, key=own.__getitem__))
+        responses = Responses(table["example"], table["side"], table["step"])
+        nats = accounts[worst].lines
+        puller = responses.pushers(nats)[0].example
+        by_step = responses.by_step(nats, [responses.examples.index(puller)])[0]
+        return HardestPull(worst, puller, responses.steps[int(np.nanargmin(by_step))])
 
     def summary(self) -> LedgerSummary:
         """How well the account closes."""
-        steps, lines = self._arrays("steps"), self._arrays("lines")
-        by_step = dict(zip(steps["step"].tolist(), steps["weight"].tolist(), strict=True))
-        stands_for = np.array([by_step[step] for step in lines["step"].tolist()])
-        closures, shares, rounded = [], [], []
-        for name in self._names:
-            own = steps["functional"] == name
-            order = np.argsort(steps["step"][own])
-            before, after, predicted, rounding, decay, carried_in, beside, weight = (
-                steps[column][own][order].astype(float) for column in (*PER_STEP, "weight")
-            )
-            change = after - before
-            path = (weight * np.abs(change)).sum()
-            residual = (weight * (change - predicted)).sum()
-            mine = lines["functional"] == name
-            nats = (stands_for[mine] * lines["nats"][mine].astype(float)).sum()
-            momentum = carried_in[0] if self._whole else carried_in.sum()
-            explained = nats + (weight * (decay + rounding + beside)).sum() + momentum
-            measured = change.sum() if self._every == 1 else after[-1] - before[0]
+        steps, lines = (read_arrays(self._tables[name]) for name in ("steps", "lines"))
+        accounts = [account_of(name, steps, lines, whole=self._whole) for name in self._names]
+
+        def largest(part: Callable[[Account], float]) -> float:
             # What never moved has no path, and nothing that could fail to close.
-            closures.append(abs(explained + residual - measured) / (path or 1.0))
-            shares.append(abs(residual) / (path or 1.0))
-            rounded.append(abs((weight * rounding).sum()) / (path or 1.0))
+            return max(abs(part(account)) / (account.length or 1.0) for account in accounts)
+
         return LedgerSummary(
-            steps=len(by_step),
+            steps=self.entered,
             responses=len(self._tables["responses"]["step"]),
-            closure=max(closures),
-            residual_share=max(shares),
-            rounding_share=max(rounded),
+            closure=largest(lambda account: account.missing),
+            residual_share=largest(lambda account: account.residual - account.arithmetic),
+            rounding_share=largest(lambda account: account.arithmetic),
             whole=self._whole,
             every=self._every,
         )
-
-    def _arrays(self, table: str) -> dict[str, np.ndarray]:
-        return {
-            name: np.array(values)
-            for name, values in self._tables[table].items()
-            if name != "tokens"
-        }

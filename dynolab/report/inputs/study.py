@@ -10,7 +10,6 @@ from typing import Any
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import Example, ProbeRow, Row, read_value
 from dynolab.report.inputs.files import PageInputs, StageFacts, records, rows
-from dynolab.report.inputs.ledger import Ledger
 from dynolab.results.arms import ComparedArms
 from dynolab.results.audit import ChosenChange, Foresight, PairAudit
 from dynolab.results.forces import (
@@ -22,6 +21,7 @@ from dynolab.results.forces import (
     ResponseTermsRow,
     Validity,
 )
+from dynolab.results.ledger import LedgerReader
 from dynolab.results.squeezing import Generation, RisenMass
 from dynolab.results.study import (
     AlarmRing,
@@ -171,7 +171,7 @@ class ReportInputs:
     kernel: Kernel | None = None
     audit: Audit | None = None
     squeezing: Squeezing | None = None
-    ledger: Ledger | None = None
+    ledger: LedgerReader | None = None
     compared: Compared = field(default_factory=Compared)
     answers: tuple[Answer, ...] = ()
     watched: tuple[ProbeRow, ...] = ()

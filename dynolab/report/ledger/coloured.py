@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from dynolab.report.inputs.ledger import Moment
 from dynolab.report.text import number, visible_token
+from dynolab.results.ledger import Moment
 
 Tokens = Sequence[tuple[str, float]]
 """Tokens in their order, each with what it did in nats."""

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import plotly.graph_objects as go
 from markupsafe import Markup
 
 from dynolab.data.rows import Example
 from dynolab.data.sources.columns import ASSISTANT
 from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout
-from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.ledger.coloured import Tokens, coloured, strongest_tokens, summed
 from dynolab.report.page import PARTS, Section, Words, table
 from dynolab.report.style import CHOSEN, HISTORY, REJECTED, SPLITS
 from dynolab.report.text import excerpt, number, plotly_text
+from dynolab.results.ledger import FunctionalAccount, LedgerReader, Moment, Pusher
 
 Side = Literal["chosen", "rejected"]
 PAIRS = 5  # that are shown with their texts
@@ -43,7 +44,7 @@ class Fallen:
     others: float
 
 
-def fallen_accounts(ledger: Ledger) -> list[FunctionalAccount]:
+def fallen_accounts(ledger: LedgerReader) -> list[FunctionalAccount]:
     """The single answers that fell, the one that fell most first.
 
     Where none fell: those that rose least.
@@ -53,11 +54,11 @@ def fallen_accounts(ledger: Ledger) -> list[FunctionalAccount]:
     return [account for account in singles if account.end < account.start] or singles
 
 
-def fallen_answers(ledger: Ledger) -> list[Fallen]:
+def fallen_answers(ledger: LedgerReader) -> list[Fallen]:
     """The answers of `fallen_accounts`, split by who pushed."""
     found = []
     for account in fallen_accounts(ledger):
-        pushers = ledger.pushers(account)
+        pushers = ledger.pushers(account.lines)
         own = next((push for push in pushers if push.example == account.row.name), None)
         found.append(
             Fallen(
@@ -71,27 +72,17 @@ def fallen_answers(ledger: Ledger) -> list[Fallen]:
     return found
 
 
-def summed_pushers(ledger: Ledger) -> list[Pusher]:
+def summed_pushers(ledger: LedgerReader) -> list[Pusher]:
     """What every pair did to the answers of `fallen_accounts` together, in nats.
 
     The pair that lowered them most comes first. A pair that lifts one answer by as much as it
     lowers another is not among the strongest: without it they would end as low.
     """
-    sums: dict[str, Pusher] = {}
-    for account in fallen_accounts(ledger):
-        for push in ledger.pushers(account):
-            so_far = sums.get(push.example, Pusher(push.example, 0.0, 0.0, 0.0, push.steps))
-            sums[push.example] = Pusher(
-                push.example,
-                so_far.total + push.total,
-                so_far.from_chosen + push.from_chosen,
-                so_far.from_rejected + push.from_rejected,
-                push.steps,
-            )
-    return sorted(sums.values(), key=lambda push: push.total)
+    nothing = np.zeros(len(ledger.example))
+    return ledger.pushers(sum((own.lines for own in fallen_accounts(ledger)), nothing))
 
 
-def strongest_pullers(ledger: Ledger) -> list[str]:
+def strongest_pullers(ledger: LedgerReader) -> list[str]:
     """The pairs that together lowered the fallen answers, the strongest first.
 
     At most `LEFT_OUT`, and a fifth of the pairs; empty without single answers.
@@ -116,7 +107,7 @@ def hardest_side(pusher: Pusher, moments: Sequence[Moment]) -> tuple[Side, Token
     return side, summed(by_side[side])
 
 
-def fallen_figure(ledger: Ledger) -> Figure | None:
+def fallen_figure(ledger: LedgerReader) -> Figure | None:
     """A bar for every fallen answer by who pushed it; beside it the five pairs that pulled most.
 
     None without single answers.
@@ -157,7 +148,7 @@ def fallen_figure(ledger: Ledger) -> Figure | None:
     return Figure(figure.name, figure.title, figure.message, figure.note, plot, _pullers(ledger))
 
 
-def _pullers(ledger: Ledger) -> Markup:
+def _pullers(ledger: LedgerReader) -> Markup:
     """The five pairs that pulled most, with their texts."""
     moments = [m for own in fallen_accounts(ledger) for m in ledger.moments.get(own.row.name, ())]
     shown = summed_pushers(ledger)[:PAIRS]
@@ -175,7 +166,7 @@ def _pullers(ledger: Ledger) -> Markup:
     )
 
 
-def pusher_section(ledger: Ledger) -> Section | None:
+def pusher_section(ledger: LedgerReader) -> Section | None:
     """Every fallen answer with the five pairs that pulled it down; None without single answers."""
     answers = fallen_answers(ledger)
     if not answers:
@@ -189,7 +180,7 @@ def pusher_section(ledger: Ledger) -> Section | None:
             row=ledger.rows.get(own.account.row.name),
             pullers=[
                 (push, _pair(push, ledger.moments.get(own.account.row.name, ()), ledger.rows))
-                for push in ledger.pushers(own.account)[:PAIRS]
+                for push in ledger.pushers(own.account.lines)[:PAIRS]
                 if push.total < 0
             ],
         )

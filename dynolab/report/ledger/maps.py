@@ -8,16 +8,16 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dynolab.report.figure import CELLS, Figure, base_layout, menu
-from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.ledger.waterfall import functional_name
 from dynolab.report.page import Words
 from dynolab.report.style import CHOSEN, DIVERGING, MONO, REJECTED
 from dynolab.report.text import plotly_text
+from dynolab.results.ledger import FunctionalAccount, LedgerReader
 
 _EACH_WAY = 20  # examples that are shown in each direction
 
 
-def ledger_map_figure(ledger: Ledger) -> Figure:
+def ledger_map_figure(ledger: LedgerReader) -> Figure:
     """The strongest examples by steps; a menu chooses the functional."""
     shown = [own for own in ledger.accounts if own.row.split == "train"] or list(ledger.accounts)
     colorbar = {"title": {"text": "nats", "side": "top"}, "thickness": 12}
@@ -45,10 +45,10 @@ def ledger_map_figure(ledger: Ledger) -> Figure:
     return Words("ledger.html", ledger=ledger, each_way=_EACH_WAY).figure("ledger-map", plot)
 
 
-def _cells(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
-    order = np.argsort(-ledger.by_example(account))
+def _cells(ledger: LedgerReader, account: FunctionalAccount) -> dict[str, list[Any]]:
+    order = np.argsort(-ledger.by_example(account.lines))
     places = order if len(order) <= 2 * _EACH_WAY else np.r_[order[:_EACH_WAY], order[-_EACH_WAY:]]
-    cells = ledger.by_step(account, places.tolist())
+    cells = ledger.by_step(account.lines, places.tolist())
     return {
         "z": [[None if np.isnan(c) else float(f"{c:.3g}") for c in line] for line in cells],
         "y": [plotly_text(ledger.examples[place], 16) for place in places],
@@ -56,7 +56,7 @@ def _cells(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
     }
 
 
-def blocks_figure(ledger: Ledger) -> Figure | None:
+def blocks_figure(ledger: LedgerReader) -> Figure | None:
     """Two bars for every block of parameters; a menu chooses the functional."""
     accounts = [account for account in ledger.accounts if account.row.name in ledger.blocks]
     if not accounts:
@@ -79,7 +79,7 @@ def blocks_figure(ledger: Ledger) -> Figure | None:
     return Words("ledger.html", ledger=ledger).figure("ledger-blocks", plot)
 
 
-def _bars(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
+def _bars(ledger: LedgerReader, account: FunctionalAccount) -> dict[str, list[Any]]:
     blocks = ledger.blocks[account.row.name]
     names = [plotly_text(name, 24) for name in blocks]
     sides = zip(*blocks.values(), strict=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 from dynolab.report.figure import Figure
 from dynolab.report.forces.token_map import hardest_pull_figure
 from dynolab.report.inputs.files import StageFacts
-from dynolab.report.inputs.ledger import Ledger
 from dynolab.report.ledger.fallen import fallen_figure, pusher_section
 from dynolab.report.ledger.maps import blocks_figure, ledger_map_figure
 from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.report.page import Page, Section, Words, write_page
+from dynolab.results.ledger import LedgerReader
 
 
-def ledger_parts(ledger: Ledger) -> list[Figure | Section | None]:
+def ledger_parts(ledger: LedgerReader) -> list[Figure | Section | None]:
     """Who pulled single answers down, sums by source, who pushed when, through which weights."""
     return [
         fallen_figure(ledger),
@@ -28,7 +28,7 @@ def ledger_parts(ledger: Ledger) -> list[Figure | Section | None]:
 
 
 def write_ledger_page(
-    ledger: Ledger, name: str, settings: str, stages: Sequence[StageFacts], folder: Path
+    ledger: LedgerReader, name: str, settings: str, stages: Sequence[StageFacts], folder: Path
 ) -> None:
     """Writes the self-contained `ledger.html`, and every figure as a file in `figures/`."""
     words = Words("ledger.html", ledger=ledger, summary=ledger.summary)

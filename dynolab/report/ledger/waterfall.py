@@ -8,14 +8,14 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dynolab.report.figure import Figure, base_layout, menu
-from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
 from dynolab.report.page import Words
 from dynolab.report.style import DOWN, MUTED, SPLITS, UP, ZERO, style_of
 from dynolab.report.text import number, plotly_text
+from dynolab.results.ledger import FunctionalAccount, LedgerReader
 from dynolab.statistics import Interval
 
 
-def waterfall_figure(ledger: Ledger) -> Figure:
+def waterfall_figure(ledger: LedgerReader) -> Figure:
     """One bar per source of change; a menu chooses the functional."""
     first = _bars(ledger, ledger.accounts[0])
     sources = [*_changes(ledger, ledger.accounts[0])]
@@ -48,7 +48,7 @@ def functional_name(account: FunctionalAccount) -> str:
     return f"{label}, {SPLITS[row.split]}, mean of {len(row.pairs)}"
 
 
-def _changes(ledger: Ledger, account: FunctionalAccount) -> dict[str, Interval]:
+def _changes(ledger: LedgerReader, account: FunctionalAccount) -> dict[str, Interval]:
     """Sources of change in nats; estimates from sampled steps have an interval.
 
     Gradients of no answer and rounding are shown where they matter, as in somebody's own training
@@ -63,12 +63,12 @@ def _changes(ledger: Ledger, account: FunctionalAccount) -> dict[str, Interval]:
         rest["not explained"] -= account.arithmetic
         rest |= {"gradient of no answer": account.unexplained, "rounding": account.arithmetic}
     if ledger.sampled:
-        rest["steps not drawn"] = ledger.not_sampled(account)
+        rest["steps not drawn"] = account.missing
     sides = {f"{side} answers": ledger.side_total(account, side) for side in ("chosen", "rejected")}
     return sides | {name: Interval(nats, nats, nats, 1) for name, nats in rest.items()}
 
 
-def _bars(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
+def _bars(ledger: LedgerReader, account: FunctionalAccount) -> dict[str, list[Any]]:
     changes = _changes(ledger, account).values()
     texts = [
         number(own.mean, sign=True)

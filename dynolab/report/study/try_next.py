@@ -40,7 +40,7 @@ def _to_map(inputs: ReportInputs, pairs: Sequence[PairChange]) -> list[str]:
     if inputs.ledger is not None:
         for account in fallen_accounts(inputs.ledger):
             if account.row.split == "train":
-                hardest = inputs.ledger.pushers(account)[0].example
+                hardest = inputs.ledger.pushers(account.lines)[0].example
                 return list(dict.fromkeys((account.row.name, hardest)))
     return [pairs[0].pair_id]
 
