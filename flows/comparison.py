@@ -357,7 +357,6 @@ def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
         name=parameters.name,
         seeds=parameters.seeds,
         arms=tuple(arms),
-        judge=parameters.judge.name,
         settings=parameters.as_yaml,
     )
     measured = (SFT, ARM, SAMPLED_ANSWERS, JUDGE)

@@ -14,7 +14,6 @@ class ReproductionPageConfig(PageConfig):
 
     seeds: tuple[int, ...]
     arms: tuple[str, ...]
-    judge: str
 
 
 def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
@@ -45,11 +44,10 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
             name=config.name,
             seeds=config.seeds,
             runs=runs,
-            judge=config.judge,
             settings=config.settings,
             stages=stage_facts(work),
         )
         return write_reproduction_page(inputs, work.output)
 
 
-REPRODUCTION_PAGE = Stage("reproduction-page", 5, reproduction_page)
+REPRODUCTION_PAGE = Stage("reproduction-page", 6, reproduction_page)

@@ -61,8 +61,15 @@ def forest_plot(
     _add_panels(plot, figures, arms, panels)
     line = {"color": ZERO, "dash": "dot", "width": 1.5}
     for col, panel in enumerate(panels, start=1):
-        axis = _value_axis(figures, arms, panel)
-        plot.update_xaxes(axis, nticks=5 if wide else 3, tickangle=0, col=col)
+        plot.update_xaxes(
+            title_text=panel.unit,
+            tickformat=panel.tickformat,
+            zeroline=panel.zero,
+            range=_range(figures, arms, panel),
+            nticks=5 if wide else 3,
+            tickangle=0,
+            col=col,
+        )
         own = figures.mean(baseline, next(iter(panel.figures.values())))
         if np.isfinite(own.mean):
             plot.add_vline(x=own.mean, layer="below", line=line, row=1, col=col)
@@ -73,15 +80,6 @@ def forest_plot(
 
 def _names(arms: Sequence[str]) -> list[str]:
     return [plotly_text(arm, 32) for arm in arms]
-
-
-def _value_axis(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> dict[str, Any]:
-    return {
-        "title": {"text": panel.unit},
-        "tickformat": panel.tickformat,
-        "zeroline": panel.zero,
-        "range": _range(figures, arms, panel),
-    }
 
 
 def _range(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> list[float] | None:

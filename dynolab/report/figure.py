@@ -99,7 +99,6 @@ def subplots(
     space: float = 0.08,
     shared_y: bool = False,
     row_heights: Sequence[float] = (1,),
-    row_space: float = 0.1,
     x: Mapping[str, Any] | None = None,
     y: Mapping[str, Any] | None = None,
     y_title: str = "",
@@ -108,7 +107,7 @@ def subplots(
     """Panels side by side, each under its title; `row=…, col=…` adds a trace to one.
 
     **Arguments:** `titles`: already escaped for plotly; `space`: between panels, as a fraction of
-    the width; `row_heights`: of rows of panels that share their x axes, `row_space` apart; `x`,
+    the width; `row_heights`: of rows of panels that share their x axes; `x`,
     `y`: settings of all panels' axes; `y_title`: of the first panel only; `layout`: of the whole
     figure.
     """
@@ -117,7 +116,7 @@ def subplots(
         cols=len(titles),
         row_heights=list(row_heights),
         horizontal_spacing=space,
-        vertical_spacing=row_space,
+        vertical_spacing=0.1,
         shared_xaxes=len(row_heights) > 1,
         shared_yaxes=shared_y,
     )
@@ -228,10 +227,10 @@ def correlation_plot(height: int, **cells: Any) -> go.Figure:
     )
 
 
-def error_bars(intervals: Iterable[Interval], color: str, **look: Any) -> dict[str, Any]:
+def error_bars(intervals: Iterable[Interval], color: str) -> dict[str, Any]:
     """Error bars up to each interval's high end; none if that is not finite."""
     half = [i.high - i.mean if np.isfinite(i.high) else None for i in intervals]
-    return {"array": half, "color": color, "thickness": 1.5, "width": 4, **look}
+    return {"array": half, "color": color, "thickness": 1.5, "width": 4}
 
 
 def spread(values: Sequence[int], most: int = 4) -> list[int]:

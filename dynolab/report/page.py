@@ -92,7 +92,6 @@ class Fold:
 
     name: str
     title: str
-    message: str
     content: Sequence[Figure | Section | None]
 
     @property
@@ -243,7 +242,7 @@ def page_html(page: Page) -> str:
         code = Markup("<pre>{}</pre>").format(page.settings)
         made_from.append(section("config", "Settings", "", code))
     if made_from:
-        parts.append(Fold("made-from", "What this page was made from", "", made_from))
+        parts.append(Fold("made-from", "What this page was made from", made_from))
     body = Markup("\n").join(part.markup for part in parts)
     return _html(
         f"Dynolab: {page.name}", body, (Markup(get_plotlyjs()), _SCRIPT), page=page, parts=parts
@@ -272,7 +271,8 @@ def write_page(page: Page, folder: Path, file: str) -> None:
 
 def _first_finding(page: Page) -> list[str]:
     """The first message on a page without an answer."""
-    return [part.message for part in page.content if part is not None and part.message][:1]
+    found = (part.message for part in page.content if isinstance(part, Figure | Section))
+    return [message for message in found if message][:1]
 
 
 def _figures_of(page: Page) -> list[Figure]:

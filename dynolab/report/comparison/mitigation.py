@@ -96,7 +96,7 @@ def write_mitigation_page(
     `<run>/diverged`, counts of seeds, and `claims/<outcome>`.
     """
     figures = table_of(compared)
-    words = _words(compared, figures, commands or {})
+    words, best = _words(compared, figures, commands or {})
     verdicts = assess_remedies(list(compared.arms), compared.baseline, figures)
     page = Page(
         name=compared.name,
@@ -104,7 +104,7 @@ def write_mitigation_page(
         answer=[*words.lines("answer"), *words.lines("next")],
         lead=words("lead"),
         content=[
-            *comparison_sections(compared),
+            *_sections(compared, figures, words, best),
             _followed_section(compared),
             words.section("settings", _settings_table(compared)),
             words.section("verdicts", _verdict_table(verdicts)),
@@ -140,10 +140,7 @@ def write_mitigation_page(
             for name, mean in means.items()
             if "/matched/" in name and not name.startswith(f"{compared.baseline}/")
         },
-        "ends": {
-            run: ending(dict(zip(compared.seeds, runs, strict=True)))
-            for run, runs in compared.runs.items()
-        },
+        "ends": _ends(compared),
         "verdicts": [verdict.summary() for verdict in verdicts],
     }
     return write_summary(summary, folder)
@@ -152,11 +149,13 @@ def write_mitigation_page(
 def comparison_sections(compared: ComparedArms) -> list[Section | Figure | None]:
     """The table of runs, the chart, and the tables of further figures."""
     figures = table_of(compared)
-    words, runs, baseline = _words(compared, figures, {}), list(compared.arms), compared.baseline
-    ends = {
-        run: ending(dict(zip(compared.seeds, own, strict=True)))
-        for run, own in compared.runs.items()
-    }
+    return _sections(compared, figures, *_words(compared, figures, {}))
+
+
+def _sections(
+    compared: ComparedArms, figures: ArmTable, words: Words, best: str | None
+) -> list[Section | Figure | None]:
+    runs, baseline = list(compared.arms), compared.baseline
     shown = [
         DotPanel(panel.title, panel.unit, known, panel.tickformat, panel.zero)
         for panel in _PANELS
@@ -165,29 +164,31 @@ def comparison_sections(compared: ComparedArms) -> list[Section | Figure | None]
     more = [run_table(figures, runs, own, baseline) for own in (MORE, SAMPLED)]
     return [
         words.section(
-            "runs", run_table(figures, runs, FIRST, baseline, _best(compared, figures), ends)
+            "runs", run_table(figures, runs, FIRST, baseline, best, _ends(compared))
         ),
         words.figure("remedies", forest_plot(figures, runs, shown, baseline)) if shown else None,
         words.section("more", *more),
     ]
 
 
-def _best(compared: ComparedArms, figures: ArmTable) -> str | None:
-    """The recommended run, if one is."""
-    useless = unlearned(figures, compared.others)
-    learned = [run for run in compared.others if run not in useless]
-    first = next(iter(standings(figures, learned, compared.baseline)), None)
-    return first.run if first is not None and first.recommended else None
+def _ends(compared: ComparedArms) -> dict[str, str]:
+    """How every run's trainings ended."""
+    return {
+        run: ending(dict(zip(compared.seeds, own, strict=True)))
+        for run, own in compared.runs.items()
+    }
 
 
-def _words(compared: ComparedArms, figures: ArmTable, commands: Mapping[str, str]) -> Words:
-    """The page's texts, which name these numbers."""
+def _words(
+    compared: ComparedArms, figures: ArmTable, commands: Mapping[str, str]
+) -> tuple[Words, str | None]:
+    """The page's texts, which name these numbers, and the recommended run, if one is."""
     useless = unlearned(figures, compared.others)
     learned = [run for run in compared.others if run not in useless]
     ranked = standings(figures, learned, compared.baseline)
-    best = _best(compared, figures)
+    best = ranked[0].run if ranked and ranked[0].recommended else None
     reached = any(figures.mean(run, "matched/margin").n for run in learned)
-    return Words(
+    words = Words(
         "mitigation.html",
         compared=compared,
         best=ranked[0] if best else None,
@@ -200,6 +201,7 @@ def _words(compared: ComparedArms, figures: ArmTable, commands: Mapping[str, str
         command=commands.get(best or "", ""),
         more_seeds=[*compared.seeds, *(max(compared.seeds) + further for further in (1, 2))],
     )
+    return words, best
 
 
 def _lines(compared: ComparedArms, figures: ArmTable) -> str:

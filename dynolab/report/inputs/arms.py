@@ -195,7 +195,6 @@ class ReproductionInputs(PageInputs):
 
     seeds: tuple[int, ...]
     runs: Mapping[tuple[str, int], PairRun]
-    judge: str = "exact"
 
     @property
     def unit(self) -> str:

@@ -25,18 +25,15 @@ from dynolab.report.comparison.mitigation import comparison_sections
 from dynolab.report.comparison.reproduction import findings_section
 from dynolab.report.figure import Figure
 from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
-from dynolab.report.forces.token_map import hardest_pull_figure, token_map_figure
-from dynolab.report.inputs.study import ReportInputs
+from dynolab.report.forces.token_map import token_map_figure
+from dynolab.report.inputs.study import ReportInputs, Training
 from dynolab.report.ledger.fallen import (
     PAIRS,
     fallen_answers,
-    fallen_figure,
     prompt_of,
-    pusher_section,
     summed_pushers,
 )
-from dynolab.report.ledger.maps import blocks_figure, ledger_map_figure
-from dynolab.report.ledger.waterfall import waterfall_figure
+from dynolab.report.ledger.page import ledger_parts
 from dynolab.report.page import Fold, Page, Section, Words, page_html, write_page, write_summary
 from dynolab.report.study.answers import answer_sections, repeater_section
 from dynolab.report.study.learning_paths import (
@@ -197,6 +194,8 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
         observed=inputs.watched[0] if inputs.watched else None,
         pairs=len(found.pairs),
     )
+    parts: list[Figure | Section | None] = ledger_parts(ledger) if ledger else [None] * 6
+    fallen, pushers, hardest, sources, *when = parts
     return Page(
         name=facts.name,
         heading=words("heading"),
@@ -205,21 +204,21 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
         printed=_printed(inputs, found),
         lead=words("lead"),
         content=[
-            fallen_figure(ledger) if ledger else None,
+            fallen,
             pair_section(found.pairs, words),
             change_section(found.paths, words),
             learning_path_figure(found.paths),
             gap_figure(found.paths),
             squeezing_figure(inputs.squeezing, titles) if inputs.squeezing else None,
             try_section(inputs, found.pairs),
-            pusher_section(ledger) if ledger else None,
-            _token_map(inputs),
-            waterfall_figure(ledger) if ledger else None,
+            pushers,
+            hardest or _token_map(trainings),
+            sources,
             foresight_section(inputs.audit.foresight) if inputs.audit else None,
             contrast_section(trainings[-1], inputs.contrasts, words) if trainings else None,
             *answer_sections(inputs.answers, titles, found.prompts, words),
             *_compared_sections(inputs),
-            _details(inputs, found, titles, words),
+            _details(inputs, found, titles, words, when),
             _checks(inputs, found, titles, words),
         ],
         settings=facts.config_text,
@@ -227,14 +226,19 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
     )
 
 
-def _details(inputs: ReportInputs, found: _Found, titles: Mapping[str, str], words: Words) -> Fold:
+def _details(
+    inputs: ReportInputs,
+    found: _Found,
+    titles: Mapping[str, str],
+    words: Words,
+    pushes: Sequence[Figure | Section | None],
+) -> Fold:
     """When it happened, through which weights, and how answers are coupled."""
     trainings, squeezing, kernel = inputs.trainings, inputs.squeezing, inputs.kernel
     content = [
         event_section(found.events, words),
         foreseen_figure(inputs.audit) if inputs.audit else None,
-        ledger_map_figure(inputs.ledger) if inputs.ledger else None,
-        blocks_figure(inputs.ledger) if inputs.ledger else None,
+        *pushes,
         *map(decomposition_figure, reversed(trainings)),
         layer_section(trainings, words),
         training_figure(trainings),
@@ -243,7 +247,7 @@ def _details(inputs: ReportInputs, found: _Found, titles: Mapping[str, str], wor
         repeater_section(squeezing.generations, titles, words) if squeezing else None,
         kind_section(found.paths, inputs.watched, words),
     ]
-    return Fold("details", "Details", "", content)
+    return Fold("details", "Details", content)
 
 
 def _checks(inputs: ReportInputs, found: _Found, titles: Mapping[str, str], words: Words) -> Fold:
@@ -255,14 +259,12 @@ def _checks(inputs: ReportInputs, found: _Found, titles: Mapping[str, str], word
         forecast_section(inputs.squeezing, titles, words) if inputs.squeezing else None,
         words.section("verdicts", verdicts) if inputs.trainings else None,
     ]
-    return Fold("checks", "Checks", "", content)
+    return Fold("checks", "Checks", content)
 
 
-def _token_map(inputs: ReportInputs) -> Figure | None:
-    """The ledger's map; without one, the last training's map of its recorded steps."""
-    if inputs.ledger is not None and inputs.ledger.token_map is not None:
-        return hardest_pull_figure(inputs.ledger.token_map)
-    maps = [training.token_map for training in inputs.trainings if training.token_map]
+def _token_map(trainings: Sequence[Training]) -> Figure | None:
+    """The last training's map of its recorded steps."""
+    maps = [training.token_map for training in trainings if training.token_map]
     return token_map_figure(maps[-1]) if maps else None
 
 
