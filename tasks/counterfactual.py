@@ -226,4 +226,4 @@ def _lds(predicted: np.ndarray, measured: np.ndarray) -> tuple[float, float, flo
     return whole, float(low), float(high)
 
 
-COUNTERFACTUAL = Stage("counterfactual", 5, compare_retrainings)
+COUNTERFACTUAL = Stage("counterfactual", 6, compare_retrainings)

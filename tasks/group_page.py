@@ -90,4 +90,4 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
         return write_group_page(inputs, work.output)
 
 
-GROUP_PAGE = Stage("group-page", 5, group_page)
+GROUP_PAGE = Stage("group-page", 6, group_page)

@@ -22,4 +22,4 @@ def ledger_page(work: Work[PageConfig]) -> dict[str, float]:
     return input_metrics(work, "ledger")
 
 
-LEDGER_PAGE = Stage("ledger-page", 4, ledger_page)
+LEDGER_PAGE = Stage("ledger-page", 5, ledger_page)

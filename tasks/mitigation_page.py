@@ -94,4 +94,4 @@ def study_command(label: str, arm: ArmFacts, steps: int) -> str:
     return " ".join([f"{invocation()} study FILE", *(f"--set {option}" for option in options)])
 
 
-MITIGATION_PAGE = Stage("mitigation-page", 29, mitigation_page)
+MITIGATION_PAGE = Stage("mitigation-page", 30, mitigation_page)

@@ -242,4 +242,4 @@ def map_command(
     return " ".join([f"{invocation()} forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 35, report)
+REPORT = Stage("report", 36, report)

@@ -350,15 +350,15 @@ class LedgerReader(Responses):
 
     @property
     def sampled(self) -> bool:
-        """Whether steps were drawn, so that sums are estimates."""
+        """Whether steps were sampled, so that sums are estimates."""
         return self.summary.every > 1
 
     @property
     def span(self) -> str:
         """The steps that the lines are of."""
         if self.sampled:
-            return "the drawn steps alone"
-        return "the whole training" if self.summary.whole else "the steps that were taken apart"
+            return "the sampled steps alone"
+        return "the whole training" if self.summary.whole else "the analysed steps"
 
     def side_total(self, account: Account, side: str) -> Interval:
         """What all responses of a side did; exact, unless steps were sampled."""

@@ -69,12 +69,12 @@ _OF_SPLIT = (
 _UPDATE = (
     Measure(LAZY_SHARE, "questions displaced, %", share=True),
     Measure(LAZY_CHANGE, "Δ log π of right answers", signed=True),
-    Measure(FROM_RIGHT, "push on them from right answers, nats/η", signed=True),
-    Measure(FROM_WRONG, "from wrong answers, nats/η", signed=True),
-    Measure(HARMFUL, "harmful tokens, %", share=True),
-    Measure(PRECISION, "of those the rule chose, %", share=True),
-    Measure(RECALL, "harmful tokens chosen, %", share=True),
-    Measure(HARM_FOUND, "their part of the harm, %", share=True),
+    Measure(FROM_RIGHT, "push on right answers by right ones, nats per learning rate", signed=True),
+    Measure(FROM_WRONG, "push on right answers by wrong ones, nats per learning rate", signed=True),
+    Measure(HARMFUL, "harmful tokens of wrong answers, %", share=True),
+    Measure(PRECISION, "harmful among the tokens that the rule chose, %", share=True),
+    Measure(RECALL, "harmful tokens that the rule chose, %", share=True),
+    Measure(HARM_FOUND, "harm by the tokens that the rule chose, %", share=True),
     Measure(SQUEEZE_INDEX, "squeezing index, %", share=True),
 )
 

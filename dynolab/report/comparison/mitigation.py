@@ -48,7 +48,7 @@ FIRST = (
     Measure("heldout/fell", "% that fell, held out", share=True),
     Measure("train/margin", "Δ margin, in training", signed=True),
 )
-"""Measures of the first table; the best run is found by `ranking.MEASURES`."""
+"""Measures of the first table, `runs.MEASURES` among them, by which the best run is found."""
 
 MORE = (
     Measure("heldout/margin", "Δ margin, held out", signed=True),
@@ -163,9 +163,7 @@ def _sections(
     ]
     more = [run_table(figures, runs, own, baseline) for own in (MORE, SAMPLED)]
     return [
-        words.section(
-            "runs", run_table(figures, runs, FIRST, baseline, best, _ends(compared))
-        ),
+        words.section("runs", run_table(figures, runs, FIRST, baseline, best, _ends(compared))),
         words.figure("remedies", forest_plot(figures, runs, shown, baseline)) if shown else None,
         words.section("more", *more),
     ]
@@ -195,7 +193,11 @@ def _words(
         worse=[own.run for own in ranked if own.worse],
         others=[own.run for own in ranked[1:] if own.better],
         measured=sum(name in figures.names for name in MEASURES),
-        few=[name for name in figures.names if name in MEASURES and figures.few(name)],
+        few=[
+            own.caption
+            for own in FIRST
+            if own.figure in MEASURES and own.figure in figures.names and figures.few(own.figure)
+        ],
         useless=useless,
         least=LEAST_MARGIN if learned and not reached else None,
         command=commands.get(best or "", ""),

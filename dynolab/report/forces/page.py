@@ -78,7 +78,7 @@ def _facts_table(checkpoints: Sequence[CheckpointForces]) -> Markup:
         for facts, fit in ((checkpoint.facts, checkpoint.facts.last_layer),)
     ]
     texts = ("checkpoint", "objective", "learning rate", "recorded step", "tokens", "moving")
-    numbers = ("error of sums", "outside", "cosine", "size", "signs")
+    numbers = ("error of sums", "outside", "cosine of the head", "its size", "its signs")
     return table((*texts, *numbers), rows, "ssnnnsnnnnn")
 
 

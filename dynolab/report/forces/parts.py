@@ -82,7 +82,7 @@ def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
 
 
 def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
-    """Pair totals as the last layer alone predicts them, against the whole network's.
+    """Pair totals as the head, the last layer, alone predicts them, against the whole network's.
 
     Leaves out checkpoints whose last layer does not move, as with adapters.
     """
@@ -99,7 +99,7 @@ def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
         legend=LEGEND_OVER_TITLES,
         x={"nticks": 5, "title_text": "whole network (nats)"},
         y={"nticks": 6},
-        y_title="last layer alone (nats)",
+        y_title="head alone (nats)",
     )
     for col, checkpoint in enumerate(moving, start=1):
         rows = checkpoint.totals[:: -(-len(checkpoint.totals) // _POINTS)]
@@ -119,8 +119,7 @@ def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
                     plotly_text(f"“{row.updating_id}” on {row.kind} of “{row.observed_id}”")
                     for row in points
                 ],
-                hovertemplate="%{text}<br>whole %{x:+.3g}, last layer %{y:+.3g} nats"
-                "<extra></extra>",
+                hovertemplate="%{text}<br>whole %{x:+.3g}, head %{y:+.3g} nats<extra></extra>",
                 row=1,
                 col=col,
             )

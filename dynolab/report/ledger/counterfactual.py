@@ -98,7 +98,7 @@ def effects_figure(effects: Sequence[Effect], groups: Sequence[Dropped], words: 
     """Predicted against measured effects, of random and of blamed groups."""
     blamed = {group.name for group in groups if group.answer is not None}
     estimates = list(dict.fromkeys(each.estimate for each in effects))
-    titles = [f"measured against the {estimate}’s" for estimate in estimates]
+    titles = [f"measured against the {estimate}’s prediction" for estimate in estimates]
     plot = subplots(titles, 480, x={"title_text": "predicted, nats"}, y_title="nats")
     for column, estimate in enumerate(estimates, start=1):
         of_estimate = [each for each in effects if each.estimate == estimate]

@@ -144,7 +144,8 @@ def fallen_figure(ledger: LedgerReader) -> Figure | None:
             for label, own in zip(labels, answers, strict=True)
         ],
     )
-    figure = Words("ledger.html", ledger=ledger, answers=answers).figure("fallen", plot)
+    words = Words("ledger.html", ledger=ledger, answers=answers, fell=answers[0].change < 0)
+    figure = words.figure("fallen", plot)
     return Figure(figure.name, figure.title, figure.message, figure.note, plot, _pullers(ledger))
 
 

@@ -14,6 +14,8 @@ from dynolab.report.text import number, plotly_text
 from dynolab.results.ledger import FunctionalAccount, LedgerReader
 from dynolab.statistics import Interval
 
+BEYOND = "beyond first order"
+
 
 def waterfall_figure(ledger: LedgerReader) -> Figure:
     """One bar per source of change; a menu chooses the functional."""
@@ -57,13 +59,16 @@ def _changes(ledger: LedgerReader, account: FunctionalAccount) -> dict[str, Inte
     rest = {
         "weight decay": account.decay,
         "earlier momentum": account.carried_in,
-        "not explained": account.residual,
+        BEYOND: account.residual,
     }
     if ledger.summary.rounding_share > 0.01 or any(own.unexplained for own in ledger.accounts):
-        rest["not explained"] -= account.arithmetic
-        rest |= {"gradient of no answer": account.unexplained, "rounding": account.arithmetic}
+        rest[BEYOND] -= account.arithmetic
+        rest |= {
+            "gradient that no answer made": account.unexplained,
+            "rounding": account.arithmetic,
+        }
     if ledger.sampled:
-        rest["steps not drawn"] = account.missing
+        rest["steps not sampled"] = account.missing
     sides = {f"{side} answers": ledger.side_total(account, side) for side in ("chosen", "rejected")}
     return sides | {name: Interval(nats, nats, nats, 1) for name, nats in rest.items()}
 

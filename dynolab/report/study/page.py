@@ -321,10 +321,11 @@ def _printed(inputs: ReportInputs, found: _Found) -> str:
         for push in summed_pushers(ledger)[:PAIRS]
         if push.total < 0
     ]
+    first = "answer that fell" if answers[0].change < 0 else "answer that rose least"
     parts = ("own chosen", "own rejected", "other pairs")
     sides = ("nats", "through chosen", "through rejected")
     tables = (
-        text_table(("answer that fell", "nats", *parts, "prompt"), fallen, "snnnns"),
+        text_table((first, "nats", *parts, "prompt"), fallen, "snnnns"),
         text_table(("pair that pulled", *sides, "prompt"), pulled, "snnns"),
     )
     return "\n\n".join(tables)

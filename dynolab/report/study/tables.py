@@ -90,7 +90,7 @@ def pair_section(pairs: Sequence[PairChange], words: Words) -> Section | None:
 
 
 def event_section(events: Mapping[str, Sequence[Event]], words: Words) -> Section | None:
-    """In which order paths peak, fall or widen the gap; `events` by the training's objective."""
+    """When paths peak, fall or widen the gap; `events` by the training's objective."""
     rows = [
         (
             objective_name(stage),
@@ -172,7 +172,14 @@ def validity_section(trainings: Sequence[Training], words: Words) -> Section | N
     ]
     if not forces and not changes:
         return None
-    heads = ("training", "change", "unexplained", "radius, predicted", "measured", "what bends")
+    heads = (
+        "training",
+        "change",
+        "unexplained",
+        "radius, predicted",
+        "measured",
+        "sources of curvature",
+    )
     return words.section(
         "validity",
         table(("training", "changes", "steps", "1 − R² [95 %]"), forces, "snnn"),
@@ -212,7 +219,7 @@ def layer_section(trainings: Sequence[Training], words: Words) -> Section | None
         for layer in sorted({row.layer for row in training.layers})
         for own in [[row for row in training.layers if row.layer == layer]]
     ]
-    head = ("training", "blocks run", "‖Δh‖ / ‖h‖", "resultant of unit forces", "unexplained")
+    head = ("training", "blocks run", "‖Δh‖ / ‖h‖", "agreement of forces", "unexplained")
     return words.section("layers", table(head, rows, "snnnn")) if rows else None
 
 
@@ -251,7 +258,7 @@ def forecast_section(
     if not rows and not parts:
         return None
     counts = ("predicted to rise", "rose", "right")
-    fits = ("AUC", "AUC, top 20", "AUC of the last layer", "R² of the last layer")
+    fits = ("AUC", "AUC, top 20", "AUC of the head", "R² of the head")
     kept = ("AUC", "signs predicted", "flow to y*, predicted", "realised")
     return words.section(
         "forecast",
