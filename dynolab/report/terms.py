@@ -39,10 +39,10 @@ TERMS: dict[str, tuple[str, str]] = {
         "As if the model were linear in its weights along a step. Exact for small steps; the page "
         "says how much it leaves.",
     ),
-    "account": (
+    "ledger": (
         "ledger",
-        "The account of a training: what every answer of every step did to a watched answer, from "
-        "that step to the end, so that the entries add up to the measured change.",
+        "What every answer of every training step did to a watched answer, from that step to the "
+        "end; the entries add up to the measured change.",
     ),
     "squeezing": (
         "squeezing",
@@ -76,7 +76,6 @@ _WORDS = {
     "held-out": r"\bheld[- ]out\b",
     "force": r"\b(?:forces?|push(?:es)?)\b",
     "first-order": r"\bfirst[- ]order\b",
-    "account": r"\b(?:ledger|account)\b",
     "squeezing": r"\bsqueezing\b",
     "rank-correlation": r"\brank correlations?\b",
     "auc": r"\bAUC\b",

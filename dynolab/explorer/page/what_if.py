@@ -1,4 +1,4 @@
-"""The view of what would be: without the ticked pairs, with another dose or objective."""
+"""The view of what would be: without the ticked pairs, with another scale of the rejected gradient, or another objective."""
 
 from __future__ import annotations
 
@@ -56,9 +56,11 @@ def _doses(training: Training, state: State) -> Any:
     chosen = state.dose_in(training)
     if chosen is None:
         objective = objective_name(state.objective_in(training).name)
-        return html.P(f"{objective} has no dose of the rejected side to set.", className="quiet")
+        return html.P(
+            f"{objective} has no scale of the rejected gradient to set.", className="quiet"
+        )
     return parts.choices(
-        "dose of the rejected side",
+        "scale of the rejected gradient",
         [(f"{dose:g}", state.link(dose=dose), dose == chosen) for dose in DOSES],
     )
 
@@ -143,7 +145,7 @@ def _summary(
 
 
 def _over_training(training: Training, state: State) -> list[Any]:
-    """The same of the whole training, on what has an account of its own."""
+    """The same of the whole training, on what the ledger is of."""
     accounts = lines_to_means(training.ledger, singles=True)
     if accounts is None or state.under(training) != state.asked:
         return []

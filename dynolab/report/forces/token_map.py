@@ -24,10 +24,10 @@ READING = (
 )
 
 ONE_STEP = (
-    "It is what this step did at its own weights; the account’s numbers of the pair differ, as "
+    "It is what this step did at its own weights; the ledger’s numbers of the pair differ, as "
     "they also count its momentum in later steps."
 )
-"""How a map and an account differ."""
+"""How a map and a ledger differ."""
 
 LINE = 110
 """Characters of a line above one of several maps."""
@@ -40,7 +40,7 @@ _CHANGING = {  # layout settings that differ from map to map
 
 
 def hardest_pull_figure(token_map: TokenMap) -> Figure | None:
-    """The map of the hardest pull of an account on the answer that fell most."""
+    """The map of the hardest pull of a ledger on the answer that fell most."""
     about = f"It is the hardest pull on the answer that fell most. {ONE_STEP}"
     return token_map_figure(token_map, about)
 
