@@ -1,4 +1,4 @@
-"""Plots arms side by side: means over seeds with intervals, each seed's value as a small dot."""
+"""Draws forest plots of runs: a row each, the mean over seeds with its interval, seeds as dots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DotPanel:
 def forest_plot(
     figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel], baseline: str
 ) -> go.Figure:
-    """Plots arms from top to bottom, with a line across them at the baseline's mean."""
+    """Plots runs from top to bottom, with a line across them at the baseline's mean."""
     plot = subplots(
         [panel.title for panel in panels],
         _ROW * len(arms) + _MARGIN,

@@ -1,4 +1,4 @@
-"""Line plots with intervals, in panels side by side under one legend."""
+"""Draws line plots: means with intervals over steps or k, panels side by side, one legend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words that every page uses, each with what it means: tooltips, and the glossary."""
+"""The glossary: the terms of pages with their meanings, and links to them from a page's texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The view of what would be: without the ticked pairs, with another scale of the rejected gradient, or another objective."""
+"""The view of what would be without the ticked pairs, or under another objective or scale.
+
+The scale is that of the rejected gradient.
+"""
 
 from __future__ import annotations
 

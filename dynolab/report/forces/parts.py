@@ -1,4 +1,4 @@
-"""The figures of a force map's parts: parameter blocks, the last layer, and the terms A and G."""
+"""Three figures of a force map: shares of parameter blocks, the head alone, and terms A and G."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of the pages that compare arms: every arm's runs, seed by seed.
+"""Reads what the pages of comparisons show: every run's trainings, seed by seed.
 
 A `GroupRun` trains on sampled groups, a `PairRun` on preference pairs.
 """

@@ -1,4 +1,4 @@
-"""What the tokens of an answer pushed: the strongest by name, and the text coloured."""
+"""Shows pushes of an answer's tokens as HTML: its text coloured, the strongest tokens by name."""
 
 from __future__ import annotations
 

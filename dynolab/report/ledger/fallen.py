@@ -1,4 +1,4 @@
-"""The answers that fell most, which pairs pulled them down, and through which side and tokens."""
+"""Figure and table of the answers that fell most, and of the pairs and tokens that pulled them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which example pushed a functional at which step, and through which parameters."""
+"""Two figures of a ledger: a heat map of examples by steps, and bars of parameter blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn by step: learning paths, the gap y* − y⁺, risen probability, losses, rewards."""
+"""A study's figures by step: learning paths, gap y* − y⁺, risen probability, losses, rewards."""
 
 from __future__ import annotations
 
