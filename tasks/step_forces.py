@@ -204,4 +204,4 @@ def _stronger(
     return Push(nats, tokens)
 
 
-FORCES = Stage("forces", 5, measure_forces)
+FORCES = Stage("forces", 6, measure_forces)

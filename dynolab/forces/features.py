@@ -96,16 +96,19 @@ def feature_forces(
     layer: int,
     *,
     at: Weights | None = None,
+    step: Sequence[Recorded] | None = None,
 ) -> list[FeatureForce]:
     """Each example's force on the features, by one VJP through the layers above h_ℓ.
 
-    The examples are one step's batch: the objective's denominators count them all.
+    **Arguments:**
 
-    **Arguments:** `at`: the weights; default: the policy's own.
+    - `at`: the weights; default: the policy's own.
+    - `step`: all examples of the step, whose number, tokens and sequences the objective divides
+      by; default: `examples`.
     """
     if not examples:
         raise ConfigError("examples", [], "give at least one example of the step")
-    weights, totals = policy.cast(at or {}), step_totals(examples, objective)
+    weights, totals = policy.cast(at or {}), step_totals(step or examples, objective)
     forces = []
     for example in examples:
         batch = objective_batch([example], objective, totals, policy)

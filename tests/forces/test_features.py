@@ -221,14 +221,16 @@ def test_forces_of_nothing_are_refused(policy):
 SGD = OptimizerConfig(name="sgd", learning_rate=1e-2)
 
 
-def test_layers_are_those_of_the_features_module():
-    record, policy = recorded(neox(), SGD, count=3), PolicyFunction(neox(), torch.float64)
+@pytest.mark.parametrize(("count", "measured"), [(3, 3), (10, 8)])
+def test_layers_are_those_of_the_features_module(count, measured):
+    """The forces of a long step's first examples, with the denominators of the whole step."""
+    record, policy = recorded(neox(), SGD, count=count), PolicyFunction(neox(), torch.float64)
     encoder = Encoder(Numbers(), 32, "drop")
     rows = step_layers(record, policy, PROBES, encoder, stage="dpo")
     assert [(row.layer, row.layers, row.examples, row.step) for row in rows] == [
-        (0, 2, 3, 1),
-        (1, 2, 3, 1),
-        (2, 2, 3, 1),
+        (0, 2, measured, 1),
+        (1, 2, measured, 1),
+        (2, 2, measured, 1),
     ]
     answers = [answer for answer in encoder.probes(PROBES) if answer is not None]
     batch, _ = policy.batch(answers)
@@ -242,7 +244,7 @@ def test_layers_are_those_of_the_features_module():
         assert row.moved == pytest.approx(moved, rel=1e-6)
         assert 0 <= row.unexplained < 1e-3
         forces = feature_forces(policy, record.examples, objective, row.layer, at=record.before)
-        pulls = torch.stack([force.total for force in forces])
+        pulls = torch.stack([force.total for force in forces[:measured]])
         assert row.force == pytest.approx(float(pulls.norm(dim=1).mean()), rel=1e-9)
         assert row.resultant == pytest.approx(consistency(pulls).resultant, rel=1e-9)
 

@@ -59,7 +59,12 @@ def step_layers(
     rows = []
     for layer in layers:
         forces = feature_forces(
-            policy, record.examples[:EXAMPLES], objective, layer, at=record.before
+            policy,
+            record.examples[:EXAMPLES],
+            objective,
+            layer,
+            at=record.before,
+            step=record.examples,
         )
         pulls = torch.stack([own.total for own in forces]).double()
         steps = [feature_step(policy, record.before, record.after, own, layer) for own in batches]
