@@ -25,8 +25,9 @@ def kernel_lower_bound(
 
     From `Δ log π_m = −η Σ_l (e − π_m)ᵀ K_{m,l} G_l` and Cauchy–Schwarz, with ‖G‖ over all
     updating tokens and K the row of blocks [K_{m,1} … K_{m,L}]. It holds for the first-order
-    change of one gradient step; for a measured change up to the step's residual, and under clip
-    factor, momentum or an adaptive optimizer only if K includes them.
+    change of one gradient step, and for a measured change up to the step's residual. A clip factor
+    belongs in η, an adaptive optimizer's preconditioner in K. Momentum and weight decay change
+    log π without G: under them nothing is bounded.
 
     **Arguments:**
 
@@ -70,8 +71,9 @@ class SourceMeasures:
     """Of one step and one answer.
 
     `lbk`, `sign_delta`: as Ren & Sutherland compute them (`paper_influence`); neither bounds
-    anything as written. `kernel_bound`: a lower bound on ‖K‖₂ between the answer's tokens and the
-    step's (`kernel_lower_bound`), the largest of its tokens.
+    anything as written. `kernel_bound`: the largest `kernel_lower_bound` of the answer's tokens, of
+    the measured change. It bounds ‖K‖₂ between the answer's tokens and the step's from below where
+    the step is SGD without momentum and weight decay, up to the step's residual.
     """
 
     step: int

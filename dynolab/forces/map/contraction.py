@@ -33,7 +33,7 @@ def contract(
     scale: Weights | None,
     workspace: int,
 ) -> None:
-    """Adds `⟨∇_p log π_m, P_p ∇_p log π_l⟩` of every parameter p to its accumulator.
+    """Adds `⟨∇_p s_m, P_p ∇_p s_l⟩` of every parameter p to its accumulator (`WeightedResponse`).
 
     Rows are the observed sequences' tokens one after the other, columns the updating ones'.
 
