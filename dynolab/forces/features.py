@@ -44,6 +44,13 @@ def hidden_states(
     )
 
 
+@dataclass(frozen=True)
+class FeatureStep(OneStep):
+    """`OneStep` of h_ℓ, and `start`: h_ℓ before the change."""
+
+    start: Float[Tensor, "tokens width"]
+
+
 def feature_step(
     policy: PolicyFunction,
     before: Weights,
@@ -52,7 +59,7 @@ def feature_step(
     layer: int,
     *,
     at: Weights | None = None,
-) -> OneStep:
+) -> FeatureStep:
     """Measured and first-order change of h_ℓ at every response position: `one_step` for features.
 
     Prediction: `Δh = ∂h/∂θ · (after − before)`, at the midpoint unless `at` gives other weights.
@@ -68,7 +75,7 @@ def feature_step(
     start, end = (
         hidden_states(policy, policy.cast(weights), batch, layer) for weights in (before, after)
     )
-    return OneStep(measured=end - start, predicted=predicted)
+    return FeatureStep(measured=end - start, predicted=predicted, start=start)
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,10 @@ class Ledger:
         self._momentum = made.map.momentum if made.map.carry else None
         return entries
 
+    def forget(self) -> None:
+        """Forgets the steps entered so far: the next one is looked at alone."""
+        self._after = self._held = self._momentum = None
+
     def _grouped(self, size: int) -> list[range]:
         """Functionals that are in memory together, if each gradient takes so many bytes."""
         count = at_once = len(self._functionals)

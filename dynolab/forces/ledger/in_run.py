@@ -44,12 +44,14 @@ class InRunLedger:
     ) -> None:
         watched = training_means(config.kinds, probes, encoder, config.pairs, "ledger.kinds")
         self._kinds = [row.kind for row, _ in watched]
-        self._functionals = [functional for _, functional in watched]
-        self._policy, self._file = PolicyFunction(model.to(distributed.device())), file
+        policy = PolicyFunction(model.to(distributed.device()))
+        self._ledger = Ledger(policy, [functional for _, functional in watched])
+        self._file = file
 
     def __call__(self, record: StepRecord) -> dict[str, float]:
         """Writes the step's lines; returns its sums as metrics, `ledger/<kind>/<part>`, in nats."""
-        account = Ledger(self._policy, self._functionals).enter(record)
+        account = self._ledger.enter(record)
+        self._ledger.forget()
         with self._file.open("a") as file:
             file.writelines(line.model_dump_json() + "\n" for line in _lines(account, self._kinds))
         return {

@@ -10,7 +10,7 @@ import torch
 from dynolab.data.batches import by_length, collate
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
-from dynolab.forces.features import consistency, feature_forces, feature_step, hidden_states
+from dynolab.forces.features import consistency, feature_forces, feature_step
 from dynolab.forces.function.layers import blocks_of
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.step.split import PAD_ID
@@ -55,7 +55,6 @@ def step_layers(
         for members in by_length(answers, batch_tokens)
     ]
     objective = build_objective(record.facts.objective)
-    before = policy.cast(record.before)
     rows = []
     for layer in layers:
         forces = feature_forces(
@@ -70,8 +69,7 @@ def step_layers(
         steps = [feature_step(policy, record.before, record.after, own, layer) for own in batches]
         measured = torch.cat([own.measured for own in steps]).double()
         residual = torch.cat([own.residual for own in steps]).double()
-        with torch.no_grad():
-            start = torch.cat([hidden_states(policy, before, own, layer) for own in batches])
+        start = torch.cat([own.start for own in steps]).double()
         several = int(pulls.any(dim=1).sum()) > 1
         direction = consistency(pulls) if several else None
         moved = measured.square().sum()
@@ -85,7 +83,7 @@ def step_layers(
                 force=float(pulls.norm(dim=1).mean()),
                 resultant=direction.resultant if direction else math.nan,
                 mean_cosine=direction.mean_cosine if direction else math.nan,
-                moved=float((moved / start.double().square().sum()).sqrt()),
+                moved=float((moved / start.square().sum()).sqrt()),
                 unexplained=float(residual.square().sum() / moved),
             )
         )
