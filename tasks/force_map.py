@@ -228,7 +228,7 @@ def _reference(
 
 ANALYSIS = Stage(
     "analysis",
-    5,
+    6,
     analyse_forces,
     operational=frozenset({"memory_bytes", "batch_tokens", "reference_batch", "ranks"}),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,7 +180,7 @@ def _stronger(
         for example in record.examples
     ]
     room = max(MAP_TOKENS, min(lengths))
-    update = replace(split_step(record, policy).update, history={})  # it moves no token
+    update = split_step(record, policy).update
     best: tuple[float, ProbeRow, Encoded, str] | None = None
     for answer, observed in answers:
         pushes = (1 if up else -1) * example_pushes(record, policy, update, observed)

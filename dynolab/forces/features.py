@@ -14,7 +14,6 @@ from dynolab.errors import ConfigError
 from dynolab.forces.function.layers import Reached, at_layer
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
-from dynolab.forces.map.terms import TokenTerms, trained_terms
 from dynolab.forces.step.one_step import OneStep, change_of, midpoint
 from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives import Objective, read_logps
@@ -82,12 +81,11 @@ def feature_step(
 class FeatureForce:
     """The force of one example of a step on the features: `(∇_h z)ᵀ G`.
 
-    `terms` holds its energy, token by token. `cotangent` is ∂L/∂h_ℓ at every position of the
-    example's sequences (chosen, then rejected; zero on padding); the step moves h against it.
+    `cotangent` is ∂L/∂h_ℓ at every position of the example's sequences (chosen, then rejected; zero
+    on padding); the step moves h against it.
     """
 
     id: str
-    terms: TokenTerms
     cotangent: Float[Tensor, "sequences length width"]
 
     @property
@@ -124,7 +122,7 @@ def feature_forces(
         token_weights = objective.token_weights(read_logps(objective, plain, batch), batch)
         pull = force(token_weights, plain, batch)
         (cotangent,) = torch.autograd.grad(logits, hidden, pull)
-        forces.append(FeatureForce(example.id, trained_terms(objective, plain, batch), cotangent))
+        forces.append(FeatureForce(example.id, cotangent))
     return forces
 
 

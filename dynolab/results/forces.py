@@ -75,7 +75,6 @@ class AnalysisFacts(Measured):
     objective_settings: dict[str, JsonValue]
     learning_rate: float
     step: int | None
-    route: str = "both_sides"
     dtype: str
     observed_answers: int
     observed_tokens: int
@@ -165,18 +164,6 @@ UNEXPLAINED = 0.05
 """Share of the squared change that first order may leave unexplained inside its radius."""
 
 
-class Sweep(Measured):
-    """Share of the squared change that first order leaves unexplained at a multiple of a step.
-
-    `predicted` from the second order, `measured`
-    by taking it, None where it was not taken.
-    """
-
-    multiple: float
-    predicted: float
-    measured: float | None
-
-
 class BendingPart(Measured):
     """A part's share of the second order: `⟨part, second⟩/‖second‖²` over the watched answers.
 
@@ -194,8 +181,8 @@ class Validity(Measured):
     The change is that of the step or, with `since`, of all steps from that one to this; first
     order is taken at the weights before it. `unexplained` = `Σ(measured − first)²/Σ measured²` over
     the `answers`. The radius of validity is the multiple of the change at which this share reaches
-    `bound`: `predicted` and `measured` by the `sweep`, NaN where its multiples lie on one side of
-    the bound.
+    `bound`: `predicted` by the second order, `measured` by longer and shorter steps, NaN where the
+    multiples that were tried lie on one side of the bound.
     """
 
     stage: str
@@ -207,7 +194,6 @@ class Validity(Measured):
     unexplained: float
     predicted: float
     measured: float
-    sweep: tuple[Sweep, ...]
     parts: tuple[BendingPart, ...]
 
 
@@ -215,9 +201,9 @@ class LayerForce(Measured):
     """A recorded step's forces on the features of one layer, and what they did: `layers.jsonl`.
 
     Of `layers` blocks, `layer` have run: 0 is the first block's input. `force` is the mean over
-    `examples` of ‖Σ ∂L/∂h‖ over an example's positions; `resultant` and `mean_cosine` say whether
-    these forces point in one direction (`dynolab.forces.features.Consistency`), NaN where only one
-    example has a force. Over the watched answers' positions, `moved` = ‖Δh‖/‖h‖, and `unexplained`
+    `examples` of ‖Σ ∂L/∂h‖ over an example's positions; `resultant` says whether these forces
+    point in one direction (`dynolab.forces.features.Consistency`), NaN where only one example has a
+    force. Over the watched answers' positions, `moved` = ‖Δh‖/‖h‖, and `unexplained`
     = `Σ‖Δh − predicted‖²/Σ‖Δh‖²` with Δh to first order at the step's midpoint.
     """
 
@@ -228,6 +214,5 @@ class LayerForce(Measured):
     examples: int
     force: float
     resultant: float
-    mean_cosine: float
     moved: float
     unexplained: float

@@ -74,8 +74,7 @@ def test_a_gradient_step_has_one_rate_for_all_parameters(
     gradient = record.as_gradient_step()
     rate = record.facts.learning_rate
     scale = {name: torch.full_like(w, rate) for name, w in policy.cast(record.before).items()}
-    history = {name: torch.zeros_like(w) for name, w in scale.items()}
-    truth = token_by_token(record, policy, FrozenUpdate(scale, history))
+    truth = token_by_token(record, policy, FrozenUpdate(scale))
     assert_same(AskedStep(gradient, policy).lines(ANSWERS), truth)
 
 
@@ -88,8 +87,7 @@ def test_another_objective_and_another_pair_change_the_step(
             name: torch.full_like(w, record.facts.learning_rate)
             for name, w in policy.cast(record.before).items()
         }
-        update = FrozenUpdate(scale, {name: torch.zeros_like(w) for name, w in scale.items()})
-        truth = token_by_token(changed, policy, update)
+        truth = token_by_token(changed, policy, FrozenUpdate(scale))
         own = truth.nats[np.abs(truth.nats).sum(1) > 0]
         assert lines.nats == pytest.approx(own, rel=1e-4, abs=1e-9)
     (other,) = with_reference(neox(), [pair(50).model_copy(update={"id": "other"})])

@@ -212,7 +212,7 @@ def test_maps_in_parts_of_the_parameters_add_up_and_are_those_by_tokens(
     if preconditioned:
         generator = torch.Generator().manual_seed(0)
         scale = {n: torch.rand(w.shape, generator=generator) for n, w in policy.weights.items()}
-        asked["update"] = FrozenUpdate(scale, {})
+        asked["update"] = FrozenUpdate(scale)
     last = last_layers(policy, 1)
     rest = set(policy.weights) - last
     assert last and rest

@@ -65,7 +65,7 @@ def test_a_folder_is_of_one_question_in_every_part(tmp_path: Path) -> None:
         "observed": [encoded(0)],
         "updating": examples,
         "objective": DPO(DPOConfig()),
-        "update": FrozenUpdate(ones, {}),
+        "update": FrozenUpdate(ones),
     }
     moved = {name: 1.01 * weight for name, weight in policy.weights.items()}
     score, *scores = examples[0].chosen_reference
@@ -73,7 +73,7 @@ def test_a_folder_is_of_one_question_in_every_part(tmp_path: Path) -> None:
     prompt = encoded(0)
     others = {
         "the weights": {"at": moved},
-        "the metric": {"update": FrozenUpdate({name: 2 * one for name, one in ones.items()}, {})},
+        "the metric": {"update": FrozenUpdate({name: 2 * one for name, one in ones.items()})},
         "the prompt": {"observed": [Encoded((4, *prompt.ids[1:]), prompt.prompt_length)]},
         "a reference": {"updating": [rescored]},
         "the objective": {"objective": DPO(DPOConfig(beta=0.2))},

@@ -182,7 +182,7 @@ def step(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> Ste
 
 def test_a_replay_error_is_the_gap_relative_to_the_change() -> None:
     # The change is (3, 4), the replay (3, 3): a gap of 1 in 5.
-    split = UpdateSplit(of(w=[1.0, 1.0]), of(w=[1.0, 1.0]), of(w=[1.0, 1.0]), FrozenUpdate({}, {}))
+    split = UpdateSplit(of(w=[1.0, 1.0]), of(w=[1.0, 1.0]), of(w=[1.0, 1.0]), FrozenUpdate({}))
     recorded_step = step(of(w=[1.0, 1.0]), of(w=[4.0, 5.0]))
     assert replay_error(split, recorded_step) == pytest.approx(0.2)
     with pytest.raises(

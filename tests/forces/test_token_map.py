@@ -199,10 +199,8 @@ def test_terms_are_those_of_the_dense_matrices(temperature):
         truth = {
             "logp": pi[y].log(),
             "a_frobenius": torch.linalg.matrix_norm(dense),
-            "a_spectral": torch.linalg.matrix_norm(dense, ord=2),
             "energy": 1 - pi[y],
             "force_size": (pi - one[y]).norm(),
-            "entropy": torch.special.entr(pi).sum(),
             "g_norm": g.norm(),
         }
         for name, value in truth.items():
@@ -216,15 +214,15 @@ def test_a_nearly_certain_token_keeps_its_digits_in_float32():
     terms = token_terms(logits, torch.tensor([0]))
     small = (V - 1) * math.exp(-30)
     assert terms.energy.dtype == torch.float32
-    expected = small, small * math.sqrt(1 + 1 / (V - 1)), small * (30 + 1)
-    for value, truth in zip((terms.energy, terms.force_size, terms.entropy), expected, strict=True):
+    expected = small, small * math.sqrt(1 + 1 / (V - 1))
+    for value, truth in zip((terms.energy, terms.force_size), expected, strict=True):
         assert float(value) == pytest.approx(truth, rel=1e-5, abs=0)
 
 
 def test_an_impossible_token_is_no_nan():
     terms = token_terms(torch.tensor([[0.0, 0.0, float("-inf")]]), torch.tensor([2]))
-    values = [float(value) for value in (terms.energy, terms.entropy, terms.force_size)]
-    assert values == pytest.approx([1, math.log(2), math.sqrt(1.5)])
+    values = [float(value) for value in (terms.energy, terms.force_size)]
+    assert values == pytest.approx([1, math.sqrt(1.5)])
 
 
 def test_responses_terms_know_neither_batch_nor_padding(policy):
@@ -237,7 +235,7 @@ def test_responses_terms_know_neither_batch_nor_padding(policy):
             assert torch.allclose(values, getattr(other, name), atol=1e-12), name
         logits = policy.logits({}, collate([sequence], 0))
         direct = token_terms(logits, torch.tensor(sequence.ids[sequence.prompt_length :]))
-        assert torch.allclose(one.entropy, direct.entropy, atol=1e-12)
+        assert torch.allclose(one.energy, direct.energy, atol=1e-12)
         assert torch.all(one.learning_rate == 1)
 
 

@@ -102,7 +102,6 @@ def _facts(rejected: bool) -> AnalysisFacts:
         objective_settings={"beta": 0.1},
         learning_rate=0.01,
         step=None,
-        route="both_sides",
         dtype="float32",
         observed_answers=10,
         observed_tokens=30,

@@ -11,7 +11,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.data.world.answer_kinds import AnswerKind
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.study import ReportInputs, StudyFacts, Training
-from dynolab.results.forces import BendingPart, LayerForce, Sweep, Validity
+from dynolab.results.forces import BendingPart, LayerForce, Validity
 from dynolab.results.study import (
     Answer,
     ForceRow,
@@ -228,14 +228,6 @@ def validity(stage: str, rate: float, steps: Sequence[int]) -> tuple[Validity, .
             unexplained=1e-5 if since is None else 2e-2,
             predicted=70.0 if since is None else 1.6,
             measured=81.0 if since is None else 1.9,
-            sweep=tuple(
-                Sweep(
-                    multiple=2.0**power,
-                    predicted=(1e-5 if since is None else 2e-2) * 4.0**power / (1 + 4.0**power),
-                    measured=None if power % 2 else 1e-5 * 4.0**power,
-                )
-                for power in range(-4, 9)
-            ),
             parts=(
                 BendingPart(part="softmax", share=1.08),
                 BendingPart(part="layers.0", share=-0.08),
@@ -256,7 +248,6 @@ def layers(stage: str, steps: Sequence[int]) -> tuple[LayerForce, ...]:
             examples=8,
             force=0.3,
             resultant=0.9 - 0.2 * layer,
-            mean_cosine=0.5,
             moved=0.01 * (1 + layer),
             unexplained=1e-4,
         )

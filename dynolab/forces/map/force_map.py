@@ -93,7 +93,7 @@ class ForceMap:
                 Updating(response["id"], response["side"], tuple(response["tokens"]))
                 for response in manifest["updating"]
             ),
-            MapFacts(**{name: fact for name, fact in manifest["facts"].items() if name != "route"}),
+            MapFacts(**manifest["facts"]),
             opened.parts
             if opened.parts is None
             else dict(zip(manifest["blocks"], opened.parts, strict=True)),

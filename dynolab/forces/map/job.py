@@ -56,7 +56,6 @@ class MapJob(BaseModel):
         if isinstance(question.update, FrozenUpdate):
             parts = {
                 "scale": question.update.scale,
-                "history": question.update.history,
                 "at": question.at or {},
             }
             save_file(_flat(parts), tensors)
@@ -79,11 +78,11 @@ def fill_map(job: MapJob, policy: PolicyFunction) -> ForceMap:
     update: float | FrozenUpdate = job.learning_rate
     at = None
     if job.tensors is not None:
-        parts: dict[str, dict[str, Tensor]] = {"scale": {}, "history": {}, "at": {}}
+        parts: dict[str, dict[str, Tensor]] = {"scale": {}, "at": {}}
         for flat, tensor in load_file(job.tensors, device=str(policy.device)).items():
             part, name = flat.split("|", 1)
             parts[part][name] = tensor
-        update, at = FrozenUpdate(parts["scale"], parts["history"]), parts["at"]
+        update, at = FrozenUpdate(parts["scale"]), parts["at"]
     return force_map(
         policy,
         job.observed,

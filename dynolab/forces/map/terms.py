@@ -1,4 +1,4 @@
-"""The A and G of the decomposition, token by token: their exact norms, energy and entropy."""
+"""How large A and G of the decomposition are at each response token: their exact norms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch, by_length
+from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
@@ -30,23 +30,18 @@ class TokenTerms:
 
     - `logp`: log π_y in nats.
     - `a_frobenius`: `‖A‖_F`, from `‖A‖²_F = V‖π‖² + V − 2`.
-    - `a_spectral`: `‖A‖₂ = √V ‖π‖₂`. A projects along 1 (Aᵀπ = 0 and A² = A), and an oblique
-      projection has the norm of its complement 1πᵀ. It is at least 1, for uniform π exactly.
     - `energy`: 1 − π_y. `force_size`: `‖π − e_y‖₂`.
-    - `entropy`: `−Σ_v π_v log π_v` in nats.
     - `learning_rate`: y's c, its dynamic learning rate; 1 for a token without training, whose
       G is then the force of −log π itself.
     - `g_norm`: `‖G‖₂`, over all t_j: `|c| ‖π − e_y‖₂/T` where y is the only one.
 
-    Energy, force size, entropy and ‖G‖ keep their digits as π_y → 1.
+    Energy, force size and ‖G‖ keep their digits as π_y → 1.
     """
 
     logp: Float[Tensor, " tokens"]
     a_frobenius: Float[Tensor, " tokens"]
-    a_spectral: Float[Tensor, " tokens"]
     energy: Float[Tensor, " tokens"]
     force_size: Float[Tensor, " tokens"]
-    entropy: Float[Tensor, " tokens"]
     learning_rate: Float[Tensor, " tokens"]
     g_norm: Float[Tensor, " tokens"]
 
@@ -83,22 +78,11 @@ def token_terms(
     return TokenTerms(
         logp=facts.logp,
         a_frobenius=facts.a_frobenius,
-        a_spectral=(logits.shape[-1] * facts.square).sqrt(),
         energy=facts.energy,
         force_size=facts.force_size,
-        entropy=facts.entropy,
         learning_rate=rates[:, 0],
         g_norm=target_force(rates, logits, targets, temperature).norm(dim=-1),
     )
-
-
-@torch.no_grad()
-def trained_terms(
-    objective: Objective, logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
-) -> TokenTerms:
-    """Terms of the tokens of a step's batch under the objective that trained on them."""
-    rates = objective.token_weights(read_logps(objective, logits, batch), batch)
-    return token_terms(logits, batch.targets, rates, temperature=batch.temperature)
 
 
 @torch.no_grad()
@@ -167,6 +151,8 @@ def updating_terms(
     for _, batch in step_batches(examples, objective, policy, batch_tokens):
         logits = policy.logits(place, batch, forward_mode=False)
         lengths = torch.bincount(batch.sequence, minlength=len(batch.side)).tolist()
-        terms += trained_terms(objective, logits, batch).split(lengths)
+        rates = objective.token_weights(read_logps(objective, logits, batch), batch)
+        made = token_terms(logits, batch.targets, rates, temperature=batch.temperature)
+        terms += made.split(lengths)
     labels = labelled(examples, objective)
     return [UpdatingTerms(*both) for both in zip(labels, terms, strict=True)]

@@ -71,7 +71,6 @@ def step_layers(
         residual = torch.cat([own.residual for own in steps]).double()
         start = torch.cat([own.start for own in steps]).double()
         several = int(pulls.any(dim=1).sum()) > 1
-        direction = consistency(pulls) if several else None
         moved = measured.square().sum()
         rows.append(
             LayerForce(
@@ -81,8 +80,7 @@ def step_layers(
                 layers=blocks,
                 examples=len(forces),
                 force=float(pulls.norm(dim=1).mean()),
-                resultant=direction.resultant if direction else math.nan,
-                mean_cosine=direction.mean_cosine if direction else math.nan,
+                resultant=consistency(pulls).resultant if several else math.nan,
                 moved=float((moved / start.square().sum()).sqrt()),
                 unexplained=float(residual.square().sum() / moved),
             )

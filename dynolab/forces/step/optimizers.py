@@ -15,16 +15,15 @@ from dynolab.training.step_record import SECOND_MOMENT_AFTER, StepFacts
 
 @dataclass(frozen=True)
 class FrozenUpdate:
-    """`Δθ = −scale ⊙ g + history`, by parameter name.
+    """What a step makes of the gradient: `Δθ = −scale ⊙ g + history`, by parameter name.
 
     `g` is the gradient of the loss before clipping. `scale` holds learning rate, clip factor,
-    bias correction and preconditioner; `history` what the step would do without this batch:
-    momentum so far and weight decay. With the second moment frozen at its value after the step
-    the map is affine in g, so it splits over sides, examples and tokens exactly.
+    bias correction and preconditioner; the history does not depend on g. With the second moment
+    frozen at its value after the step the map is affine in g, so it splits over sides, examples
+    and tokens exactly.
     """
 
     scale: dict[str, Tensor]
-    history: dict[str, Tensor]
 
     def along(self, gradient: Weights) -> dict[str, Tensor]:
         """The part of the update that a part of the gradient makes, −scale ⊙ g."""

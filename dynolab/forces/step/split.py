@@ -41,7 +41,10 @@ class SideGradients:
 
 @dataclass(frozen=True)
 class UpdateSplit:
-    """The recorded update as a sum of parts, and the affine map from gradients to them."""
+    """The recorded update as a sum of parts, and the map from gradients to them.
+
+    `from_history` is what the step would do without its batch: momentum so far and weight decay.
+    """
 
     from_chosen: dict[str, Tensor]
     from_rejected: dict[str, Tensor]
@@ -81,7 +84,8 @@ def split_step(
     gradients = side_gradients(record, policy, batch_tokens=batch_tokens)
     chosen: dict[str, Tensor] = {}
     rejected: dict[str, Tensor] = {}
-    update = FrozenUpdate({}, {})
+    history: dict[str, Tensor] = {}
+    update = FrozenUpdate({})
     for name in list(gradients.chosen):  # a parameter's gradients end where its parts begin
         sides = gradients.chosen.pop(name), gradients.rejected.pop(name)
         theta = record.before[name].to(policy.device, policy.dtype)
@@ -90,9 +94,9 @@ def split_step(
             for key, tensor in record.state.get(name, {}).items()
         }
         own = optimizer_map(record.facts, theta, state, sides[0] + sides[1])
-        update.scale[name], update.history[name] = own.scale, own.history
+        update.scale[name], history[name] = own.scale, own.history
         chosen[name], rejected[name] = (-update.scale[name] * gradient for gradient in sides)
-    return UpdateSplit(chosen, rejected, update.history, update)
+    return UpdateSplit(chosen, rejected, history, update)
 
 
 def side_gradients(

@@ -20,7 +20,7 @@ from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.second_order import bending_by_block, second_order
 from dynolab.forces.step.watch import Watched, encode_probes, watch
-from dynolab.results.forces import UNEXPLAINED, BendingPart, Sweep, Validity
+from dynolab.results.forces import UNEXPLAINED, BendingPart, Validity
 from dynolab.training.step_record import StepRecord
 
 SOFTMAX = "softmax"
@@ -111,10 +111,6 @@ def step_validity(
         unexplained=measured(1.0),
         predicted=radius,
         measured=crossing(list(taken), list(taken.values())),
-        sweep=tuple(
-            Sweep(multiple=multiple, predicted=share, measured=taken.get(multiple))
-            for multiple, share in zip(_MULTIPLES, shares, strict=True)
-        ),
         parts=tuple(
             BendingPart(part=part, share=own / second_squared if second_squared else math.nan)
             for part, own in parts.items()
