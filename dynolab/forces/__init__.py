@@ -41,7 +41,6 @@ from dynolab.forces.map.terms import (
 from dynolab.forces.step.layers import step_layers
 from dynolab.forces.step.one_step import (
     OneStep,
-    central_difference,
     change_of,
     measured_change,
     midpoint,
@@ -85,7 +84,6 @@ __all__ = [
     "Weights",
     "breakdown",
     "build_token_map",
-    "central_difference",
     "change_of",
     "consistency",
     "feature_forces",

@@ -40,7 +40,7 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import head_module
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
-from dynolab.forces.step.one_step import norm
+from dynolab.forces.step.one_step import norm_of
 from dynolab.squeezing.rule import force_of, likeliest_other
 from dynolab.statistics import unexplained_share
 
@@ -116,7 +116,7 @@ def _push_down(policy: PolicyFunction, answer: Encoded, fall: float) -> _Push:
         total = policy.logps(leaves, batch).sum()
         derivatives = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     gradients = {name: g for name, g in zip(leaves, derivatives, strict=True) if g is not None}
-    step = fall * len(batch.token) / float(norm(gradients).square())
+    step = fall * len(batch.token) / float(norm_of(gradients.values()).square())
     change = {name: -step * gradient for name, gradient in gradients.items()}
     return _push_at_head(policy, batch, change, step)
 

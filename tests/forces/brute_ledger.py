@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from dynolab.data.batches import collate_examples, count_totals
-from dynolab.forces import PolicyFunction, View, Weights, central_difference
+from dynolab.forces import PolicyFunction, View, Weights
 from dynolab.forces.ledger.functional import Functional
 from dynolab.objectives import build_objective
 from dynolab.training.step_record import StepRecord
+from tests.forces.small_models import central_difference
 
 
 def brute_line(

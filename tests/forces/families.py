@@ -22,7 +22,7 @@ from transformers import (
 
 from dynolab.data.batches import CHOSEN, TokenBatch, collate, count_totals
 from dynolab.data.encode import Encoded
-from dynolab.forces import FrozenUpdate, PolicyFunction, Weights, central_difference, force_map
+from dynolab.forces import FrozenUpdate, PolicyFunction, Weights, force_map
 from dynolab.forces.map.problem import pose
 from dynolab.forces.map.weighted import scores_along
 from dynolab.forces.step.split import objective_batch
@@ -31,7 +31,15 @@ from dynolab.objectives import DPO, DPOConfig, Objective, read_logps
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.training.recorded_examples import RecordedCompletion
 from dynolab.training.step_record import Recorded, RecordedExample, RecordedGroup
-from tests.forces.small_models import COMMON, encoded, llama, neox, pairs, with_reference
+from tests.forces.small_models import (
+    COMMON,
+    central_difference,
+    encoded,
+    llama,
+    neox,
+    pairs,
+    with_reference,
+)
 
 GROUPED = {**COMMON, "num_key_value_heads": 2}
 
@@ -176,7 +184,6 @@ def map_by_tokens(
         objective,
         update=update,
         at=None,
-        observed_temperature=1.0,
         parameters=parameters,
     )
     kernel = problem.kernel

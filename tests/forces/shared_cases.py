@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dynolab.data.encode import Encoder
-from dynolab.forces import ForceMap, PolicyFunction, StepForces, force_map, step_forces
+from dynolab.forces import ForceMap, PolicyFunction, force_map
 from dynolab.objectives import DPO, DPOConfig
-from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.step_record import RecordedExample
 from tests.forces.families import build
-from tests.forces.small_models import encoded, pairs, train_steps, with_reference
-from tests.forces.test_step_forces import PROBES, Numbers
+from tests.forces.small_models import encoded, pairs, with_reference
 
 MAPS: dict[str, dict[str, Any]] = {
     "even": {"observed": [(4, 5)] * 6},
@@ -57,17 +54,3 @@ def examples(model: nn.Module) -> list[RecordedExample]:
         )
         for one in with_reference(model, pairs(2))
     ]
-
-
-def make_rows(*, over_ranks: bool = False) -> StepForces:
-    model = build("gpt_neox", torch.float32)
-    config = TrainConfig(
-        objective=DPOConfig(),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
-        engine={"kind": "plain", "ranks": 1},
-    )
-    record = train_steps(model, config, examples(model), steps=2).records[-1]
-    encoder = Encoder(Numbers(), 32, "drop")
-    return step_forces(
-        record, PolicyFunction(model), PROBES, encoder, stage="dpo", over_ranks=over_ranks
-    )

@@ -7,7 +7,7 @@ Items with files of their own:
 - LoRA at B = 0: `test_lora.py::test_where_b_is_zero_only_b_moves`;
 - a ZeRO-2 snapshot is one process', and many ranks compute what one process does:
   `../training/test_ranks.py::test_a_zero2_record_has_the_forces_of_one_process`,
-  `test_forces_over_ranks.py::test_maps_and_rows_of_all_ranks_are_those_of_one_process`.
+  `test_forces_over_ranks.py::test_maps_of_all_ranks_are_those_of_one_process`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dynolab.forces import (
     PolicyFunction,
     View,
     breakdown,
-    central_difference,
     change_of,
     force_map,
     midpoint,
@@ -34,7 +33,6 @@ from dynolab.forces import (
 from dynolab.forces.function.precision import dtype_preserving
 from dynolab.forces.map import factors
 from dynolab.objectives import (
-    GRPO,
     SFT,
     GRPOConfig,
     SFTConfig,
@@ -64,6 +62,7 @@ from tests.forces.families import (
 from tests.forces.linear_softmax import LinearSoftmax
 from tests.forces.small_models import (
     VOCABULARY,
+    central_difference,
     direction,
     encoded,
     every_objective,
@@ -232,27 +231,6 @@ def test_a_step_on_one_loss_token_is_its_column_whatever_its_loss_reads(unchange
         columns.append(central_difference(here.policy, here.policy.weights, step, watched))
     found = here.map(objective=objective, temperature=temperature, observed=OBSERVED[:1])
     assert relative(found, torch.stack(columns, dim=1)) < 1e-6
-
-
-def test_what_is_observed_may_be_warm_too(unchanged):
-    """Rows are log π at the temperature asked for, whatever temperature the step trained at."""
-    here, objective = unchanged, GRPO(GRPOConfig())
-    watched = replace(collate(OBSERVED, 0), temperature=0.6)
-    step = here.descent(objective, 0.7)
-    truth = central_difference(here.policy, here.policy.weights, step, watched)
-    found = here.map(objective=objective, temperature=0.7, observed_temperature=0.6)
-    assert relative(found.sum(1), truth) < 1e-6
-    parts = breakdown(
-        here.policy,
-        OBSERVED,
-        here.updating(objective, 0.7),
-        objective,
-        update=ETA,
-        observed_temperature=0.6,
-    )
-    assert relative(parts.force, found) < 1e-10
-    cold = here.map(objective=objective, temperature=0.7)
-    assert relative(cold, found) > 0.1
 
 
 @pytest.mark.parametrize("config", [GRPOConfig(), SimKOConfig(share=0.4)], ids=repr)

@@ -14,7 +14,6 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import (
     PolicyFunction,
-    central_difference,
     force_map,
     measured_change,
     one_step,
@@ -60,7 +59,6 @@ def test_observed_responses_are_checked_wherever_they_enter(llama_policy, record
     for ask in (
         lambda: one_step(llama_policy, before, after, batch),
         lambda: measured_change(llama_policy, before, after, batch),
-        lambda: central_difference(llama_policy, before, step, batch),
         lambda: llama_policy.change_along(before, [step], batch),
     ):
         with pytest.raises(ConfigError, match=rf"batch sequence 1 = .*{message}"):
@@ -147,12 +145,8 @@ def test_quantised_weights_are_refused():
 def test_16_bits_are_refused_where_their_rounding_hides_the_result(record):
     policy = PolicyFunction(build("llama_untied", torch.float32), torch.bfloat16)
     batch = collate([encoded(2)], 0)
-    for ask in (
-        lambda: one_step(policy, record.before, record.after, batch),
-        lambda: central_difference(policy, record.before, record.after, batch),
-    ):
-        with pytest.raises(ConfigError, match=r"bfloat16.*12 to 80 %.*use float32 or float64"):
-            ask()
+    with pytest.raises(ConfigError, match=r"bfloat16.*12 to 80 %.*use float32 or float64"):
+        one_step(policy, record.before, record.after, batch)
     with pytest.raises(
         ConfigError, match=r"gradients of 8 significant bits have no sign; use float32"
     ):

@@ -230,7 +230,6 @@ def test_signals_of_the_last_layer_stay_at_their_own_positions() -> None:
         **asked,
         update=1.0,
         at=None,
-        observed_temperature=1.0,
         parameters=last_layers(policy, 1),
     )
     assert posed.kernel.tail is not None and not posed.kernel.generic

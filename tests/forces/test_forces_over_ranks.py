@@ -11,7 +11,7 @@ import pytest
 from dynolab import distributed
 from dynolab.forces import ForceMap
 from tasks.runtime.launch.launcher import launch_ranks
-from tests.forces.shared_cases import MAPS, make_map, make_rows
+from tests.forces.shared_cases import MAPS, make_map
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.ranks
-def test_maps_and_rows_of_all_ranks_are_those_of_one_process(shared: Path) -> None:
+def test_maps_of_all_ranks_are_those_of_one_process(shared: Path) -> None:
     for name in MAPS:  # "rows" and "columns" have fewer responses than there are three ranks
         alone = make_map(name)
         together, written = np.load(shared / f"{name}.npy"), ForceMap.open(shared / name)
@@ -49,17 +49,8 @@ def test_maps_and_rows_of_all_ranks_are_those_of_one_process(shared: Path) -> No
         np.testing.assert_array_equal(written.force, together)
         assert written.facts == alone.facts
         assert (written.observed, written.updating) == (alone.observed, alone.updating)
-    alone_rows = [row.model_dump() for row in make_rows().rows]
-    found = json.loads((shared / "rows.json").read_text())
-    size = max(abs(row["measured"]) for row in alone_rows)
-    for alone_row, other in zip(alone_rows, found["rows"], strict=True):
-        for key, value in alone_row.items():
-            if isinstance(value, float):
-                # Differences of log-probabilities of about 10 nats, in float32.
-                assert other[key] == pytest.approx(value, abs=1e-4 * size)
-            else:
-                assert other[key] == value
-    assert all("other inputs" in said for said in found["refused"])
+    refused = json.loads((shared / "refused.json").read_text())
+    assert all("other inputs" in said for said in refused)
 
 
 @pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [100, 1, 1, 1], [1, 1, 1, 100], [7], []])

@@ -77,7 +77,6 @@ def test_a_folder_is_of_one_question_in_every_part(tmp_path: Path) -> None:
         "the prompt": {"observed": [Encoded((4, *prompt.ids[1:]), prompt.prompt_length)]},
         "a reference": {"updating": [rescored]},
         "the objective": {"objective": DPO(DPOConfig(beta=0.2))},
-        "the temperature": {"observed_temperature": 0.5},
     }
     assert prompt.ids[0] != 4
     force_map(policy, folder=tmp_path, **question)

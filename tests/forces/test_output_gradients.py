@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_signals_are_autograds_token_by_token(family: str, temperature: float) -
     """With a tail and without one, at every module that has a rule."""
     policy = PolicyFunction(build(family), torch.float64)
     plain, rules, tail = ask(policy)
-    response = WeightedResponse.own(SEQUENCE, policy, temperature)
+    response = replace(WeightedResponse.own(SEQUENCE, policy), temperature=temperature)
     truth = autograd_signals(policy, plain, response)
     position = weighted_batch([response], policy).position
     for some, end in ((plain, None), (rules, tail)):
@@ -189,7 +190,7 @@ def test_responses_share_a_pass_where_they_are_alike(monkeypatch: pytest.MonkeyP
     responses = [
         WeightedResponse.own(encoded(seed, *length), policy) for seed, length in enumerate(lengths)
     ]
-    warm = WeightedResponse.own(encoded(7, 3, 4), policy, 2.0)
+    warm = replace(WeightedResponse.own(encoded(7, 3, 4), policy), temperature=2.0)
     assert list(kernel._together([*responses, warm])) == [[0, 2, 3], [4], [1], [5]]
     monkeypatch.setattr(gram, "TOGETHER", 1)
     assert list(kernel._together(responses)) == [[0], [2], [3], [4], [1]]

@@ -112,58 +112,39 @@ def test_the_centred_norm_and_its_errors_are_compared():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "options", "message"),
+    ("sizes", "message"),
     [
-        ({"a": reading(norms(0))}, {}, "two readings"),
-        ({"a": reading(norms(0)), "b": reading(norms(0, 3, 3))}, {}, "same responses"),
-        (
-            {"a": reading(norms(0)), "b": reading(norms(1))},
-            {"exclude_diagonal": True},
-            "exclude_diagonal",
-        ),
+        ({"a": reading(norms(0))}, "two readings"),
+        ({"a": reading(norms(0)), "b": reading(norms(0, 3, 3))}, "same responses"),
         (
             {"a": reading(norms(0, 2, 1)), "b": reading(norms(1, 2, 1))},
-            {},
             r"sizes = \(2, 1\): ranks need three pairs or more",
         ),
-        # Without the diagonal two of four pairs are left.
-        (
-            {"a": reading([[1.0, 2.0], [3.0, 4.0]]), "b": reading([[1.0, 2.0], [3.0, 5.0]])},
-            {"exclude_diagonal": True},
-            r"sizes = \(2, 2\): ranks need three pairs or more",
-        ),
-        ({"a": reading(norms(0)), "b": reading(0 * norms(0))}, {}, r"sizes\[b\]"),
+        ({"a": reading(norms(0)), "b": reading(0 * norms(0))}, r"sizes\[b\]"),
     ],
-    ids=["one", "other shapes", "not square", "two pairs", "two off the diagonal", "no coupling"],
+    ids=["one", "other shapes", "two pairs", "no coupling"],
 )
-def test_readings_that_cannot_be_compared_are_refused(sizes, options, message):
+def test_readings_that_cannot_be_compared_are_refused(sizes, message):
     with pytest.raises(ConfigError, match=message):
-        kernel_stability(sizes, resamples=10, **options)
+        kernel_stability(sizes, resamples=10)
 
 
 def spearman(x, y) -> float:
     return float(scipy.stats.spearmanr(x.ravel(), y.ravel()).statistic)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_a_correlation_s_interval_redraws_both_sides(together):
-    shape = (5, 5) if together else (5, 4)
+def test_a_correlation_s_interval_redraws_both_sides():
+    shape = (5, 4)
     first, second = norms(0, *shape), norms(0, *shape) * norms(1, *shape)
-    found = kernel_stability(
-        {"a": reading(first), "b": reading(second)},
-        exclude_diagonal=together,
-        resamples=40,
-        seed=3,
-    )
+    sizes = {"a": reading(first), "b": reading(second)}
+    (agreement,) = kernel_stability(sizes, resamples=40, seed=3)
     rng, draws = np.random.default_rng(3), []
     for _ in range(40):
         rows = rng.integers(shape[0], size=shape[0])
-        columns = rows if together else rng.integers(shape[1], size=shape[1])
-        cells = [(o, u) for o in rows for u in columns if not together or o != u]
+        columns = rng.integers(shape[1], size=shape[1])
+        cells = [(o, u) for o in rows for u in columns]
         draws.append(spearman(*(np.array([k[cell] for cell in cells]) for k in (first, second))))
-    kept = ~np.eye(5, dtype=bool) if together else np.ones(shape, dtype=bool)
-    (agreement,) = found
-    assert agreement.correlation == pytest.approx(spearman(first[kept], second[kept]))
+    assert agreement.correlation == pytest.approx(spearman(first, second))
     ends = np.quantile(draws, [0.025, 0.975])
     assert (agreement.low, agreement.high) == pytest.approx(tuple(ends))
     np.testing.assert_allclose(agreement.growth, second / first - 1)

@@ -11,7 +11,8 @@ import torch
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
-from dynolab.forces import KernelSizes, PolicyFunction, kernel_sizes, kernel_stability
+from dynolab.forces import KernelSizes, PolicyFunction, kernel_sizes
+from dynolab.statistics import rank_correlation
 from dynolab.training.step_record import StepRecord
 from models.language import context_length, load_language_model, load_tokenizer
 from tests.study.arms import OFF_POLICY, SFT, finetune, study_parameters
@@ -55,9 +56,9 @@ def _correlations(seed: int, folder: Path) -> dict[str, float]:
     }
     sft_at = {name: SFT if factor == 1 else name for name, factor in RATES.items()}
 
-    def correlation(one: KernelSizes, other: KernelSizes) -> float:
-        both = {"first": one, "second": other}
-        return kernel_stability(both, exclude_diagonal=True)[0].correlation
+    def correlation(*two: KernelSizes) -> float:
+        different = ~torch.eye(len(two[0].centred), dtype=torch.bool).numpy()
+        return float(rank_correlation(*(sizes.centred[different] for sizes in two)))
 
     return {
         **{
@@ -80,8 +81,6 @@ def _sizes(trained: Path, world: Path, *, half_way: bool = False) -> KernelSizes
     rows = [row for row in read_rows(world / "probes.jsonl", ProbeRow) if row.kind == "chosen"]
     answers = [encoder.response(row.pair_id, row.prompt, row.response) for row in rows[:ANSWERS]]
     kept = [answer for answer in answers if answer is not None]
-    at = None
-    if half_way:
-        (recorded,) = (trained / "forces").iterdir()
-        at = StepRecord.load(recorded).before
+    (recorded,) = (trained / "forces").iterdir() if half_way else (None,)
+    at = StepRecord.load(recorded).before if recorded else None
     return kernel_sizes(PolicyFunction(language_model), kept, kept, at=at)

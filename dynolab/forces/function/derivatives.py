@@ -98,7 +98,6 @@ def measure_derivatives(policy: PolicyFunction) -> Derivatives:
     random. The error is the median over tokens, in units of the differences' root mean square: a
     step can route a token to other experts, which is no error of the derivative.
     """
-    # Repeats one_step.central_difference, whose module imports this one.
     dtype = policy.dtype if policy.dtype in TOLERANCE else torch.float32
     at = {name: w.to(dtype) for name, w in policy.weights.items()}
     generator = torch.Generator().manual_seed(0)

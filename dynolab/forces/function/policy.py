@@ -157,15 +157,14 @@ class PolicyFunction:
         function: Callable[[Weights], Tensor],
         at: Weights,
         directions: Iterable[Weights],
-        *,
-        together: int | None = None,
     ) -> Float[Tensor, "directions ..."]:
         """`∂f/∂θ · d` of any function of the weights for each direction d (forward-mode JVP).
 
-        Groups of `together` directions (default: `tangents_together`) share one primal pass; they
-        may come from a generator and are released after their pass.
+        Groups of `tangents_together` directions share one primal pass; they may come from a
+        generator and are released after their pass.
         """
-        rows = [moved for _, moved in self._linearised(function, at, directions, together)]
+        linearised = self._linearised(function, at, directions, self.tangents_together)
+        rows = [moved for _, moved in linearised]
         return _joined(rows) if rows else function(self.cast(at))[None][:0]
 
     def _linearised(
@@ -173,13 +172,13 @@ class PolicyFunction:
         function: Callable[[Weights], Tensor],
         at: Weights,
         directions: Iterable[Weights],
-        together: int | None = None,
+        together: int,
     ) -> Iterator[tuple[Tensor, Float[Tensor, "some ..."]]]:
-        """Yields the function's value and its derivatives along each group of directions."""
+        """Yields the function's value and its derivatives along `together` directions at a time."""
         derivatives_of(self).require("forward")
         at = self.cast(at)
         remaining: Iterator[Weights] = iter(directions)
-        while group := list(islice(remaining, together or self.tangents_together)):
+        while group := list(islice(remaining, together)):
             yield self._jvps(function, at, [self.cast(direction) for direction in group])
             group.clear()  # before the next are made
 

@@ -17,8 +17,8 @@ from dynolab.forces.function.precision import log_softmax
 class View:
     """The tokens whose `log π(v | x, y_<l)` is observed at each position of a response.
 
-    `tokens` is the same before and after a change: the likeliest tokens are chosen once, from the
-    given logits, and then held fixed. None means the whole vocabulary.
+    `tokens` is the same before and after a change: the likeliest token is chosen once, from given
+    logits, and then held fixed. None means the whole vocabulary.
     """
 
     tokens: Int[Tensor, "tokens k"] | None
@@ -31,17 +31,7 @@ class View:
     @classmethod
     def argmax(cls, logits: Float[Tensor, "tokens vocabulary"]) -> View:
         """The likeliest token at every position, k = 1."""
-        return cls.top(logits, 1)
-
-    @classmethod
-    def top(cls, logits: Float[Tensor, "tokens vocabulary"], k: int) -> View:
-        """The k likeliest tokens at every position, likeliest first.
-
-        **Raises:** `ConfigError` if k is below 1 or above the vocabulary's size.
-        """
-        if not 1 <= k <= logits.shape[-1]:
-            raise ConfigError("k", k, f"choose between 1 and the vocabulary's {logits.shape[-1]}")
-        return cls(logits.detach().topk(k, dim=-1).indices)
+        return cls(logits.detach().topk(1, dim=-1).indices)
 
     @classmethod
     def vocabulary(cls) -> View:

@@ -42,7 +42,6 @@ def kernel_stability(
     sizes: Mapping[str, KernelSizes],
     *,
     threshold: float = THRESHOLD,
-    exclude_diagonal: bool = False,
     resamples: int = 1000,
     seed: int = 0,
 ) -> list[Agreement]:
@@ -66,30 +65,23 @@ def kernel_stability(
     five comparisons "this pair is coupled more strongly than that one" keep their order
     (τ = 2/π · asin 0.81 = 0.60).
 
-    **Arguments:**
-
-    - `sizes`: readings by label, two at least.
-    - `exclude_diagonal`: for observed = updating, leaves out each response's kernel with itself,
-      and redraws both sides together.
+    **Arguments:** `sizes`: readings by label, two at least.
 
     **Raises:** `ConfigError` if the readings are of different pairs or too few.
     """
-    _check(sizes, exclude_diagonal)
-    shape = next(iter(sizes.values())).raw.shape
-    drawn = _drawn(shape, exclude_diagonal, resamples, seed)
+    _check(sizes)
+    drawn = _drawn(next(iter(sizes.values())).raw.shape, resamples, seed)
     agreements = []
     for first, second in combinations(sizes, 2):
         left, right = sizes[first].centred, sizes[second].centred
-        every_pair = np.eye(*shape) == 0 if exclude_diagonal else np.ones(shape, dtype=bool)
-        redrawn = [rank_correlation(left[cells], right[cells]) for cells in drawn]
-        low, high = percentile_ends(np.concatenate(redrawn))
-        reliability = [_reliability(sizes[label], every_pair) for label in (first, second)]
+        low, high = percentile_ends(np.asarray(rank_correlation(left[drawn], right[drawn])))
+        reliability = [_reliability(sizes[label]) for label in (first, second)]
         ceiling = float(np.sqrt(reliability[0] * reliability[1]))
         agreements.append(
             Agreement(
                 first,
                 second,
-                float(rank_correlation(left[every_pair], right[every_pair])),
+                float(rank_correlation(left.ravel(), right.ravel())),
                 low,
                 high,
                 ceiling,
@@ -100,30 +92,20 @@ def kernel_stability(
     return agreements
 
 
-def _drawn(
-    shape: tuple[int, ...], together: bool, resamples: int, seed: int
-) -> list[tuple[ndarray, ndarray]]:
-    """Rows and columns of redrawn pairs, each [draws, cells], the same for all readings.
-
-    With `together`, draws keep different numbers of cells; draws of equal number share one array.
-    """
+def _drawn(shape: tuple[int, ...], resamples: int, seed: int) -> tuple[ndarray, ndarray]:
+    """Rows and columns of redrawn pairs, each [draws, cells], the same for all readings."""
     rng = np.random.default_rng(seed)
-    cells: dict[int, list[ndarray]] = {}
-    for _ in range(resamples):
-        rows = rng.integers(shape[0], size=shape[0])
-        columns = rows if together else rng.integers(shape[1], size=shape[1])
-        o, u = (axis.ravel() for axis in np.meshgrid(rows, columns))
-        kept = o != u if together else slice(None)
-        draw = np.stack([o[kept], u[kept]])
-        cells.setdefault(draw.shape[1], []).append(draw)
-    return [tuple(np.stack(draws, axis=1)) for draws in cells.values()]
+    draws = [
+        np.meshgrid(*(rng.integers(size, size=size) for size in shape)) for _ in range(resamples)
+    ]
+    rows, columns = np.array(draws).reshape(resamples, 2, -1).swapaxes(0, 1)
+    return rows, columns
 
 
-def _reliability(sizes: KernelSizes, cells: ndarray) -> float:
+def _reliability(sizes: KernelSizes) -> float:
     """Share of the variance of log ‖K‖ over pairs that is not estimation noise."""
-    size, error = sizes.centred[cells], sizes.centred_error[cells]
-    noise = float(np.mean((error / size) ** 2))
-    whole = float(np.var(np.log(size), ddof=1))
+    noise = float(np.mean((sizes.centred_error / sizes.centred) ** 2))
+    whole = float(np.var(np.log(sizes.centred), ddof=1))
     if noise == 0:
         return 1.0
     return max(0.0, 1 - noise / whole) if whole > 0 else 0.0
@@ -139,20 +121,14 @@ def _verdict(low: float, high: float, ceiling: float, threshold: float) -> Verdi
     return "unclear"
 
 
-def _check(sizes: Mapping[str, KernelSizes], exclude_diagonal: bool) -> None:
+def _check(sizes: Mapping[str, KernelSizes]) -> None:
     if len(sizes) < 2:
         raise ConfigError("sizes", list(sizes), "give two readings or more")
     shapes = {label: size.raw.shape for label, size in sizes.items()}
     if len(set(shapes.values())) > 1:
         raise ConfigError("sizes", shapes, "give readings of the same responses")
     (observed, updating) = next(iter(shapes.values()))
-    if exclude_diagonal and observed != updating:
-        raise ConfigError(
-            "exclude_diagonal",
-            (observed, updating),
-            "set it only if observed and updating responses are the same",
-        )
-    if observed * updating - (observed if exclude_diagonal else 0) < 3:
+    if observed * updating < 3:
         raise ConfigError("sizes", (observed, updating), "ranks need three pairs or more")
     for label, size in sizes.items():
         if not (size.centred > 0).all():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,9 +88,7 @@ def breakdown(
     *,
     update: float | FrozenUpdate = 1.0,
     at: Weights | None = None,
-    observed_temperature: float = 1.0,
     memory_bytes: int | None = None,
-    parameters: Collection[str] | None = None,
 ) -> Breakdown:
     """The parts of `force_map`, one for each of the `Blocks`."""
     made = force_map(
@@ -100,9 +98,7 @@ def breakdown(
         objective,
         update=update,
         at=at,
-        observed_temperature=observed_temperature,
         memory_bytes=memory_bytes,
-        parameters=parameters,
         by_block=True,
     )
     return Breakdown.of(made)

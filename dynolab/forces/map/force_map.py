@@ -32,8 +32,7 @@ from dynolab.training.step_record import Recorded
 class MapFacts:
     """How a force map was computed.
 
-    `subspace` names the parameters that move, unless all do. `observed_temperature` is that of
-    the softmax whose log π is observed.
+    `subspace` names the parameters that move, unless all do.
     """
 
     dtype: str
@@ -42,7 +41,6 @@ class MapFacts:
     learning_rate: float | None
     preconditioned: bool
     subspace: str | list[str]
-    observed_temperature: float = 1.0
     units: str = "nats of log π(observed token) per step, through one updating token, first order"
 
 
@@ -108,7 +106,6 @@ def force_map(
     *,
     update: float | FrozenUpdate = 1.0,
     at: Weights | None = None,
-    observed_temperature: float = 1.0,
     memory_bytes: int | None = None,
     folder: Path | None = None,
     over_ranks: bool = False,
@@ -132,8 +129,6 @@ def force_map(
     - `update`: learning rate η of a gradient step (P = I), or the frozen linear map of a realised
       step (`split_step(...).update`), whose scale is ηP, clip factor included.
     - `at`: where both sides' derivatives are taken; the model's own weights by default.
-    - `observed_temperature`: T of the observed log π_T, for a policy that samples at T. The
-      training's temperature comes from `updating`.
     - `memory_bytes`: bound on factors and workspace, beside the model itself; default:
       half of what is free (`memory_for`).
     - `folder`: keeps the map on disk. An interrupted map there is continued, by any number of
@@ -157,11 +152,10 @@ def force_map(
         objective,
         update=update,
         at=at,
-        observed_temperature=observed_temperature,
         parameters=parameters,
     )
     blocks = Blocks.of(problem.kernel) if by_block else None
-    facts = _facts(problem, objective, update, observed_temperature)
+    facts = _facts(problem, objective, update)
     lengths = [sequence.response_length for sequence in observed]
     mine = distributed.share_of(lengths) if over_ranks else slice(0, len(observed))
     rows = slice(sum(lengths[: mine.start]), sum(lengths[: mine.stop]))
@@ -252,12 +246,7 @@ class _InMemory:
             self.parts[:, rows, first:last] = parts
 
 
-def _facts(
-    problem: Problem,
-    objective: Objective,
-    update: float | FrozenUpdate,
-    observed_temperature: float,
-) -> MapFacts:
+def _facts(problem: Problem, objective: Objective, update: float | FrozenUpdate) -> MapFacts:
     kernel = problem.kernel
     everything = set(kernel.policy.weights)
     return MapFacts(
@@ -267,7 +256,6 @@ def _facts(
         learning_rate=None if isinstance(update, FrozenUpdate) else update,
         preconditioned=isinstance(update, FrozenUpdate),
         subspace="all" if kernel.wanted == everything else sorted(kernel.wanted),
-        observed_temperature=observed_temperature,
     )
 
 

@@ -65,7 +65,6 @@ def pose(
     *,
     update: float | FrozenUpdate,
     at: Weights | None,
-    observed_temperature: float,
     parameters: Collection[str] | None = None,
 ) -> Problem:
     """Checks a force map's arguments (`force_map`) and scores its updating responses."""
@@ -93,9 +92,7 @@ def pose(
     kernel = Kernel.build(policy, at, wanted, scale, sample)
     return Problem(
         kernel=kernel,
-        observed=[
-            WeightedResponse.own(sequence, policy, observed_temperature) for sequence in observed
-        ],
+        observed=[WeightedResponse.own(sequence, policy) for sequence in observed],
         updating=weighted_responses(policy, kernel.at, updating, objective),
         labels=labelled(updating, objective),
         rate=rate,

@@ -32,13 +32,11 @@ class WeightedResponse:
     temperature: float = 1.0
 
     @classmethod
-    def own(
-        cls, sequence: Encoded, policy: PolicyFunction, temperature: float = 1.0
-    ) -> WeightedResponse:
-        """The response with each token's own log π_T as its score."""
+    def own(cls, sequence: Encoded, policy: PolicyFunction) -> WeightedResponse:
+        """The response with each token's own log π as its score."""
         tokens = torch.tensor(sequence.ids[sequence.prompt_length :], device=policy.device)
         ones = torch.ones(len(tokens), 1, dtype=policy.dtype, device=policy.device)
-        return cls(sequence, tokens[:, None], ones, temperature)
+        return cls(sequence, tokens[:, None], ones)
 
     def span(self, start: int, stop: int) -> WeightedResponse:
         """A span of the tokens; everything before it counts as prompt."""

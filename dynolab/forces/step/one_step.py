@@ -1,4 +1,4 @@
-"""What one change of the weights does to log π: measured, predicted, and by central difference."""
+"""What one change of the weights does to log π: measured, and predicted to first order."""
 
 from __future__ import annotations
 
@@ -76,34 +76,6 @@ def measured_change(
     return policy.observed(policy.cast(after), batch, view) - start
 
 
-@torch.no_grad()
-def central_difference(
-    policy: PolicyFunction,
-    at: Weights,
-    change: Weights,
-    batch: TokenBatch,
-    *,
-    view: View | None = None,
-) -> Float[Tensor, "tokens ..."]:
-    """`[log π(θ + h d) − log π(θ − h d)] / 2h`: the same derivative by an independent route.
-
-    It needs forwards only. h makes the perturbation `ε^{1/3} ‖θ‖`, which balances truncation
-    O(h²) against rounding O(ε/h): about 1e-8 relative in float64, 1e-3 in float32.
-    """
-    check_arithmetic(policy.dtype, DIFFERENCES)
-    check_batch(batch, policy.causal)
-    place, d = policy.cast(at), policy.cast(change)
-    reach = torch.finfo(policy.dtype).eps ** (1 / 3)
-    h = float(reach * norm({name: place[name] for name in d}) / norm(d))
-    forth, back = (
-        policy.observed(
-            {**place, **{name: place[name] + s * h * d[name] for name in d}}, batch, view
-        )
-        for s in (1, -1)
-    )
-    return (forth - back) / (2 * h)
-
-
 def change_of(before: Weights, after: Weights) -> dict[str, Tensor]:
     """The realised change d = after − before, including momentum, clipping and decay."""
     return {name: after[name] - before[name] for name in before}
@@ -114,11 +86,6 @@ def midpoint(before: Weights, after: Weights) -> dict[str, Tensor]:
     return {name: torch.lerp(before[name], after[name], 0.5) for name in before}
 
 
-def norm(weights: Weights) -> Float[Tensor, ""]:
-    """Frobenius norm over all parameters, accumulated in float64."""
-    return norm_of(weights.values())
-
-
 def norm_of(tensors: Iterable[Tensor]) -> Float[Tensor, ""]:
-    """The same of tensors that may be made one by one."""
+    """Frobenius norm over all tensors, accumulated in float64; they may be made one by one."""
     return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum().sqrt()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab import distributed
 from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow
@@ -40,7 +38,6 @@ def step_forces(
     *,
     stage: str,
     batch_tokens: int = 4_096,
-    over_ranks: bool = False,
 ) -> StepForces:
     """Measures and predicts what a recorded step did to every probe row.
 
@@ -54,15 +51,10 @@ def step_forces(
       counts do not change.
     - `batch_tokens`: bound on sequences × padded length of one forward; up to four derivatives
       run beside it.
-    - `over_ranks`: splits the probe rows over torch.distributed's ranks. Every rank calls it
-      with the same arguments, replays the step, and gets all rows, equal to one process's up to
-      rounding.
 
     **Raises:** `ConfigError` if the overlong rule drops every probe row.
     """
     answers = encode_probes(probes, encoder)
-    lengths = [len(answer.ids) for _, answer in answers]
-    mine = answers[distributed.share_of(lengths)] if over_ranks else answers
     split = split_step(record, policy, batch_tokens=batch_tokens)
     error = replay_error(split, record)
     directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
@@ -73,19 +65,17 @@ def step_forces(
     }
     del split
 
-    groups = list(by_length([answer for _, answer in mine], batch_tokens))
+    groups = list(by_length([answer for _, answer in answers], batch_tokens))
     before = policy.cast(record.before)
-    batches = [watch([mine[member] for member in members], before, policy) for members in groups]
+    batches = [watch([answers[member] for member in members], before, policy) for members in groups]
     del before
-    rows: list[list[ForceRow]] = [[] for _ in mine]
+    rows: list[list[ForceRow]] = [[] for _ in answers]
     observed = _observe(batches, record, directions, policy)
     for members, watched, sums in zip(groups, batches, observed, strict=True):
         for index, (number, kind) in enumerate(zip(watched.row, watched.kind, strict=True)):
             values = {name: float(total[index]) for name, total in sums.items()}
             member = members[number]
-            rows[member].append(_row(record, stage, *mine[member], kind, values))
-    if over_ranks:
-        rows = list(chain.from_iterable(distributed.gather(rows)))
+            rows[member].append(_row(record, stage, *answers[member], kind, values))
     flat = [row for group in rows for row in group]
     return StepForces(flat, _replay(record, error, stage, flat))
 
