@@ -189,7 +189,7 @@ class _Scored:
             hidden.append(features.detach())
             return output
 
-        batch, _ = policy.batch([response])
+        batch = policy.batch([response])
         with at_head(policy, keep):
             logps = policy.logps(leaves, batch)
         return cls(logps.detach(), hidden[0], leaves, logps.sum())
@@ -253,7 +253,7 @@ def _changes_along(
     """`∂ Σ_l log π(y_l) / ∂θ · d` of every response."""
     moved = torch.zeros(len(responses), dtype=torch.float64)
     for members in by_length(responses, batch_tokens):
-        batch, _ = policy.batch([responses[member] for member in members])
+        batch = policy.batch([responses[member] for member in members])
         (change,) = policy.change_along({}, [direction], batch)
         moved[members] = batch.sequence_sum(change.double()).cpu()
     return moved

@@ -113,7 +113,7 @@ class AskedStep:
 
     def log_probs(self, answer: Encoded) -> tuple[float, float]:
         """log π of an answer before and after the step, in nats."""
-        batch, _ = self.policy.batch([answer])
+        batch = self.policy.batch([answer])
         with torch.no_grad():
             before, after = (
                 float(self.policy.logps(self.policy.cast(weights), batch).double().sum())
@@ -123,7 +123,7 @@ class AskedStep:
 
     def on_tokens(self, answer: Encoded) -> Float[ndarray, "tokens 2"]:
         """Push on every token of an answer through all chosen and all rejected responses, nats."""
-        batch, _ = self.policy.batch([answer])
+        batch = self.policy.batch([answer])
         place = midpoint(self.record.before, self.record.after)
         sides = [self._split.from_chosen, self._split.from_rejected]
         with torch.no_grad():

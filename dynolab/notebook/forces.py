@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 from pydantic import TypeAdapter
@@ -23,11 +22,11 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.analysis import recorded_examples
 from dynolab.forces.map.breakdown import Breakdown, breakdown
 from dynolab.forces.map.force_map import ForceMap, force_map as map_of_tokens
+from dynolab.forces.map.token_maps import token_map_of
 from dynolab.forces.step.token_map import token_strings
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective, build_objective
 from dynolab.objectives.registry import RowConfig, RowObjectiveConfig
-from dynolab.results.study import TokenMap
 from dynolab.training.reference import score_reference
 from dynolab.training.step_record import RecordedExample
 
@@ -109,27 +108,17 @@ class TextForces:
         from dynolab.report.forces.token_map_plot import token_map_plot
 
         row, column = _place("answer", answer, self.answers), _place("pair", pair, self.pairs)
-        example = self._updating[column]
-        sides = {"chosen": example.chosen, "rejected": example.rejected}
-        trained = [r.side for r in self.map.updating if r.id == self.pairs[column]]
-        blocks = [self.block(row, column, side) for side in trained]
-        tokens = {
-            side: token_strings(sequence, self._tokenizer)
-            for side, sequence in sides.items()
-            if side in trained and sequence is not None
-        }
         return token_map_plot(
-            TokenMap(
-                stage=self._config.name,
-                step=None,
+            token_map_of(
+                self.map,
+                row,
+                self.pairs[column],
+                self._tokenizer,
                 observed_id=self.answers[row],
                 observed_kind="watched",
-                updating_id=self.pairs[column],
+                stage=self._config.name,
+                step=None,
                 learning_rate=self.learning_rate,
-                observed_tokens=token_strings(self._observed[row], self._tokenizer),
-                chosen_tokens=tokens.get("chosen", []),
-                rejected_tokens=tokens.get("rejected", []),
-                force=np.concatenate(blocks, axis=1).tolist(),
             )
         )
 

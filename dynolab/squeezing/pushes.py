@@ -110,7 +110,7 @@ def pushes(
 
 def _push_down(policy: PolicyFunction, answer: Encoded, fall: float) -> _Push:
     """A gradient step against L = `Σ_l log π(y_l)`, of size `s = fall · T / ‖∇L‖²`."""
-    batch, _ = policy.batch([answer])
+    batch = policy.batch([answer])
     leaves = {name: w.detach().requires_grad_() for name, w in policy.weights.items()}
     with torch.enable_grad():
         total = policy.logps(leaves, batch).sum()
@@ -145,7 +145,7 @@ def _push_at_head(policy: PolicyFunction, batch: TokenBatch, change: Weights, st
 def _observe(
     policy: PolicyFunction, push: _Push, pair_id: str, answer: str, encoded: Encoded
 ) -> Pushed:
-    batch, _ = policy.batch([encoded])
+    batch = policy.batch([encoded])
     start = policy.weights
     after = {**start, **{name: start[name] + d for name, d in push.change.items()}}
     before = policy.logits(start, batch).log_softmax(-1)

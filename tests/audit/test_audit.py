@@ -51,7 +51,7 @@ def referenced(policy: PolicyFunction, pair: EncodedExample) -> RecordedExample:
     assert pair.rejected is not None
     scores = []
     for one in (pair.chosen, pair.rejected):
-        batch, _ = policy.batch([one])
+        batch = policy.batch([one])
         scores.append(policy.logps({}, batch).tolist())
     return RecordedExample(
         id=pair.id,

@@ -128,14 +128,14 @@ def totals_gap(lab: Analysed, result: StageResult, model: StageResult) -> float:
     split = split_step(record, policy)
     encoder = Encoder(load_tokenizer(folder), folder_context(folder), "error")
     observed = observed_answers(lab.folder(lab.data), SelectionConfig(**SMALL), encoder)
-    batch, lengths = policy.batch([answer for _, answer in observed])
+    batch = policy.batch([answer for _, answer in observed])
     sides = [split.from_chosen, split.from_rejected]
-    along = policy.change_along(record.before, sides, batch).sum(0).split(lengths)
+    along = batch.sequence_sum(policy.change_along(record.before, sides, batch).sum(0))
     totals: dict[tuple[str, str], float] = defaultdict(float)
     for row in lab.rows(result, "totals.jsonl", PairForce):
         totals[row.observed_id, row.kind] += row.total
     expected = {
-        (row.pair_id, row.kind): float(change.sum())
+        (row.pair_id, row.kind): float(change)
         for (row, _), change in zip(observed, along, strict=True)
     }
     assert totals.keys() == expected.keys()

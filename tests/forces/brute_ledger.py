@@ -88,7 +88,7 @@ def along(functional: Functional, policy: PolicyFunction, at: Weights, push: Wei
     """The functional's derivative along a change, by central differences."""
     total = 0.0
     for term in functional.terms:
-        batch, _ = policy.batch([term.sequence])
+        batch = policy.batch([term.sequence])
         view = None
         if term.likeliest:
             view = View.argmax(policy.logits(policy.cast(at), batch))

@@ -203,7 +203,7 @@ def test_a_step_s_question_is_asked_at_its_weights_and_by_its_update(
     np.testing.assert_allclose(answer.force_map.force, expected.force, rtol=1e-6)
     assert answer.facts.step == record.facts.step
     assert answer.facts.sum_error < 1e-6  # the parts, too, are taken at the step's weights
-    batch, _ = question.policy.batch(sequences)
+    batch = question.policy.batch(sequences)
     change = one_step(question.policy, record.before, record.after, batch, at=record.before)
     measured, left = map(batch.sequence_sum, (change.measured, change.residual))
     share = float(left.square().sum() / measured.square().sum())

@@ -62,7 +62,7 @@ def loss_gradient(policy, examples, objective=DPO):
 def parts(family):
     model = build(family)
     policy = PolicyFunction(model, torch.float64)
-    return policy, with_reference(model, pairs(3)), policy.batch(OBSERVED)[0]
+    return policy, with_reference(model, pairs(3)), policy.batch(OBSERVED)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -92,7 +92,7 @@ def test_blocks_that_return_tuples_can_be_read_and_cut():
     small = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 32}
     model = GPTJForCausalLM(GPTJConfig(**small, vocab_size=VOCABULARY, initializer_range=0.15))
     policy = PolicyFunction(model.double().eval(), torch.float64)
-    batch, _ = policy.batch(OBSERVED)
+    batch = policy.batch(OBSERVED)
     last = hidden_states(policy, policy.weights, batch, -1)
     head = model.get_output_embeddings()
     normed = model.transformer.ln_f(last)
@@ -208,7 +208,7 @@ def test_consistency_is_the_mean_over_pairs_and_leaves_out_what_does_not_pull():
 @pytest.mark.parametrize("layer", [BLOCKS + 1, -BLOCKS - 2])
 def test_a_layer_that_is_not_there_is_refused(policy, layer):
     with pytest.raises(ConfigError, match="layer"):
-        hidden_states(policy, {}, policy.batch(OBSERVED)[0], layer)
+        hidden_states(policy, {}, policy.batch(OBSERVED), layer)
 
 
 def test_forces_of_nothing_are_refused(policy):
@@ -233,7 +233,7 @@ def test_layers_are_those_of_the_features_module(count, measured):
         (2, 2, measured, 1),
     ]
     answers = [answer for answer in encoder.probes(PROBES) if answer is not None]
-    batch, _ = policy.batch(answers)
+    batch = policy.batch(answers)
     objective = build_objective(record.facts.objective)
     for row in rows:
         before, after = (

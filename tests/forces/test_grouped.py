@@ -51,7 +51,7 @@ def one_by_one(policy: PolicyFunction, at: dict[str, torch.Tensor], weights: tor
     rows = torch.zeros(4, sum(w.numel() for w in at.values()), dtype=policy.dtype)
     for number, (sequence, group) in enumerate(zip(SEQUENCES, GROUPS.tolist(), strict=True)):
         leaves = {name: w.clone().requires_grad_() for name, w in at.items()}
-        logps = policy.logps(leaves, policy.batch([sequence])[0])
+        logps = policy.logps(leaves, policy.batch([sequence]))
         gradients = torch.autograd.grad(
             weights[number] * logps.sum(), list(leaves.values()), materialize_grads=True
         )
@@ -64,7 +64,7 @@ def test_a_group_s_gradient_is_its_answers_alone(family: str) -> None:
     policy = PolicyFunction(FAMILIES[family](), torch.float64)
     at = trained_weights(policy)
     gradients = GroupedGradients.build(policy, at, SEQUENCES[:2])
-    batch, _ = policy.batch(SEQUENCES)
+    batch = policy.batch(SEQUENCES)
     weights = torch.linspace(-1, 2, len(SEQUENCES), dtype=torch.float64)
 
     def values(logits: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def test_a_module_that_acts_otherwise_is_left_to_autograd() -> None:
     at = trained_weights(policy)
     gradients = GroupedGradients.build(policy, at, SEQUENCES[:2])
     assert "gpt_neox.layers.0.mlp.dense_h_to_4h.weight" in gradients.generic
-    batch, _ = policy.batch(SEQUENCES)
+    batch = policy.batch(SEQUENCES)
     plain_values = View.realised(batch)
     rows = gradients.rows(at, 4)
     gradients.add(at, batch, lambda z: plain_values.logps(z).squeeze(-1), GROUPS, into=rows)

@@ -22,7 +22,7 @@ SEEN, TAUGHT = encoded(1, 4, 2), encoded(2, 2, 3)
 
 def jacobian(function, item) -> Tensor:
     """∂ logits/∂θ by autograd's own reverse-mode Jacobian, positions × classes × parameters."""
-    batch, _ = function.batch([item])
+    batch = function.batch([item])
     jacobians = jacrev(lambda w: function.logits(w, batch))(function.weights)
     return torch.cat([jacobians[name].flatten(2) for name in function.weights], dim=-1)
 

@@ -181,11 +181,11 @@ def test_a_functional_is_its_answers_weighted_log_probabilities(policy):
 
 
 def logp(policy: PolicyFunction, sequence) -> float:
-    return float(policy.logps({}, policy.batch([sequence])[0]).sum())
+    return float(policy.logps({}, policy.batch([sequence])).sum())
 
 
 def greedy(policy: PolicyFunction, sequence) -> float:
-    logits = policy.logits({}, policy.batch([sequence])[0])
+    logits = policy.logits({}, policy.batch([sequence]))
     return float(torch.log_softmax(logits, -1).amax(-1).sum())
 
 

@@ -35,7 +35,7 @@ def test_every_step_is_measured_as_the_papers_do(policy):
         observed = response_terms(policy, answers, at=record.before)
         updating = [response.terms for response in step_terms(record, policy)]
         for each, answer, terms in zip(step, answers, observed, strict=True):
-            batch, _ = policy.batch([answer])
+            batch = policy.batch([answer])
             change = measured_change(policy, record.before, record.after, batch)
             truth = paper_influence(change, terms, updating)
             assert (each.lbk, each.sign_delta) == pytest.approx(truth, rel=1e-6)
@@ -52,7 +52,7 @@ V = 5
 
 def jacobian(policy, sequence):
     """∂z/∂θ of one sequence's response logits, [tokens·V, parameters], by autograd."""
-    batch, _ = policy.batch([sequence])
+    batch = policy.batch([sequence])
     leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
     rows = [
         torch.autograd.grad(z, list(leaves.values()), retain_graph=True, materialize_grads=True)
@@ -81,7 +81,7 @@ def test_the_bound_lies_below_the_exact_spectral_norm(response):
 
 
 def distribution(policy, sequence):
-    batch, _ = policy.batch([sequence])
+    batch = policy.batch([sequence])
     pi = policy.logits({}, batch).softmax(-1)
     return pi, torch.nn.functional.one_hot(batch.token, pi.shape[-1]).double()
 

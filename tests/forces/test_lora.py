@@ -110,7 +110,7 @@ def test_a_recorded_step_of_adapters_is_replayed_and_split():
     )
     blocks = [torch.tensor(found.block(0, side)) for side in (0, 1)]
     assert relative(torch.cat(blocks, dim=1), truth) < 1e-10
-    batch, _ = policy.batch(OBSERVED)
+    batch = policy.batch(OBSERVED)
     step = one_step(policy, record.before, record.after, batch)
     assert relative(step.predicted, step.measured) < 1e-3
 

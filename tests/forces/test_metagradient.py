@@ -97,7 +97,7 @@ def example_loss(record: StepRecord, policy: PolicyFunction, at, number: int) ->
 def value(functional: Functional, policy: PolicyFunction, at) -> Tensor:  # type: ignore[no-untyped-def]
     total = torch.zeros((), dtype=policy.dtype)
     for term in functional.terms:
-        batch, _ = policy.batch([term.sequence])
+        batch = policy.batch([term.sequence])
         view = View.argmax(policy.logits(at, batch).detach()) if term.likeliest else None
         total = total + term.weight * policy.observed(at, batch, view).sum()
     return total

@@ -30,7 +30,7 @@ def moved(place, change, s):
 def case(request):
     model = llama(dtype=torch.float64) if request.param == "llama" else neox()
     policy = PolicyFunction(model, torch.float64)
-    batch, _ = policy.batch([encoded(0), encoded(1, response=3)])
+    batch = policy.batch([encoded(0), encoded(1, response=3)])
     if request.param == "tempered":
         batch = replace(batch, temperature=0.7)
     view = View.realised(batch).beside(View.argmax(policy.logits({}, batch)))

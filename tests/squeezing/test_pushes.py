@@ -36,7 +36,7 @@ def moved_alone(family: str, part: str, step: float) -> Tensor:
     model, (one, *_) = build(family), examples()
     policy = PolicyFunction(model, torch.float64)
     assert one.rejected is not None
-    batch, _ = policy.batch([one.rejected])
+    batch = policy.batch([one.rejected])
     start = policy.weights
     leaves = {name: w.clone().requires_grad_() for name, w in start.items()}
     policy.logps(leaves, batch).sum().backward()

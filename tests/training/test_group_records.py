@@ -92,7 +92,7 @@ def test_columns_add_up_to_the_step(jobs: dict[str, TrainJob], name: str) -> Non
         token_forces(record, policy, split.update, number, watched, at=record.before)
         for number in range(len(record.examples))
     ]
-    batch, _ = policy.batch([watched])
+    batch = policy.batch([watched])
     parts = policy.change_along(record.before, [split.from_chosen, split.from_rejected], batch)
     borders = [
         sum(

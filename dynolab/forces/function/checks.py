@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -95,6 +95,15 @@ def check_response(label: str, sequence: Encoded, causal: nn.Module) -> None:
             max(sequence.ids),
             f"the model's vocabulary has {vocabulary} tokens; encode with the model's tokenizer",
         )
+
+
+def check_items(causal: nn.Module, **sides: Sequence[Encoded]) -> None:
+    """Rejects empty sides and responses that the model cannot score."""
+    for side, items in sides.items():
+        if not items:
+            raise ConfigError(side, [], "give at least one response")
+        for number, item in enumerate(items):
+            check_response(f"{side}[{number}]", item, causal)
 
 
 def check_batch(batch: TokenBatch, causal: nn.Module) -> None:

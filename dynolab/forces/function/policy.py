@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any
@@ -23,6 +23,9 @@ from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights, call_at, cast_like
 from dynolab.likelihood.arithmetic import check_float32_products
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
+
+PAD_ID = 0
+"""Padding follows every response and is masked, so any id of the vocabulary works."""
 
 _TANGENT_BYTES = 2**28
 _MOST_TANGENTS = 8
@@ -73,11 +76,9 @@ class PolicyFunction:
         """Weights on the policy's device in its dtype; rejects unknown names and other shapes."""
         return cast_like(self.weights, weights)
 
-    def batch(self, sequences: Sequence[Encoded]) -> tuple[TokenBatch, list[int]]:
-        """Sequences as one batch on the policy's device, with the response tokens of each."""
-        # Padding follows every response and is masked, so any id of the vocabulary works.
-        batch = collate(sequences, pad_id=0).to(self.device)
-        return batch, [sequence.response_length for sequence in sequences]
+    def batch(self, sequences: Sequence[Encoded]) -> TokenBatch:
+        """Sequences as one batch on the policy's device."""
+        return collate(sequences, PAD_ID).to(self.device)
 
     def logits(
         self, weights: Weights, batch: TokenBatch, *, forward_mode: bool = True
@@ -188,6 +189,20 @@ class PolicyFunction:
         size = sum(w.numel() * w.element_size() for w in self.weights.values())
         return max(1, min(_MOST_TANGENTS, _TANGENT_BYTES // size))
 
+    def pushforward(
+        self, function: Callable[[Weights], Tensor], at: Weights, moving: Collection[str]
+    ) -> Callable[[Weights], tuple[Tensor, Tensor]]:
+        """A function's value and its derivative along one direction of the parameters `moving`."""
+        primal = {name: at.get(name, self.weights[name]) for name in moving}
+        fixed = {name: w for name, w in at.items() if name not in primal}
+
+        def along(tangent: Weights) -> tuple[Tensor, Tensor]:
+            own = {name: tangent[name] for name in primal}
+            outputs = jvp(lambda w: function({**fixed, **w}), (primal,), (own,))
+            return outputs[0], outputs[1]
+
+        return along
+
     def _jvps(
         self, function: Callable[[Weights], Tensor], at: Weights, directions: Sequence[Weights]
     ) -> tuple[Tensor, Float[Tensor, "directions ..."]]:
@@ -195,24 +210,18 @@ class PolicyFunction:
         if not moving:
             value = function(at)
             return value, torch.zeros_like(value).expand(len(directions), *value.shape)
-        primal = {name: at.get(name, self.weights[name]) for name in moving}
-        fixed = {name: w for name, w in at.items() if name not in moving}
-
-        def moved(weights: Weights) -> Tensor:
-            return function({**fixed, **weights})
-
-        def along(tangent: Weights) -> tuple[Tensor, Tensor]:
-            outputs = jvp(moved, (primal,), (tangent,))
-            return outputs[0], outputs[1]
-
+        along = self.pushforward(function, at, moving)
         if len(directions) == 1:  # as it is: a copy would take as much again as the weights
-            value, change = along({name: directions[0][name] for name in primal})
+            value, change = along(directions[0])
             return value, change[None]
         tangents = {
             name: torch.stack(
-                [direction.get(name, torch.zeros_like(w)) for direction in directions]
+                [
+                    direction.get(name, torch.zeros_like(self.weights[name]))
+                    for direction in directions
+                ]
             )
-            for name, w in primal.items()
+            for name in moving
         }
         return vmap(along, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -33,6 +34,21 @@ def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
             )
     check_finite("weights", weights)
     return {name: w.detach().to(own[name].device, own[name].dtype) for name, w in weights.items()}
+
+
+def gradients(
+    value: Tensor | Sequence[Tensor],
+    leaves: Weights,
+    pull: Tensor | Sequence[Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """`∂value/∂leaf` of every leaf by name, zero where it does not act; the graph is kept.
+
+    **Arguments:** `pull`: the cotangent of the value; default: 1.
+    """
+    each = torch.autograd.grad(
+        value, list(leaves.values()), pull, retain_graph=True, materialize_grads=True
+    )
+    return dict(zip(leaves, each, strict=True))
 
 
 def call_at(module: nn.Module, weights: Weights, *arguments: Any) -> Any:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
+from torch.func import vjp, vmap
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces.function.checks import check_arithmetic, check_response
+from dynolab.forces.function.checks import check_arithmetic, check_items
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
 from dynolab.forces.function.weights import Weights
@@ -86,27 +86,23 @@ class TangentKernel:
         self, batch: TokenBatch, tangents: Mapping[str, Tensor]
     ) -> Float[Tensor, "directions positions classes"]:
         """`J d` for any number of directions d at once (JVP)."""
-        fixed = {name: w for name, w in self.at.items() if name not in self.moving}
-        primal = {name: self.at[name] for name in sorted(self.moving)}
-
-        def along(tangent: dict[str, Tensor]) -> Tensor:
-            return jvp(lambda w: self.policy.logits({**fixed, **w}, batch), (primal,), (tangent,))[
-                1
-            ]
-
-        return vmap(along)({name: tangents[name] for name in primal})
+        along = self.policy.pushforward(
+            lambda w: self.policy.logits(w, batch), self.at, self.moving
+        )
+        own = {name: tangents[name] for name in self.moving}
+        return vmap(along, out_dims=(None, 0))(own)[1]  # type: ignore[arg-type]
 
     def product(
         self,
         left: TokenBatch,
         pull: Pullback,
         vectors: Float[Tensor, "directions positions classes"],
-        left_positions: int,
     ) -> Float[Tensor, "directions left_positions classes"]:
         """`K v` of several v, each by one VJP through `pull` and one JVP on the left side."""
-        room = self.together(left_positions, vectors.shape[-1])
+        shape = len(left.token), vectors.shape[-1]
+        room = self.together(*shape)
         images = [self.push(left, pull(part)) for part in vectors.split(room) if len(part)]
-        empty = vectors.new_empty(0, left_positions, vectors.shape[-1])
+        empty = vectors.new_empty(0, *shape)
         return torch.cat([empty, *images])
 
     def together(self, positions: int, classes: int) -> int:
@@ -142,12 +138,10 @@ def kernel_blocks(
 
     **Raises:** `ConfigError` where the blocks need more than `memory_bytes`.
     """
-    check_items(policy, observed=[observed], updating=[updating])
+    check_items(policy.causal, observed=[observed], updating=[updating])
     kernel = TangentKernel.build(policy, at=at, scale=scale, memory_bytes=memory_bytes // 4)
-    left, (M,) = policy.batch([observed])
-    right, (L,) = policy.batch([updating])
-    logits, pull = kernel.pullback(right)
-    V = logits.shape[-1]
+    logits, pull = kernel.pullback(policy.batch([updating]))
+    M, (L, V) = observed.response_length, logits.shape
     # Directions and their images are in memory together.
     needed = logits.element_size() * (M * L * V**2 + (L * V) ** 2)
     if needed > memory_bytes:
@@ -158,17 +152,8 @@ def kernel_blocks(
             "as much, or use kernel_sizes for their norms alone",
         )
     basis = torch.eye(L * V, dtype=logits.dtype, device=logits.device).reshape(L * V, L, V)
-    columns = kernel.product(left, pull, basis, M)
+    columns = kernel.product(policy.batch([observed]), pull, basis)
     return columns.reshape(L, V, M, V).permute(2, 0, 3, 1)
-
-
-def check_items(policy: PolicyFunction, **sides: Sequence[Encoded]) -> None:
-    """Rejects empty sides and responses that the policy cannot score."""
-    for side, items in sides.items():
-        if not items:
-            raise ConfigError(side, [], "give at least one response")
-        for number, item in enumerate(items):
-            check_response(f"{side}[{number}]", item, policy.causal)
 
 
 def response_token(sequence: Encoded, index: int) -> Encoded:

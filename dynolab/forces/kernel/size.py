@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -15,9 +14,10 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch, in_groups
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError, DynolabError
+from dynolab.forces.function.checks import check_items
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
-from dynolab.forces.kernel.operator import Pullback, TangentKernel, check_items
+from dynolab.forces.kernel.operator import Pullback, TangentKernel
 
 RANK, PROBES = 8, 8
 ROUNDS = 2
@@ -93,15 +93,14 @@ def kernel_sizes(
 
     **Raises:** `ConfigError` on empty or unusable responses, too few probes, too little memory.
     """
-    check_items(policy, observed=observed, updating=updating)
+    check_items(policy.causal, observed=observed, updating=updating)
     if rank < 0 or probes < 2:
         raise ConfigError(
             "rank, probes", (rank, probes), "the standard error needs two probes or more; rank ≥ 0"
         )
     kernel = TangentKernel.build(policy, at=at, scale=scale, memory_bytes=memory_bytes // 4)
     with torch.no_grad():
-        first, _ = policy.batch(observed[:1])
-        classes = policy.logits(kernel.at, first).shape[-1]
+        classes = policy.logits(kernel.at, policy.batch(observed[:1])).shape[-1]
     bytes_each = (rank + probes) * classes * policy.dtype.itemsize
     groups, _ = (
         _groups(side, items, bytes_each, memory_bytes // 4)
@@ -134,7 +133,7 @@ def _of_updating(
     generator: torch.Generator,
 ) -> tuple[Squares, Squares]:
     """One column of the raw and the centred squares."""
-    batch, _ = kernel.policy.batch([item])
+    batch = kernel.policy.batch([item])
     logits, pull = kernel.pullback(batch)
     plans = [
         _directions(kernel, batch, pull, gauge, logits, rank, probes, generator)
@@ -142,8 +141,8 @@ def _of_updating(
     ]
     columns = []
     for group in groups:
-        left, positions = kernel.policy.batch(group)
-        inside, outside = (_squares(kernel, left, positions, pull, *plan) for plan in plans)
+        left = kernel.policy.batch(group)
+        inside, outside = (_squares(kernel, left, pull, *plan) for plan in plans)
         # A shift lies outside range(C): it adds to the raw norm alone.
         columns.append((inside[0] + outside[0], inside[1]))
     raw, centred = (np.concatenate(side, axis=1) for side in zip(*columns, strict=True))
@@ -172,7 +171,7 @@ def _directions(
         return _orthonormal(draw(dimension).double()).to(logits), draw(0)
     basis = draw(rank)
     for _ in range(ROUNDS):
-        basis = _orthonormal(_part(kernel.product(batch, pull, basis, positions), gauge))
+        basis = _orthonormal(_part(kernel.product(batch, pull, basis), gauge))
     vectors, frame = draw(probes).flatten(1), basis.flatten(1)
     beside = vectors - (vectors @ frame.T) @ frame
     return basis, beside.reshape(probes, positions, classes)
@@ -199,20 +198,19 @@ def _orthonormal(
 def _squares(
     kernel: TangentKernel,
     left: TokenBatch,
-    positions: Sequence[int],
     pull: Pullback,
-    basis: Tensor,
-    vectors: Tensor,
+    basis: Float[Tensor, "rank positions classes"],
+    vectors: Float[Tensor, "probes positions classes"],
 ) -> tuple[Squares, Squares]:
     """Raw and centred squares of a group of observed items, in one subspace of the updating one.
 
     Here, raw and centred refer to the observed side: all of K w, or C K w.
     """
-    images = kernel.product(left, pull, torch.cat([basis, vectors]), sum(positions))
-    spans = [slice(*ends) for ends in pairwise(accumulate(positions, initial=0))]
+    images = kernel.product(left, pull, torch.cat([basis, vectors]))
+    lengths = left.sequence_length.tolist()
     raw, centred = (
-        [_of_images(x[: len(basis), span], x[len(basis) :, span]) for span in spans]
-        for x in (images, _part(images, gauge=False))
+        [_of_images(own[: len(basis)], own[len(basis) :]) for own in whole.split(lengths, dim=1)]
+        for whole in (images, _part(images, gauge=False))
     )
     return np.stack(raw, axis=1), np.stack(centred, axis=1)
 

@@ -74,7 +74,7 @@ def slopes_of(
     rows = gradients.rows(at, len(functionals))
     for members in by_length([term.sequence for _, term in listed], batch_tokens):
         numbers, terms = zip(*(listed[member] for member in sorted(members)), strict=True)
-        batch, _ = policy.batch([term.sequence for term in terms])
+        batch = policy.batch([term.sequence for term in terms])
         group = torch.tensor(numbers, device=policy.device)
         weighted = partial(_weighted_logps, terms, batch)
         each = gradients.add(at, batch, weighted, group, into=rows)

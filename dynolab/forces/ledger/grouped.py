@@ -16,7 +16,7 @@ from dynolab.forces.function.blocks import unflatten
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.views import View
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import Weights, gradients
 from dynolab.forces.map.factors import differing, normed
 from dynolab.forces.map.output_gradients import Call, recorded_calls
 
@@ -51,7 +51,7 @@ class GroupedGradients:
         rules = tuple(rule for rule in find_rules(policy, set(names)) if rule.names)
         by_rule = cls(policy, names, rules, frozenset())
         by_autograd = cls(policy, names, (), frozenset(names))
-        batch, _ = policy.batch(list(sample))
+        batch = policy.batch(list(sample))
         groups = torch.arange(len(sample))
 
         def values(logits: Tensor) -> Tensor:
@@ -121,10 +121,7 @@ def _add_generic(
 ) -> None:
     """Adds gradients by autograd, one backward pass a group."""
     for number, total in enumerate(sums):
-        gradients = torch.autograd.grad(
-            total, list(leaves.values()), retain_graph=True, materialize_grads=True
-        )
-        for name, gradient in zip(leaves, gradients, strict=True):
+        for name, gradient in gradients(total, leaves).items():
             parts[name][number] += gradient.flatten()
 
 

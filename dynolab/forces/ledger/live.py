@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import head_module
+from dynolab.forces.function.weights import gradients
 from dynolab.forces.ledger.grouped import GroupedGradients, add_call, groups_of
 from dynolab.forces.map.output_gradients import Call, recorded_calls
 from dynolab.likelihood.token_logps import ResponseLogits
@@ -258,10 +259,7 @@ class LiveGradients:
             alone = [torch.zeros_like(pull) for pull in forward.pulls.values()]
             for own, pull in zip(alone, forward.pulls.values(), strict=True):
                 own[number] = pull[number]
-            each = torch.autograd.grad(
-                outputs, list(leaves.values()), alone, retain_graph=True, materialize_grads=True
-            )
-            for name, gradient in zip(leaves, each, strict=True):
+            for name, gradient in gradients(outputs, leaves, alone).items():
                 rows[name][number] = gradient.flatten()
 
     def _add_head(self, forward: Forward, hidden: Tensor, rows: dict[str, Tensor]) -> None:
@@ -283,8 +281,7 @@ class LiveGradients:
                 scores = logits.head(hidden[number, places]) / self._temperature
                 label = labels[number, places, None]
                 value = (pull[places] * scores.log_softmax(-1).gather(-1, label)[:, 0]).sum()
-            gradients = torch.autograd.grad(value, list(leaves.values()))
-            for name, gradient in zip(leaves, gradients, strict=True):
+            for name, gradient in gradients(value, leaves).items():
                 rows[name][number] += gradient.flatten()
 
 

@@ -259,7 +259,7 @@ def _unexplained(question: Question) -> float | None:
     answers = [answer for _, answer in question.observed]
     measured, left = 0.0, 0.0
     for members in by_length(answers, _BATCH_TOKENS):
-        batch, _ = policy.batch([answers[member] for member in members])
+        batch = policy.batch([answers[member] for member in members])
         change = one_step(policy, at, after, batch, at=at)
         measured += float(batch.sequence_sum(change.measured.double()).square().sum())
         left += float(batch.sequence_sum(change.residual.double()).square().sum())
@@ -284,7 +284,7 @@ def _checked_sums(question: Question, whole: ForceMap) -> tuple[float | None, fl
     rows = np.split(whole.force.sum(1, dtype=np.float64), np.cumsum(lengths)[:-1])
     gaps, sizes, along = [0.0, 0.0], [0.0, 0.0], []
     for members in by_length(answers, _BATCH_TOKENS):
-        batch, _ = policy.batch([answers[member] for member in members])
+        batch = policy.batch([answers[member] for member in members])
         along = list(policy.change_along(question.at or {}, directions, batch).double().cpu())
         summed = torch.from_numpy(np.concatenate([rows[member] for member in members]))
         for number, (change, truth) in enumerate(zip([summed, along[0]], along, strict=False)):

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import Weights, gradients
 from dynolab.forces.map.output_gradients import Signal, Tail, token_signals
 from dynolab.forces.map.weighted import WeightedResponse
 
@@ -147,15 +147,8 @@ def _whole(
     leaves = {name: at[name].detach().requires_grad_() for name in sorted(names)}
     with torch.enable_grad():
         scores = response.scores(policy, {**at, **leaves})
-    by_token = [_gradients(score, leaves) for score in scores.unbind()]
+    by_token = [gradients(score, leaves) for score in scores.unbind()]
     return {name: torch.stack([g[name].flatten() for g in by_token]) for name in leaves}
-
-
-def _gradients(value: Tensor, leaves: Weights) -> dict[str, Tensor]:
-    gradients = torch.autograd.grad(
-        value, list(leaves.values()), retain_graph=True, materialize_grads=True
-    )
-    return dict(zip(leaves, gradients, strict=True))
 
 
 def without_rule(
@@ -177,7 +170,7 @@ def without_rule(
     leaves = {name: at[name].detach().requires_grad_() for name in sorted(wanted)}
     with torch.enable_grad():
         scores = sample.scores(policy, {**at, **leaves})
-    truth = _gradients(w @ scores, leaves)
+    truth = gradients(w @ scores, leaves)
     (factors,) = token_factors(policy, at, rules, tail, set(), [sample])
     computed = _summed(factors, w, truth)
     return differing(computed, truth)

@@ -13,7 +13,7 @@ from torch import Tensor
 from dynolab.data.batches import CHOSEN, TokenBatch
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces.function.checks import check_arithmetic, check_response
+from dynolab.forces.function.checks import check_arithmetic, check_items
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
 from dynolab.forces.function.weights import Weights
@@ -69,15 +69,10 @@ def pose(
 ) -> Problem:
     """Checks a force map's arguments (`force_map`) and scores its updating responses."""
     check_arithmetic(policy.dtype, "products of gradients of 8 significant bits have no sign")
-    if not observed or not updating:
-        empty = "updating" if observed else "observed"
-        raise ConfigError(empty, [], "give at least one response")
     sequences = [
         sequence for example in updating for _, sequence in example.responses(objective.sides)
     ]
-    for role, responses in (("observed", observed), ("updating", sequences)):
-        for number, response in enumerate(responses):
-            check_response(f"{role}[{number}]", response, policy.causal)
+    check_items(policy.causal, observed=observed, updating=sequences)
     if isinstance(update, FrozenUpdate):
         wanted, scale, rate = set(update.scale), update.scale, 1.0
     else:

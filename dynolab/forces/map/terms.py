@@ -103,9 +103,9 @@ def response_terms(
     place = policy.cast(at or {})
     terms_of: dict[int, TokenTerms] = {}
     for members in by_length(sequences, batch_tokens):
-        batch, lengths = policy.batch([sequences[number] for number in members])
+        batch = policy.batch([sequences[number] for number in members])
         terms = token_terms(policy.logits(place, batch, forward_mode=False), batch.token)
-        terms_of.update(zip(members, terms.split(lengths), strict=True))
+        terms_of.update(zip(members, terms.split(batch.sequence_length.tolist()), strict=True))
     return [terms_of[number] for number in range(len(sequences))]
 
 
@@ -150,9 +150,8 @@ def updating_terms(
     terms: list[TokenTerms] = []
     for _, batch in step_batches(examples, objective, policy, batch_tokens):
         logits = policy.logits(place, batch, forward_mode=False)
-        lengths = torch.bincount(batch.sequence, minlength=len(batch.side)).tolist()
         rates = objective.token_weights(read_logps(objective, logits, batch), batch)
         made = token_terms(logits, batch.targets, rates, temperature=batch.temperature)
-        terms += made.split(lengths)
+        terms += made.split(batch.sequence_length.tolist())
     labels = labelled(examples, objective)
     return [UpdatingTerms(*both) for both in zip(labels, terms, strict=True)]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
 from dynolab.data.encode import Encoded
 from dynolab.forces.map.analysis import Question
 from dynolab.forces.map.force_map import ForceMap
 from dynolab.forces.step.token_map import token_strings
 from dynolab.results.study import TokenMap
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MOST_CELLS = 60_000  # in one map: more than a screen can show
 
@@ -32,27 +39,39 @@ def token_maps(question: Question, whole: ForceMap, count: int) -> list[TokenMap
         push = sum(float(whole.block(row, n).sum()) for n in columns)
         return question.observed[row][0].kind != "chosen", push, cell
 
-    return [_token_map(question, whole, *cell) for cell in sorted(readable, key=order)[:count]]
+    return [
+        token_map_of(
+            whole,
+            row,
+            question.updating[pair].id,
+            question.tokenizer,
+            observed_id=question.observed[row][0].pair_id,
+            observed_kind=question.observed[row][0].kind,
+            stage=question.objective.name,
+            step=question.step,
+            learning_rate=question.learning_rate,
+        )
+        for row, pair in sorted(readable, key=order)[:count]
+    ]
 
 
-def _token_map(question: Question, whole: ForceMap, row: int, pair: int) -> TokenMap:
-    probe, observed = question.observed[row]
-    example = question.updating[pair]
-    columns = [n for n, response in enumerate(whole.updating) if response.id == example.id]
+def token_map_of(
+    whole: ForceMap, row: int, updating_id: str, tokenizer: PreTrainedTokenizerBase, **labels: Any
+) -> TokenMap:
+    """A force map's block of one observed response and one updating example, with its tokens.
+
+    **Arguments:** `labels`: the other fields of the `TokenMap`.
+    """
+    columns = [n for n, response in enumerate(whole.updating) if response.id == updating_id]
     columns.sort(key=lambda n: whole.updating[n].side != "chosen")
     tokens: dict[str, list[str]] = {"chosen": [], "rejected": []}
     for response in (whole.updating[n] for n in columns):
-        tokens[response.side] += token_strings(Encoded(response.tokens, 0), question.tokenizer)
-    blocks = [whole.block(row, n) for n in columns]
+        tokens[response.side] += token_strings(Encoded(response.tokens, 0), tokenizer)
     return TokenMap(
-        stage=question.objective.name,
-        step=question.step,
-        observed_id=probe.pair_id,
-        observed_kind=probe.kind,
-        updating_id=example.id,
-        learning_rate=question.learning_rate,
-        observed_tokens=token_strings(observed, question.tokenizer),
+        updating_id=updating_id,
+        observed_tokens=token_strings(Encoded(whole.observed[row], 0), tokenizer),
         chosen_tokens=tokens["chosen"],
         rejected_tokens=tokens["rejected"],
-        force=[[float(x) for block in blocks for x in block[m]] for m in range(len(blocks[0]))],
+        force=np.concatenate([whole.block(row, n) for n in columns], axis=1).tolist(),
+        **labels,
     )

@@ -9,12 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch, collate
+from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
-from dynolab.forces.step.split import PAD_ID
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ class WeightedResponse:
 
 def weighted_batch(responses: Sequence[WeightedResponse], policy: PolicyFunction) -> TokenBatch:
     """Responses of one temperature as one batch on the policy's device."""
-    batch = collate([response.sequence for response in responses], PAD_ID)
-    return replace(batch, temperature=responses[0].temperature).to(policy.device)
+    batch = policy.batch([response.sequence for response in responses])
+    return replace(batch, temperature=responses[0].temperature)
 
 
 def scores_along(

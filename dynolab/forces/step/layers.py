@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from dynolab.data.batches import by_length, collate
+from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.features import consistency, feature_forces, feature_step
 from dynolab.forces.function.layers import blocks_of
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.step.split import PAD_ID
 from dynolab.forces.step.watch import encode_probes
 from dynolab.objectives import build_objective
 from dynolab.results.forces import LayerForce
@@ -51,7 +50,7 @@ def step_layers(
     layers = sorted({round(float(at)) for at in torch.linspace(0, blocks, min(LAYERS, blocks + 1))})
     answers = [answer for _, answer in encode_probes(probes, encoder)]
     batches = [
-        collate([answers[member] for member in members], PAD_ID).to(policy.device)
+        policy.batch([answers[member] for member in members])
         for members in by_length(answers, batch_tokens)
     ]
     objective = build_objective(record.facts.objective)

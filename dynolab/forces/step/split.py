@@ -12,7 +12,7 @@ from torch import Tensor
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, Totals
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_record
-from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.policy import PAD_ID, PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import norm_of
@@ -22,9 +22,6 @@ from dynolab.training.step_batch import collate_step
 from dynolab.training.step_record import Recorded, StepRecord
 
 PARTS = ("from_chosen", "from_rejected", "from_history")
-
-PAD_ID = 0
-"""Padding follows every response and is masked, so any id of the vocabulary works."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +51,6 @@ class UpdateSplit:
     def parts(self) -> dict[str, dict[str, Tensor]]:
         """The parts by name, those of `PARTS`."""
         return {name: getattr(self, name) for name in PARTS}
-
-    def total(self) -> dict[str, Tensor]:
-        """The whole replayed update."""
-        return {name: self.total_of(name) for name in self.from_chosen}
 
     def total_of(self, name: str) -> Tensor:
         """The replayed update of one parameter."""

@@ -9,21 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED, collate
+from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import Weights, gradients
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
-from dynolab.forces.step.split import (
-    PAD_ID,
-    objective_logps,
-    record_batch,
-    split_step,
-    step_batches,
-)
+from dynolab.forces.step.split import objective_logps, record_batch, split_step, step_batches
 from dynolab.objectives import build_objective
 from dynolab.results.study import TokenMap
 from dynolab.training.step_record import StepRecord
@@ -102,8 +96,7 @@ def token_forces(
     """
     place = midpoint(record.before, record.after) if at is None else at
     columns = _token_updates(record, policy, update, updating)
-    batch = collate([observed], PAD_ID).to(policy.device)
-    return policy.change_along(place, columns, batch).T
+    return policy.change_along(place, columns, policy.batch([observed])).T
 
 
 @torch.no_grad()
@@ -149,9 +142,7 @@ def _gradient(policy: PolicyFunction, at: Weights, response: Encoded) -> dict[st
     """∇log π of a response."""
     leaves = {name: w.requires_grad_() for name, w in policy.cast(at).items()}
     with torch.enable_grad():
-        logp = policy.logps(leaves, collate([response], PAD_ID).to(policy.device)).sum()
-    gradients = torch.autograd.grad(logp, list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True))
+        return gradients(policy.logps(leaves, policy.batch([response])).sum(), leaves)
 
 
 def _token_updates(
@@ -166,19 +157,8 @@ def _token_updates(
         one_by_one = logps.unbind()
     token_weights = objective.token_weights(logps.detach(), batch)
     order = torch.argsort(batch.token_side != CHOSEN, stable=True)
-
-    def gradient(token: int) -> dict[str, Tensor]:
-        gradients = torch.autograd.grad(
-            one_by_one[token],
-            list(leaves.values()),
-            -token_weights[token],
-            retain_graph=True,
-            materialize_grads=True,
-        )
-        return dict(zip(leaves, gradients, strict=True))
-
     for token in order.tolist():
-        yield update.along(gradient(token))
+        yield update.along(gradients(one_by_one[token], leaves, -token_weights[token]))
 
 
 def token_strings(encoded: Encoded, tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -9,14 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch, collate
+from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
-from dynolab.forces.step.split import PAD_ID
 from dynolab.results.study import ARGMAX
 
 
@@ -66,7 +65,7 @@ def watch(
     rows: Sequence[tuple[ProbeRow, Encoded]], before: Weights, policy: PolicyFunction
 ) -> Watched:
     """The batch of some rows, their log π and their argmax tokens at the weights before a step."""
-    batch = collate([answer for _, answer in rows], PAD_ID).to(policy.device)
+    batch = policy.batch([answer for _, answer in rows])
     logits = policy.logits(policy.cast(before), batch)
     view = View.realised(batch).beside(View.argmax(logits))
     kinds = [probe.kind for probe, _ in rows]
