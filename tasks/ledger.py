@@ -24,7 +24,7 @@ from tasks.shared.replay import Replay, learned_steps, segment_steps
 if TYPE_CHECKING:
     from dynolab.forces.ledger.account import Ledger
     from dynolab.forces.ledger.tables import LedgerTables
-    from dynolab.forces.ledger.watched import Watched
+    from dynolab.forces.ledger.watched import WatchedFunctional
 
 CARRY, WAITING = "carry", "waiting"
 """Folders of a resume state, and of functionals that do not fit into memory with the others."""
@@ -166,7 +166,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     return work.log_metrics({f"ledger/{name}": float(value) for name, value in summary})
 
 
-def watched(work: Work[LedgerJob], encoder: Encoder) -> list[Watched]:
+def watched(work: Work[LedgerJob], encoder: Encoder) -> list[WatchedFunctional]:
     """What is accounted for: means over the answers of a kind, and single answers.
 
     **Raises:** `ConfigError` where no watched answer fits the model's context.

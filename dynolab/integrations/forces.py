@@ -23,7 +23,7 @@ from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.live import LiveGradients
 from dynolab.forces.ledger.step_account import StepAccount, StepMade, account_of
 from dynolab.forces.ledger.tables import LedgerTables
-from dynolab.forces.ledger.watched import Watched, check_kinds, training_means
+from dynolab.forces.ledger.watched import WatchedFunctional, check_kinds, training_means
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.optimizers import OptimizerMap, UpdateFacts, optimizer_map
@@ -501,7 +501,7 @@ class ForceCallback(Watching):
         self.trainer.control.should_log = due
 
 
-def _mean(kind: str, rows: Sequence[ProbeRow], sequences: Sequence[Encoded]) -> Watched:
+def _mean(kind: str, rows: Sequence[ProbeRow], sequences: Sequence[Encoded]) -> WatchedFunctional:
     """The mean over the answers of a kind."""
     asked = "chosen" if kind == ARGMAX else kind
     own = [(row, ids) for row, ids in zip(rows, sequences, strict=True) if row.kind == asked]

@@ -186,19 +186,21 @@ def map_by_tokens(
         at=None,
         parameters=parameters,
     )
-    kernel = problem.kernel
-    leaves = {name: kernel.at[name].detach().requires_grad_() for name in sorted(kernel.wanted)}
+    gradients = problem.gradients
+    leaves = {
+        name: gradients.at[name].detach().requires_grad_() for name in sorted(gradients.wanted)
+    }
     columns = []
     for response in problem.updating:
-        for score in response.scores(policy, {**kernel.at, **leaves}):
+        for score in response.scores(policy, {**gradients.at, **leaves}):
             gradient = torch.autograd.grad(
                 score, list(leaves.values()), retain_graph=True, materialize_grads=True
             )
             direction = {
-                name: g if kernel.scale is None else kernel.scale[name] * g
+                name: g if gradients.scale is None else gradients.scale[name] * g
                 for name, g in zip(leaves, gradient, strict=True)
             }
-            columns.append(scores_along(policy, kernel.at, [direction], problem.observed)[0])
+            columns.append(scores_along(policy, gradients.at, [direction], problem.observed)[0])
     return problem.rate * torch.stack(columns, dim=1)
 
 

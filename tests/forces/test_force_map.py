@@ -21,7 +21,7 @@ from dynolab.forces import (
 )
 from dynolab.forces.function.layers import last_layers
 from dynolab.forces.function.rules import subspace
-from dynolab.forces.map.gram import Kernel, block_by_name
+from dynolab.forces.map.gram import TokenGradients, block_by_name
 from dynolab.forces.map.problem import pose
 from dynolab.objectives import SFTConfig, build_objective
 from tests.forces.families import DPO_LOSS, FAMILIES, OBSERVED, build, case, map_by_tokens
@@ -56,7 +56,7 @@ class Scaled(nn.Module):
 def generic_of_true_map(model: nn.Module) -> frozenset[str]:
     """Parameters that have no rule, of a model whose map is that of one token after the other."""
     policy = PolicyFunction(model, torch.float64)
-    generic = Kernel.build(policy, None, subspace(policy), None, OBSERVED[0]).generic
+    generic = TokenGradients.build(policy, None, subspace(policy), None, OBSERVED[0]).generic
     examples = with_reference(model, pairs(1))
     found = tensor(force_map(policy, OBSERVED, examples, DPO_LOSS))
     assert relative(found, map_by_tokens(policy, OBSERVED, examples, DPO_LOSS)) < 1e-10
@@ -232,8 +232,8 @@ def test_signals_of_the_last_layer_stay_at_their_own_positions() -> None:
         at=None,
         parameters=last_layers(policy, 1),
     )
-    assert posed.kernel.tail is not None and not posed.kernel.generic
-    local = {rule.weight for rule in posed.kernel.rules if rule.local}
+    assert posed.gradients.tail is not None and not posed.gradients.generic
+    local = {rule.weight for rule in posed.gradients.rules if rule.local}
     assert any("mlp" in str(name) for name in local)
 
 

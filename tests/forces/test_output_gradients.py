@@ -14,7 +14,7 @@ from dynolab.data.encode import Encoded
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules, subspace
 from dynolab.forces.map import gram
-from dynolab.forces.map.gram import Kernel
+from dynolab.forces.map.gram import TokenGradients
 from dynolab.forces.map.output_gradients import Tail, find_tail, token_signals
 from dynolab.forces.map.weighted import WeightedResponse, weighted_batch
 from tests.forces.families import build
@@ -185,16 +185,16 @@ def test_scores_are_weighted_sums_at_the_responses_temperature(policy: PolicyFun
 
 def test_responses_share_a_pass_where_they_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = PolicyFunction(build("llama_untied"), torch.float64)
-    kernel = Kernel.build(policy, None, subspace(policy), None, SEQUENCE)
+    gradients = TokenGradients.build(policy, None, subspace(policy), None, SEQUENCE)
     lengths = [(3, 4), (3, 12), (3, 4), (4, 4), (20, 4)]
     responses = [
         WeightedResponse.own(encoded(seed, *length), policy) for seed, length in enumerate(lengths)
     ]
     warm = replace(WeightedResponse.own(encoded(7, 3, 4), policy), temperature=2.0)
-    assert list(kernel._together([*responses, warm])) == [[0, 2, 3], [4], [1], [5]]
+    assert list(gradients._together([*responses, warm])) == [[0, 2, 3], [4], [1], [5]]
     monkeypatch.setattr(gram, "TOGETHER", 1)
-    assert list(kernel._together(responses)) == [[0], [2], [3], [4], [1]]
-    for factors, response in zip(kernel.factors(responses), responses, strict=True):
+    assert list(gradients._together(responses)) == [[0], [2], [3], [4], [1]]
+    for factors, response in zip(gradients.factors(responses), responses, strict=True):
         assert factors.tokens == len(response.weights)
         assert factors.positions == len(response.sequence.ids) - 1
 

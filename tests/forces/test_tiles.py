@@ -78,7 +78,7 @@ def test_a_side_s_slices_follow_one_another() -> None:
 
 
 class Counting:
-    """A kernel whose factors are the numbers of their tokens, and which counts the asking."""
+    """Gradients whose factors are the numbers of their tokens, and which count the asking."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -90,15 +90,15 @@ class Counting:
 
 
 def test_factors_of_an_updating_group_are_made_once_for_all_observed_groups() -> None:
-    kernel = Counting()
+    gradients = Counting()
     observed, updating = Side([[response(1)], [response(2)]]), Side([[response(3), response(4)]])
-    tiles = list(factor_tiles(kernel, observed, updating, wanted=lambda tile: True))  # type: ignore[arg-type]
+    tiles = list(factor_tiles(gradients, observed, updating, wanted=lambda tile: True))  # type: ignore[arg-type]
     columns = slice(0, 7)
     assert tiles == [
         ((slice(0, 1), columns), [1], [3, 4]),
         ((slice(1, 3), columns), [2], [3, 4]),
     ]
-    assert kernel.asked == [3, 4, 1, 2]
+    assert gradients.asked == [3, 4, 1, 2]
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -112,8 +112,8 @@ def test_one_group_s_factors_of_each_side_are_held_at_a_time(groups: int) -> Non
         return [made]
 
     observed, updating = (Side([[response(1)]] * number) for number in (groups, 2))
-    kernel: Any = SimpleNamespace(factors=factors)
-    for _, left, right in factor_tiles(kernel, observed, updating, wanted=lambda tile: True):
+    gradients: Any = SimpleNamespace(factors=factors)
+    for _, left, right in factor_tiles(gradients, observed, updating, wanted=lambda tile: True):
         assert len(held) == 2
         del left, right
 

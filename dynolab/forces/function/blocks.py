@@ -1,4 +1,4 @@
-"""A model's parameters as one vector, and in blocks: each layer, and the modules around them."""
+"""Makes one flat vector of named weights and back, and says which block a parameter belongs to."""
 
 from __future__ import annotations
 

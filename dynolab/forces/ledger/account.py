@@ -1,4 +1,4 @@
-"""The ledger's mathematics: what each response of each step did to what is watched, in nats.
+"""Adds up over a training what each response of each step did to what is watched, in nats.
 
 Steps are entered from the last to the first.
 

@@ -1,4 +1,4 @@
-"""Lower bounds on the kernel, and LBK and SignDelta: a step's measures as papers define them."""
+"""Measures of a step as papers define them: a lower bound on ‖K‖₂, LBK and SignDelta."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of a ledger: its entries, and what it leaves to the steps before it."""
+"""Computes one step's entries in a ledger, and what the step before it needs for its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of functionals that wait on disk while others have the memory."""
+"""Keeps gradients of functionals on disk while those of other functionals have the memory."""
 
 from __future__ import annotations
 

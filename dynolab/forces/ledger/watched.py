@@ -1,4 +1,4 @@
-"""Which functionals and which steps a ledger accounts for."""
+"""Makes the functionals that a ledger accounts for of watched answers, and draws its steps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dynolab.forces.ledger.functional import Functional
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX
 
-Watched = tuple[FunctionalRow, Functional]
+WatchedFunctional = tuple[FunctionalRow, Functional]
 
 
-def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[Watched]:
+def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[WatchedFunctional]:
     """The mean over the answers of every kind of the first `pairs` pairs of each split.
 
     Beside the chosen answers it has the policy's own likeliest tokens, kind `argmax`. Answers
@@ -38,7 +38,7 @@ def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[W
 
 def single_answers(
     rows: Sequence[ProbeRow], encoder: Encoder, split: Split, pair_ids: Sequence[str]
-) -> list[Watched]:
+) -> list[WatchedFunctional]:
     """The chosen answers of some pairs of a split, each for itself."""
     chosen = {row.pair_id: row for row in rows if row.split == split and row.kind == "chosen"}
     watched = [mean_of(name, split, "chosen", [chosen[name]], encoder) for name in pair_ids]
@@ -47,7 +47,7 @@ def single_answers(
 
 def mean_of(
     name: str, split: Split, kind: str, rows: Sequence[ProbeRow], encoder: Encoder
-) -> Watched | None:
+) -> WatchedFunctional | None:
     """The mean over some rows' answers; None if none of them fits the context."""
     encoded = [(row, encoder.probe(row)) for row in rows]
     kept = [(row.pair_id, sequence) for row, sequence in encoded if sequence is not None]
@@ -70,7 +70,7 @@ def functional_of(row: FunctionalRow, rows: Sequence[ProbeRow], encoder: Encoder
 
 def training_means(
     kinds: Collection[str], rows: Sequence[ProbeRow], encoder: Encoder, pairs: int, field: str
-) -> list[Watched]:
+) -> list[WatchedFunctional]:
     """The means of `kind_means` of some kinds, of training pairs.
 
     **Arguments:** `field`: the setting that names the kinds, for messages.

@@ -1,4 +1,4 @@
-"""All forces of one checkpoint: the map on disk, its sums by pair, its parts by block."""
+"""Computes a checkpoint's force map and the tables of it: sums by pair, parts by block, terms."""
 
 from __future__ import annotations
 

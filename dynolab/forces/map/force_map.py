@@ -154,7 +154,7 @@ def force_map(
         at=at,
         parameters=parameters,
     )
-    blocks = Blocks.of(problem.kernel) if by_block else None
+    blocks = Blocks.of(problem.gradients) if by_block else None
     facts = _facts(problem, objective, update)
     lengths = [sequence.response_length for sequence in observed]
     mine = distributed.share_of(lengths) if over_ranks else slice(0, len(observed))
@@ -193,17 +193,17 @@ def _fill(
     blocks: Blocks | None,
 ) -> None:
     """Writes the missing tiles of some observed responses, whose rows begin at `top`."""
-    kernel, ours = problem.kernel, problem.observed[observed]
+    gradients, ours = problem.gradients, problem.observed[observed]
     if not ours:
         return
-    memory = memory_for(kernel.policy.device, memory_bytes)
-    rows, columns = plan_tiles(kernel, ours, problem.updating, memory)
+    memory = memory_for(gradients.policy.device, memory_bytes)
+    rows, columns = plan_tiles(gradients, ours, problem.updating, memory)
 
     def bounds(tile: Tile) -> Bounds:
         return tile[0].start + top, tile[0].stop + top, tile[1].start, tile[1].stop
 
     tiles = gram_tiles(
-        kernel,
+        gradients,
         rows,
         columns,
         wanted=lambda tile: not sink.holds(bounds(tile)),
@@ -247,15 +247,15 @@ class _InMemory:
 
 
 def _facts(problem: Problem, objective: Objective, update: float | FrozenUpdate) -> MapFacts:
-    kernel = problem.kernel
-    everything = set(kernel.policy.weights)
+    gradients = problem.gradients
+    everything = set(gradients.policy.weights)
     return MapFacts(
-        dtype=str(_numpy(kernel.policy)),
+        dtype=str(_numpy(gradients.policy)),
         attention="torch scaled_dot_product_attention, math kernel",
         objective=f"{type(objective).__name__} {vars(objective)}",
         learning_rate=None if isinstance(update, FrozenUpdate) else update,
         preconditioned=isinstance(update, FrozenUpdate),
-        subspace="all" if kernel.wanted == everything else sorted(kernel.wanted),
+        subspace="all" if gradients.wanted == everything else sorted(gradients.wanted),
     )
 
 
@@ -271,7 +271,7 @@ def _manifest(
     observed = [response.sequence for response in problem.observed]
     names = {} if blocks is None else {"blocks": list(blocks.names)}
     fingerprint = hashlib.sha256(json.dumps(asdict(facts) | names).encode())
-    for tensors in (problem.kernel.at, problem.kernel.scale or {}):
+    for tensors in (problem.gradients.at, problem.gradients.scale or {}):
         for name in sorted(tensors):
             fingerprint.update(name.encode())
             fingerprint.update(tensors[name].contiguous().cpu().numpy().data)

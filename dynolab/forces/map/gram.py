@@ -1,4 +1,4 @@
-"""Inner products of per-token gradients of scores, `⟨∇ s_m, P ∇ s_l⟩`, tile by tile."""
+"""Computes the inner products `⟨∇ s_m, P ∇ s_l⟩` that a force map consists of, tile by tile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_PADDED = 1.25
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TokenGradients:
     """Where gradients are taken, in which parameters, and in which metric P.
 
     `rules` cover the parameters that have factors, `tail` marks where their signals stay at one
@@ -58,7 +58,7 @@ class Kernel:
         wanted: set[str],
         scale: Weights | None,
         sample: Encoded,
-    ) -> Kernel:
+    ) -> TokenGradients:
         """Finds the parameters' rules, and checks them against autograd on one response."""
         derivatives_of(policy).require("backward")
         trial = WeightedResponse.own(sample, policy)
@@ -128,16 +128,16 @@ class Blocks:
     block_of: dict[tuple[str, str], str]
 
     @classmethod
-    def of(cls, kernel: Kernel) -> Blocks:
+    def of(cls, gradients: TokenGradients) -> Blocks:
         """The blocks of the parameters that move."""
-        heads = {rule.weight for rule in kernel.rules if rule.head}
-        embeddings = {rule.weight for rule in kernel.rules if rule.kind == "embedding"}
-        norms = {name for rule in kernel.rules if rule.kind == "norm" for name in rule.names}
+        heads = {rule.weight for rule in gradients.rules if rule.head}
+        embeddings = {rule.weight for rule in gradients.rules if rule.kind == "embedding"}
+        norms = {name for rule in gradients.rules if rule.kind == "norm" for name in rule.names}
         block_of = {}
-        for name in kernel.wanted:
+        for name in gradients.wanted:
             block = "norms" if name in norms else block_by_name(name, name in embeddings)
             block_of[name, "own"] = HEAD if name in heads - embeddings else block
-            if name in heads & embeddings - kernel.generic:
+            if name in heads & embeddings - gradients.generic:
                 block_of |= {(name, HEAD): HEAD, (name, TIED): TIED}
         return cls(tuple(sorted(set(block_of.values()))), block_of)
 
@@ -185,7 +185,7 @@ class Side:
 
 
 def plan_tiles(
-    kernel: Kernel,
+    gradients: TokenGradients,
     observed: Sequence[WeightedResponse],
     updating: Sequence[WeightedResponse],
     memory: int,
@@ -196,11 +196,15 @@ def plan_tiles(
     than half of the factors' memory leaves the rest to the other.
     """
     spans = [
-        [span for response in side for span in split_to_fit(kernel.bytes_of, response, memory // 8)]
+        [
+            span
+            for response in side
+            for span in split_to_fit(gradients.bytes_of, response, memory // 8)
+        ]
         for side in (observed, updating)
     ]
     room = 3 * memory // 4
-    sizes = [[kernel.bytes_of(span.sequence) for span in side] for side in spans]
+    sizes = [[gradients.bytes_of(span.sequence) for span in side] for side in spans]
     need = [sum(side) for side in sizes]
     shares = [max(room // 2, room - need[1]), max(room // 2, room - need[0])]
     left, right = (Side(list(in_groups(*each))) for each in zip(spans, sizes, shares, strict=True))
@@ -208,7 +212,7 @@ def plan_tiles(
 
 
 def gram_tiles(
-    kernel: Kernel,
+    gradients: TokenGradients,
     observed: Side,
     updating: Side,
     *,
@@ -221,32 +225,32 @@ def gram_tiles(
 
     What a parameter's use gives is added to its `number` of the `blocks`.
     """
-    policy = kernel.policy
-    for tile, left, right in factor_tiles(kernel, observed, updating, wanted=wanted):
+    policy = gradients.policy
+    for tile, left, right in factor_tiles(gradients, observed, updating, wanted=wanted):
         shape = (blocks, *(side.stop - side.start for side in tile))
         out = torch.zeros(shape, dtype=policy.dtype, device=policy.device)
 
         def into(name: str, use: str, out: Tensor = out) -> Tensor:
             return out[number(name, use)]
 
-        contract(left, right, into, scale=kernel.scale, workspace=workspace)
+        contract(left, right, into, scale=gradients.scale, workspace=workspace)
         del left, right  # else these are held while the next ones are made
         yield tile, out
 
 
 def factor_tiles(
-    kernel: Kernel, observed: Side, updating: Side, *, wanted: Callable[[Tile], bool]
+    gradients: TokenGradients, observed: Side, updating: Side, *, wanted: Callable[[Tile], bool]
 ) -> Iterator[tuple[Tile, list[Factors], list[Factors]]]:
     """Yields factors by tile; an updating group's are kept for all observed groups.
 
     At most one group of each side is held here at a time.
     """
-    only = kernel.factors(observed.groups[0]) if len(observed.groups) == 1 else None
+    only = gradients.factors(observed.groups[0]) if len(observed.groups) == 1 else None
     for columns, updates in zip(updating.slices, updating.groups, strict=True):
         todo = [n for n, rows in enumerate(observed.slices) if wanted((rows, columns))]
-        right = kernel.factors(updates) if todo else []
+        right = gradients.factors(updates) if todo else []
         for n in todo:
-            left = only or kernel.factors(observed.groups[n])
+            left = only or gradients.factors(observed.groups[n])
             yield (observed.slices[n], columns), left, right
             del left
         del right

@@ -1,4 +1,4 @@
-"""A force map's checked inputs: the responses of both sides and the parameters that move."""
+"""Checks the arguments of a force map, and gathers the responses and gradients that it needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynolab.forces.function.checks import check_arithmetic, check_items
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
 from dynolab.forces.function.weights import Weights
-from dynolab.forces.map.gram import Kernel
+from dynolab.forces.map.gram import TokenGradients
 from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
@@ -39,13 +39,13 @@ class Updating:
 
 @dataclass(frozen=True)
 class Problem:
-    """`F = η ⟨∇ s_m, P ∇ s_l⟩`: the kernel, both sides' responses, and the factor η.
+    """`F = η ⟨∇ s_m, P ∇ s_l⟩`: the gradients, both sides' responses, and the factor η.
 
     An observed token's s is its own log π; an updating one's has the objective's c for weights.
     `labels` names the updating responses. `rate` is η, or 1 if the metric P includes η.
     """
 
-    kernel: Kernel
+    gradients: TokenGradients
     observed: list[WeightedResponse]
     updating: list[WeightedResponse]
     labels: list[Updating]
@@ -84,11 +84,11 @@ def pose(
         scale = None if scale is None else {name: scale[name] for name in wanted}
     first = observed[0]
     sample = Encoded(first.ids[: first.prompt_length + SAMPLE_TOKENS], first.prompt_length)
-    kernel = Kernel.build(policy, at, wanted, scale, sample)
+    gradients = TokenGradients.build(policy, at, wanted, scale, sample)
     return Problem(
-        kernel=kernel,
+        gradients=gradients,
         observed=[WeightedResponse.own(sequence, policy) for sequence in observed],
-        updating=weighted_responses(policy, kernel.at, updating, objective),
+        updating=weighted_responses(policy, gradients.at, updating, objective),
         labels=labelled(updating, objective),
         rate=rate,
     )

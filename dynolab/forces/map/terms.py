@@ -1,4 +1,4 @@
-"""How large A and G of the decomposition are at each response token: their exact norms."""
+"""Measures A and G of the decomposition at each response token: their exact norms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A response in which each token's score is a weighted sum of log-probabilities at its position."""
+"""The responses of a force map's two sides, with the score of each token whose gradient is taken."""
 
 from __future__ import annotations
 

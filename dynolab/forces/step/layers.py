@@ -1,4 +1,4 @@
-"""What a recorded step does inside the network, layer by layer: its forces on features, and Δh."""
+"""Measures a recorded step at the layers of the network: its forces on features, and Δh."""
 
 from __future__ import annotations
 

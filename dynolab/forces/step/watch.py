@@ -1,4 +1,4 @@
-"""Batches of watched answers, with the model's own choice y* beside every chosen one."""
+"""Batches watched answers, and beside each chosen one the model's likeliest tokens y*."""
 
 from __future__ import annotations
 
