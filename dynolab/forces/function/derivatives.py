@@ -173,7 +173,7 @@ def _by_gradients(
         )
         pairs = zip(gradient, direction.values(), strict=True)
         products.append(torch.stack([(g * d).sum() for g, d in pairs]).sum())
-        del gradient, pairs  # before that of another value is made
+        del gradient, pairs  # frees the memory before the next value's gradient is made
     return torch.stack(products)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,10 @@ from dynolab.forces.function.weights import Weights
 
 _MOST_DIRECTIONS = 32
 
-Pullback = Callable[[Float[Tensor, "directions positions classes"]], dict[str, Tensor]]
+Stacked = dict[str, Float[Tensor, "directions ..."]]
+"""Changes of the weights by parameter name: several directions along the first axis."""
+
+Pullback = Callable[[Float[Tensor, "directions positions classes"]], Stacked]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class TangentKernel:
             lambda w: self.policy.logits({**fixed, **w}, batch), primal
         )
 
-        def pull(cotangents: Tensor) -> dict[str, Tensor]:
+        def pull(cotangents: Float[Tensor, "directions positions classes"]) -> Stacked:
             (gradients,) = vmap(back)(cotangents)
             if self.scale is None:
                 return gradients
@@ -83,7 +86,7 @@ class TangentKernel:
 
     @torch.no_grad()
     def push(
-        self, batch: TokenBatch, tangents: Mapping[str, Tensor]
+        self, batch: TokenBatch, tangents: Stacked
     ) -> Float[Tensor, "directions positions classes"]:
         """`J d` for any number of directions d at once (JVP)."""
         along = self.policy.pushforward(

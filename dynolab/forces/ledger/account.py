@@ -64,10 +64,10 @@ HARDEST = 6
 """Pulls on a functional that are kept."""
 
 STEP = "step.safetensors"
-"""File of `Ledger.save` with what is no functional's."""
+"""File in which `Ledger.save` keeps the ledger's own state; each functional has further files."""
 
 PULLS = "pulls."
-"""Prefix there of the hardest pulls on a functional."""
+"""Prefix in that file of the hardest pulls on a functional, before its number."""
 
 COPIES = 3
 """Gradients of a functional in memory: at both ends of a step, and U."""
@@ -145,7 +145,7 @@ class Ledger:
         self._after = self._held = self._momentum = None
 
     def _grouped(self, size: int) -> list[range]:
-        """Functionals that are in memory together, if each gradient takes so many bytes."""
+        """Groups of functionals that fit into memory together; a gradient takes `size` bytes."""
         count = at_once = len(self._functionals)
         if self._waiting is not None:
             memory = memory_for(self._policy.device, self._memory_bytes)

@@ -303,7 +303,7 @@ def _differentiable(output: Any, sequences: int) -> dict[str, Tensor]:
 
 
 def _push_of_logits(forward: Forward) -> Float[Tensor, " sequences"]:
-    """From the loss' derivative by the logits: of each position's next token."""
+    """`−Σ_t ∂L/∂z_{t,y_{t+1}}` of each sequence, z_t the logits that predict token y_{t+1}."""
     pull = forward.pulls["logits"].float()
     following = forward.ids[:, 1:][:, -pull.shape[1] :]
     own = pull[:, -following.shape[1] - 1 : -1].gather(-1, following[..., None])

@@ -194,8 +194,8 @@ def account_of(
     - `later`: of the step entered last, `gap` steps after this one; without it momentum counts
       where it acts, as in a step that is looked at alone.
     - `whole`: the step before this one is entered next, so that no push is kept.
-    - `left`: the momentum that this step left to the next one, by the record of that one. What it
-      has beside the formula, from rounding, acts there and is counted here.
+    - `left`: the momentum after this step, from the next step's record. It differs from the
+      formula's by rounding. The next step applies the difference; this step's entries count it.
     """
     count, responses = len(start.values), len(step.gradients)
     by_sensitivity = start.values.new_zeros(count, responses + 4, dtype=torch.float64)

@@ -237,9 +237,11 @@ def _call_of(rule: Rule, calls: Sequence[Call]) -> Call:
 
 
 def _batched(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
-) -> list[Tensor]:
-    """Gradients for a batch of cotangents; zero where no path leads to an input."""
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Float[Tensor, "rows length _"]],
+    cotangents: Sequence[Float[Tensor, "most ..."]],
+) -> list[Float[Tensor, "most rows length _"]]:
+    """Gradients by the inputs for a batch of cotangents; zero where no path leads to an input."""
     gradients = torch.autograd.grad(
         outputs, inputs, cotangents, is_grads_batched=True, allow_unused=True, retain_graph=True
     )
@@ -250,7 +252,9 @@ def _batched(
     ]
 
 
-def _whole(call: Call, signal: Tensor, places: Places, row: int) -> Signal:
+def _whole(
+    call: Call, signal: Float[Tensor, "most rows length d_out"], places: Places, row: int
+) -> Signal:
     """A response's signal at all its positions but the last, which predicts nothing."""
     tokens, end = places.tokens[row], places.ends[row]
     delta = signal[: tokens.stop - tokens.start, row, :end]

@@ -1,4 +1,4 @@
-"""The responses of a force map's two sides, with the score of each token whose gradient is taken."""
+"""Responses of a force map, with the score of each token, whose gradient the map is made of."""
 
 from __future__ import annotations
 
