@@ -340,7 +340,7 @@ def main() -> None:
     """Entry point: prints a DynolabError as one message and exits with code 2."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    from tasks.runtime.servers.services import sigterm_as_interrupt
+    from tasks.runtime.launch.notice import sigterm_as_interrupt
 
     try:
         with sigterm_as_interrupt():

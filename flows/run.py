@@ -93,9 +93,9 @@ def run_plan(
         if pages is not None:
             copy_page(pages, parameters.name, results, platform)
             lead_to_page(pages, parameters.name, results, trainings, platform)
-        if plan.trained is not None and platform.has_worked and platform.study is not None:
+        if plan.trained is not None and platform.has_worked and platform.parent_run is not None:
             model = f"{parameters.project}-{parameters.name}"
-            register_model(platform.study, model, results[plan.trained])
+            register_model(platform.parent_run, model, results[plan.trained])
     return {name: result.model_dump(mode="json") for name, result in results.items()}
 
 
@@ -121,8 +121,8 @@ def run_on(
         if shown is not None and due and not results[step.name].cached:
             shown(results)
             shown_at = time.monotonic()
-    if platform.has_worked and platform.study is not None:
-        platform.study.log_metrics(results[plan.steps[-1].name].metrics, 0)
+    if platform.has_worked and platform.parent_run is not None:
+        platform.parent_run.log_metrics(results[plan.steps[-1].name].metrics, 0)
     return {step.name: results[step.name] for step in plan.steps}
 
 
@@ -190,7 +190,7 @@ def lead_to_page(
     if made_by is None or not flow.file.endswith(".html"):
         return
     artifact, experiment = f"{PAGE_FOLDER}/{flow.file}", "0"
-    if platform.has_worked and (study := platform.study):
+    if platform.has_worked and (study := platform.parent_run):
         runs = [run for step in trainings if (run := results[step].mlflow_run_id)]
         study.describe(runs if trainings else None, page=(made_by, artifact))
         if study.run:

@@ -361,11 +361,11 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
     pairs = ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, value in point.items())
     run = platform.tracking.start_run(
         f"{sweep.name} {trial.number}: {pairs}"[:120],
-        parent=platform.study,
+        parent=platform.parent_run,
         params=canonical(settings),
         tags={"flow": "trial", "sweep": sweep.name, "trial": str(trial.number)},
     )
-    own = replace(platform, open_tracking=lambda: platform.tracking, open_study=lambda _: run)
+    own = replace(platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run)
 
     def watch(stage: str, line: MetricLine) -> None:
         value = line.metrics.get(sweep.metric)
@@ -433,7 +433,7 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
     """Returns the trials as rows; logs the best trial and the page to MLflow."""
     from dynolab.report.comparison.sweep import write_sweep_page
 
-    rows, best, run = study.rows(), study.best(), platform.study
+    rows, best, run = study.rows(), study.best(), platform.parent_run
     assert run is not None
     folder = platform.settings.reports
     folder.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ def work_for(services: Services) -> Iterator[Services]:
 
     **Raises** `ServiceFailed` if the registration fails.
     """
-    home, mark = services.home, f"{os.getpid()}-{services.addresses[PREFECT].pid}"
+    home, mark = services.home, f"{os.getpid()}-{services.by_name[PREFECT].pid}"
     environment = {
         **COMPUTING,
         **os.environ,

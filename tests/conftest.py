@@ -185,7 +185,7 @@ def started_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servic
 @pytest.fixture(scope="session")
 def servers(started_servers: Services) -> dict[str, str]:
     """Variables that lead commands to a Prefect and an MLflow server of their own."""
-    variables = client_variables(started_servers.home, started_servers.addresses)
+    variables = client_variables(started_servers.home, started_servers.by_name)
     del variables["PREFECT_HOME"]  # each lab has its own
     return variables
 

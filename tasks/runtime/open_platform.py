@@ -20,7 +20,7 @@ from tasks.runtime.track.progress import (
     Progress,
     ProgressArtifacts,
     RichLines,
-    inside_run,
+    inside_prefect_run,
 )
 from tasks.runtime.track.runs import left_behind
 
@@ -51,7 +51,7 @@ def make_progress(stream: IO[str] | None = None) -> Progress:
     """
     stream = stream or sys.stderr
     lines = RichLines(stream) if stream.isatty() else PlainLines(stream)
-    return Progress(lines, ProgressArtifacts()) if inside_run() else Progress(lines)
+    return Progress(lines, ProgressArtifacts()) if inside_prefect_run() else Progress(lines)
 
 
 def planning_platform() -> Platform:
@@ -90,7 +90,7 @@ def open_platform(
             store=open_store(settings),
             open_tracking=lambda: _open_tracking(settings, project, services),
             progress=make_progress,
-            open_study=lambda tracking: _open_study(tracking, study, tags, params, charts),
+            open_parent_run=lambda tracking: _open_study(tracking, study, tags, params, charts),
         )
         try:
             yield platform
@@ -108,7 +108,7 @@ def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tra
         return Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment=project)
     server = services.enter_context(use_services(settings.home, [MLFLOW]))
     use_login(server.environment())
-    return Tracking(server.addresses[MLFLOW].url, settings.outbox, experiment=project)
+    return Tracking(server.by_name[MLFLOW].url, settings.outbox, experiment=project)
 
 
 def _open_study(
@@ -128,8 +128,8 @@ def _open_study(
 
 
 def _close(platform: Platform, *, failed: bool) -> None:
-    if platform.has_worked and platform.study is not None:
-        platform.study.finish("FAILED" if failed else "FINISHED")
+    if platform.has_worked and platform.parent_run is not None:
+        platform.parent_run.finish("FAILED" if failed else "FINISHED")
     unsent = platform.tracking.close(LAST_SENDING_SECONDS)
     if unsent:
         log.warning("%d runs could not be sent to MLflow; the next command sends them", unsent)

@@ -62,7 +62,7 @@ class Platform:
     store: Store
     open_tracking: Callable[[], Tracking]
     progress: Callable[[], Progress]
-    open_study: Callable[[Tracking], RunTracker] | None = None
+    open_parent_run: Callable[[Tracking], RunTracker] | None = None
 
     @cached_property
     def tracking(self) -> Tracking:
@@ -70,9 +70,9 @@ class Platform:
         return self.open_tracking()
 
     @cached_property
-    def study(self) -> RunTracker | None:
+    def parent_run(self) -> RunTracker | None:
         """The study's MLflow run, parent of the stages' runs."""
-        return self.open_study(self.tracking) if self.open_study else None
+        return self.open_parent_run(self.tracking) if self.open_parent_run else None
 
     @property
     def has_worked(self) -> bool:
@@ -171,7 +171,7 @@ def _compute(
     folder = f"{stage.name}-{place.key[:12]}-{attempt}"
     tracker = platform.tracking.start_run(
         name,
-        parent=platform.study,
+        parent=platform.parent_run,
         tags=_tags(stage, place.key, inputs) | run_tags(),
         params=canonical(config),
         resume_key=None if fresh else place.key,
@@ -187,7 +187,7 @@ def _compute(
                 name,
                 config,
                 inputs,
-                version=stage.version,
+                stage=stage,
                 scratch=scratch,
                 cache=platform.settings.cache,
                 store=platform.store,

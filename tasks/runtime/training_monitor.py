@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from dynolab.training.alarm import GAP, RANG, RISE
-from tasks.runtime.track.progress import StepReporter, outcome_of, raise_event
+from tasks.runtime.track.progress import StepReporter, emit_event, outcome_of
 from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched
 from tasks.runtime.work import Work
 
@@ -137,4 +137,4 @@ class AlarmReporter:
         log.warning("%s: squeezing alarm at %s", name, message)
         self._work.tracker.set_tags({TAG: message})
         payload = {"stage": name, "step": line.step, "gap": gap, "rise": rise, "unit": "nats"}
-        self._context.run(raise_event, EVENT, self._work.address, name, payload)
+        self._context.run(emit_event, EVENT, self._work.address, name, payload)

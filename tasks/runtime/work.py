@@ -20,6 +20,7 @@ from tasks.runtime.keys import canonical, stage_key
 from tasks.runtime.track.progress import outcome_of
 
 if TYPE_CHECKING:
+    from tasks.runtime.stage import Stage
     from tasks.runtime.track.progress import Progress, StageProgress
     from tasks.runtime.track.runs import RunTracker
 
@@ -85,7 +86,7 @@ class Work(Generic[Config]):
         config: Config,
         inputs: Mapping[str, StageResult],
         *,
-        version: int,
+        stage: Stage[Config],
         scratch: Path,
         cache: Path,
         store: Store,
@@ -101,7 +102,7 @@ class Work(Generic[Config]):
         self.step: int | None = None
         self.world_size: int | None = None
         self.zero_stage: int | None = None
-        self._version, self._store, self._place = version, store, place
+        self._stage, self._store, self._place = stage, store, place
         self._fresh = fresh
         self._began = time.monotonic()
         self.output.mkdir(parents=True)
@@ -192,11 +193,13 @@ class Work(Generic[Config]):
         return self._place.newest_resume()
 
     def newest_resume_of(self, config: Config) -> tuple[int, Path] | None:
-        """The same of this stage with other settings; None for a result that is wanted afresh."""
+        """The same of this stage with other settings; None where a result is computed anew."""
         if self._fresh:
             return None
         inputs = {name: source.digest for name, source in self.inputs.items()}
-        key = stage_key(self._place.stage, self._version, config, (), inputs)
+        key = stage_key(
+            self._stage.name, self._stage.version, config, self._stage.operational, inputs
+        )
         return self._store.place(self._place.stage, key).newest_resume()
 
     def manifest(self, metrics: dict[str, float], checks: Checks | None = None) -> Manifest:
@@ -207,7 +210,7 @@ class Work(Generic[Config]):
         return Manifest(
             stage=self._place.stage,
             key=self._place.key,
-            version=self._version,
+            version=self._stage.version,
             parents={name: source.digest for name, source in self.inputs.items()},
             config=canonical(self.config),
             metrics={name: float(value) for name, value in metrics.items()},

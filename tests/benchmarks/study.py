@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.runtime.servers.services import standing_services
+from tasks.runtime.servers.services import MLFLOW, PREFECT, standing_services
 from tests.benchmarks.figures import ROOT, STUDIES, report, seconds
 
 STUDY = STUDIES / "builtin.yaml"
@@ -41,7 +41,7 @@ def median(work: Callable[[], object]) -> float:
 def measure(folder: Path) -> dict[str, float]:
     home = folder / "home"
     figures = {"cold_s": seconds(lambda: study(home)), "cached_s": median(lambda: study(home))}
-    with standing_services(home, prefect_port=0, mlflow_port=0):
+    with standing_services(home, {PREFECT: 0, MLFLOW: 0}):
         figures["cached_warm_s"] = median(lambda: study(home))
     figures["stages"] = len(list((home / "store" / "stages").glob("*/*/COMMITTED")))
     return figures

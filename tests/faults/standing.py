@@ -79,7 +79,7 @@ class Standing(Served):
 
     def start_again(self, name: str) -> None:
         """The killed server, on its port and its data."""
-        self._serve(name, int(self.servers[name].addresses[name].url.rpartition(":")[2]))
+        self._serve(name, int(self.servers[name].by_name[name].url.rpartition(":")[2]))
         self.servers[name].wait_ready()
 
     def kill_worker(self, pool: str = "training") -> None:
@@ -94,7 +94,7 @@ class Standing(Served):
     def clear(self) -> None:
         """Nothing at work, and none of what a fault before may have left."""
         for name in ALL:
-            if not is_healthy(name, self.servers[name].addresses[name].url):
+            if not is_healthy(name, self.servers[name].by_name[name].url):
                 self.kill(name)
                 self.start_again(name)
         if self.left_behind():
@@ -118,7 +118,7 @@ class Standing(Served):
 
     @property
     def prefect(self) -> str:
-        return f"{self.servers[PREFECT].addresses[PREFECT].url}/api"
+        return f"{self.servers[PREFECT].by_name[PREFECT].url}/api"
 
     @property
     def mlflow(self) -> str:

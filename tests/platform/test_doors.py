@@ -20,7 +20,7 @@ Tell = Callable[[Found, int], None]
 
 @pytest.fixture(scope="module")
 def owner(started_servers: Services) -> Iterator[Owner]:
-    servers, home = started_servers.addresses, started_servers.home
+    servers, home = started_servers.by_name, started_servers.home
     with explorer_of(home) as (explorer, process):
         pids = [*(server.pid for server in servers.values()), process]
         urls = servers[PREFECT].url, servers[MLFLOW].url, f"http://{explorer}"

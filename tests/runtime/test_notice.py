@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tasks.runtime.launch import notice
-from tasks.runtime.launch.notice import Notice
-from tasks.runtime.servers.services import sigterm_as_interrupt
+from tasks.runtime.launch.notice import Notice, sigterm_as_interrupt
 from tasks.runtime.system.child import GRACE
 from tasks.runtime.system.processes import start_child, stop_group
 from tests.training.small import apart, make_files, make_job, run, run_small, settings, state

@@ -16,11 +16,11 @@ from tasks.runtime.track.progress import (
     ProgressArtifacts,
     RichLines,
     StepReporter,
-    inside_run,
+    emit_event,
+    inside_prefect_run,
     link_mlflow_run,
     link_report,
     outcome_of,
-    raise_event,
     run_tags,
     slug,
 )
@@ -160,7 +160,7 @@ def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
 
     @flow
     def study() -> None:
-        assert inside_run()
+        assert inside_prefect_run()
         lines, published = make_progress(io.StringIO()).displays
         assert isinstance(lines, PlainLines) and isinstance(published, ProgressArtifacts)
         progress = Progress(ProgressArtifacts(seconds=0.05))
@@ -218,7 +218,7 @@ def test_an_event_leads_to_the_flow_run_that_raised_it(prefect_server: None) -> 
 
     @flow
     def study() -> None:
-        thread = raise_event("dynolab.squeeze.alarm", "preference/4f", "preference", {"rise": 5.0})
+        thread = emit_event("dynolab.squeeze.alarm", "preference/4f", "preference", {"rise": 5.0})
         assert thread is not None
         thread.join(30)
         seen["id"] = flow_run.get_id()
@@ -249,10 +249,10 @@ def test_trouble_with_prefect_ends_no_stage(
 
 def test_outside_of_a_run_there_is_nothing_to_link() -> None:
     tracker: Any = CreatedRun()
-    assert not inside_run()
+    assert not inside_prefect_run()
     assert run_tags() == {}
     assert link_mlflow_run(tracker, "sft") is None
-    assert raise_event("dynolab.squeeze.alarm", "preference/4f", "preference", {}) is None
+    assert emit_event("dynolab.squeeze.alarm", "preference/4f", "preference", {}) is None
     (lines,) = make_progress(io.StringIO()).displays
     assert isinstance(lines, PlainLines)
     assert slug("DPO: β=0.1 (seed 3)") == "dpo-0-1-seed-3"

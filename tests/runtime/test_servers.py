@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UP = """
 import sys, pathlib
 from contextlib import suppress
+from tasks.runtime.launch.notice import sigterm_as_interrupt
 from tasks.runtime.servers.services import *
 with (
     suppress(KeyboardInterrupt),
@@ -90,7 +91,7 @@ def test_standing_servers_serve_until_sigterm(
             pass
         with use_services(tmp_path) as used:
             used.wait_ready(5)
-            assert used.addresses == running
+            assert used.by_name == running
             assert used.environment()["MLFLOW_TRACKING_URI"] == running[MLFLOW].url
         assert running_services(tmp_path) == running, "another command's servers are not ended"
     finally:
@@ -138,7 +139,7 @@ def test_servers_end_with_a_killed_command(tmp_path: Path) -> None:
         "import sys, pathlib, time;"
         "from tasks.runtime.servers.services import start_services;"
         "s = start_services(pathlib.Path(sys.argv[1]), ['mlflow']);"
-        "print(s.addresses['mlflow'].pid, flush=True); time.sleep(100)"
+        "print(s.by_name['mlflow'].pid, flush=True); time.sleep(100)"
     )
     process = _program(code, tmp_path)
     assert process.stdout is not None

@@ -66,7 +66,7 @@ class Bench:
             "the base",
             config,
             {"data": self.data},
-            version=1,
+            stage=BASE,
             scratch=self.folder / "scratch",
             cache=self.folder / "cache",
             store=self.store,

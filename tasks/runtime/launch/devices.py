@@ -118,7 +118,7 @@ def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
     with ExitStack() as held:
         locks: dict[str, int] = {}
         with ExitStack() as queue:
-            _lock("line-devices", queue, wait=True)
+            _lock("queue-devices", queue, wait=True)
             if not _add_free(count, names, locks, held):
                 log.warning(
                     "waiting for %d of the GPUs %s, of which %d are free: other runs compute on "

@@ -12,6 +12,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -43,13 +45,13 @@ class Notice:
             signal.signal(signal.SIGTERM, self._before)
 
     def check(self) -> None:
-        """Hands the signal on if the time is up."""
+        """Calls `hand_on` if the time is up."""
         if self._given is not None and time.monotonic() > self._given + self._seconds:
             log.warning("nothing was saved in %g s", self._seconds)
             self.hand_on()
 
     def hand_on(self) -> None:
-        """If SIGTERM came, has it do what it would have done without the block."""
+        """If SIGTERM came, sends it again to the handler that was there before the block."""
         if self._given is not None:
             signal.signal(signal.SIGTERM, self._before)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -60,3 +62,20 @@ class Notice:
         self._given = time.monotonic()
         if self._stop is not None:
             self._stop.touch()
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Make SIGTERM raise KeyboardInterrupt as Ctrl-C does, so that all that was started ends."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers, and only it receives signals
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -63,7 +63,7 @@ class Guard:
             await self._application(scope, receive, send)
             return
         request = HTTPConnection(scope)
-        # Who is not logged in holds no connection.
+        # A connection ends with its answer until the browser has logged in.
         closing = _with_headers(send, _SECURITY_HEADERS | {b"connection": b"close"})
         if self._is_foreign(request):
             reason = "Only this server's own pages may send requests here, by its own names."

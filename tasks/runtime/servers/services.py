@@ -11,14 +11,12 @@ import errno
 import http.client
 import json
 import os
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import NoReturn
 from urllib.parse import urlsplit
 
@@ -88,7 +86,7 @@ class Services:
     services: tuple[Service, ...]
 
     @property
-    def addresses(self) -> dict[str, Service]:
+    def by_name(self) -> dict[str, Service]:
         """The servers by name."""
         return {service.name: service for service in self.services}
 
@@ -107,7 +105,7 @@ class Services:
 
         Set them before importing either: Prefect reads its settings at import.
         """
-        return {**_QUIET, **client_variables(self.home, self.addresses)}
+        return {**_QUIET, **client_variables(self.home, self.by_name)}
 
     def stop(self) -> None:
         """End the servers started here, not those of other commands."""
@@ -297,23 +295,6 @@ def watch(*started: Services) -> NoReturn:
         for services in started:
             services.check_alive()
         time.sleep(0.5)
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt as Ctrl-C does, so that servers end cleanly."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers, and only it receives signals
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _register(home: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The environment in which processes compute well; what the user has set stands."""
+"""Environment variables that make processes compute fast; those that the user sets win."""
 
 from __future__ import annotations
 

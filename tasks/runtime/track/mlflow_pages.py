@@ -17,7 +17,7 @@ WORKFLOW = "workflowType=machine_learning"
 VIEW_TAG = "mlflow.sharedViewState."
 DESCRIPTION_TAG = "mlflow.note.content"
 PAGE_FOLDER = "report"
-"""Where a page stands among the artifacts of the run that made it."""
+"""The folder of a page among the artifacts of the run that made it."""
 
 _IS_TRAINING = "metrics.`train/learning_rate` >= 0"
 

@@ -92,7 +92,7 @@ class StageProgress:
     def update(self, step: int, text: str = "") -> None:
         """Show that `step` steps are done, followed by `text`, such as "loss 1.23"."""
         if self.outcome is None:
-            if step:  # what comes before the first step has another pace
+            if step:  # the time before the first step says nothing about steps
                 self._first = self._first or (time.monotonic(), step)
             self.step, self.text = step, text
             self.show()
@@ -228,7 +228,7 @@ class RichLines:
         return live
 
 
-def inside_run() -> bool:
+def inside_prefect_run() -> bool:
     """Whether this thread executes a Prefect flow or task run."""
     if "prefect" not in sys.modules:
         return False
@@ -239,7 +239,7 @@ def inside_run() -> bool:
 
 def run_tags() -> dict[str, str]:
     """Tags that link an MLflow run to the current Prefect run; {} outside of one."""
-    if not inside_run():
+    if not inside_prefect_run():
         return {}
     from prefect.runtime import flow_run, task_run
 
@@ -265,7 +265,7 @@ def link_mlflow_run(
     link to the charts of its stages, too. Returns the waiting thread (a caller about to exit may
     join it); None outside of a Prefect run.
     """
-    if not inside_run():
+    if not inside_prefect_run():
         return None
 
     def publish() -> None:
@@ -284,7 +284,7 @@ def link_mlflow_run(
 
 def link_report(name: str, address: str) -> None:
     """Publish a link artifact that leads to a finished run's page; nothing outside of a run."""
-    if inside_run():
+    if inside_prefect_run():
         links = {f"Report of {name}": address}
         key = f"report-{slug(name)}"
         _in_background(key, partial(_publish_links, key, links)).join(CLOSE_SECONDS)
@@ -298,7 +298,7 @@ def _publish_links(key: str, links: Mapping[str, str]) -> None:
     create_markdown_artifact(text, key, text)
 
 
-def raise_event(
+def emit_event(
     event: str, resource: str, name: str, payload: dict[str, Any]
 ) -> threading.Thread | None:
     """Emit an event that Prefect's automations can act on.
@@ -307,7 +307,7 @@ def raise_event(
 
     Returns the thread that emits it; None outside of a Prefect run.
     """
-    if not inside_run():
+    if not inside_prefect_run():
         return None
 
     def emit() -> None:
