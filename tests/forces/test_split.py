@@ -97,9 +97,10 @@ def test_real_torch_steps_are_replayed_in_fp32(optimizer, build):
             noisy = [name for name in record.before if name.endswith("query_key_value.bias")]
             assert len(noisy) == 2
             split, record = without(split, record, noisy)
-        exact = OPTIMIZERS[optimizer].name == "sgd"
-        allowed = 1.1 * rounding_floor(record) + (1e-6 if exact else 5e-5)
-        assert replay_error(split, record) < allowed
+        # The first step divides by |g| alone: what rounds in g where its parts cancel is in Δθ.
+        adaptive = 5e-5 if record.facts.step else 1e-4
+        beside = 1e-6 if OPTIMIZERS[optimizer].name == "sgd" else adaptive
+        assert replay_error(split, record) < 1.1 * rounding_floor(record) + beside
 
 
 def without(split, record, names):
