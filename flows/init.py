@@ -81,7 +81,7 @@ preference:
   micro_batch_size: {micro}
   overlong: {overlong}
   probe_every: {probe_every}
-  record_steps: {record_steps}  # these steps are taken apart, and `explore` maps them
+  record_steps: {record_steps}  # these steps are analysed, and `explore` maps them
 
 # Who pulled which answer down, over all steps: means of 4 pairs, and the answers that fell most,
 # with the map of the hardest pull, token by token.
