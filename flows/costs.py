@@ -262,8 +262,10 @@ class Costs:
         passes = tokens * (4 if engine.checkpoint_activations else 3) // 3 + forwards // 3
         whole, kept = FP32 * shape.trained, states(config.optimizer)
         saved = (config.steps - 1) // config.checkpoint_every if config.checkpoint_every else 0
-        after = recorded_states(config.optimizer) - kept
-        records = sum(2 + after + (kept if step else 0) for step in config.record_steps)
+        records = sum(
+            2 + recorded_states(config.optimizer) - (0 if step else kept)
+            for step in config.record_steps
+        )
         return replace(
             self._cost(passes, engine.dtype, engine.ranks),
             rank_bytes=memory.rank,

@@ -117,8 +117,12 @@ def run_on(
     results, shown_at = dict(plan.existing), -math.inf
     for step in plan.steps:
         results[step.name] = _as_task(step, results, platform, fresh=fresh)
-        due = step is not plan.steps[-1] and time.monotonic() - shown_at > SHOWN_SECONDS
-        if shown is not None and due and not results[step.name].cached:
+        if (
+            shown is not None
+            and step is not plan.steps[-1]
+            and not results[step.name].cached
+            and time.monotonic() - shown_at > SHOWN_SECONDS
+        ):
             shown(results)
             shown_at = time.monotonic()
     if platform.has_worked and platform.parent_run is not None:

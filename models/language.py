@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from tokenizers import AddedToken
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -194,9 +195,13 @@ _TOKENS, _TOLERANCE = 8, 0.05
 def load_tokenizer(source: str | Path, *, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or Hub name; padding falls back to its end-of-sequence token.
 
-    Uses `tokenizer.json` unchanged. The model families' own classes, which AutoTokenizer takes,
-    rebuild it from vocabulary and merges and lose the rest: a rebuilt Llama tokenizer without byte
-    tokens silently leaves unknown characters out of the text.
+    Uses `tokenizer.json`. The model families' own classes, which AutoTokenizer takes, rebuild it
+    from vocabulary and merges and lose the rest: a rebuilt Llama tokenizer without byte tokens
+    silently leaves unknown characters out of the text.
+
+    As in these classes, a special token stands for itself wherever it is written. Some files say
+    that its text is normalised first: then one that follows a word without a space is read as a
+    text of several tokens, the end of every answer too.
     """
     if not (Path(source) / "tokenizer.json").is_file() and (base := adapter_base(source)):
         return load_tokenizer(base[0], revision=base[1])
@@ -204,6 +209,14 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> PreTra
     with reading("model.tokenizer", str(source), "give the tokenizer that belongs to the model"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(
             str(source), revision=revision or "main", trust_remote_code=False
+        )
+        tokenizer.add_tokens(
+            [
+                AddedToken(own.content, special=True, normalized=False)
+                for own in tokenizer.added_tokens_decoder.values()
+                if own.special and own.normalized
+            ],
+            special_tokens=True,
         )
         ids = len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id
     if not all(isinstance(number, int | None) for number in ids):

@@ -103,4 +103,4 @@ def _metrics(rows: list[PairAudit]) -> dict[str, float]:
     return means | {"audit/pushed_down": float(np.mean(opposed))}
 
 
-AUDIT = Stage("audit", 2, audit, operational=frozenset({"batch_tokens"}))
+AUDIT = Stage("audit", 3, audit, operational=frozenset({"batch_tokens"}))

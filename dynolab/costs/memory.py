@@ -146,8 +146,8 @@ def copies_of(config: LoopConfig, shape: ModelShape) -> Copies:
 
     Checked as `kept_bytes` is.
     """
-    whole, s = FP32 * shape.trained, states(config.optimizer)
-    r = recorded_states(config.optimizer)
+    whole = FP32 * shape.trained
+    s, r = states(config.optimizer), recorded_states(config.optimizer)
     every = whole if bytes_of(config) < FP32 else 0
     if not config.record_steps and config.ledger is None:
         return Copies(every, in_step=0, after=whole)

@@ -101,7 +101,7 @@ def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any, link: str) -> Non
     page.get_by_text("left out", exact=True).first.wait_for()
     page.get_by_text("what if", exact=True).press("Enter")
     seen(page, "would fall")
-    doses = page.locator(".choices", has_text="dose")  # axes of a plot have a 0.3, too
+    doses = page.locator(".choices", has_text="rejected gradient")  # axes of a plot have a 0.3, too
     doses.get_by_text("0.3", exact=True).press("Enter")
     page.get_by_text("negative_dose").first.wait_for()
     seen(page, "preference_filter")
@@ -182,7 +182,7 @@ def test_slider_metric_objective_and_copies(page: Any, home: Path) -> None:
     page.get_by_text("what if", exact=True).press("Enter")
     seen(page, "would fall")
     page.get_by_text("IPO", exact=True).press("Enter")
-    seen(page, "IPO has no dose")
+    seen(page, "IPO has no scale")
     page.locator(".choices", has_text="β").get_by_text("0.3", exact=True).press("Enter")
     page.wait_for_url("**beta=0.3*")
     seen(page, '"beta": 0.3')

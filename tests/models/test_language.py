@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, normalizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import BloomConfig, BloomForCausalLM
 
 from dynolab.data.world.world import WorldConfig, build_world
@@ -112,6 +112,17 @@ def test_a_tokenizer_is_its_file_and_not_what_its_class_would_build(tmp_path: Pa
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == 1
     tokenizer.save_pretrained(tmp_path / "again")
     assert load_tokenizer(tmp_path / "again")(" aé")["input_ids"] == [2, 3, 0]
+
+
+def test_a_special_token_is_itself_after_a_word_and_after_a_space(tmp_path: Path) -> None:
+    """As in the model families' own classes, where the file would have it normalised, too."""
+    own = Tokenizer(models.BPE(vocab={"<end>": 0, "▁": 1, "a": 2, "<": 3, ">": 4}, merges=[]))
+    own.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    own.add_special_tokens([AddedToken("<end>", normalized=True)])
+    own.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer(["a<end>", "a <end>"])["input_ids"] == [[1, 2, 0], [1, 2, 1, 0]]
 
 
 @pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real models")

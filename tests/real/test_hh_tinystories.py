@@ -55,6 +55,7 @@ KINDS = {
     "random_nonhum",
 }
 CONTEXT = 512
+SIDES = ("chosen", "rejected")
 NOT_SHORT = {"sft-forces", "kernel", "squeezing"}
 """Stages that `SHORT` leaves out."""
 
@@ -166,22 +167,14 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def dropped(trained: set[int]) -> int:
-    """Pairs of which either side exceeds the context, counted with the tokenizer's file alone."""
+    """Pairs of which a side and its end exceed the context, by the tokenizer's file alone."""
     data = Path(os.environ["DYNOLAB_TEST_DATA"])
     tokenizer = Tokenizer.from_file(str(data / "models/tinystories-656k/tokenizer.json"))
-
-    def answer(text: str) -> int:
-        spaced = " " + text.strip() if text.strip() else ""
-        line_break = len(tokenizer.encode("\n", add_special_tokens=False))
-        whole = len(tokenizer.encode("\n" + spaced, add_special_tokens=False))
-        return whole - line_break + 1  # the end of the sequence
 
     with gzip.open(data / "data/probes/hh_helpful_probe_train.jsonl.gz", "rt") as file:
         records = [json.loads(line) for line in file]
     return sum(
-        len(tokenizer.encode(record["prompt"]))
-        + max(answer(record["chosen"]), answer(record["rejected"]))
-        > CONTEXT
+        max(len(tokenizer.encode(record["prompt"] + record[side])) for side in SIDES) + 1 > CONTEXT
         for number, record in enumerate(records)
         if number in trained
     )

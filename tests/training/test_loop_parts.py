@@ -456,7 +456,7 @@ def test_another_rank_diverges_with_the_first_and_writes_nothing(
     trainer._log(1, {"train/loss": 1.0})
     with pytest.raises(Diverged):
         trainer._check_finite("loss", math.nan, [row(0)])
-    engine = SimpleNamespace(master_weights=lambda: weights)
+    engine = SimpleNamespace(master_weights=lambda: weights, second_moments=dict)
     trainer._record(engine, 0, 0.1, 1.0, [row(0)], weights, {})
     trainer._finish(engine, 1)
     assert not list(trainer.job.output.iterdir())
