@@ -335,8 +335,8 @@ class LedgerReader(Responses):
 
     `weights`: the number of steps that each step stands for, in the order of `steps`.
     `rows`: the data's rows by id, held-out ones too where they are known; `moments`: lines with
-    their tokens, by functional; `blocks`: by
-    functional what each block of the parameters passed on from chosen and from rejected answers.
+    their tokens, by functional; `blocks`: by functional, the nats that each block of the parameters
+    passed on from chosen and from rejected answers.
     `token_map`: of the hardest pull on the answer that fell most, if one was made.
     """
 

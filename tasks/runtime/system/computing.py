@@ -1,4 +1,4 @@
-"""Environment variables that make processes compute fast; those that the user sets win."""
+"""Environment variables that make processes compute fast; a variable that the user sets is kept."""
 
 from __future__ import annotations
 
