@@ -13,17 +13,18 @@ from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows
 from dynolab.results.forces import Validity
-from dynolab.results.study import ReplayFacts, TokenMap
+from dynolab.results.study import ReplayFacts
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.moved_answers import moved_most
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
-from tasks.shared.recorded_steps import record_folders, recorded_steps
+from tasks.shared.recorded_steps import record_folders, recorded_step, recorded_steps
 
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded, Encoder
-    from dynolab.forces.function.policy import PolicyFunction
+    from dynolab.forces.ledger.grouped import GroupedGradients
+    from dynolab.forces.step.optimizers import FrozenUpdate
     from dynolab.training.step_record import StepRecord
 
 
@@ -80,8 +81,9 @@ def _measure(
     work: Work[ForcesConfig], folders: Sequence[Path], progress: StageProgress
 ) -> tuple[list[ReplayFacts], list[Validity]]:
     from dynolab.data.batches import REJECTED
-    from dynolab.forces import step_forces, step_layers, step_validity
+    from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
     from dynolab.forces.function.derivatives import derivatives_of
+    from dynolab.forces.ledger.responses import gradients_of
     from dynolab.forces.step.step_forces import force_metrics
     from dynolab.forces.step.validity import Start
     from dynolab.objectives import build_objective
@@ -96,8 +98,9 @@ def _measure(
     tokens = work.config.batch_tokens
     replays, validities, layers = [], [], []
     start: Start | None = None
-    answers: list[tuple[ProbeRow, Encoded]] = []
-    strongest: Push | None = None
+    up, answers = False, list[tuple[ProbeRow, Encoded]]()
+    gradients: GroupedGradients | None = None
+    pushes: list[Push] = []
     with (work.output / "forces.jsonl").open("w") as file:
         for number, record in enumerate(recorded_steps(work, "trained", folders), start=1):
             objective = record.facts.objective.name
@@ -108,7 +111,10 @@ def _measure(
             replays.append(forces.replay)
             up = REJECTED not in build_objective(record.facts.objective).sides
             answers = answers or _mapped_answers(work, rows, encoder, up=up)
-            strongest = _stronger(strongest, record, policy, encoder, answers, up=up)
+            gradients = gradients or gradients_of(record, policy)
+            if answers:
+                push = _strongest(record, gradients, forces.update, answers, up=up)
+                pushes = [max([*pushes, push], key=lambda each: each.nats)]
             work.tracker.log_metrics(force_metrics(forces.rows), record.facts.step)
             layers += step_layers(
                 record, policy, few, encoder, stage=objective, batch_tokens=tokens
@@ -126,17 +132,35 @@ def _measure(
     dumped = [replay.model_dump() for replay in replays]
     (work.output / "replay.json").write_text(json.dumps(dumped, indent=1))
     work.write_tables(validity=validities, layers=layers)
-    if strongest is not None:
-        (work.output / "token_map.json").write_text(strongest.tokens.model_dump_json())
+    for push in pushes:
+        record = recorded_step(work, "trained", push.step)
+        token_map = build_token_map(
+            record,
+            policy,
+            encoder.tokenizer,
+            stage=record.facts.objective.name,
+            updating_id=push.example,
+            observed_id=push.answer,
+            observed=push.observed,
+            update=push.update,
+        )
+        (work.output / "token_map.json").write_text(token_map.model_dump_json())
     return replays, validities
 
 
 @dataclass(frozen=True)
 class Push:
-    """How hard an example pushed an answer in one recorded step, in nats, and token by token."""
+    """How hard an example pushed an answer in one recorded step, in nats.
+
+    `update`: the step's frozen map.
+    """
 
     nats: float
-    tokens: TokenMap
+    step: int
+    update: FrozenUpdate
+    example: str
+    answer: str
+    observed: Encoded
 
 
 def _mapped_answers(
@@ -157,51 +181,33 @@ def _mapped_answers(
     return (fitting or answers)[:FEW_PAIRS]
 
 
-def _stronger(
-    strongest: Push | None,
+def _strongest(
     record: StepRecord,
-    policy: PolicyFunction,
-    encoder: Encoder,
+    gradients: GroupedGradients,
+    update: FrozenUpdate,
     answers: Sequence[tuple[ProbeRow, Encoded]],
     *,
     up: bool,
-) -> Push | None:
-    """The strongest push so far on one of the answers, downwards or `up`.
+) -> Push:
+    """The step's strongest push on one of the answers, downwards or `up`.
 
     It comes from the examples that a map has room for, or the shortest if none is.
     """
     import torch
 
-    from dynolab.forces import build_token_map, split_step
-    from dynolab.forces.step.token_map import example_pushes
+    from dynolab.forces.ledger.responses import example_pushes
 
     lengths = [
         sum(sequence.response_length for sequence in example.named().values())
         for example in record.examples
     ]
-    room = max(MAP_TOKENS, min(lengths))
-    update = split_step(record, policy).update
-    best: tuple[float, ProbeRow, Encoded, str] | None = None
-    for answer, observed in answers:
-        pushes = (1 if up else -1) * example_pushes(record, policy, update, observed)
-        pushes[torch.tensor(lengths) > room] = -math.inf
-        nats = float(pushes.max())
-        if best is None or nats > best[0]:
-            best = nats, answer, observed, record.examples[int(pushes.argmax())].id
-    if best is None or (strongest is not None and best[0] <= strongest.nats):
-        return strongest
-    nats, answer, observed, example = best
-    tokens = build_token_map(
-        record,
-        policy,
-        encoder.tokenizer,
-        stage=record.facts.objective.name,
-        updating_id=example,
-        observed_id=answer.pair_id,
-        observed=observed,
-        update=update,
-    )
-    return Push(nats, tokens)
+    observed = [encoded for _, encoded in answers]
+    pushes = (1 if up else -1) * example_pushes(record, gradients, update, observed)
+    pushes[:, torch.tensor(lengths) > max(MAP_TOKENS, min(lengths))] = -math.inf
+    place, number = divmod(int(pushes.argmax()), len(lengths))
+    row, encoded = answers[place]
+    example = record.examples[number].id
+    return Push(float(pushes.max()), record.facts.step, update, example, row.pair_id, encoded)
 
 
 FORCES = Stage("forces", 6, measure_forces)

@@ -26,7 +26,7 @@ from dynolab.explorer.lines import Lines
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.responses import step_responses
+from dynolab.forces.ledger.responses import gradients_of, step_responses
 from dynolab.forces.ledger.step_account import StepMade, account_of, step_made
 from dynolab.forces.map.costs import free_bytes
 from dynolab.forces.step.one_step import midpoint
@@ -172,9 +172,7 @@ class AskedStep:
 
     @cached_property
     def _route(self) -> GroupedGradients:
-        objective = build_objective(self.record.facts.objective)
-        sample = [sequence for _, sequence in self.record.examples[0].responses(objective.sides)]
-        return GroupedGradients.build(self.policy, self.record.before, sample[:2])
+        return gradients_of(self.record, self.policy)
 
     @cached_property
     def _split(self) -> UpdateSplit:

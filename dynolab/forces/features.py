@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -11,43 +12,49 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
-from dynolab.forces.function.layers import Reached, at_layer
+from dynolab.forces.function.layers import Reached, at_layers
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import OneStep, change_of, midpoint
-from dynolab.forces.step.split import objective_batch, step_totals
+from dynolab.forces.step.split import micro_batches, objective_batch, step_totals
 from dynolab.objectives import Objective, read_logps
 from dynolab.objectives.base import force
 from dynolab.training.step_record import Recorded
 
 
 def hidden_states(
-    policy: PolicyFunction, weights: Weights, batch: TokenBatch, layer: int
-) -> Float[Tensor, "tokens width"]:
-    """h_ℓ at the position that predicts each response token.
+    policy: PolicyFunction, weights: Weights, batch: TokenBatch, layers: Sequence[int]
+) -> Float[Tensor, "layers tokens width"]:
+    """h_ℓ of some layers at the position that predicts each response token, by one forward pass.
 
-    **Arguments:** `layer`: ℓ, the blocks already run: 0 is the first block's input; the number of
-    blocks, or −1, is the last block's output before the final norm.
+    **Arguments:** `layers`: ℓ, the blocks already run, rising: 0 is the first block's input; the
+    number of blocks, or −1, is the last block's output before the final norm.
     """
+    seen: list[Tensor] = []
 
-    def stop(hidden: Tensor) -> Tensor:
-        raise Reached(hidden)
+    def see(hidden: Tensor) -> Tensor:
+        seen.append(hidden[batch.sequence, batch.position])
+        if len(seen) == len(layers):
+            raise Reached
+        return hidden
 
-    with at_layer(policy, layer, stop):
-        try:
-            policy.logits(weights, batch)
-        except Reached as reached:
-            return reached.hidden[batch.sequence, batch.position]
-    raise ConfigError(
-        "layer", layer, "the forward pass did not reach it; give a model that runs all its blocks"
-    )
+    with at_layers(policy, layers, see), suppress(Reached):
+        policy.logits(weights, batch)
+        raise ConfigError(
+            "layers",
+            layers,
+            "the forward pass did not reach all; give a model that runs its blocks",
+        )
+    return torch.stack(seen)
 
 
 @dataclass(frozen=True)
 class FeatureStep(OneStep):
-    """`OneStep` of h_ℓ, and `start`: h_ℓ before the change."""
+    """`OneStep` of h_ℓ of every layer, and `start`: h_ℓ before the change."""
 
-    start: Float[Tensor, "tokens width"]
+    measured: Float[Tensor, "layers tokens width"]
+    predicted: Float[Tensor, "layers tokens width"]
+    start: Float[Tensor, "layers tokens width"]
 
 
 def feature_step(
@@ -55,89 +62,94 @@ def feature_step(
     before: Weights,
     after: Weights,
     batch: TokenBatch,
-    layer: int,
+    layers: Sequence[int],
     *,
     at: Weights | None = None,
 ) -> FeatureStep:
     """Measured and first-order change of h_ℓ at every response position: `one_step` for features.
 
     Prediction: `Δh = ∂h/∂θ · (after − before)`, at the midpoint unless `at` gives other weights.
-    The residual is O(η²) at `before` and O(η³) at the midpoint. Parameters above the layer have
-    no effect.
+    The residual is O(η²) at `before` and O(η³) at the midpoint. Parameters above a layer have no
+    effect on it.
+
+    **Arguments:** `layers`: as of `hidden_states`; one derivative gives those of all.
     """
     place = midpoint(before, after) if at is None else at
     (predicted,) = policy.derivatives(
-        lambda weights: hidden_states(policy, weights, batch, layer),
+        lambda weights: hidden_states(policy, weights, batch, layers),
         place,
         [change_of(before, after)],
     )
-    start, end = (
-        hidden_states(policy, policy.cast(weights), batch, layer) for weights in (before, after)
-    )
+    with torch.no_grad():
+        start, end = (
+            hidden_states(policy, policy.cast(weights), batch, layers)
+            for weights in (before, after)
+        )
     return FeatureStep(measured=end - start, predicted=predicted, start=start)
 
 
 @dataclass(frozen=True)
 class FeatureForce:
-    """The force of one example of a step on the features: `(∇_h z)ᵀ G`.
+    """The force of one example of a step on the features of some layers: `(∇_h z)ᵀ G`.
 
     `cotangent` is ∂L/∂h_ℓ at every position of the example's sequences (chosen, then rejected; zero
     on padding); the step moves h against it.
     """
 
     id: str
-    cotangent: Float[Tensor, "sequences length width"]
+    cotangent: Float[Tensor, "layers sequences length width"]
 
     @property
-    def total(self) -> Float[Tensor, " width"]:
+    def total(self) -> Float[Tensor, "layers width"]:
         """The cotangent's sum over positions: the pull on a shift common to all of them."""
-        return self.cotangent.sum((0, 1))
+        return self.cotangent.sum((1, 2))
 
 
 def feature_forces(
     policy: PolicyFunction,
     examples: Sequence[Recorded],
     objective: Objective,
-    layer: int,
+    layers: Sequence[int],
     *,
     at: Weights | None = None,
     step: Sequence[Recorded] | None = None,
+    batch_tokens: int = 2_048,
 ) -> list[FeatureForce]:
-    """Each example's force on the features, by one VJP through the layers above h_ℓ.
+    """Each example's force on the features of some layers, by one backward pass for all of them.
 
     **Arguments:**
 
+    - `layers`: as of `hidden_states`.
     - `at`: the weights; default: the policy's own.
     - `step`: all examples of the step, whose number, tokens and sequences the objective divides
       by; default: `examples`.
+    - `batch_tokens`: bound of sequences × padded length of one forward.
     """
     if not examples:
         raise ConfigError("examples", [], "give at least one example of the step")
     weights, totals = policy.cast(at or {}), step_totals(step or examples, objective)
     forces = []
-    for example in examples:
-        batch = objective_batch([example], objective, totals, policy)
-        logits, hidden = _above(policy, weights, batch, layer)
+    for numbers in micro_batches(examples, objective.sides, batch_tokens):
+        batch = objective_batch([examples[n] for n in numbers], objective, totals, policy)
+        seen: list[Tensor] = []
+
+        def see(hidden: Tensor, seen: list[Tensor] = seen) -> Tensor:
+            # Above the first of the layers, whatever reads it has a gradient.
+            seen.append(hidden if hidden.requires_grad else hidden.detach().requires_grad_())
+            return seen[-1]
+
+        with torch.enable_grad(), at_layers(policy, layers, see):
+            logits = policy.logits(weights, batch, forward_mode=False)
         plain = logits.detach()
         token_weights = objective.token_weights(read_logps(objective, plain, batch), batch)
-        pull = force(token_weights, plain, batch)
-        (cotangent,) = torch.autograd.grad(logits, hidden, pull)
-        forces.append(FeatureForce(example.id, cotangent))
+        pulls = torch.autograd.grad(logits, seen, force(token_weights, plain, batch))
+        # Sequences do not mix, so that each example's part is that of its own sequences.
+        for place, number in enumerate(numbers):
+            own = batch.example == place
+            length = int(batch.attention_mask[own].sum(1).max())
+            cotangent = torch.stack([pull[own, :length] for pull in pulls])
+            forces.append(FeatureForce(examples[number].id, cotangent))
     return forces
-
-
-def _above(
-    policy: PolicyFunction, weights: Weights, batch: TokenBatch, layer: int
-) -> tuple[Float[Tensor, "tokens vocabulary"], Float[Tensor, "sequences length width"]]:
-    """A batch's logits as a function of h_ℓ, and h_ℓ."""
-    seen: list[Tensor] = []
-
-    def cut(hidden: Tensor) -> Tensor:
-        seen.append(hidden.detach().requires_grad_())
-        return seen[0]
-
-    with torch.enable_grad(), at_layer(policy, layer, cut):
-        return policy.logits(weights, batch), seen[0]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from dynolab.forces import (
     PolicyFunction,
     step_forces,
 )
+from dynolab.forces.function import blocks
 from dynolab.forces.ledger import step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.watched import kind_means
@@ -128,7 +129,8 @@ def test_squeezing(trained: Trained) -> None:
 
 def test_a_ledger(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One functional at a time, as many as a plan counts."""
-    monkeypatch.setattr(step_account, "SLICE", 2**14)  # small beside these weights, too
+    for module in (step_account, blocks):
+        monkeypatch.setattr(module, "SLICE", 2**14)  # small beside these weights, too
     functionals = [own for _, own in kind_means(trained.probes, trained.encoder, PAIRS)]
 
     def account() -> None:

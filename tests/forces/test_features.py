@@ -19,7 +19,7 @@ from dynolab.forces import (
     hidden_states,
     step_layers,
 )
-from dynolab.forces.function.layers import at_layer
+from dynolab.forces.function.layers import at_layers
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
 from dynolab.objectives import DPOConfig, GRPOConfig, SimKOConfig, build_objective
 from dynolab.training.config import OptimizerConfig
@@ -78,10 +78,10 @@ def test_a_layer_is_transformers_own_hidden_state(family):
             use_cache=False,
         ).hidden_states
     for layer in range(BLOCKS):
-        at = hidden_states(policy, policy.weights, batch, layer)
+        at = hidden_states(policy, policy.weights, batch, [layer])[0]
         assert torch.allclose(at, own[layer][batch.sequence, batch.position], atol=1e-12)
-    last = hidden_states(policy, policy.weights, batch, -1)
-    assert torch.equal(last, hidden_states(policy, policy.weights, batch, BLOCKS))
+    last = hidden_states(policy, policy.weights, batch, [-1])[0]
+    assert torch.equal(last, hidden_states(policy, policy.weights, batch, [BLOCKS])[0])
     normed = final_norm(policy)(last)
     head = policy.model.get_output_embeddings()
     assert torch.allclose(head(normed), policy.logits(policy.weights, batch), atol=1e-6)
@@ -93,12 +93,12 @@ def test_blocks_that_return_tuples_can_be_read_and_cut():
     model = GPTJForCausalLM(GPTJConfig(**small, vocab_size=VOCABULARY, initializer_range=0.15))
     policy = PolicyFunction(model.double().eval(), torch.float64)
     batch = policy.batch(OBSERVED)
-    last = hidden_states(policy, policy.weights, batch, -1)
+    last = hidden_states(policy, policy.weights, batch, [-1])[0]
     head = model.get_output_embeddings()
     normed = model.transformer.ln_f(last)
     assert torch.allclose(head(normed), policy.logits(policy.weights, batch), atol=1e-9)
     examples = with_reference(model, pairs(2))
-    forces = feature_forces(policy, examples, DPO, 1)
+    forces = feature_forces(policy, examples, DPO, [1])
     assert all(force.total.norm() > 0 for force in forces)
 
 
@@ -128,20 +128,20 @@ def test_forces_under_adapters_go_through_them():
 
 
 def check_forces(policy, examples, objective, layer):
-    forces = feature_forces(policy, examples, objective, layer)
+    forces = feature_forces(policy, examples, objective, [layer])
     assert [force.id for force in forces] == [example.id for example in examples]
     totals = step_totals(examples, objective)
     for example, made in zip(examples, forces, strict=True):
         batch = objective_batch([example], objective, totals, policy)
         shift = torch.randn(
-            made.cotangent.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+            made.cotangent[0].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
 
         size = torch.zeros((), dtype=torch.float64, requires_grad=True)
-        with at_layer(policy, layer, lambda h, shift=shift, size=size: h + size * shift):
+        with at_layers(policy, [layer], lambda h, shift=shift, size=size: h + size * shift):
             loss = objective.loss(objective_logps(policy, {}, batch, objective), batch)
         (slope,) = torch.autograd.grad(loss, size)
-        assert float(slope) == pytest.approx(float((made.cotangent * shift).sum()), rel=1e-10)
+        assert float(slope) == pytest.approx(float((made.cotangent[0] * shift).sum()), rel=1e-10)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
@@ -151,7 +151,7 @@ def test_the_residual_is_second_order(layer):
 
     def residual(eta, at=start):
         after = {name: w - eta * gradient[name] for name, w in start.items()}
-        return feature_step(policy, start, after, batch, layer, at=at).residual.norm()
+        return feature_step(policy, start, after, batch, [layer], at=at).residual.norm()
 
     if layer == 0:  # embeddings are linear in their table
         assert float(residual(1.0)) < 1e-12
@@ -162,16 +162,16 @@ def test_the_residual_is_second_order(layer):
 
 def test_padding_and_later_positions_feel_no_force():
     policy, examples, _ = parts("gpt_neox")
-    for example, force in zip(examples, feature_forces(policy, examples, DPO, 1), strict=True):
+    for example, force in zip(examples, feature_forces(policy, examples, DPO, [1]), strict=True):
         for row, sequence in enumerate((example.chosen, example.rejected)):
-            assert not force.cotangent[row, len(sequence.ids) - 1 :].any()
-            assert force.cotangent[row, : len(sequence.ids) - 1].any()
+            assert not force.cotangent[0, row, len(sequence.ids) - 1 :].any()
+            assert force.cotangent[0, row, : len(sequence.ids) - 1].any()
 
 
 def test_the_model_and_its_hooks_are_left_as_they_were():
     policy, examples, _ = parts("gpt_neox")
     start = weights(policy.model)
-    feature_forces(policy, examples, DPO, 1)
+    feature_forces(policy, examples, DPO, [1])
     hooks = [(*m._forward_hooks, *m._forward_pre_hooks) for m in policy.model.modules()]
     assert not any(hooks)
     assert all(torch.equal(w, start[name]) for name, w in weights(policy.model).items())
@@ -208,12 +208,12 @@ def test_consistency_is_the_mean_over_pairs_and_leaves_out_what_does_not_pull():
 @pytest.mark.parametrize("layer", [BLOCKS + 1, -BLOCKS - 2])
 def test_a_layer_that_is_not_there_is_refused(policy, layer):
     with pytest.raises(ConfigError, match="layer"):
-        hidden_states(policy, {}, policy.batch(OBSERVED), layer)
+        hidden_states(policy, {}, policy.batch(OBSERVED), [layer])
 
 
 def test_forces_of_nothing_are_refused(policy):
     with pytest.raises(ConfigError, match="examples"):
-        feature_forces(policy, [], DPO, 1)
+        feature_forces(policy, [], DPO, [1])
     with pytest.raises(ConfigError, match="at least two"):
         consistency(torch.zeros(3, 4))
 
@@ -237,14 +237,14 @@ def test_layers_are_those_of_the_features_module(count, measured):
     objective = build_objective(record.facts.objective)
     for row in rows:
         before, after = (
-            hidden_states(policy, policy.cast(weights), batch, row.layer)
+            hidden_states(policy, policy.cast(weights), batch, [row.layer])
             for weights in (record.before, record.after)
         )
         moved = float((after - before).norm() / before.norm())
         assert row.moved == pytest.approx(moved, rel=1e-6)
         assert 0 <= row.unexplained < 1e-3
-        forces = feature_forces(policy, record.examples, objective, row.layer, at=record.before)
-        pulls = torch.stack([force.total for force in forces[:measured]])
+        forces = feature_forces(policy, record.examples, objective, [row.layer], at=record.before)
+        pulls = torch.stack([force.total[0] for force in forces[:measured]])
         assert row.force == pytest.approx(float(pulls.norm(dim=1).mean()), rel=1e-9)
         assert row.resultant == pytest.approx(consistency(pulls).resultant, rel=1e-9)
 

@@ -23,8 +23,10 @@ from dynolab.forces import (
     token_forces,
     token_terms,
 )
+from dynolab.forces.ledger import responses
+from dynolab.forces.ledger.responses import example_pushes, gradients_of
 from dynolab.forces.step.split import UpdateSplit, record_batch
-from dynolab.forces.step.token_map import example_pushes, token_strings
+from dynolab.forces.step.token_map import token_strings
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective
 from dynolab.objectives.base import force
 from dynolab.results.study import TokenMap
@@ -86,12 +88,15 @@ def test_columns_add_up_to_the_example_s_share_of_the_step(record, policy):
     assert relative(sum(force.sum(1) for force in by_example), both) < 1e-10
 
 
-@pytest.mark.parametrize("batch_tokens", [4_096, 30])
-def test_an_example_s_push_is_the_sum_of_its_map(record, policy, batch_tokens):
-    update = split_step(record, policy).update
-    pushes = example_pushes(record, policy, update, OBSERVED, batch_tokens=batch_tokens)
-    maps = [token_forces(record, policy, update, n, OBSERVED).sum() for n in range(3)]
-    assert relative(pushes, torch.stack(maps)) < 1e-10
+@pytest.mark.parametrize("free", [2**40, 0])
+def test_an_example_s_push_is_the_sum_of_its_map(record, policy, free, monkeypatch):
+    """With room for the gradients of all examples at once, or of one."""
+    monkeypatch.setattr(responses, "memory_for", lambda *of: free)
+    update, observed = split_step(record, policy).update, [OBSERVED, encoded(78)]
+    pushes = example_pushes(record, gradients_of(record, policy), update, observed)
+    for answer, own in zip(observed, pushes, strict=True):
+        maps = [token_forces(record, policy, update, n, answer).sum() for n in range(3)]
+        assert relative(own, torch.stack(maps)) < 1e-10
 
 
 def test_the_written_map_names_its_tokens(record, policy):

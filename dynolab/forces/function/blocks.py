@@ -1,4 +1,4 @@
-"""Makes one flat vector of named weights and back, and says which block a parameter belongs to."""
+"""Flat vectors of named weights, their products, and the block that a parameter belongs to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.forces.function.weights import Weights
+
+SLICE = 2**18
+"""Parameters that are multiplied at once, in float64."""
 
 
 def block_of(parameter: str) -> str:
@@ -39,3 +42,16 @@ def unflatten(vector: Float[Tensor, " parameters"], like: Weights) -> dict[str, 
     """The vector's parts with the names and shapes of some weights."""
     parts = vector.split([w.numel() for w in like.values()])
     return {name: part.view_as(w) for (name, w), part in zip(like.items(), parts, strict=True)}
+
+
+def products(
+    left: Float[Tensor, "rows parameters"], right: Float[Tensor, "columns parameters"]
+) -> Float[Tensor, "rows columns"]:
+    """`left rightᵀ` in float64, some parameters at a time.
+
+    Sums over millions of float32 products would lose the digits in which an account closes.
+    """
+    total = left.new_zeros(len(left), len(right), dtype=torch.float64)
+    for some, others in zip(left.split(SLICE, dim=1), right.split(SLICE, dim=1), strict=True):
+        total += some.double() @ others.to(some.device, torch.float64).T
+    return total

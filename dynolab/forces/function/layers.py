@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -16,40 +16,38 @@ from dynolab.forces.function.rules import head_module
 class Reached(Exception):
     """Stops a forward pass at a layer above which nothing is needed."""
 
-    def __init__(self, hidden: Tensor) -> None:
-        super().__init__("layer reached")
-        self.hidden = hidden
-
 
 @contextmanager
-def at_layer(policy: PolicyFunction, layer: int, see: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def at_layers(
+    policy: PolicyFunction, layers: Sequence[int], see: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
     """While open, every pass calls `see` on h_ℓ of all positions and continues with its result.
 
     A hook rather than `output_hidden_states`, whose last entry is the state after the final norm.
 
-    **Arguments:** `layer`: ℓ, the blocks already run: 0 is the first block's input (embeddings,
+    **Arguments:** `layers`: ℓ, the blocks already run: 0 is the first block's input (embeddings,
     with learned positions if the family adds them); the number of blocks, or −1, is the last
     block's output, before the final norm.
     """
     blocks = _listed(policy.causal)
-    if not -len(blocks) - 1 <= layer <= len(blocks):
-        remedy = f"the model has {len(blocks)} blocks: choose 0 to {len(blocks)}"
-        raise ConfigError("layer", layer, remedy)
-    number = layer % (len(blocks) + 1)
-    if number == 0:
-        handle = blocks[0].register_forward_pre_hook(
-            lambda module, inputs: (see(inputs[0]), *inputs[1:])
-        )
-    else:
-        handle = blocks[number - 1].register_forward_hook(
-            lambda module, inputs, output: (
-                (see(output[0]), *output[1:]) if isinstance(output, tuple) else see(output)
-            )
-        )
-    try:
+    with ExitStack() as stack:
+        for layer in layers:
+            if not -len(blocks) - 1 <= layer <= len(blocks):
+                remedy = f"the model has {len(blocks)} blocks: choose 0 to {len(blocks)}"
+                raise ConfigError("layer", layer, remedy)
+            number = layer % (len(blocks) + 1)
+            if number == 0:
+                handle = blocks[0].register_forward_pre_hook(
+                    lambda module, inputs: (see(inputs[0]), *inputs[1:])
+                )
+            else:
+                handle = blocks[number - 1].register_forward_hook(
+                    lambda module, inputs, output: (
+                        (see(output[0]), *output[1:]) if isinstance(output, tuple) else see(output)
+                    )
+                )
+            stack.callback(handle.remove)
         yield
-    finally:
-        handle.remove()
 
 
 SeeHead = Callable[

@@ -25,12 +25,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.errors import ConfigError
-from dynolab.forces.function.blocks import flatten
+from dynolab.forces.function.blocks import flatten, products
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.account import check_follows
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.step_account import products
 from dynolab.forces.step.split import objective_logps, side_gradients, step_batches
 from dynolab.objectives import build_objective
 from dynolab.training.config import DIFFERENTIATED

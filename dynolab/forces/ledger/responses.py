@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
+from dynolab.data.encode import Encoded
+from dynolab.forces.function.blocks import flatten, products
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.problem import Updating, labelled, weighted_of
 from dynolab.forces.map.weighted import WeightedResponse
+from dynolab.forces.step.one_step import midpoint
+from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import step_batches
 from dynolab.objectives import Objective, build_objective, read_logps
 from dynolab.training.step_record import StepRecord
@@ -48,6 +56,55 @@ def step_responses(
         examples = [record.examples[number] for number in numbers]
         weighted += weighted_of(examples, objective, batch, losses.token_weights)
     return StepResponses(tuple(labels), rows, tuple(weighted))
+
+
+def gradients_of(record: StepRecord, policy: PolicyFunction) -> GroupedGradients:
+    """How gradients of many answers are taken at once, tried on the step's first example."""
+    objective = build_objective(record.facts.objective)
+    sample = [sequence for _, sequence in record.examples[0].responses(objective.sides)]
+    return GroupedGradients.build(policy, record.before, sample[:2])
+
+
+def example_pushes(
+    record: StepRecord,
+    gradients: GroupedGradients,
+    update: FrozenUpdate,
+    observed: Sequence[Encoded],
+    *,
+    batch_tokens: int = 2_048,
+) -> Float[Tensor, "observed examples"]:
+    """What each example e of a recorded step did to observed responses: sums of `token_forces`.
+
+    `⟨∇log π, −scale ⊙ g_e⟩`: one backward pass of every observed response, at the midpoint of the
+    step, and one of the batch at the weights before it.
+
+    **Arguments:**
+
+    - `update`: the recorded step's frozen map (`split_step`).
+    - `batch_tokens`: bound of sequences × padded length of one forward. A forward has one example
+      where the gradients of all do not fit into memory at once.
+
+    **Returns:** nats, in float64, in the order of `record.examples`.
+    """
+    policy, objective = gradients.policy, build_objective(record.facts.objective)
+    scale = flatten({name: update.scale[name] for name in gradients.names}).to(policy.device)
+    place = midpoint(record.before, record.after)
+    directions = [
+        slopes_of([Functional.mean("", [answer])], gradients, place).gradients.mul_(-scale).cpu()
+        for answer in observed
+    ]
+    along = torch.cat(directions)
+    count = sum(len(example.responses(objective.sides)) for example in record.examples)
+    if count * scale.nbytes > memory_for(policy.device, None):
+        batch_tokens = 1
+    pushes = along.new_zeros(len(observed), len(record.examples), dtype=torch.float64)
+    for numbers, batch in step_batches(record.examples, objective, policy, batch_tokens):
+        rows = gradients.rows(record.before, len(batch.side))
+        each = torch.arange(len(rows))
+        gradients.add(record.before, batch, _Losses(objective, batch), each, into=rows)
+        own = torch.tensor(numbers)[batch.example.cpu()]
+        pushes.index_add_(1, own, products(rows, along).T.cpu())
+    return pushes
 
 
 class _Losses:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.forces.function.blocks import block_columns, flatten
+from dynolab.forces.function.blocks import SLICE, block_columns, flatten, products
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Slopes
 from dynolab.forces.ledger.responses import StepResponses
@@ -18,9 +18,6 @@ from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
 from dynolab.training.step_record import StepRecord
-
-SLICE = 2**18
-"""Parameters that are multiplied at once, in float64."""
 
 
 @dataclass(frozen=True)
@@ -245,19 +242,6 @@ def account_of(
         blocks=blocks,
     )
     return account, Later(end.gradients, pushed)
-
-
-def products(
-    left: Float[Tensor, "rows parameters"], right: Float[Tensor, "columns parameters"]
-) -> Float[Tensor, "rows columns"]:
-    """`left rightᵀ` in float64, some parameters at a time.
-
-    Sums over millions of float32 products would lose the digits in which an account closes.
-    """
-    total = left.new_zeros(len(left), len(right), dtype=torch.float64)
-    for some, others in zip(left.split(SLICE, dim=1), right.split(SLICE, dim=1), strict=True):
-        total += some.double() @ others.double().T
-    return total
 
 
 def step_made(record: StepRecord, policy: PolicyFunction, responses: StepResponses) -> StepMade:

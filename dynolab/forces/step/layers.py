@@ -19,8 +19,7 @@ from dynolab.results.forces import LayerForce
 from dynolab.training.step_record import StepRecord
 
 LAYERS, EXAMPLES = 8, 8
-"""Most layers, evenly spaced, and most examples of the step: each pair of them takes a backward
-pass."""
+"""Most layers, evenly spaced, and most examples of the step."""
 
 
 def step_layers(
@@ -53,35 +52,34 @@ def step_layers(
         policy.batch([answers[member] for member in members])
         for members in by_length(answers, batch_tokens)
     ]
-    objective = build_objective(record.facts.objective)
-    rows = []
-    for layer in layers:
-        forces = feature_forces(
-            policy,
-            record.examples[:EXAMPLES],
-            objective,
-            layer,
-            at=record.before,
-            step=record.examples,
+    forces = feature_forces(
+        policy,
+        record.examples[:EXAMPLES],
+        build_objective(record.facts.objective),
+        layers,
+        at=record.before,
+        step=record.examples,
+        batch_tokens=batch_tokens,
+    )
+    pulls = torch.stack([own.total for own in forces], 1).double()
+    steps = [feature_step(policy, record.before, record.after, own, layers) for own in batches]
+    measured, residual, start = (
+        torch.cat([getattr(own, name) for own in steps], 1).double()
+        for name in ("measured", "residual", "start")
+    )
+    moved = measured.square().sum((1, 2))
+    several = int(pulls[0].any(dim=1).sum()) > 1
+    return [
+        LayerForce(
+            stage=stage,
+            step=record.facts.step,
+            layer=layer,
+            layers=blocks,
+            examples=len(forces),
+            force=float(pulls[place].norm(dim=1).mean()),
+            resultant=consistency(pulls[place]).resultant if several else math.nan,
+            moved=float((moved[place] / start[place].square().sum()).sqrt()),
+            unexplained=float(residual[place].square().sum() / moved[place]),
         )
-        pulls = torch.stack([own.total for own in forces]).double()
-        steps = [feature_step(policy, record.before, record.after, own, layer) for own in batches]
-        measured = torch.cat([own.measured for own in steps]).double()
-        residual = torch.cat([own.residual for own in steps]).double()
-        start = torch.cat([own.start for own in steps]).double()
-        several = int(pulls.any(dim=1).sum()) > 1
-        moved = measured.square().sum()
-        rows.append(
-            LayerForce(
-                stage=stage,
-                step=record.facts.step,
-                layer=layer,
-                layers=blocks,
-                examples=len(forces),
-                force=float(pulls.norm(dim=1).mean()),
-                resultant=consistency(pulls).resultant if several else math.nan,
-                moved=float((moved / start.square().sum()).sqrt()),
-                unexplained=float(residual.square().sum() / moved),
-            )
-        )
-    return rows
+        for place, layer in enumerate(layers)
+    ]

@@ -16,6 +16,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import change_of, midpoint
+from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import PARTS, replay_error, rounding_floor, split_step
 from dynolab.forces.step.watch import Watched, encode_probes, watch
 from dynolab.results.study import ForceRow, ReplayFacts
@@ -24,10 +25,11 @@ from dynolab.training.step_record import StepRecord
 
 @dataclass(frozen=True)
 class StepForces:
-    """All forces of one recorded step, and how well it was replayed."""
+    """All forces of one recorded step, how well it was replayed, and its frozen map on the host."""
 
     rows: list[ForceRow]
     replay: ReplayFacts
+    update: FrozenUpdate
 
 
 def step_forces(
@@ -57,6 +59,7 @@ def step_forces(
     answers = encode_probes(probes, encoder)
     split = split_step(record, policy, batch_tokens=batch_tokens)
     error = replay_error(split, record)
+    update = FrozenUpdate({name: scale.cpu() for name, scale in split.update.scale.items()})
     directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
     directions |= {
         name: {parameter: w.cpu() for parameter, w in part.items()}
@@ -77,7 +80,7 @@ def step_forces(
             member = members[number]
             rows[member].append(_row(record, stage, *answers[member], kind, values))
     flat = [row for group in rows for row in group]
-    return StepForces(flat, _replay(record, error, stage, flat))
+    return StepForces(flat, _replay(record, error, stage, flat), update)
 
 
 def _row(

@@ -13,11 +13,10 @@ from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights, gradients
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
-from dynolab.forces.step.split import objective_logps, record_batch, split_step, step_batches
+from dynolab.forces.step.split import objective_logps, record_batch, split_step
 from dynolab.objectives import build_objective
 from dynolab.results.study import TokenMap
 from dynolab.training.step_record import StepRecord
@@ -97,52 +96,6 @@ def token_forces(
     place = midpoint(record.before, record.after) if at is None else at
     columns = _token_updates(record, policy, update, updating)
     return policy.change_along(place, columns, policy.batch([observed])).T
-
-
-@torch.no_grad()
-def example_pushes(
-    record: StepRecord,
-    policy: PolicyFunction,
-    update: FrozenUpdate,
-    observed: Encoded,
-    *,
-    batch_tokens: int = 4_096,
-) -> Float[Tensor, " examples"]:
-    """What each example of a recorded step did to an observed response: the sum of `token_forces`.
-
-    `⟨∇log π, −scale ⊙ g_e⟩ = Σ_l −c_l ∂log π_l` along `−scale ⊙ ∇log π`: one backward pass of the
-    observed response, at the midpoint of the step, and one derivative of the batch along it.
-
-    **Arguments:** as of `token_forces`; `batch_tokens`: bound of sequences × padded length of one
-    forward.
-
-    **Returns:** nats, in the order of `record.examples`.
-    """
-    direction = update.along(_gradient(policy, midpoint(record.before, record.after), observed))
-    before = policy.cast(record.before)
-    objective = build_objective(record.facts.objective)
-    pushes = torch.zeros(len(record.examples), dtype=policy.dtype, device=policy.device)
-    for examples, batch in step_batches(record.examples, objective, policy, batch_tokens):
-        logps = objective_logps(policy, before, batch, objective)
-        view = View(batch.targets) if objective.dense else None
-        along = policy.change_along(before, [direction], batch, view=view)[0]
-        # A batch may list likelier tokens that the loss does not read; they have no weights.
-        weights = objective.token_weights(logps, batch)
-        along = along.reshape(len(weights), -1)[:, : weights[0].numel()]
-        each = -(weights.reshape(along.shape) * along).sum(1)
-        lengths = [
-            sum(sequence.response_length for _, sequence in own.responses(objective.sides))
-            for own in (record.examples[number] for number in examples)
-        ]
-        pushes[examples] = torch.stack([own.sum() for own in each.split(lengths)])
-    return pushes
-
-
-def _gradient(policy: PolicyFunction, at: Weights, response: Encoded) -> dict[str, Tensor]:
-    """∇log π of a response."""
-    leaves = {name: w.requires_grad_() for name, w in policy.cast(at).items()}
-    with torch.enable_grad():
-        return gradients(policy.logps(leaves, policy.batch([response])).sum(), leaves)
 
 
 def _token_updates(
