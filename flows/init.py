@@ -112,7 +112,7 @@ def settings_for(loaded: LoadedData, sizes: Sizes) -> dict[str, Any]:
         "batch": BATCH,
         "micro": MICRO,
         "overlong": "drop" if sizes.overlong_pairs or sizes.overlong_answers else "error",
-        "probe_every": max(steps // 10, 1),
+        "probe_every": max(steps // 5, 1),  # one takes as long as two or three steps
         # The first steps often pull hardest: Adam's are then as long as any, whatever the gradient.
         "record_steps": [0, steps // 2],
     }

@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from dynolab.training.step_record import StepRecord
 
 
-FEW_PAIRS = 4
+FEW_PAIRS = 2
 """Pairs of each split that layers and the radius of validity are measured on: both take several
-times the seconds of first order."""
+times the seconds of first order. A token map is made of the hardest of `MAPPED` answers."""
 
-
-MAP_TOKENS = 400
-"""Tokens of an answer, and of an example's answers together, that a token map has room for."""
+MAPPED = 4
 
 
 class ForcesConfig(StageConfig):
     """Which answers are watched, and in which batches."""
 
     pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are watched.")
-    batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
+    batch_tokens: int | None = Field(
+        None, ge=1, description="Padded tokens of one forward; 1,024 on a CPU, 16,384 on a GPU."
+    )
 
 
 def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
@@ -170,6 +170,8 @@ def _mapped_answers(
 
     Of those that a map has room for, if there are any.
     """
+    from dynolab.forces.step.token_map import MAP_TOKENS
+
     chosen = {row.pair_id: row for row in rows if row.split == "train" and row.kind == "chosen"}
     moved = moved_most(work.input_folder("trained"), "train", len(chosen), up=up)
     answers = [
@@ -178,7 +180,7 @@ def _mapped_answers(
         if (observed := encoder.probe(row)) is not None
     ]
     fitting = [answer for answer in answers if answer[1].response_length <= MAP_TOKENS]
-    return (fitting or answers)[:FEW_PAIRS]
+    return (fitting or answers)[:MAPPED]
 
 
 def _strongest(
@@ -196,9 +198,10 @@ def _strongest(
     import torch
 
     from dynolab.forces.ledger.responses import example_pushes
+    from dynolab.forces.step.token_map import MAP_TOKENS
 
     lengths = [
-        sum(sequence.response_length for sequence in example.named().values())
+        max(sequence.response_length for sequence in example.named().values())
         for example in record.examples
     ]
     observed = [encoded for _, encoded in answers]
@@ -210,4 +213,4 @@ def _strongest(
     return Push(float(pushes.max()), record.facts.step, update, example, row.pair_id, encoded)
 
 
-FORCES = Stage("forces", 6, measure_forces)
+FORCES = Stage("forces", 7, measure_forces, operational=frozenset({"batch_tokens"}))

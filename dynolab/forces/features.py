@@ -113,7 +113,7 @@ def feature_forces(
     *,
     at: Weights | None = None,
     step: Sequence[Recorded] | None = None,
-    batch_tokens: int = 2_048,
+    batch_tokens: int | None = None,
 ) -> list[FeatureForce]:
     """Each example's force on the features of some layers, by one backward pass for all of them.
 
@@ -123,13 +123,13 @@ def feature_forces(
     - `at`: the weights; default: the policy's own.
     - `step`: all examples of the step, whose number, tokens and sequences the objective divides
       by; default: `examples`.
-    - `batch_tokens`: bound of sequences × padded length of one forward.
+    - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's.
     """
     if not examples:
         raise ConfigError("examples", [], "give at least one example of the step")
     weights, totals = policy.cast(at or {}), step_totals(step or examples, objective)
-    forces = []
-    for numbers in micro_batches(examples, objective.sides, batch_tokens):
+    forces: dict[int, FeatureForce] = {}
+    for numbers in micro_batches(examples, objective.sides, batch_tokens or policy.batch_tokens):
         batch = objective_batch([examples[n] for n in numbers], objective, totals, policy)
         seen: list[Tensor] = []
 
@@ -148,8 +148,8 @@ def feature_forces(
             own = batch.example == place
             length = int(batch.attention_mask[own].sum(1).max())
             cotangent = torch.stack([pull[own, :length] for pull in pulls])
-            forces.append(FeatureForce(examples[number].id, cotangent))
-    return forces
+            forces[number] = FeatureForce(examples[number].id, cotangent)
+    return [forces[number] for number in range(len(examples))]
 
 
 @dataclass(frozen=True)

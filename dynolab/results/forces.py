@@ -164,17 +164,6 @@ UNEXPLAINED = 0.05
 """Share of the squared change that first order may leave unexplained inside its radius."""
 
 
-class BendingPart(Measured):
-    """A part's share of the second order: `⟨part, second⟩/‖second‖²` over the watched answers.
-
-    `part` is `softmax`, the change of the prediction (ΔA), or a parameter block, whose change bends
-    the network's Jacobian (ΔK). Shares add up to one; a negative one straightens.
-    """
-
-    part: str
-    share: float
-
-
 class Validity(Measured):
     """How far first order carries from a recorded step: `validity.jsonl`.
 
@@ -182,7 +171,9 @@ class Validity(Measured):
     order is taken at the weights before it. `unexplained` = `Σ(measured − first)²/Σ measured²` over
     the `answers`. The radius of validity is the multiple of the change at which this share reaches
     `bound`: `predicted` by the second order, `measured` by longer and shorter steps, NaN where the
-    multiples that were tried lie on one side of the bound.
+    multiples that were tried lie on one side of the bound. `softmax` is the prediction's own change
+    (ΔA) as a share of the second order, `⟨part, second⟩/‖second‖²` over the answers; the rest is
+    the network's (ΔK). NaN where nothing bends.
     """
 
     stage: str
@@ -194,7 +185,7 @@ class Validity(Measured):
     unexplained: float
     predicted: float
     measured: float
-    parts: tuple[BendingPart, ...]
+    softmax: float
 
 
 class LayerForce(Measured):

@@ -51,12 +51,17 @@ class Replay:
 
         The training runs once as a whole, keeps a resume state every `segment` steps and records
         the steps of the last segment. Every earlier segment is then run again from its state.
-        Records of one segment are on disk at a time, and the states of segments still to come.
+        Records of one segment are on disk at a time, and the states of segments still to come. The
+        last segment's stay for the next call, which takes a step that is among them from there.
 
         **Raises:** `ConfigError` at the first step that differs from the training.
         """
         folder = self.work.scratch / "replay"
-        states = folder / "states"
+        states, kept = folder / "states", folder / "kept"
+        there = [kept / f"step-{step:08d}" for step in sorted(steps, reverse=True)]
+        if all(record.exists() for record in there):
+            yield from map(StepRecord.load, there)
+            return
         parts: dict[int, list[int]] = {}
         for step in sorted(steps, reverse=True):
             parts.setdefault(step - step % segment, []).insert(0, step)
@@ -70,9 +75,11 @@ class Replay:
                 self._run(output, recorded, states, begin=begin)
             for record in sorted((output / "forces").glob("step-*"), reverse=True):
                 yield StepRecord.load(record)
+            shutil.rmtree(kept, ignore_errors=True)
+            (output / "forces").rename(kept)
             shutil.rmtree(output)
             shutil.rmtree(_state(states, begin), ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(states, ignore_errors=True)
 
     def run(self, output: Path, recorded: Sequence[int]) -> None:
         """Trains once from the start to the last of the recorded steps.

@@ -15,18 +15,21 @@ from dynolab.forces import (
     step_terms,
     token_terms,
 )
-from dynolab.forces.ledger.sources import SourceAccounts
+from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.functional import Functional
 from dynolab.forces.ledger.watched import sampled_steps
 from dynolab.statistics import stratified_total
 from tests.forces.small_models import encoded, neox
 from tests.forces.test_ledger import OPTIMIZERS, trained
 
 
-def test_every_step_is_measured_as_the_papers_do(policy):
+@pytest.mark.parametrize("batch_tokens", [None, 8])
+def test_every_step_is_measured_as_the_papers_do(policy, batch_tokens):
     records = trained(OPTIMIZERS["sgd momentum"], steps=3)
     answers = [encoded(71), encoded(72, response=3)]
-    accounts = SourceAccounts(policy, [("a", answers[0]), ("b", answers[1])])
-    measured = [accounts.enter(record) for record in reversed(records)][::-1]
+    functionals = [Functional.mean(name, [own]) for name, own in zip("ab", answers, strict=True)]
+    ledger = Ledger(policy, functionals, by_token=[0, 1], batch_tokens=batch_tokens)
+    measured = [ledger.enter(record).sources for record in reversed(records)][::-1]
     for record, step in zip(records, measured, strict=True):
         assert [(each.step, each.functional) for each in step] == [
             (record.facts.step, "a"),
@@ -44,7 +47,8 @@ def test_every_step_is_measured_as_the_papers_do(policy):
 
 def test_without_single_answers_nothing_is_measured(policy):
     (record,) = trained(OPTIMIZERS["sgd"], steps=1)
-    assert SourceAccounts(policy, []).enter(record) == []
+    ledger = Ledger(policy, [Functional.mean("both", [encoded(71), encoded(72)])])
+    assert ledger.enter(record).sources == ()
 
 
 V = 5

@@ -10,10 +10,9 @@ import torch
 
 from dynolab.data.encode import Encoder
 from dynolab.forces import PolicyFunction, step_validity
-from dynolab.forces.function.blocks import block_of
 from dynolab.forces.function.views import View
-from dynolab.forces.step.second_order import bending_by_block, second_order
-from dynolab.forces.step.validity import SOFTMAX, Start, crossing
+from dynolab.forces.step.second_order import second_order
+from dynolab.forces.step.validity import Start, crossing
 from dynolab.results.forces import UNEXPLAINED
 from dynolab.training.config import OptimizerConfig
 from tests.forces.small_models import direction, encoded, llama, neox, recorded, relative
@@ -50,27 +49,6 @@ def test_both_orders_are_those_of_differences(case):
     assert (made.softmax <= 0).all()
 
 
-def test_parts_of_blocks_are_what_moving_one_block_does_to_the_jacobian(case):
-    policy, change, batch, view = case
-    place = policy.weights
-    weights = torch.linspace(-1, 2, view.tokens.numel(), dtype=torch.float64).view_as(view.tokens)
-    parts = bending_by_block(policy, place, change, batch, view, weights)
-    whole = (weights * second_order(policy, place, change, batch, view).jacobian).sum()
-    assert sum(parts.values()) == pytest.approx(float(whole), rel=1e-10)
-    logits = policy.logits({}, batch) / batch.temperature
-
-    def derivative(at):
-        return policy.derivatives(
-            lambda own: policy.logits(own, batch) / batch.temperature, at, [change]
-        )[0]
-
-    for block, part in parts.items():
-        own = {name: w for name, w in change.items() if block_of(name) == block}
-        bent = (derivative(moved(place, own, H)) - derivative(moved(place, own, -H))) / (2 * H)
-        expected = float((weights * view.changes(logits, bent)).sum()) / 2
-        assert part == pytest.approx(expected, rel=1e-6, abs=1e-9 * abs(float(whole)))
-
-
 def test_the_exact_softmax_departs_from_both_orders_with_the_third_power(case):
     policy, change, batch, view = case
     made = second_order(policy, policy.weights, change, batch, view)
@@ -103,8 +81,7 @@ def test_a_steps_radius_foretells_where_longer_steps_leave_first_order(optimizer
     assert made.predicted > 1
     assert made.unexplained < UNEXPLAINED
     assert 0.5 < made.predicted / made.measured < 2
-    assert sum(part.share for part in made.parts) == pytest.approx(1, abs=1e-8)
-    assert SOFTMAX in {part.part for part in made.parts}
+    assert math.isfinite(made.softmax)
 
 
 def test_changes_of_several_steps_start_from_the_first_ones_weights():

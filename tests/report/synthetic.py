@@ -11,7 +11,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.data.world.answer_kinds import AnswerKind
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.study import ReportInputs, StudyFacts, Training
-from dynolab.results.forces import BendingPart, LayerForce, Validity
+from dynolab.results.forces import LayerForce, Validity
 from dynolab.results.study import (
     Answer,
     ForceRow,
@@ -228,10 +228,7 @@ def validity(stage: str, rate: float, steps: Sequence[int]) -> tuple[Validity, .
             unexplained=1e-5 if since is None else 2e-2,
             predicted=70.0 if since is None else 1.6,
             measured=81.0 if since is None else 1.9,
-            parts=(
-                BendingPart(part="softmax", share=1.08),
-                BendingPart(part="layers.0", share=-0.08),
-            ),
+            softmax=1.08,
         )
         for step in steps
         for since in ([None] if step == steps[0] else [None, steps[0]])

@@ -113,6 +113,13 @@ class PolicyFunction:
         return view.logps(logits)
 
     @torch.no_grad()
+    def measured(
+        self, weights: Weights, batch: TokenBatch, view: View
+    ) -> Float[Tensor, "tokens targets"]:
+        """`observed` by attention's quickest kernels, which have no derivative in forward mode."""
+        return view.logps(self.logits(weights, batch, forward_mode=False) / batch.temperature)
+
+    @torch.no_grad()
     def change_along(
         self,
         at: Weights,
@@ -182,6 +189,14 @@ class PolicyFunction:
         while group := list(islice(remaining, together)):
             yield self._jvps(function, at, [self.cast(direction) for direction in group])
             group.clear()  # before the next are made
+
+    @property
+    def batch_tokens(self) -> int:
+        """Sequences × padded length of one forward: what the caches of a CPU hold, more on a GPU.
+
+        By the device alone, as a measured number would make other bits in the next run.
+        """
+        return 1_024 if self.device.type == "cpu" else 16_384
 
     @property
     def tangents_together(self) -> int:

@@ -29,7 +29,7 @@ push_{s+L}) + β^L U_{s+L}`; for L = 1 that is the U above.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +46,7 @@ from dynolab.forces.function.weights import Weights
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import StepResponses, step_responses
+from dynolab.forces.ledger.sources import source_measures
 from dynolab.forces.ledger.step_account import (
     Later,
     StepAccount,
@@ -57,6 +58,7 @@ from dynolab.forces.ledger.step_account import (
 )
 from dynolab.forces.ledger.waiting import Waiting
 from dynolab.forces.map.costs import memory_for
+from dynolab.forces.map.terms import TokenTerms
 from dynolab.forces.map.weighted import scores_along
 from dynolab.training.step_record import StepRecord
 
@@ -80,9 +82,9 @@ class Ledger:
 
     - `policy`: the recorded model.
     - `functionals`: what is accounted for.
-    - `batch_tokens`: bound of sequences × padded length of one forward.
-    - `by_token`: numbers of the functionals whose hardest pulls downwards are split into tokens
-      (`HardestPulls`).
+    - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's.
+    - `by_token`: numbers of the functionals of one answer whose hardest pulls downwards are split
+      into tokens (`HardestPulls`), and that have the papers' measures (`SourceMeasures`).
     - `whole`: every step is entered. Else steps may be left out.
     - `waiting`: a folder of its own. Functionals whose gradients do not fit into memory with the
       others' wait there for their turn in each step, and their numbers are the same up to rounding;
@@ -99,14 +101,14 @@ class Ledger:
         policy: PolicyFunction,
         functionals: Sequence[Functional],
         *,
-        batch_tokens: int = 16_384,
+        batch_tokens: int | None = None,
         by_token: Sequence[int] = (),
         whole: bool = True,
         waiting: Path | None = None,
         memory_bytes: int | None = None,
     ) -> None:
         self._policy, self._functionals = policy, functionals
-        self._batch_tokens = batch_tokens
+        self._batch_tokens = batch_tokens or policy.batch_tokens
         self._pulls = {number: HardestPulls() for number in by_token}
         self._whole = whole
         self._waiting = None if waiting is None else Waiting(waiting)
@@ -117,6 +119,7 @@ class Ledger:
         self._held: tuple[Slopes, Later] | None = None
         self._resumed: Waiting | None = None
         self._gradients: GroupedGradients | None = None
+        self._terms: dict[int, Mapping[int, TokenTerms]] = {}
 
     def enter(self, record: StepRecord, *, gap: int = 1) -> StepAccount:
         """The entries of the step that is `gap` steps before the one entered last.
@@ -131,7 +134,12 @@ class Ledger:
         if self._after is not None and gap == 1:
             step, before, _ = self._after
             check_follows(record, flatten(policy.cast(record.after)), step, before)
-        responses = step_responses(record, self._route(record), batch_tokens=self._batch_tokens)
+        responses = step_responses(
+            record,
+            self._route(record),
+            batch_tokens=self._batch_tokens,
+            with_terms=bool(self._pulls),
+        )
         made = step_made(record, policy, responses)
         self._groups = self._groups or self._grouped(weights.nbytes)
         parts = [self._enter(rows, record, responses, made, gap) for rows in self._groups]
@@ -162,21 +170,38 @@ class Ledger:
         end = end or self._slopes(rows, record, record.after)
         start = self._slopes(rows, record, record.before)
         left = self._momentum if gap == 1 else None
+        first, last = start.terms, end.terms
         entries, kept = account_of(made, start, end, later, gap, whole=self._whole, left=left)
         del later  # and its memory
         if len(self._groups) == 1:
             self._held = start, kept
         elif self._waiting is not None:
             self._waiting.keep("slope", rows, start.gradients)
+            self._terms[rows.start] = start.terms
             _keep(self._waiting, rows, kept)
-        into, ids = made.map.into, [label.id for label in made.labels]
-        tokens = [
-            split
-            for number, own, lines in zip(rows, kept.sensitivity, entries.lines.T, strict=True)
-            if number in self._pulls and (hardest := self._pulls[number].enter(lines, ids))
-            for split in self._tokens(record, responses, into * own, hardest, number)
+        ids = [label.id for label in made.labels]
+        # The functionals on which a response has one of the hardest pulls.
+        pulled: dict[int, list[int]] = {}
+        for number, lines in zip(rows, entries.lines.T, strict=True):
+            if number in self._pulls:
+                for response in self._pulls[number].enter(lines, ids):
+                    pulled.setdefault(response, []).append(number)
+        own = dict(zip(rows, kept.sensitivity, strict=True))
+        tokens = sorted(
+            self._tokens(record, responses, made.map.into, own, pulled),
+            key=lambda split: (split.functional, split.response),
+        )
+        sources = [
+            source_measures(
+                record,
+                self._functionals[rows.start + place].name,
+                first[place],
+                last[place],
+                responses.terms,
+            )
+            for place in sorted(first)
         ]
-        return replace(entries, tokens=tuple(tokens))
+        return replace(entries, tokens=tuple(tokens), sources=tuple(sources))
 
     def _take(self, rows: range) -> tuple[Slopes | None, Later | None]:
         """What the step that was entered last has left of some functionals."""
@@ -190,28 +215,35 @@ class Ledger:
         slope, sensitivity = (files.take(kind, rows, device) for kind in ("slope", "sensitivity"))
         assert sensitivity is not None
         values = self._after[2][rows.start : rows.stop]
-        end = None if slope is None else Slopes(values, slope)
+        end = None if slope is None else Slopes(values, slope, self._terms[rows.start])
         return end, Later(sensitivity, files.take("push", rows, device))
 
     def _tokens(
         self,
         record: StepRecord,
         responses: StepResponses,
-        direction: Float[Tensor, " parameters"],
-        hardest: Sequence[int],
-        functional: int,
+        into: Float[Tensor, " parameters"],
+        sensitivity: Mapping[int, Float[Tensor, " parameters"]],
+        pulled: Mapping[int, Sequence[int]],
     ) -> Iterator[TokenLines]:
-        """Tokens of some lines: `line = Σ_l ∂s_l` along into ⊙ U."""
-        along, chosen = (
-            unflatten(direction, record.before),
-            [responses.weighted[n] for n in hardest],
-        )
-        for some in by_length([response.sequence for response in chosen], self._batch_tokens):
-            together = [chosen[place] for place in some]
-            nats = scores_along(self._policy, record.before, [along], together)[0].double()
-            lengths = [len(response.targets) for response in together]
-            for place, own in zip(some, nats.split(lengths), strict=True):
-                yield TokenLines(hardest[place], functional, own)
+        """Tokens of some lines: `line = Σ_l ∂s_l` along into ⊙ U.
+
+        **Arguments:** `pulled`: responses, and the functionals of their lines.
+        """
+        before = self._policy.cast(record.before)
+        together: dict[tuple[int, ...], list[int]] = {}
+        for response, functionals in pulled.items():
+            together.setdefault(tuple(functionals), []).append(response)
+        for functionals, numbers in together.items():
+            chosen = [responses.weighted[number] for number in numbers]
+            for some in by_length([response.sequence for response in chosen], self._batch_tokens):
+                own = [chosen[place] for place in some]
+                along = (unflatten(into * sensitivity[number], before) for number in functionals)
+                nats = scores_along(self._policy, before, along, own).double()
+                parts = nats.split([len(response.targets) for response in own], dim=1)
+                for place, part in zip(some, parts, strict=True):
+                    for number, line in zip(functionals, part, strict=True):
+                        yield TokenLines(numbers[place], number, line)
 
     def save(self, folder: Path) -> None:
         """Writes what the steps still to come need, so that `load` goes on from here."""
@@ -244,7 +276,13 @@ class Ledger:
 
     def _slopes(self, rows: range, record: StepRecord, at: Weights) -> Slopes:
         own = self._functionals[rows.start : rows.stop]
-        return slopes_of(own, self._route(record), at, batch_tokens=self._batch_tokens)
+        return slopes_of(
+            own,
+            self._route(record),
+            at,
+            batch_tokens=self._batch_tokens,
+            terms_of=[number - rows.start for number in self._pulls if number in rows],
+        )
 
     def _route(self, record: StepRecord) -> GroupedGradients:
         """How gradients of many answers are taken at once, found at the first step."""

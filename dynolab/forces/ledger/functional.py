@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -15,6 +14,7 @@ from dynolab.data.encode import Encoded
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.map.terms import TokenTerms, token_terms
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,14 @@ class Functional:
 
 @dataclass(frozen=True)
 class Slopes:
-    """Functionals and their gradients at some weights, one row each."""
+    """Functionals and their gradients at some weights, one row each.
+
+    `terms`: A and what belongs to it of single answers, by the number of their functional.
+    """
 
     values: Float[Tensor, " functionals"]
     gradients: Float[Tensor, "functionals parameters"]
+    terms: Mapping[int, TokenTerms] = field(default_factory=dict)
 
 
 def slopes_of(
@@ -59,11 +63,15 @@ def slopes_of(
     gradients: GroupedGradients,
     at: Weights,
     *,
-    batch_tokens: int = 16_384,
+    batch_tokens: int | None = None,
+    terms_of: Collection[int] = (),
 ) -> Slopes:
     """One forward and one backward of every term.
 
-    **Arguments:** `batch_tokens`: bound of sequences × padded length of one forward.
+    **Arguments:**
+
+    - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's.
+    - `terms_of`: numbers of the functionals of one answer whose tokens' terms are wanted.
 
     Where the likeliest token changes between two steps q has a kink; the gradient is that of the
     token that is likeliest now.
@@ -72,14 +80,22 @@ def slopes_of(
     listed = [(number, term) for number, q in enumerate(functionals) for term in q.terms]
     values = torch.zeros(len(functionals), dtype=torch.float64, device=policy.device)
     rows = gradients.rows(at, len(functionals))
-    for members in by_length([term.sequence for _, term in listed], batch_tokens):
+    found: dict[int, TokenTerms] = {}
+    sequences = [term.sequence for _, term in listed]
+    for members in by_length(sequences, batch_tokens or policy.batch_tokens):
         numbers, terms = zip(*(listed[member] for member in sorted(members)), strict=True)
         batch = policy.batch([term.sequence for term in terms])
         group = torch.tensor(numbers, device=policy.device)
-        weighted = partial(_weighted_logps, terms, batch)
+
+        def weighted(logits: Tensor, batch: TokenBatch = batch, terms=terms, numbers=numbers):  # type: ignore[no-untyped-def]
+            for place in (place for place, number in enumerate(numbers) if number in terms_of):
+                own = batch.sequence == place
+                found[numbers[place]] = token_terms(logits.detach()[own], batch.token[own])
+            return _weighted_logps(terms, batch, logits)
+
         each = gradients.add(at, batch, weighted, group, into=rows)
         values.index_add_(0, group[batch.sequence], each.double())
-    return Slopes(values, rows)
+    return Slopes(values, rows, found)
 
 
 def _weighted_logps(

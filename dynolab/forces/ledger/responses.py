@@ -17,10 +17,11 @@ from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.problem import Updating, labelled, weighted_of
+from dynolab.forces.map.terms import TokenTerms, token_terms
 from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
-from dynolab.forces.step.split import step_batches
+from dynolab.forces.step.split import longest_first, step_batches
 from dynolab.objectives import Objective, build_objective, read_logps
 from dynolab.training.step_record import StepRecord
 
@@ -29,33 +30,47 @@ from dynolab.training.step_record import StepRecord
 class StepResponses:
     """A step's responses, entry by entry: what they are, ∇_θ of the loss through each, and s.
 
-    The gradients add up to that of the loss. `weighted` holds every token with the objective's c.
+    Those of the longest examples come first.
+    The gradients add up to that of the loss. `weighted` holds every token with the objective's c,
+    `terms`, where they are wanted, its A and G.
     """
 
     labels: tuple[Updating, ...]
     gradients: Float[Tensor, "responses parameters"]
     weighted: tuple[WeightedResponse, ...]
+    terms: tuple[TokenTerms, ...] = ()
 
 
 def step_responses(
-    record: StepRecord, gradients: GroupedGradients, *, batch_tokens: int = 16_384
+    record: StepRecord,
+    gradients: GroupedGradients,
+    *,
+    batch_tokens: int | None = None,
+    with_terms: bool = False,
 ) -> StepResponses:
     """One forward and one backward of a step's batch, at the weights before it.
 
     A response's gradient is that of `−Σ_l c_l log π_l`, `c_l = −∂loss/∂log π_l` held constant.
+
+    **Arguments:** `batch_tokens`: bound of sequences × padded length of one forward; default: the
+    policy's.
     """
     objective = build_objective(record.facts.objective)
-    labels = labelled(record.examples, objective)
+    order = longest_first(record.examples, objective.sides)
+    examples = [record.examples[number] for number in order]
+    labels = labelled(examples, objective)
     rows = gradients.rows(record.before, len(labels))
     weighted: list[WeightedResponse] = []
-    batches = step_batches(record.examples, objective, gradients.policy, batch_tokens)
+    terms: list[TokenTerms] = []
+    policy = gradients.policy
+    batches = step_batches(examples, objective, policy, batch_tokens or policy.batch_tokens)
     for numbers, batch in batches:
-        losses = _Losses(objective, batch)
+        losses = _Losses(objective, batch, terms if with_terms else None)
         own = rows[len(weighted) : len(weighted) + len(batch.side)]
         gradients.add(record.before, batch, losses, torch.arange(len(own)), into=own)
-        examples = [record.examples[number] for number in numbers]
-        weighted += weighted_of(examples, objective, batch, losses.token_weights)
-    return StepResponses(tuple(labels), rows, tuple(weighted))
+        together = [examples[number] for number in numbers]
+        weighted += weighted_of(together, objective, batch, losses.token_weights)
+    return StepResponses(tuple(labels), rows, tuple(weighted), tuple(terms))
 
 
 def gradients_of(record: StepRecord, policy: PolicyFunction) -> GroupedGradients:
@@ -71,7 +86,7 @@ def example_pushes(
     update: FrozenUpdate,
     observed: Sequence[Encoded],
     *,
-    batch_tokens: int = 2_048,
+    batch_tokens: int | None = None,
 ) -> Float[Tensor, "observed examples"]:
     """What each example e of a recorded step did to observed responses: sums of `token_forces`.
 
@@ -81,8 +96,8 @@ def example_pushes(
     **Arguments:**
 
     - `update`: the recorded step's frozen map (`split_step`).
-    - `batch_tokens`: bound of sequences × padded length of one forward. A forward has one example
-      where the gradients of all do not fit into memory at once.
+    - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's. A
+      forward has one example where the gradients of all do not fit into memory at once.
 
     **Returns:** nats, in float64, in the order of `record.examples`.
     """
@@ -95,10 +110,10 @@ def example_pushes(
     ]
     along = torch.cat(directions)
     count = sum(len(example.responses(objective.sides)) for example in record.examples)
-    if count * scale.nbytes > memory_for(policy.device, None):
-        batch_tokens = 1
+    room = count * scale.nbytes <= memory_for(policy.device, None)
+    tokens = (batch_tokens or policy.batch_tokens) if room else 1
     pushes = along.new_zeros(len(observed), len(record.examples), dtype=torch.float64)
-    for numbers, batch in step_batches(record.examples, objective, policy, batch_tokens):
+    for numbers, batch in step_batches(record.examples, objective, policy, tokens):
         rows = gradients.rows(record.before, len(batch.side))
         each = torch.arange(len(rows))
         gradients.add(record.before, batch, _Losses(objective, batch), each, into=rows)
@@ -108,14 +123,22 @@ def example_pushes(
 
 
 class _Losses:
-    """`−Σ_j c_{l,j} log π_{l,j}` of every response token; keeps c."""
+    """`−Σ_j c_{l,j} log π_{l,j}` of every response token; keeps c, and terms in `into`."""
 
-    def __init__(self, objective: Objective, batch: TokenBatch) -> None:
-        self._objective, self._batch = objective, batch
+    def __init__(
+        self, objective: Objective, batch: TokenBatch, into: list[TokenTerms] | None = None
+    ) -> None:
+        self._objective, self._batch, self._terms = objective, batch, into
         self.token_weights = torch.empty(0, 0)
 
     def __call__(self, logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, " tokens"]:
         logps = read_logps(self._objective, logits, self._batch)
         weights = self._objective.token_weights(logps.detach(), self._batch)
         self.token_weights = weights.reshape(len(logps), -1)
+        if self._terms is not None:
+            batch = self._batch
+            made = token_terms(
+                logits.detach(), batch.targets, weights, temperature=batch.temperature
+            )
+            self._terms += made.split(batch.sequence_length.tolist())
         return -(weights * logps).reshape(len(logps), -1).sum(1)

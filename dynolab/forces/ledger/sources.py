@@ -9,9 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.encode import Encoded
-from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.map.terms import TokenTerms, response_terms, step_terms
+from dynolab.forces.map.terms import TokenTerms
 from dynolab.training.step_record import StepRecord
 
 
@@ -83,33 +81,16 @@ class SourceMeasures:
     kernel_bound: float
 
 
-class SourceAccounts:
-    """Measures steps of a training, the last one first, on single answers by name."""
-
-    def __init__(self, policy: PolicyFunction, answers: Sequence[tuple[str, Encoded]]) -> None:
-        self._policy, self._names = policy, [name for name, _ in answers]
-        self._sequences = [sequence for _, sequence in answers]
-        self._next: list[TokenTerms] | None = None
-
-    def enter(self, record: StepRecord, *, gap: int = 1) -> list[SourceMeasures]:
-        """What a step did to each answer, as the papers measure it.
-
-        **Arguments:** `gap`: steps from this one to the one entered last.
-        """
-        if not self._sequences:
-            return []
-        policy, answers = self._policy, self._sequences
-        after = self._next if gap == 1 else None
-        after = after or response_terms(policy, answers, at=record.after)
-        self._next = response_terms(policy, answers, at=record.before)
-        updating = [response.terms for response in step_terms(record, policy)]
-        rate = record.facts.learning_rate * record.facts.clip_factor
-        measures = []
-        for name, before, later in zip(self._names, self._next, after, strict=True):
-            change = later.logp - before.logp
-            lbk, sign_delta = paper_influence(change, before, updating)
-            bound = kernel_lower_bound(change, before, updating, rate)
-            measures.append(
-                SourceMeasures(record.facts.step, name, lbk, sign_delta, float(bound.max()))
-            )
-        return measures
+def source_measures(
+    record: StepRecord,
+    name: str,
+    before: TokenTerms,
+    after: TokenTerms,
+    updating: Sequence[TokenTerms],
+) -> SourceMeasures:
+    """A step's measures on the answer of this name, by its terms at both ends of the step."""
+    change = after.logp - before.logp
+    lbk, sign_delta = paper_influence(change, before, updating)
+    rate = record.facts.learning_rate * record.facts.clip_factor
+    bound = kernel_lower_bound(change, before, updating, rate)
+    return SourceMeasures(record.facts.step, name, lbk, sign_delta, float(bound.max()))

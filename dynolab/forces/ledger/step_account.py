@@ -14,6 +14,7 @@ from dynolab.forces.function.blocks import SLICE, block_columns, flatten, produc
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Slopes
 from dynolab.forces.ledger.responses import StepResponses
+from dynolab.forces.ledger.sources import SourceMeasures
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
@@ -44,7 +45,8 @@ class StepAccount:
     step's real Δθ, and `rounding` the part of it that the optimizer's formula does not give.
     `carried_in` is what the momentum that the step began with did from here on, `unexplained` what
     the part of the gradient did that no response made.
-    `tokens` are those of some lines; `blocks` the sums of the lines of each of `SIDES` through the
+    `tokens` are those of some lines, `sources` the papers' measures of single answers; `blocks` the
+    sums of the lines of each of `SIDES` through the
     parameters of a block (`block_of`).
     """
 
@@ -59,6 +61,7 @@ class StepAccount:
     rounding: Float[Tensor, " functionals"]
     unexplained: Float[Tensor, " functionals"]
     tokens: tuple[TokenLines, ...] = ()
+    sources: tuple[SourceMeasures, ...] = ()
     blocks: Mapping[str, Float[Tensor, "functionals 2"]] = field(default_factory=dict)
 
     @property
@@ -105,6 +108,7 @@ def joined(parts: Sequence[StepAccount]) -> StepAccount:
         rounding=columns("rounding"),
         unexplained=columns("unexplained"),
         tokens=tuple(own for part in parts for own in part.tokens),
+        sources=tuple(own for part in parts for own in part.sources),
         blocks={name: torch.cat([part.blocks[name] for part in parts]) for name in parts[0].blocks},
     )
 

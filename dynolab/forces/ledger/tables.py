@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dynolab.forces.ledger.sources import SourceMeasures
 from dynolab.forces.ledger.step_account import SIDES, StepAccount
 from dynolab.results.ledger import (
     PER_STEP,
@@ -102,10 +101,7 @@ class LedgerTables:
                 token=[*map(self._read_token, entries.responses[split.response].tokens)],
                 nats=split.nats.tolist(),
             )
-
-    def add_sources(self, measures: Sequence[SourceMeasures]) -> None:
-        """Appends the papers' measures of one step."""
-        for each in measures:
+        for each in entries.sources:
             self._append("sources", **{name: [value] for name, value in vars(each).items()})
 
     def _append(self, table: str, **columns: Sequence[object]) -> None:
@@ -122,11 +118,12 @@ class LedgerTables:
         for name in self._tables:
             self._append(name, **read_table(folder, name))
 
-    def hardest_pull(self, names: Sequence[str]) -> HardestPull | None:
+    def hardest_pull(self, names: Sequence[str], room: int) -> HardestPull | None:
         """Of some functionals the one that fell most, and what pulled it down; None if none fell.
 
         The example is the one that in sum lowered it most, the step the one of its steps that did.
-        What fell between steps that were entered does not count.
+        What fell between steps that were entered does not count, nor, if there are others, examples
+        with an answer of more than `room` tokens.
         """
         steps, lines, table = (
             read_arrays(self._tables[name]) for name in ("steps", "lines", "responses")
@@ -139,7 +136,10 @@ class LedgerTables:
             return None
         responses = Responses(table["example"], table["side"], table["step"])
         nats = accounts[worst].lines
-        puller = responses.pushers(nats)[0].example
+        rows: list[Any] = self._tables["responses"]["tokens"]
+        long = set(table["example"][[len(tokens) > room for tokens in rows]])
+        pushers = responses.pushers(nats)
+        puller = next((own for own in pushers if own.example not in long), pushers[0]).example
         by_step = responses.by_step(nats, [responses.examples.index(puller)])[0]
         return HardestPull(worst, puller, responses.steps[int(np.nanargmin(by_step))])
 

@@ -147,11 +147,14 @@ def updating_terms(
 ) -> list[UpdatingTerms]:
     """`step_terms` of a step on these examples, at these weights."""
     place = policy.cast(at)
-    terms: list[TokenTerms] = []
-    for _, batch in step_batches(examples, objective, policy, batch_tokens):
+    terms: dict[int, list[TokenTerms]] = {}
+    for numbers, batch in step_batches(examples, objective, policy, batch_tokens):
         logits = policy.logits(place, batch, forward_mode=False)
         rates = objective.token_weights(read_logps(objective, logits, batch), batch)
         made = token_terms(logits, batch.targets, rates, temperature=batch.temperature)
-        terms += made.split(batch.sequence_length.tolist())
+        each = iter(made.split(batch.sequence_length.tolist()))
+        for number in numbers:
+            terms[number] = [next(each) for _ in examples[number].responses(objective.sides)]
     labels = labelled(examples, objective)
-    return [UpdatingTerms(*both) for both in zip(labels, terms, strict=True)]
+    in_order = [own for number in range(len(examples)) for own in terms[number]]
+    return [UpdatingTerms(*both) for both in zip(labels, in_order, strict=True)]

@@ -29,7 +29,7 @@ def step_layers(
     encoder: Encoder,
     *,
     stage: str,
-    batch_tokens: int = 2_048,
+    batch_tokens: int | None = None,
 ) -> list[LayerForce]:
     """Energy and direction of a step's forces on features, and predicted against measured Δh.
 
@@ -50,7 +50,7 @@ def step_layers(
     answers = [answer for _, answer in encode_probes(probes, encoder)]
     batches = [
         policy.batch([answers[member] for member in members])
-        for members in by_length(answers, batch_tokens)
+        for members in by_length(answers, batch_tokens or policy.batch_tokens)
     ]
     forces = feature_forces(
         policy,

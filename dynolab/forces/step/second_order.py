@@ -10,16 +10,14 @@ because the prediction π in A changes. The latter is never positive: it lowers 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import jvp, vjp
+from torch.func import jvp
 
 from dynolab.data.batches import TokenBatch
-from dynolab.forces.function.blocks import block_of
 from dynolab.forces.function.checks import check_batch
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.policy import PolicyFunction
@@ -86,38 +84,6 @@ def second_order(
 
     (value, moved), (_, bent) = jvp(along, (primal,), (d,))[:2]
     return SecondOrder(view, value, moved, bent)
-
-
-@torch.enable_grad()
-def bending_by_block(
-    policy: PolicyFunction,
-    at: Weights,
-    change: Weights,
-    batch: TokenBatch,
-    view: View,
-    weights: Float[Tensor, "tokens k"],
-) -> dict[str, float]:
-    """`Σ weights · (A z̈_b)/2` of every parameter block b, with `z̈_b = d_b · ∂ż/∂θ_b`.
-
-    The blocks' sum is `Σ weights · (A z̈)/2`. One backward pass through the derivative ż gives all.
-    """
-    place, d = policy.cast(at), policy.cast(change)
-    primal = {name: place[name] for name in d}
-
-    def moved(leaves: Weights) -> tuple[Tensor, Tensor]:
-        value, along = _value_and_derivative(policy, {**place, **leaves}, d, batch)
-        return along, value
-
-    _, pull, value = vjp(moved, primal, has_aux=True)  # type: ignore[misc]
-    # (A z̈)_v = ⟨e_v − π, z̈⟩, with A held at the weights `at`.
-    tokens = batch.token[:, None] if view.tokens is None else view.tokens
-    cotangent = -weights.sum(-1, keepdim=True) * torch.softmax(value.detach(), -1)
-    cotangent.scatter_add_(-1, tokens, weights)
-    (gradient,) = pull(cotangent / 2)
-    blocks: defaultdict[str, float] = defaultdict(float)
-    for name, own in gradient.items():
-        blocks[block_of(name)] += float((own.double() * d[name].double()).sum())
-    return dict(blocks)
 
 
 def _value_and_derivative(

@@ -58,7 +58,7 @@ class UpdateSplit:
 
 
 def split_step(
-    record: StepRecord, policy: PolicyFunction, *, batch_tokens: int = 16_384
+    record: StepRecord, policy: PolicyFunction, *, batch_tokens: int | None = None
 ) -> UpdateSplit:
     """Replays a recorded step at the weights before it and splits its update.
 
@@ -69,7 +69,7 @@ def split_step(
     **Arguments:**
 
     - `policy`: the recorded model; its own weights are used only where the record has none.
-    - `batch_tokens`: bound on sequences × padded length of one forward.
+    - `batch_tokens`: bound on sequences × padded length of one forward; default: the policy's.
 
     **Raises:** `ConfigError` if the model cannot score an example, or a state contains nan.
     """
@@ -93,7 +93,7 @@ def split_step(
 
 
 def side_gradients(
-    record: StepRecord, policy: PolicyFunction, *, batch_tokens: int = 16_384
+    record: StepRecord, policy: PolicyFunction, *, batch_tokens: int | None = None
 ) -> SideGradients:
     """Gradients of the recorded loss through chosen and through rejected tokens.
 
@@ -106,7 +106,8 @@ def side_gradients(
         side: {name: torch.zeros_like(w) for name, w in leaves.items()}
         for side in (CHOSEN, REJECTED)
     }
-    for _, batch in step_batches(record.examples, objective, policy, batch_tokens):
+    tokens = batch_tokens or policy.batch_tokens
+    for _, batch in step_batches(record.examples, objective, policy, tokens):
         logps = objective_logps(policy, leaves, batch, objective)
         token_weights = objective.token_weights(logps.detach(), batch)
         for side in objective.sides:
@@ -214,14 +215,22 @@ def _recorded_change(record: StepRecord) -> Iterator[tuple[str, Tensor]]:
         yield name, record.after[name].double() - before.double()
 
 
+def longest_first(examples: Sequence[Recorded], sides: Sequence[int]) -> list[int]:
+    """The examples' numbers, by their longest sequence: neighbours need little padding."""
+    longest = [
+        max(len(sequence.ids) for _, sequence in example.responses(sides)) for example in examples
+    ]
+    return sorted(range(len(examples)), key=lambda number: -longest[number])
+
+
 def micro_batches(
     examples: Sequence[Recorded], sides: Sequence[int], batch_tokens: int
 ) -> Iterator[list[int]]:
-    """Example numbers whose padded sequences stay within a number of tokens."""
+    """Example numbers whose padded sequences stay within a number of tokens, the longest first."""
     batch: list[int] = []
     batch_lengths: list[int] = []
-    for number, example in enumerate(examples):
-        lengths = [len(sequence.ids) for _, sequence in example.responses(sides)]
+    for number in longest_first(examples, sides):
+        lengths = [len(sequence.ids) for _, sequence in examples[number].responses(sides)]
         together = batch_lengths + lengths
         if batch and len(together) * max(together) > batch_tokens:
             yield batch

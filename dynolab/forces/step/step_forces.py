@@ -39,7 +39,7 @@ def step_forces(
     encoder: Encoder,
     *,
     stage: str,
-    batch_tokens: int = 4_096,
+    batch_tokens: int | None = None,
 ) -> StepForces:
     """Measures and predicts what a recorded step did to every probe row.
 
@@ -51,13 +51,14 @@ def step_forces(
 
     - `encoder`: encodes the rows; rows that its overlong rule drops get no force row, and its
       counts do not change.
-    - `batch_tokens`: bound on sequences × padded length of one forward; up to four derivatives
-      run beside it.
+    - `batch_tokens`: bound on sequences × padded length of one forward, beside which up to four
+      derivatives run; default: the policy's.
 
     **Raises:** `ConfigError` if the overlong rule drops every probe row.
     """
     answers = encode_probes(probes, encoder)
-    split = split_step(record, policy, batch_tokens=batch_tokens)
+    tokens = batch_tokens or policy.batch_tokens
+    split = split_step(record, policy, batch_tokens=tokens)
     error = replay_error(split, record)
     update = FrozenUpdate({name: scale.cpu() for name, scale in split.update.scale.items()})
     directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
@@ -68,7 +69,7 @@ def step_forces(
     }
     del split
 
-    groups = list(by_length([answer for _, answer in answers], batch_tokens))
+    groups = list(by_length([answer for _, answer in answers], tokens))
     before = policy.cast(record.before)
     batches = [watch([answers[member] for member in members], before, policy) for members in groups]
     del before
@@ -144,8 +145,8 @@ def _observe(
     Weights and directions are on the policy's device in turn, each once.
     """
     after = policy.cast(record.after)
-    tokens = [
-        {"measured": policy.observed(after, watched.batch, watched.view) - watched.start}
+    changes = [
+        {"measured": policy.measured(after, watched.batch, watched.view) - watched.start}
         for watched in batches
     ]
     del after
@@ -155,12 +156,12 @@ def _observe(
     for start in range(0, len(names), together):
         some = names[start : start + together]
         moving = [policy.cast(directions[name]) for name in some]
-        for values, watched in zip(tokens, batches, strict=True):
+        for values, watched in zip(changes, batches, strict=True):
             along = policy.change_along(place, moving, watched.batch, view=watched.view)
             values |= dict(zip(some, along, strict=True))
         del moving  # before the next are moved
     sums = []
-    for values, watched in zip(tokens, batches, strict=True):
+    for values, watched in zip(changes, batches, strict=True):
         parts = dict.fromkeys(PARTS, torch.zeros_like(values["measured"]))
         sums.append({name: watched.sums(each) for name, each in (parts | values).items()})
     return sums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,10 @@ from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights, gradients
+from dynolab.forces.map.problem import weighted_of
+from dynolab.forces.map.weighted import scores_along
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_logps, record_batch, split_step
@@ -23,6 +27,9 @@ from dynolab.training.step_record import StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+MAP_TOKENS = 128
+"""Tokens of an answer that a token map has room for."""
 
 
 def build_token_map(
@@ -75,11 +82,11 @@ def token_forces(
     *,
     at: Weights | None = None,
 ) -> Float[Tensor, "observed updating"]:
-    """`F[m,l] = ∂ log π_m/∂θ · (−scale ⊙ ∇_θ(−c_l log π_l))`, column by column (exact).
+    """`F[m,l] = ∂ log π_m/∂θ · (−scale ⊙ ∇_θ(−c_l log π_l))`, row by row (exact).
 
-    For every update token l: a VJP with its own dynamic learning rate as cotangent gives its
-    gradient at the weights before the step, the optimizer's frozen linear map turns it into a
-    change of the weights, and a JVP carries that to every observed token m. This is
+    For every observed token m: a VJP gives ∇log π_m, the optimizer's frozen linear map turns it
+    into a direction, and along that a JVP of the example's scores `s_l = c_l log π_l`, at the
+    weights before the step, gives the pushes of all its tokens l. This is
     `−η A_m K_{m,l} G_l` (Ren & Sutherland, arXiv 2407.10490, prop. 1) with the optimizer's
     preconditioner inside K. `Σ_l F` is the first order along this example's share of
     from_chosen + from_rejected.
@@ -94,24 +101,34 @@ def token_forces(
     group, tokens of the completions that were pushed up, then of the others.
     """
     place = midpoint(record.before, record.after) if at is None else at
-    columns = _token_updates(record, policy, update, updating)
-    return policy.change_along(place, columns, policy.batch([observed])).T
-
-
-def _token_updates(
-    record: StepRecord, policy: PolicyFunction, update: FrozenUpdate, updating: int
-) -> Iterator[Weights]:
-    """Yields the change of the weights through each token of one example."""
-    leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
-    batch = record_batch(record, policy, [updating])
     objective = build_objective(record.facts.objective)
+    example, batch = record.examples[updating], record_batch(record, policy, [updating])
+    logps = objective_logps(policy, policy.cast(record.before), batch, objective)
+    rates = objective.token_weights(logps, batch).reshape(len(logps), -1)
+    # Response by response: a pair's sequences may differ much in length.
+    responses = weighted_of([example], objective, batch, rates)
+    order = batch.side.argsort(stable=True).tolist()
+    directions = _directions(policy, place, observed, update)
+    rows = []
+    while some := list(islice(directions, policy.tangents_together)):
+        parts = [scores_along(policy, record.before, some, [responses[n]]) for n in order]
+        rows.append(torch.cat(parts, 1))
+        some.clear()  # before the next are made
+    return torch.cat(rows)
+
+
+def _directions(
+    policy: PolicyFunction, at: Weights, observed: Encoded, update: FrozenUpdate
+) -> Iterator[Weights]:
+    """`scale ⊙ ∇log π_m` of every observed token m."""
+    leaves = {name: w.requires_grad_() for name, w in policy.cast(at).items()}
     with torch.enable_grad():
-        logps = objective_logps(policy, leaves, batch, objective)
-        one_by_one = logps.unbind()
-    token_weights = objective.token_weights(logps.detach(), batch)
-    order = torch.argsort(batch.token_side != CHOSEN, stable=True)
-    for token in order.tolist():
-        yield update.along(gradients(one_by_one[token], leaves, -token_weights[token]))
+        batch = policy.batch([observed])
+        logits = policy.logits(leaves, batch, forward_mode=False)
+        logps = View.realised(batch).logps(logits).squeeze(-1).unbind()
+    for logp in logps:
+        gradient = gradients(logp, {name: leaves[name] for name in update.scale})
+        yield {name: update.scale[name].to(g) * g for name, g in gradient.items()}
 
 
 def token_strings(encoded: Encoded, tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,13 +17,10 @@ from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import change_of
-from dynolab.forces.step.second_order import bending_by_block, second_order
+from dynolab.forces.step.second_order import second_order
 from dynolab.forces.step.watch import Watched, encode_probes, watch
-from dynolab.results.forces import UNEXPLAINED, BendingPart, Validity
+from dynolab.results.forces import UNEXPLAINED, Validity
 from dynolab.training.step_record import StepRecord
-
-SOFTMAX = "softmax"
-"""Name of the part of the second order that is the prediction's own change (ΔA)."""
 
 _MULTIPLES = tuple(2.0 ** (power / 2) for power in range(-8, 41))
 """Multiples of a step at which the unexplained share is predicted."""
@@ -48,7 +44,7 @@ def step_validity(
     encoder: Encoder,
     *,
     stage: str,
-    batch_tokens: int = 2_048,
+    batch_tokens: int | None = None,
     since: Start | None = None,
 ) -> Validity:
     """The radius of validity of first order around a recorded step, or of all steps up to it.
@@ -68,13 +64,14 @@ def step_validity(
     answers = encode_probes(probes, encoder)
     start = record.before if since is None else since.weights
     change = change_of(start, record.after)
+    tokens = batch_tokens or policy.batch_tokens
     batches = [
         watch([answers[member] for member in members], start, policy)
-        for members in by_length([answer for _, answer in answers], batch_tokens)
+        for members in by_length([answer for _, answer in answers], tokens)
     ]
     firsts: list[Tensor] = []
     bent: list[Float[Tensor, "multiples answers"]] = []
-    parts: defaultdict[str, float] = defaultdict(float)
+    of_softmax = square = 0.0
     for watched in batches:
         batch, view = watched.batch, watched.view
         orders = second_order(policy, start, change, batch, view)
@@ -82,10 +79,8 @@ def step_validity(
         bent.append(torch.stack([watched.sums(orders.change(s)) for s in _MULTIPLES]))
         softmax = watched.sums(orders.softmax)
         second = watched.sums(orders.jacobian) + softmax
-        parts[SOFTMAX] += float((softmax * second).sum())
-        weights = watched.spread(second).to(policy.dtype)
-        for block, own in bending_by_block(policy, start, change, batch, view, weights).items():
-            parts[block] += own
+        of_softmax += float((softmax * second).sum())
+        square += float(second.square().sum())
     first, predicted = torch.cat(firsts), torch.cat(bent, dim=1)
 
     def measured(multiple: float) -> float:
@@ -100,7 +95,6 @@ def step_validity(
     taken = {
         multiple: measured(multiple) for multiple in _around(1.0 if math.isnan(radius) else radius)
     }
-    second_squared = sum(parts.values())
     return Validity(
         stage=stage,
         step=record.facts.step,
@@ -111,10 +105,7 @@ def step_validity(
         unexplained=measured(1.0),
         predicted=radius,
         measured=crossing(list(taken), list(taken.values())),
-        parts=tuple(
-            BendingPart(part=part, share=own / second_squared if second_squared else math.nan)
-            for part, own in parts.items()
-        ),
+        softmax=of_softmax / square if square else math.nan,
     )
 
 
@@ -143,7 +134,7 @@ def _moved(
     )
     return torch.cat(
         [
-            watched.sums(policy.observed(place, watched.batch, watched.view) - watched.start)
+            watched.sums(policy.measured(place, watched.batch, watched.view) - watched.start)
             for watched in batches
         ]
     )

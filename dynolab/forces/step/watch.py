@@ -39,13 +39,6 @@ class Watched:
         chosen = self.row[len(realised) :]
         return torch.cat([realised, best[chosen]])
 
-    def spread(self, values: Float[Tensor, " answers"]) -> Float[Tensor, "tokens 2"]:
-        """Each answer's value at its own tokens, the transpose of `sums`."""
-        count = len(self.batch.side)
-        best = values.new_zeros(count)
-        best[self.row[count:]] = values[count:]
-        return torch.stack([values[:count], best], dim=1)[self.batch.sequence]
-
 
 def encode_probes(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[ProbeRow, Encoded]]:
     """Encodes the rows; leaves out those that the encoder's overlong rule drops.
@@ -66,7 +59,7 @@ def watch(
 ) -> Watched:
     """The batch of some rows, their log π and their argmax tokens at the weights before a step."""
     batch = policy.batch([answer for _, answer in rows])
-    logits = policy.logits(policy.cast(before), batch)
+    logits = policy.logits(policy.cast(before), batch, forward_mode=False)
     view = View.realised(batch).beside(View.argmax(logits))
     kinds = [probe.kind for probe, _ in rows]
     chosen = [number for number, kind in enumerate(kinds) if kind == "chosen"]

@@ -41,7 +41,7 @@ _CHANGING = {  # layout settings that differ from map to map
 
 def hardest_pull_figure(token_map: TokenMap) -> Figure | None:
     """The map of the hardest pull of a ledger on the answer that fell most."""
-    about = f"It is the hardest pull on the answer that fell most. {ONE_STEP}"
+    about = f"Of answers of at most 128 tokens, the one that fell most. {ONE_STEP}"
     return token_map_figure(token_map, about)
 
 

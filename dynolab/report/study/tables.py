@@ -20,8 +20,7 @@ from dynolab.report.inputs.study import Squeezing, Training
 from dynolab.report.page import Section, Words, table
 from dynolab.report.study.learning_paths import Paths, stages_of
 from dynolab.report.style import SPLITS, in_order, objective_name, rank_of, style_of
-from dynolab.report.text import excerpt, number, true_minus, with_interval
-from dynolab.results.forces import Validity
+from dynolab.report.text import excerpt, number, with_interval
 from dynolab.results.study import ARGMAX, PairChange
 from dynolab.statistics import mean_interval
 
@@ -36,7 +35,6 @@ _FORECASTS = {
     "weights": "all weights",
     "batch": "whole batch",
 }
-_BENDING, _SMALLEST = 4, 0.01  # parts of the second order that a row names; the smallest share
 
 
 def change_section(paths: Paths, words: Words) -> Section | None:
@@ -165,7 +163,7 @@ def validity_section(trainings: Sequence[Training], words: Words) -> Section | N
             _percent(own.unexplained),
             number(own.predicted, 2),
             number(own.measured, 2),
-            _bending(own),
+            _percent(own.softmax),
         )
         for training in trainings
         for own in training.validity
@@ -178,7 +176,7 @@ def validity_section(trainings: Sequence[Training], words: Words) -> Section | N
         "unexplained",
         "radius, predicted",
         "measured",
-        "sources of curvature",
+        "of it the softmax",
     )
     return words.section(
         "validity",
@@ -195,13 +193,6 @@ def far_steps(training: Training) -> list[int]:
 
 def _percent(share: float) -> str:
     return f"{number(100 * share, 2)} %"
-
-
-def _bending(own: Validity) -> str:
-    """The largest parts of the second order, by their size."""
-    shares = {part.part: part.share for part in own.parts if abs(part.share) >= _SMALLEST}
-    largest = sorted(shares, key=lambda part: -abs(shares[part]))[:_BENDING]
-    return ", ".join(f"{part} {true_minus(f'{100 * shares[part]:+.0f}')} %" for part in largest)
 
 
 def layer_section(trainings: Sequence[Training], words: Words) -> Section | None:
