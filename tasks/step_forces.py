@@ -98,7 +98,7 @@ def _measure(
     tokens = work.config.batch_tokens
     replays, validities, layers = [], [], []
     start: Start | None = None
-    up, answers = False, list[tuple[ProbeRow, Encoded]]()
+    answers: list[tuple[ProbeRow, Encoded]] = []
     gradients: GroupedGradients | None = None
     pushes: list[Push] = []
     with (work.output / "forces.jsonl").open("w") as file:

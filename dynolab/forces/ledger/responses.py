@@ -21,7 +21,7 @@ from dynolab.forces.map.terms import TokenTerms, token_terms
 from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
-from dynolab.forces.step.split import longest_first, step_batches
+from dynolab.forces.step.split import micro_batches, step_batches
 from dynolab.objectives import Objective, build_objective, read_logps
 from dynolab.training.step_record import StepRecord
 
@@ -56,15 +56,15 @@ def step_responses(
     policy's.
     """
     objective = build_objective(record.facts.objective)
-    order = longest_first(record.examples, objective.sides)
-    examples = [record.examples[number] for number in order]
+    policy = gradients.policy
+    tokens = batch_tokens or policy.batch_tokens
+    batches = micro_batches(record.examples, objective.sides, tokens)
+    examples = [record.examples[number] for numbers in batches for number in numbers]
     labels = labelled(examples, objective)
     rows = gradients.rows(record.before, len(labels))
     weighted: list[WeightedResponse] = []
     terms: list[TokenTerms] = []
-    policy = gradients.policy
-    batches = step_batches(examples, objective, policy, batch_tokens or policy.batch_tokens)
-    for numbers, batch in batches:
+    for numbers, batch in step_batches(examples, objective, policy, tokens):
         losses = _Losses(objective, batch, terms if with_terms else None)
         own = rows[len(weighted) : len(weighted) + len(batch.side)]
         gradients.add(record.before, batch, losses, torch.arange(len(own)), into=own)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, Totals
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, Totals, by_length
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_record
 from dynolab.forces.function.policy import PAD_ID, PolicyFunction
@@ -215,26 +215,10 @@ def _recorded_change(record: StepRecord) -> Iterator[tuple[str, Tensor]]:
         yield name, record.after[name].double() - before.double()
 
 
-def longest_first(examples: Sequence[Recorded], sides: Sequence[int]) -> list[int]:
-    """The examples' numbers, by their longest sequence: neighbours need little padding."""
-    longest = [
-        max(len(sequence.ids) for _, sequence in example.responses(sides)) for example in examples
-    ]
-    return sorted(range(len(examples)), key=lambda number: -longest[number])
-
-
 def micro_batches(
     examples: Sequence[Recorded], sides: Sequence[int], batch_tokens: int
 ) -> Iterator[list[int]]:
     """Example numbers whose padded sequences stay within a number of tokens, the longest first."""
-    batch: list[int] = []
-    batch_lengths: list[int] = []
-    for number in longest_first(examples, sides):
-        lengths = [len(sequence.ids) for _, sequence in examples[number].responses(sides)]
-        together = batch_lengths + lengths
-        if batch and len(together) * max(together) > batch_tokens:
-            yield batch
-            batch, batch_lengths = [], []
-        batch.append(number)
-        batch_lengths += lengths
-    yield batch
+    responses = [[sequence for _, sequence in example.responses(sides)] for example in examples]
+    longest = [max(own, key=lambda sequence: len(sequence.ids)) for own in responses]
+    return by_length(longest, batch_tokens // max(map(len, responses)))
