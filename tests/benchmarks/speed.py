@@ -1,0 +1,129 @@
+"""What analyses cost beside the training that they are of, and whether the account closes.
+
+    python -m tests.benchmarks.speed
+
+DPO on the built-in study, `_sgd` and `_adamw`; with DYNOLAB_TEST_DATA also, `_hh`, on 200 rows of
+HH with a model of 3M weights, as in the file that `dynolab init` writes. Prints one JSON object on
+its last line. Costs are CPU seconds over those of the training alone, without probes and records:
+
+- `ledger_over_training`: training run again, every step by example and side, and a token map;
+  `ledger_sampled_over_training`: the same of one step in ten.
+- `forces_step_over_training_step`: all forces of a recorded step, over a step of the training.
+- `probes_share_of_training`: of the training as the study runs it.
+- `closure`: largest |Σ entries + residual − measured| over the path's length; `residual_share`:
+  largest |Σ residual| over it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from dynolab.training.config import EngineConfig, OptimizerConfig
+from flows.parameters import load_parameters
+from flows.study import StudyParameters, resolved, study_steps
+from tasks.runtime.pipeline import Step
+from tasks.runtime.stage import run_stage
+from tasks.runtime.system.computing import COMPUTING
+from tasks.runtime.work import StageResult
+from tests.benchmarks.figures import STUDIES, gather, real_inputs, report
+from tests.flows.in_process import InProcess
+
+SGD = OptimizerConfig(name="sgd", learning_rate=1e-2)
+ADAMW = OptimizerConfig(learning_rate=1e-4, weight_decay=0.01)
+ROWS, EVERY = 200, 10
+AT_MOST = {
+    "ledger_over_training": 5.0,
+    "forces_step_over_training_step": 10.0,
+    "probes_share_of_training": 0.2,
+    "closure": 1e-6,
+}
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Of this process and its children."""
+    before = os.times()
+    work()
+    return sum(os.times()[:4]) - sum(before[:4])
+
+
+def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, float]:
+    """A study's preference training and what is measured of it, on one rank of this process."""
+    lab, training = InProcess(home), parameters.preference
+    parameters = parameters.model_copy(
+        update={
+            "preference": training.model_copy(
+                update={"engine": EngineConfig(kind="plain", ranks=1)}
+            )
+        }
+    )
+    steps = {step.name: step for step in study_steps(resolved(parameters))}
+    before = [name for name in ("data", "probe-set", "base", "sft") if name in steps]
+    results = lab.run_steps([steps[name] for name in before])
+
+    def cost(step: Step, **changes: object) -> float:
+        def run() -> None:
+            config = step.config.model_copy(update=changes)
+            sources = step.sources(results)
+            done: StageResult = run_stage(step.stage, config, sources, lab.platform)
+            if not changes:
+                results[step.name] = done
+
+        return cpu_seconds(run)
+
+    alone = cost(steps["preference"], probe_every=0, record_steps=())
+    trained, whole = cost(steps["preference"]), cost(steps["ledger"])
+    forces = cost(steps["preference-forces"])
+    figures = {
+        "ledger_over_training": whole / alone,
+        "ledger_sampled_over_training": cost(steps["ledger"], every=EVERY) / alone,
+        "forces_step_over_training_step": forces
+        / len(training.record_steps)
+        * (training.steps / alone),
+        "probes_share_of_training": 1 - alone / trained,
+        "closure": results["ledger"].metrics["ledger/closure"],
+        "residual_share": results["ledger"].metrics["ledger/residual_share"],
+    }
+    return {f"{figure}_{name}": value for figure, value in figures.items()}
+
+
+def builtin(home: Path, optimizer: OptimizerConfig) -> dict[str, float]:
+    """The built-in study's DPO with another optimizer."""
+    study = load_parameters(StudyParameters, STUDIES / "builtin.yaml")
+    training = study.preference.model_copy(update={"optimizer": optimizer})
+    changed = study.model_copy(update={"preference": training})
+    return measured(home / "builtin", changed, optimizer.name)
+
+
+def hh(home: Path) -> dict[str, float]:
+    """The study that `dynolab init` writes."""
+    rows, model = real_inputs("data/hh/harmless-base_test.jsonl.gz", "models/stories-3m")
+    file = home / "hh.yaml"
+    with gzip.open(rows, "rt") as lines:
+        (home / "hh.jsonl").write_text("".join(islice(lines, ROWS)))
+    command = [sys.executable, "-m", "flows.cli", "init", str(file), "--model", str(model)]
+    subprocess.run([*command, "--data", str(home / "hh.jsonl")], check=True, stdout=sys.stderr)
+    return measured(home / "hh", load_parameters(StudyParameters, file), "hh")
+
+
+def main() -> None:
+    os.environ |= {**COMPUTING, **os.environ}  # as the command does
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        parts = [lambda: builtin(home, SGD), lambda: builtin(home, ADAMW)]
+        if "DYNOLAB_TEST_DATA" in os.environ:
+            parts.append(lambda: hh(home))
+        figures = gather(parts)
+    bounds = AT_MOST.items()
+    bars = {name: most for key, most in bounds for name in figures if name.startswith(key)}
+    report(figures, at_most=bars)
+
+
+if __name__ == "__main__":
+    main()
