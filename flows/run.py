@@ -32,7 +32,7 @@ from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG, Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, run_page
 from tasks.runtime.track.progress import link_report
-from tasks.runtime.track.runs import Run, RunTracker
+from tasks.runtime.track.runs import Run, RunTracker, shown_params
 from tasks.runtime.work import StageResult
 
 log = logging.getLogger(__name__)
@@ -75,17 +75,19 @@ def run_plan(
 
     `pages`: the flow whose page the home's `reports` get, also while it fills.
 
-    In MLflow the parent run holds the parameters and the last step's metrics, so that studies can
-    be compared by their parent runs. A step whose result is committed ends in state `Cached`. Tasks
-    are called, not submitted, so that cancelling the flow run signals the training in it.
+    In MLflow the parent run holds the parameters, the metrics of the training of `plan.trained`, by
+    the same names, and those of the last step as `result/…`. A step whose result is committed ends
+    in state `Cached`. Tasks are called, not submitted, so that cancelling the flow run signals the
+    training in it.
     """
     parameters = plan.parameters
     trainings = [step.name for step in plan.steps if isinstance(step.config, LoopConfig)]
     with open_platform(
         study=parameters.name,
         project=parameters.project,
-        tags={"flow": flow, **plan.tags},
-        params=parameters.model_dump(mode="json"),
+        tags={"kind": flow, "flow": flow, **plan.tags},
+        params=shown_params(parameters),
+        settings_yaml=parameters.as_yaml,
         charts=bool(trainings),
     ) as platform:
         shown = None if pages is None else partial(write_early_page, pages, plan, platform=platform)
@@ -94,6 +96,7 @@ def run_plan(
             copy_page(pages, parameters.name, results, platform)
             lead_to_page(pages, parameters.name, results, trainings, platform)
         if plan.trained is not None and platform.has_worked and platform.parent_run is not None:
+            follow_training(platform, results[plan.trained])
             model = f"{parameters.project}-{parameters.name}"
             register_model(platform.parent_run, model, results[plan.trained])
     return {name: result.model_dump(mode="json") for name, result in results.items()}
@@ -126,8 +129,16 @@ def run_on(
             shown(results)
             shown_at = time.monotonic()
     if platform.has_worked and platform.parent_run is not None:
-        platform.parent_run.log_metrics(results[plan.steps[-1].name].metrics, 0)
+        metrics = results[plan.steps[-1].name].metrics
+        platform.parent_run.log_metrics({f"result/{name}": metrics[name] for name in metrics}, 0)
     return {step.name: results[step.name] for step in plan.steps}
+
+
+def follow_training(platform: Platform, result: StageResult) -> None:
+    """Gives the parent run the metrics of a training, at every step and by the same names."""
+    folder = platform.store.folder(result.address, result.digest)
+    if platform.parent_run is not None:
+        platform.parent_run.follow(folder / "metrics.jsonl")
 
 
 def check_hosts(steps: Sequence[Step], settings: Settings) -> None:

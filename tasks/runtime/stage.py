@@ -17,11 +17,12 @@ from uuid import uuid4
 from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
 from dynolab.likelihood.checked import checks_kept
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
-from tasks.runtime.keys import canonical, stage_key
+from tasks.runtime.keys import stage_key
 from tasks.runtime.launch.devices import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import link_mlflow_run, run_tags
+from tasks.runtime.track.runs import shown_params
 from tasks.runtime.work import Config, StageResult, Work
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _compute(
         name,
         parent=platform.parent_run,
         tags=_tags(stage, place.key, inputs) | run_tags(),
-        params=canonical(config),
+        params=shown_params(config),
         resume_key=None if fresh else place.key,
     )
     link_mlflow_run(tracker, name)
@@ -254,7 +255,12 @@ def _clear_resume(place: Place) -> None:
 
 
 def _tags(stage: Stage[Config], key: str, inputs: Mapping[str, StageResult]) -> dict[str, str]:
-    tags = {"stage": stage.name, "stage_version": str(stage.version), "stage_key": key}
+    tags = {
+        "kind": "stage",
+        "stage": stage.name,
+        "stage_version": str(stage.version),
+        "stage_key": key,
+    }
     tags |= {f"input.{name}": source.digest for name, source in inputs.items()}
     revision = git_revision()
     return tags | {"git_revision": revision} if revision else tags
@@ -268,4 +274,4 @@ def _report(tracker: RunTracker, result: StageResult, manifest: Manifest, scratc
     )
     copy = scratch / "manifest.json"
     copy.write_bytes(manifest.to_bytes())
-    tracker.log_artifact(copy, "manifests")
+    tracker.log_artifact(copy, "")

@@ -67,8 +67,6 @@ def page_shown(work: Work[Any]) -> Iterator[None]:
 
 
 def send_page(work: Work[Any]) -> None:
-    """Sends the page, the files beside it and its figures to MLflow."""
+    """Sends the page, which holds its figures, and the files beside it to MLflow."""
     for file in sorted(work.output.glob("*.*")):
         work.tracker.log_artifact(file, PAGE_FOLDER)
-    for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.log_artifact(file, "plots")

@@ -21,12 +21,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Collection, Iterator
+import json
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from starlette.requests import HTTPConnection
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOGIN_DAYS = 30
@@ -48,13 +50,19 @@ class Guard:
     - `token`: the secret that clients present.
     - `names`: allowed host names.
     - `public`: paths whose GET needs no login.
+    - `remembered`: what a browser that logs in puts into its `localStorage`, as JSON.
     """
 
     def __init__(
-        self, application: ASGIApp, token: str, names: Collection[str], public: Collection[str]
+        self,
+        application: ASGIApp,
+        token: str,
+        names: Collection[str],
+        public: Collection[str],
+        remembered: Mapping[str, Any] | None = None,
     ) -> None:
         self._application, self._names, self._public = application, names, public
-        self._token = token.encode()
+        self._token, self._remembered = token.encode(), remembered or {}
         self._cookie = f"dynolab-{hashlib.sha256(self._token).hexdigest()[:12]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,7 +125,14 @@ class Guard:
             return _refusal(401, "The link's token is not valid.")
         path = "/" + quote(request.scope["path"].lstrip("/"))  # `//name` leads to another server
         others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
-        answer = RedirectResponse(f"{path}?{urlencode(others)}" if others else path, 303)
+        page = f"{path}?{urlencode(others)}" if others else path
+        answer: Response = RedirectResponse(page, 303)
+        if self._remembered:
+            kept = {key: json.dumps(value) for key, value in self._remembered.items()}
+            answer = HTMLResponse(
+                f"<script>Object.assign(localStorage, {json.dumps(kept)});"
+                f"location.replace({json.dumps(page)} + location.hash)</script>"
+            )
         answer.set_cookie(
             self._cookie, token, max_age=LOGIN_DAYS * 86400, httponly=True, samesite="strict"
         )

@@ -31,12 +31,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from tasks.runtime.servers.guard import Guard
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import TOKEN, check_token
+from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS, PROJECT
 
 _SHUTDOWN_SECONDS = 3
 _HOSTS = ("127.0.0.1", "localhost")
@@ -44,6 +46,17 @@ _HOSTS = ("127.0.0.1", "localhost")
 
 _PUBLIC = {"prefect": ("/api/health", "/api/ready"), "mlflow": ("/health",)}
 """Paths for health checks; they reveal nothing but that the server is running."""
+
+_REMEMBERED = {
+    "mlflow": {
+        "mlflow.workflowType_v1": "machine_learning",
+        "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,
+    }
+}
+"""What a browser keeps for a server's pages from its login on.
+
+MLflow's pages then open on runs and their curves, not on traces of language models' calls.
+"""
 
 
 def allowed_hosts() -> tuple[str, ...]:
@@ -104,9 +117,13 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
         constants.ARTIFACTS_DESTINATION_ENV_VAR: artifacts,
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
     }
-    from mlflow.server.handlers import initialize_backend_stores
+    from mlflow.entities import ExperimentTag
+    from mlflow.server.handlers import _get_tracking_store, initialize_backend_stores
 
     initialize_backend_stores(database, database, artifact_root)
+    store, tags = _get_tracking_store(), starmap(ExperimentTag, EXPERIMENT_TAGS.items())
+    if store.get_experiment_by_name(PROJECT) is None:
+        store.create_experiment(PROJECT, tags=list(tags))
     from mlflow.server.fastapi_app import app
 
     return app
@@ -155,7 +172,7 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
         application = _APPLICATIONS[name](folder, listener.getsockname()[1], standing)
         public = _PUBLIC[name.removesuffix("-api")]
         config = uvicorn.Config(
-            Guard(application, token, allowed_hosts(), public),
+            Guard(application, token, allowed_hosts(), public, _REMEMBERED.get(name, {})),
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )

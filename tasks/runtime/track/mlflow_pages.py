@@ -38,6 +38,32 @@ CHARTS = {
 """Section → the metrics of each chart. MLflow shows those with values, and all others below."""
 
 
+COLUMNS = (
+    "params.`preference.objective.name`",
+    "params.`preference.objective.beta`",
+    "metrics.`probe/chosen/logp`",
+    "metrics.`squeeze/gap`",
+    "metrics.`train/margin`",
+    "attributes.`Duration`",
+)
+"""Columns of the list of runs, where the address names a view."""
+
+PROJECT = "dynolab"
+"""The experiment of studies that name none; the server has it before the first run."""
+
+RUNS_VIEW = "runs"
+EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",
+    VIEW_TAG + RUNS_VIEW: json.dumps({"selectedColumns": COLUMNS}),
+}
+"""Tags of every experiment: it holds trainings; and its list of runs has these columns."""
+
+
+def runs_page(experiment_id: str) -> str:
+    """Address of an experiment's list of runs."""
+    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={RUNS_VIEW}&{WORKFLOW}"
+
+
 def run_page(run: Run, artifact: str = "") -> str:
     """Address of a run's page on its server, or of one of its artifacts there."""
     page = f"#/experiments/{run.experiment_id}/runs/{run.run_id}"
@@ -82,6 +108,7 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
         "orderByKey": "tags.`mlflow.runName`",
         "orderByAsc": True,
         "runsHiddenMode": "SHOW_ALL",
+        "selectedColumns": COLUMNS,
         "isAccordionReordered": True,
         "compareRunCharts": charts,
         "compareRunSections": [
