@@ -236,7 +236,13 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     untimed = TEMPLATE.format(**settings, time="#")
     parameters = parse_parameters(StudyParameters, untimed, str(file), folder=file.resolve().parent)
     seconds = _seconds(parameters)
-    time = _time(seconds)
+    parts = {**seconds, "start and page": UNTIMED_SECONDS}
+    longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
+    listed = ", ".join(f"{name} {duration(parts[name])}" for name in longest)
+    time = (
+        f"It takes about {duration(sum(parts.values()))} on this machine alone "
+        f"({listed}; --plan estimates every stage)."
+    )
     file.write_text(TEMPLATE.format(**settings, time=comment(time)), encoding="utf-8")
     notes = [settings["rows"], f"Columns {loaded.read}.", str(sizes)]
     if unknown.tokens:
@@ -258,7 +264,7 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     notes.append(time)
     if folder.is_dir() and (texts := auto_reads_otherwise(weights, None, folder)):
         notes.append(f"{about_auto(texts)}.")
-    return WrittenStudy(notes, sizes, sum(seconds.values()) + UNTIMED_SECONDS)
+    return WrittenStudy(notes, sizes, sum(parts.values()))
 
 
 def _about_unknown(
@@ -278,16 +284,6 @@ def _seconds(parameters: StudyParameters) -> dict[str, float]:
     machine, steps = this_machine(), study_steps(resolved(parameters))
     costs = PlannedCosts(steps, machine)
     return {step.name: cost.hours * 3600 for step in steps if (cost := costs.of(step)) is not None}
-
-
-def _time(seconds: dict[str, float]) -> str:
-    seconds = {**seconds, "start and page": UNTIMED_SECONDS}
-    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
-    parts = ", ".join(f"{name} {duration(seconds[name])}" for name in longest)
-    return (
-        f"It takes about {duration(sum(seconds.values()))} on this machine alone "
-        f"({parts}; --plan estimates every stage)."
-    )
 
 
 def format_lines(config: DataConfig, model: str) -> str:

@@ -14,12 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import prefect
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed, State
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.runtime import flow_run
+from prefect.states import Completed, Crashed, State
 
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig, LoopConfig
@@ -64,6 +67,13 @@ def run_flow(
     if not isinstance(flow, StagedFlow):
         assert flow.body is not None, "a flow has stages or a body"
         return flow.body(parameters)
+    if (flow_run.run_count or 0) > 1:
+        own = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run.id)]))
+        lost: State[Any] = Crashed(message="Its process was ended; the run goes on in another.")
+        with get_client(sync_client=True) as client:
+            for task_run in client.read_task_runs(flow_run_filter=own):
+                if task_run.state is not None and task_run.state.is_running():
+                    client.set_task_run_state(task_run.id, lost, force=True)
     planned = planned or flow.plan(parameters, planning_platform())
     return run_plan(flow.name, planned, fresh=fresh, pages=flow)
 
@@ -75,10 +85,8 @@ def run_plan(
 
     `pages`: the flow whose page the home's `reports` get, also while it fills.
 
-    In MLflow the parent run holds the parameters, the metrics of the training of `plan.trained`, by
-    the same names, and those of the last step as `result/…`. A step whose result is committed ends
-    in state `Cached`. Tasks are called, not submitted, so that cancelling the flow run signals the
-    training in it.
+    A step whose result is committed ends in state `Cached`. Tasks are called, not submitted, so that
+    cancelling the flow run signals the training in it.
     """
     parameters = plan.parameters
     trainings = [step.name for step in plan.steps if isinstance(step.config, LoopConfig)]
@@ -96,7 +104,6 @@ def run_plan(
             copy_page(pages, parameters.name, results, platform)
             lead_to_page(pages, parameters.name, results, trainings, platform)
         if plan.trained is not None and platform.has_worked and platform.parent_run is not None:
-            follow_training(platform, results[plan.trained])
             model = f"{parameters.project}-{parameters.name}"
             register_model(platform.parent_run, model, results[plan.trained])
     return {name: result.model_dump(mode="json") for name, result in results.items()}
@@ -110,6 +117,9 @@ def run_on(
     shown: Callable[[Mapping[str, StageResult]], None] | None = None,
 ) -> dict[str, StageResult]:
     """Runs the steps in order on an open platform; returns their results.
+
+    The parent run gets the metrics of `plan.trained` by the same names, and those of the last step as
+    `result/…`.
 
     `shown` is given the results so far when one was computed, but for the last, and at most every
     `SHOWN_SECONDS`.
@@ -131,14 +141,10 @@ def run_on(
     if platform.has_worked and platform.parent_run is not None:
         metrics = results[plan.steps[-1].name].metrics
         platform.parent_run.log_metrics({f"result/{name}": metrics[name] for name in metrics}, 0)
+        if (trained := results.get(plan.trained or "")) is not None:
+            folder = platform.store.folder(trained.address, trained.digest)
+            platform.parent_run.follow(folder / "metrics.jsonl")
     return {step.name: results[step.name] for step in plan.steps}
-
-
-def follow_training(platform: Platform, result: StageResult) -> None:
-    """Gives the parent run the metrics of a training, at every step and by the same names."""
-    folder = platform.store.folder(result.address, result.digest)
-    if platform.parent_run is not None:
-        platform.parent_run.follow(folder / "metrics.jsonl")
 
 
 def check_hosts(steps: Sequence[Step], settings: Settings) -> None:

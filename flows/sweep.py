@@ -356,7 +356,7 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         return
     pairs = ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, value in point.items())
     run = platform.tracking.start_run(
-        f"{trial.number}: {pairs}"[:120],
+        f"{pairs} ({sweep.name} {trial.number})"[:120],
         parent=platform.parent_run,
         params=shown_params(settings) | point,
         settings_yaml=settings.as_yaml,
@@ -377,14 +377,14 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
     state: TrialState = "failed"
     value = None
     try:
-        from flows.run import follow_training, run_on
+        from flows.run import run_on
 
         with watched_by(watch):
-            results = run_on(own, flow.plan(settings, planning_platform()), fresh=False)
+            planned = replace(flow.plan(settings, planning_platform()), trained=sweep.stage)
+            results = run_on(own, planned, fresh=False)
         values = final_metrics(sweep, results, platform)
         if sweep.metric in results[sweep.stage].metrics:
             run.log_metrics({sweep.metric: values[sweep.metric]}, 0)
-        follow_training(own, results[sweep.stage])
         run.wait_created(RUN_CREATION_SECONDS)
         state, value = "complete", values[sweep.metric]
     except Pruned as pruned:

@@ -21,11 +21,13 @@ from tasks.runtime.track.progress import (
     ProgressArtifacts,
     RichLines,
     inside_prefect_run,
+    link_mlflow_run,
+    run_tags,
 )
-from tasks.runtime.track.runs import left_behind
+from tasks.runtime.track.runs import Status, Tracking, left_behind
 
 if TYPE_CHECKING:
-    from tasks.runtime.track.runs import RunTracker, Tracking
+    from tasks.runtime.track.runs import RunTracker
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +107,6 @@ def open_platform(
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
     from tasks.runtime.servers.services import MLFLOW, use_services
-    from tasks.runtime.track.runs import Tracking
 
     if settings.mlflow_tracking_uri is not None:
         return Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment=project)
@@ -122,8 +123,6 @@ def _open_study(
     settings_yaml: str,
     charts: bool,
 ) -> RunTracker:
-    from tasks.runtime.track.progress import link_mlflow_run, run_tags
-
     tracker = tracking.start_run(
         study, tags={**tags, **run_tags()}, params=params, settings_yaml=settings_yaml
     )
@@ -135,7 +134,7 @@ def _open_study(
 
 def _close(platform: Platform, error: BaseException | None) -> None:
     if platform.has_worked and platform.parent_run is not None:
-        failed = "FAILED" if isinstance(error, Exception) else "KILLED"
+        failed: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
         platform.parent_run.finish("FINISHED" if error is None else failed)
     unsent = platform.tracking.close(LAST_SENDING_SECONDS)
     if unsent:

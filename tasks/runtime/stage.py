@@ -170,10 +170,16 @@ def _compute(
 ) -> StageResult:
     attempt = uuid4().hex
     folder = f"{stage.name}-{place.key[:12]}-{attempt}"
+    tags = {"kind": "stage", "stage": stage.name, "stage_key": place.key}
+    tags["stage_version"] = str(stage.version)
+    tags |= {f"input.{name}": source.digest for name, source in inputs.items()}
+    if revision := git_revision():
+        tags["git_revision"] = revision
+    parent = platform.parent_run
     tracker = platform.tracking.start_run(
-        name,
-        parent=platform.parent_run,
-        tags=_tags(stage, place.key, inputs) | run_tags(),
+        f"{parent.record.name} / {name}" if parent else name,
+        parent=parent,
+        tags=tags | run_tags(),
         params=shown_params(config),
         resume_key=None if fresh else place.key,
     )
@@ -210,7 +216,10 @@ def _compute(
                 place.upload_logs(attempt, work.logs)
             tracker.wait_created(RUN_CREATION_SECONDS)
             committed = _commit(place, work.output, work.manifest(metrics, checks), replace=fresh)
-            _clear_resume(place)
+            try:
+                place.clear_resume()
+            except StoreError as error:
+                log.warning("cannot delete resume states that are no longer needed: %s", error)
             result = StageResult.of(place, committed, cached=False)
             log.info("%s is committed at %s", name, result.address)
             _report(tracker, result, committed.manifest, scratch)
@@ -245,25 +254,6 @@ def _commit(place: Place, output: Path, manifest: Manifest, *, replace: bool) ->
             log.warning("cannot commit the result, trying again in %g s: %s", pause, error)
             time.sleep(pause)
     return place.commit(output, manifest, replace=replace)
-
-
-def _clear_resume(place: Place) -> None:
-    try:
-        place.clear_resume()
-    except StoreError as error:
-        log.warning("cannot delete resume states that are no longer needed: %s", error)
-
-
-def _tags(stage: Stage[Config], key: str, inputs: Mapping[str, StageResult]) -> dict[str, str]:
-    tags = {
-        "kind": "stage",
-        "stage": stage.name,
-        "stage_version": str(stage.version),
-        "stage_key": key,
-    }
-    tags |= {f"input.{name}": source.digest for name, source in inputs.items()}
-    revision = git_revision()
-    return tags | {"git_revision": revision} if revision else tags
 
 
 def _report(tracker: RunTracker, result: StageResult, manifest: Manifest, scratch: Path) -> None:

@@ -145,7 +145,10 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
     report.frame_locator("iframe").get_by_text("What did DPO do").first.wait_for()
     report.close()
 
-    page.goto(page.url.partition("/runs/")[0] + "/runs?workflowType=machine_learning")
+    page.goto(platform.link("MLflow"))
+    page.get_by_text("No runs").first.wait_for()  # the first project has none
+    page.get_by_role("link", name="Experiments").first.click()
+    page.get_by_role("link", name=written["Project"], exact=True).click()
     for name in ("gentle", "firm"):
         row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name))
         row.get_by_role("checkbox").first.check(force=True)

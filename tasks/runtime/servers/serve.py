@@ -31,14 +31,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from tasks.runtime.servers.guard import Guard
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import TOKEN, check_token
-from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS, PROJECT
+from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS
 
 _SHUTDOWN_SECONDS = 3
 _HOSTS = ("127.0.0.1", "localhost")
@@ -121,9 +120,10 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
     from mlflow.server.handlers import _get_tracking_store, initialize_backend_stores
 
     initialize_backend_stores(database, database, artifact_root)
-    store, tags = _get_tracking_store(), starmap(ExperimentTag, EXPERIMENT_TAGS.items())
-    if store.get_experiment_by_name(PROJECT) is None:
-        store.create_experiment(PROJECT, tags=list(tags))
+    store = _get_tracking_store()
+    if store.get_experiment_by_name("dynolab") is None:  # the default project
+        tags = [ExperimentTag(*tag) for tag in EXPERIMENT_TAGS.items()]
+        store.create_experiment("dynolab", artifact_location=None, tags=tags)
     from mlflow.server.fastapi_app import app
 
     return app

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.system.processes import (
@@ -32,7 +31,7 @@ from tasks.runtime.system.processes import (
     stop_group,
 )
 from tasks.runtime.system.secret_files import TOKEN, login_token, own_folder
-from tasks.runtime.track.mlflow_pages import PROJECT, runs_page
+from tasks.runtime.track.mlflow_pages import FIRST_RUNS
 
 PREFECT, MLFLOW = "prefect", "mlflow"
 ALL = (PREFECT, MLFLOW)
@@ -41,6 +40,7 @@ START_SECONDS = 120.0
 _HEALTH_PATH = {PREFECT: "/api/health", MLFLOW: "/health"}
 _ATTEMPT_SECONDS = 2.0
 _LABELS = {PREFECT: "Prefect", MLFLOW: "MLflow"}
+_FIRST_PAGES = {MLFLOW: FIRST_RUNS}
 _QUIET = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow reads only "true" in DO_NOT_TRACK
@@ -282,18 +282,11 @@ def standing_services(home: Path, ports: Mapping[str, int] = DEFAULT_PORTS) -> I
 
 def login_links(services: Services) -> list[str]:
     """A line for each server: its name, and the link that logs a browser in."""
-    token, lines = login_token(services.home), []
-    for service in services.services:
-        page = ""
-        if service.name == MLFLOW:
-            address = (
-                f"{service.url}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PROJECT}"
-            )
-            asked = Request(address, headers={"Authorization": f"Bearer {token}"})
-            with build_opener(ProxyHandler({})).open(asked, timeout=30) as answer:
-                page = runs_page(json.load(answer)["experiment"]["experiment_id"])
-        lines.append(f"{_LABELS[service.name]:8}{service.url}/?token={token}{page}")
-    return lines
+    token = login_token(services.home)
+    return [
+        f"{_LABELS[service.name]:8}{service.url}/?token={token}{_FIRST_PAGES.get(service.name, '')}"
+        for service in services.services
+    ]
 
 
 def watch(*started: Services) -> NoReturn:

@@ -48,20 +48,14 @@ COLUMNS = (
 )
 """Columns of the list of runs, where the address names a view."""
 
-PROJECT = "dynolab"
-"""The experiment of studies that name none; the server has it before the first run."""
-
-RUNS_VIEW = "runs"
 EXPERIMENT_TAGS = {
     "mlflow.experimentKind": "custom_model_development",
-    VIEW_TAG + RUNS_VIEW: json.dumps({"selectedColumns": COLUMNS}),
+    VIEW_TAG + "runs": json.dumps({"selectedColumns": COLUMNS}),
 }
-"""Tags of every experiment: it holds trainings; and its list of runs has these columns."""
+"""Tags of every experiment: it holds trainings, and a view of its runs has these columns."""
 
-
-def runs_page(experiment_id: str) -> str:
-    """Address of an experiment's list of runs."""
-    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={RUNS_VIEW}&{WORKFLOW}"
+FIRST_RUNS = f"#/experiments/1/runs?viewStateShareKey=runs&{WORKFLOW}"
+"""Runs of the first experiment, which a server makes when it starts; 0 is MLflow's own."""
 
 
 def run_page(run: Run, artifact: str = "") -> str:

@@ -283,8 +283,7 @@ class Tracking:
     ) -> RunTracker:
         """Begin a run; returns at once, whether the server answers or not.
 
-        The run's name follows that of its `parent`. `settings_yaml`: text of its
-        artifact `settings.yaml`.
+        `settings_yaml`: text of its artifact `settings.yaml`.
 
         With `resume_key`, reopens the newest run tagged `stage_key` = `resume_key` that is not
         FINISHED, and skips metric steps that it already has; if there is none, creates one with
@@ -295,7 +294,7 @@ class Tracking:
         stage = {STAGE_KEY_TAG: resume_key} if resume_key else {}
         record = Record(
             self.experiment,
-            f"{parent.record.name} / {name}" if parent else name,
+            name,
             began=now_ms(),
             tags={"mlflow.user": _user()} | _clipped(tags, TAG_LENGTH) | stage,
             params=_clipped(dict(_flat(params)), PARAM_LENGTH),
@@ -417,10 +416,8 @@ def shown_params(settings: BaseModel) -> dict[str, str]:
 
     Those other than their defaults, and all of an objective that a study file sets.
     """
-    own, given = (
-        dict(_flat(settings.model_dump(mode="json", **{f"exclude_{kind}": True})))
-        for kind in ("defaults", "unset")
-    )
+    own = dict(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
+    given = dict(_flat(settings.model_dump(mode="json", exclude_unset=True)))
     objectives = {name: text for name, text in given.items() if "objective." in name}
     shown = {name: text for name, text in (objectives | own).items() if text != "{}"}
     return dict(islice(shown.items(), SHOWN_PARAMS))
