@@ -85,8 +85,8 @@ def run_plan(
 
     `pages`: the flow whose page the home's `reports` get, also while it fills.
 
-    A step whose result is committed ends in state `Cached`. Tasks are called, not submitted, so that
-    cancelling the flow run signals the training in it.
+    A step whose result is committed ends in state `Cached`. Tasks are called, not submitted, so
+    that cancelling the flow run signals the training in it.
     """
     parameters = plan.parameters
     trainings = [step.name for step in plan.steps if isinstance(step.config, LoopConfig)]
@@ -118,8 +118,8 @@ def run_on(
 ) -> dict[str, StageResult]:
     """Runs the steps in order on an open platform; returns their results.
 
-    The parent run gets the metrics of `plan.trained` by the same names, and those of the last step as
-    `result/…`.
+    The parent run gets the metrics of `plan.trained` by the same names, and those of the last step
+    as `result/…`.
 
     `shown` is given the results so far when one was computed, but for the last, and at most every
     `SHOWN_SECONDS`.

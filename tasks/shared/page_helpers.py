@@ -61,6 +61,7 @@ def input_metrics(work: Work[Any], *names: str) -> dict[str, float]:
 @contextmanager
 def page_shown(work: Work[Any]) -> Iterator[None]:
     """The progress of the block, which makes a page; then sends the page to MLflow."""
+    work.tracker.wait_created(0)  # plotly takes a pandas that another thread has half imported
     with work.shown():
         yield
     send_page(work)

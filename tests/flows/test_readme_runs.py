@@ -22,8 +22,9 @@ from tests.flows.lab import ROOT, Lab, ended_well
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^    (dynolab .+)$", README, re.MULTILINE)
-MANUAL = (ROOT / "docs" / "how-to" / "dpo-only.md").read_text()
-SETTINGS = re.findall(r"```yaml\n(name: dpo-only.*?)```", MANUAL, re.DOTALL)
+SETTINGS = re.findall(
+    r"```yaml\n(name: dpo-only.*?)```", (ROOT / "docs/how-to/dpo-only.md").read_text(), re.DOTALL
+)
 PAGES = {f"{yaml.safe_load(text)['name']}.html" for text in SETTINGS} | {
     "my_study.html",
     "my_study-remedies.html",

@@ -21,7 +21,6 @@ def keep(name: str, page: Any) -> None:
 
 if __name__ == "__main__":
     with browser_page(1200) as (page, _):
-        page.set_default_timeout(60_000)
         page.goto(sys.argv[1])
         page.get_by_role("link", name="Deployments").first.click()
         page.locator("a[href*='/deployments/deployment/']").first.click()
@@ -36,6 +35,6 @@ if __name__ == "__main__":
         with page.expect_popup() as opened:
             page.get_by_role("link", name="Charts", exact=True).click()
         charts = opened.value
-        leave = charts.get_by_role("button", name=re.compile("^Exit shared"))
-        leave.locator("xpath=following::button[1]").click()  # MLflow's note on shared views
+        note = charts.get_by_role("button", name=re.compile("^Exit shared"))
+        note.locator("xpath=following::button[1]").click()  # closes it
         keep("mlflow-sweep", charts)
