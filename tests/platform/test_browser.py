@@ -156,4 +156,4 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
     page.get_by_text("preference.objective.beta").first.wait_for()
     person.look("comparison")
     words = set(re.split(r"\s+", page.inner_text("body")))
-    assert {"gentle", "firm", "0.1", "0.5"} <= words
+    assert {"gentle", "firm", "0.1", "0.5", "probe/chosen/logp"} <= words
