@@ -28,11 +28,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
-
-from pydantic import BaseModel
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from tasks.runtime.track.client import connect
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 log = logging.getLogger(__name__)
 
@@ -418,9 +419,8 @@ def shown_params(settings: BaseModel) -> dict[str, str]:
     """
     own = dict(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
     given = dict(_flat(settings.model_dump(mode="json", exclude_unset=True)))
-    objectives = {name: text for name, text in given.items() if "objective." in name}
-    shown = {name: text for name, text in (objectives | own).items() if text != "{}"}
-    return dict(islice(shown.items(), SHOWN_PARAMS))
+    shown = {name: text for name, text in given.items() if "objective." in name} | own
+    return dict(islice((pair for pair in shown.items() if pair[1] != "{}"), SHOWN_PARAMS))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
