@@ -145,7 +145,7 @@ def test_the_link_sets_a_cookie_and_leads_to_the_address_without_the_token() -> 
     assert answer.headers["set-cookie"].endswith(
         "; HttpOnly; Max-Age=2592000; Path=/; SameSite=strict"
     )
-    kept = ask("/runs", query=f"token={TOKEN}", remembered={"kind": "training"}, **PAGE)
+    kept = ask("/", remembered={"kind": "training"}, cookie=cookie(), **PAGE)
     assert "set-cookie" in kept.headers and b"kind" in kept.messages[1]["body"]
     assert ask(cookie=f"other=1; {cookie()}").status == 200
     assert ask(kind="websocket", cookie=cookie(), origin=f"http://{HOST}").is_accepted_websocket

@@ -50,7 +50,7 @@ class Guard:
     - `token`: the secret that clients present.
     - `names`: allowed host names.
     - `public`: paths whose GET needs no login.
-    - `remembered`: what a browser that logs in puts into its `localStorage`, as JSON.
+    - `remembered`: what a browser puts into its `localStorage` before its first page, as JSON.
     """
 
     def __init__(
@@ -78,7 +78,18 @@ class Guard:
             answer = _refusal(403, reason)
         elif (given := request.query_params.get("token")) is not None and _is_navigation(request):
             answer = self._login(request, given)
-        elif any(self._is_token(text) for text in self._credentials(request)):
+        elif (
+            (known := any(self._is_token(text) for text in self._credentials(request)))
+            and self._remembered
+            and _is_navigation(request)
+            and f"{self._cookie}-remembers" not in request.cookies
+        ):
+            kept = json.dumps({key: json.dumps(value) for key, value in self._remembered.items()})
+            answer = HTMLResponse(
+                f"<script>Object.assign(localStorage, {kept}); location.reload()</script>"
+            )
+            answer.set_cookie(f"{self._cookie}-remembers", "1", max_age=LOGIN_DAYS * 86400)
+        elif known:
             await self._application(scope, receive, _with_headers(send, _SECURITY_HEADERS))
             return
         elif scope.get("method") == "GET" and scope["path"] in self._public:
@@ -126,13 +137,7 @@ class Guard:
         path = "/" + quote(request.scope["path"].lstrip("/"))  # `//name` leads to another server
         others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
         page = f"{path}?{urlencode(others)}" if others else path
-        answer: Response = RedirectResponse(page, 303)
-        if self._remembered:
-            kept = {key: json.dumps(value) for key, value in self._remembered.items()}
-            answer = HTMLResponse(
-                f"<script>Object.assign(localStorage, {json.dumps(kept)});"
-                f"location.replace({json.dumps(page)} + location.hash)</script>"
-            )
+        answer = RedirectResponse(page, 303)
         answer.set_cookie(
             self._cookie, token, max_age=LOGIN_DAYS * 86400, httponly=True, samesite="strict"
         )

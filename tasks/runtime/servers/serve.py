@@ -52,7 +52,7 @@ _REMEMBERED = {
         "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,
     }
 }
-"""What a browser keeps for a server's pages from its login on.
+"""What a browser keeps for a server's pages from the first one on.
 
 MLflow's pages then open on runs and their curves, not on traces of language models' calls.
 """
