@@ -84,7 +84,10 @@ def start(
     write_table(table, page.with_suffix(".json"))
     seconds = time.monotonic() - began
     shown = stages[flow.page]
-    answer = page_answer(store.folder(shown.address, shown.digest))
+    from dynolab.report.page import ANSWER  # plotly takes a while to import
+
+    file = store.folder(shown.address, shown.digest) / ANSWER
+    answer = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     show_results(console, flow.name, results, page, seconds, answer)
     if page.with_name(f"{parameters.name}-{REMEDIES}").exists() and REMEDIES in flow.beside:
         command = remedies_command(parameters.name)
@@ -245,14 +248,6 @@ def start_reconcile() -> dict[str, int]:
     with use_services(settings.home, [] if settings.mlflow_tracking_uri else [MLFLOW]) as services:
         os.environ.update(services.environment())
         return clean_up(Settings.from_environment())
-
-
-def page_answer(folder: Path) -> list[str]:
-    """The sentences that a page begins with; none of a page without."""
-    from dynolab.report.page import ANSWER  # plotly takes a while to import
-
-    file = folder / ANSWER
-    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
 def show_results(

@@ -50,7 +50,7 @@ class Plan:
     """Tags of the parent run in MLflow, besides the flow's name."""
 
     trained: str | None = None
-    """Step whose model is registered in MLflow."""
+    """Step whose model is registered in MLflow, and whose metrics the parent run gets there."""
 
     early: Callable[[Mapping[str, StageResult], Platform], str] | None = None
     """The page of the results so far; empty if there is nothing to show."""

@@ -7,7 +7,6 @@ import os
 import re
 import statistics
 import textwrap
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,19 +227,37 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
         "model": quoted(source),
         "data": quoted(beside(file, data)),
         "format": format_lines(config, source),
-        "replace": replace_lines(config),
+        "replace": (
+            f"  replace: {json.dumps(replace, ensure_ascii=False)}  # unknown to the tokenizer\n"
+            if replace
+            else ""
+        ),
         "name": file.stem,
         "file": file,
         "program": program,
     }
     untimed = TEMPLATE.format(**settings, time="#")
     parameters = parse_parameters(StudyParameters, untimed, str(file), folder=file.resolve().parent)
-    seconds = _seconds(parameters)
-    time = _time(seconds)
+    steps = study_steps(resolved(parameters))
+    costs = PlannedCosts(steps, this_machine())
+    seconds = {step.name: cost.hours * 3600 for step in steps if (cost := costs.of(step))}
+    parts = {**seconds, "start and page": UNTIMED_SECONDS}
+    longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
+    listed = ", ".join(f"{name} {duration(parts[name])}" for name in longest)
+    time = (
+        f"It takes about {duration(sum(parts.values()))} on this machine alone "
+        f"({listed}; --plan estimates every stage)."
+    )
     file.write_text(TEMPLATE.format(**settings, time=comment(time)), encoding="utf-8")
     notes = [settings["rows"], f"Columns {loaded.read}.", str(sizes)]
-    if unknown.tokens:
-        notes.append(_about_unknown(unknown, replace, sizes.unknown))
+    left = sizes.unknown
+    if replace:
+        rest = f"{left.tokens} ({left.tokens / left.total:.1%})" if left.tokens else "none"
+        notes.append(
+            f"{unknown.counted}: the file replaces {in_words(replace)}, which leaves {rest}."
+        )
+    elif unknown.tokens:
+        notes.append(f"{unknown}.")
     if config.chat == "plain":
         notes.append(
             "The model has no chat template: messages are written as turns of Human and Assistant."
@@ -258,36 +275,7 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     notes.append(time)
     if folder.is_dir() and (texts := auto_reads_otherwise(weights, None, folder)):
         notes.append(f"{about_auto(texts)}.")
-    return WrittenStudy(notes, sizes, sum(seconds.values()) + UNTIMED_SECONDS)
-
-
-def _about_unknown(
-    written: UnknownTokens, replace: Mapping[str, str], replaced: UnknownTokens
-) -> str:
-    """What the tokenizer does not know of the rows as written, and as the file replaces it."""
-    if not replace:
-        return f"{written}."
-    left = (
-        f"{replaced.tokens} ({replaced.tokens / replaced.total:.1%})" if replaced.tokens else "none"
-    )
-    return f"{written.counted}: the file replaces {in_words(replace)}, which leaves {left}."
-
-
-def _seconds(parameters: StudyParameters) -> dict[str, float]:
-    """Stage → how long it will take here, as `--plan` estimates it."""
-    machine, steps = this_machine(), study_steps(resolved(parameters))
-    costs = PlannedCosts(steps, machine)
-    return {step.name: cost.hours * 3600 for step in steps if (cost := costs.of(step)) is not None}
-
-
-def _time(seconds: dict[str, float]) -> str:
-    seconds = {**seconds, "start and page": UNTIMED_SECONDS}
-    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:3]
-    parts = ", ".join(f"{name} {duration(seconds[name])}" for name in longest)
-    return (
-        f"It takes about {duration(sum(seconds.values()))} on this machine alone "
-        f"({parts}; --plan estimates every stage)."
-    )
+    return WrittenStudy(notes, sizes, sum(parts.values()))
 
 
 def format_lines(config: DataConfig, model: str) -> str:
@@ -297,15 +285,6 @@ def format_lines(config: DataConfig, model: str) -> str:
     if config.format == "chat":
         return f"  format: chat\n  chat_model: {quoted(model)}  # its template writes messages\n"
     return "" if config.format == "pairs" else f"  format: {config.format}\n"
-
-
-def replace_lines(config: DataConfig) -> str:
-    """The setting that replaces characters; none if nothing is replaced."""
-    if not config.replace:
-        return ""
-    return (
-        f"  replace: {json.dumps(config.replace, ensure_ascii=False)}  # unknown to the tokenizer\n"
-    )
 
 
 def comment(text: str) -> str:

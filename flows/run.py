@@ -14,12 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import prefect
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed, State
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.runtime import flow_run
+from prefect.states import Completed, Crashed, State
 
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig, LoopConfig
@@ -32,7 +35,7 @@ from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG, Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, run_page
 from tasks.runtime.track.progress import link_report
-from tasks.runtime.track.runs import Run, RunTracker
+from tasks.runtime.track.runs import Run, RunTracker, shown_params
 from tasks.runtime.work import StageResult
 
 log = logging.getLogger(__name__)
@@ -64,6 +67,13 @@ def run_flow(
     if not isinstance(flow, StagedFlow):
         assert flow.body is not None, "a flow has stages or a body"
         return flow.body(parameters)
+    if (flow_run.run_count or 0) > 1:
+        own = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run.id)]))
+        lost: State[Any] = Crashed(message="Its process was ended; the run goes on in another.")
+        with get_client(sync_client=True) as client:
+            for task_run in client.read_task_runs(flow_run_filter=own):
+                if task_run.state is not None and task_run.state.is_running():
+                    client.set_task_run_state(task_run.id, lost, force=True)
     planned = planned or flow.plan(parameters, planning_platform())
     return run_plan(flow.name, planned, fresh=fresh, pages=flow)
 
@@ -75,17 +85,17 @@ def run_plan(
 
     `pages`: the flow whose page the home's `reports` get, also while it fills.
 
-    In MLflow the parent run holds the parameters and the last step's metrics, so that studies can
-    be compared by their parent runs. A step whose result is committed ends in state `Cached`. Tasks
-    are called, not submitted, so that cancelling the flow run signals the training in it.
+    A step whose result is committed ends in state `Cached`. Tasks are called, not submitted, so
+    that cancelling the flow run signals the training in it.
     """
     parameters = plan.parameters
     trainings = [step.name for step in plan.steps if isinstance(step.config, LoopConfig)]
     with open_platform(
         study=parameters.name,
         project=parameters.project,
-        tags={"flow": flow, **plan.tags},
-        params=parameters.model_dump(mode="json"),
+        tags={"kind": flow, "flow": flow, **plan.tags},
+        params=shown_params(parameters),
+        settings_yaml=parameters.as_yaml,
         charts=bool(trainings),
     ) as platform:
         shown = None if pages is None else partial(write_early_page, pages, plan, platform=platform)
@@ -108,6 +118,9 @@ def run_on(
 ) -> dict[str, StageResult]:
     """Runs the steps in order on an open platform; returns their results.
 
+    The parent run gets the metrics of `plan.trained` by the same names, and those of the last step
+    as `result/…`.
+
     `shown` is given the results so far when one was computed, but for the last, and at most every
     `SHOWN_SECONDS`.
 
@@ -126,7 +139,11 @@ def run_on(
             shown(results)
             shown_at = time.monotonic()
     if platform.has_worked and platform.parent_run is not None:
-        platform.parent_run.log_metrics(results[plan.steps[-1].name].metrics, 0)
+        metrics = results[plan.steps[-1].name].metrics
+        platform.parent_run.log_metrics({f"result/{name}": metrics[name] for name in metrics}, 0)
+        if (trained := results.get(plan.trained or "")) is not None:
+            folder = platform.store.folder(trained.address, trained.digest)
+            platform.parent_run.follow(folder / "metrics.jsonl")
     return {step.name: results[step.name] for step in plan.steps}
 
 

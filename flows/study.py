@@ -316,19 +316,6 @@ def compared_results(parameters: StudyParameters, platform: Platform) -> dict[st
     return {name: page for name, page in pages.items() if page is not None}
 
 
-def missing_commands(
-    parameters: StudyParameters, finished_pages: dict[str, StageResult]
-) -> dict[str, str]:
-    """Comparison of the study that has not run → arguments of `dynolab` that run it."""
-    files = parameters.comparisons
-    commands = {"mitigation": "mitigation", "reproduction": "reproduce"}
-    return {
-        name: f"{command} {shlex.quote(file)}"
-        for name, command in commands.items()
-        if (file := getattr(files, name)) is not None and name not in finished_pages
-    }
-
-
 PREFERENCE_OBJECTIVES = (
     "dpo",
     "robust_dpo",
@@ -364,7 +351,12 @@ def plan(parameters: StudyParameters, platform: Platform) -> Plan:
     """Plans the study's steps; its report shows those of its comparisons that have run."""
     known = resolved(parameters)
     compared = compared_results(known, platform)
-    steps = study_steps(known, compared, missing_commands(known, compared))
+    missing = {
+        name: f"{command} {shlex.quote(file)}"
+        for name, command in {"mitigation": "mitigation", "reproduction": "reproduce"}.items()
+        if (file := getattr(known.comparisons, name)) is not None and name not in compared
+    }
+    steps = study_steps(known, compared, missing)
     report = steps[-1].config
     assert isinstance(report, ReportConfig)
     return Plan(

@@ -29,10 +29,10 @@ from dynolab.store import Claim
 from flows.flow import Flow, FlowParameters, Form, Name
 from flows.parameters import as_change, load_parameters, study_file
 from flows.registry import FLOWS, load_flow
-from tasks.runtime.keys import canonical
 from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.runs import shown_params
 from tasks.runtime.track.tail import MetricLine, watched_by
 from tasks.runtime.work import StageResult
 
@@ -310,17 +310,13 @@ def sweep(parameters: SweepParameters) -> dict[str, Any]:
     """
     check_sweep(parameters)
     study = SweepStudy(parameters)
-    params = parameters.model_dump(mode="json", exclude={"space"}) | {
-        "space": {
-            name: dimension.model_dump(mode="json", exclude_none=True)
-            for name, dimension in parameters.space.items()
-        },
-    }
     with open_platform(
         study=parameters.name,
         project=parameters.project,
-        tags={"flow": "sweep", "sweep": parameters.name},
-        params=params,
+        tags={"kind": "sweep", "flow": "sweep", "sweep": parameters.name},
+        params=shown_params(parameters),
+        settings_yaml=parameters.as_yaml,
+        charts=True,
     ) as platform:
         run_trials(study, platform)
         return report(study, platform)
@@ -360,10 +356,11 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         return
     pairs = ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, value in point.items())
     run = platform.tracking.start_run(
-        f"{sweep.name} {trial.number}: {pairs}"[:120],
+        f"{pairs} ({sweep.name} {trial.number})"[:120],
         parent=platform.parent_run,
-        params=canonical(settings),
-        tags={"flow": "trial", "sweep": sweep.name, "trial": str(trial.number)},
+        params=shown_params(settings) | point,
+        settings_yaml=settings.as_yaml,
+        tags={"kind": "trial", "flow": "trial", "sweep": sweep.name, "trial": str(trial.number)},
     )
     own = replace(platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run)
 
@@ -383,9 +380,11 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         from flows.run import run_on
 
         with watched_by(watch):
-            results = run_on(own, flow.plan(settings, planning_platform()), fresh=False)
+            planned = replace(flow.plan(settings, planning_platform()), trained=sweep.stage)
+            results = run_on(own, planned, fresh=False)
         values = final_metrics(sweep, results, platform)
-        run.log_metrics(values, 0)
+        if sweep.metric in results[sweep.stage].metrics:
+            run.log_metrics({sweep.metric: values[sweep.metric]}, 0)
         run.wait_created(RUN_CREATION_SECONDS)
         state, value = "complete", values[sweep.metric]
     except Pruned as pruned:

@@ -60,6 +60,8 @@ def work_for(services: Services) -> Iterator[Services]:
         _MARK: mark,
     }
     _register(home, environment)
+    log = home / "logs" / "reconcile.log"  # it sends what a killed platform left for MLflow
+    start_child("flows.cli", ["reconcile"], environment=environment, log=log)
     workers = Services(home, tuple(_worker(home, pool, environment) for pool in POOLS))
     try:
         with workers:

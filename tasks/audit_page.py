@@ -22,7 +22,7 @@ class AuditPageConfig(PageConfig):
 def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
     """Reads inputs `data`, `audit`, and, if training is done, `foresight`.
 
-    Results: `audit.html` and `figures/`; both go to MLflow as well. Returns the inputs' metrics.
+    Results: `audit.html` and `figures/`; the page goes to MLflow. Returns the inputs' metrics.
     """
     from dynolab.report.audit import write_audit_page
     from dynolab.report.inputs.study import AuditPageInputs, read_audit

@@ -19,7 +19,7 @@ class ForcePageConfig(PageConfig):
 def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     """Reads an `analysis_<label>` for every checkpoint, and `kernel`.
 
-    Results: `forces.html` and `figures/`; both go to MLflow as well. Returns the metrics of
+    Results: `forces.html` and `figures/`; the page goes to MLflow. Returns the metrics of
     the analyses and the kernel.
     """
     from dynolab.report.forces.page import write_force_page

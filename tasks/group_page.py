@@ -54,7 +54,7 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     """Reads for every seed the start's evaluation, and for every arm and seed its training, its
     evaluation and, if there are any, its displacement test, forces and squeezing index.
 
-    Results: `grpo.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns each
+    Results: `grpo.html`, `summary.json` and `figures/`; the files go to MLflow. Returns each
     arm's figures as means over seeds.
     """
     from dynolab.report.comparison.groups import write_group_page

@@ -24,8 +24,8 @@ class JudgePageConfig(PageConfig):
 def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
     """Reads inputs `answers_<policy>` and `judged_<judge>`.
 
-    Results: `judge.html`, `summary.json`, `agreements.jsonl` and `figures/`; all go to MLflow as
-    well. Returns win rates, agreement and the counts of verdicts.
+    Results: `judge.html`, `summary.json`, `agreements.jsonl` and `figures/`; the files go to MLflow
+    too. Returns win rates, agreement and the counts of verdicts.
     """
     from dynolab.report.comparison.judges import (
         JudgePageInputs,

@@ -10,7 +10,7 @@ from tasks.shared.page_helpers import PageConfig, input_metrics, page_shown, sta
 def ledger_page(work: Work[PageConfig]) -> dict[str, float]:
     """Reads inputs `ledger` and `data`, the rows of its training.
 
-    Results: `ledger.html` and `figures/`; both go to MLflow as well. Returns the ledger's metrics.
+    Results: `ledger.html` and `figures/`; the page goes to MLflow. Returns the ledger's metrics.
     """
     from dynolab.report.ledger.page import write_ledger_page
     from dynolab.results.ledger import read_ledger

@@ -61,7 +61,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     `mitigation` and `reproduction`.
 
     Results: `report.html`, `answer.txt`, `summary.json`, `pairs.jsonl`, `remedies.yaml` and
-    `figures/`; all go to MLflow as well, the pairs also as a table.
+    `figures/`; the files go to MLflow, the pairs also as a table.
     Returns the summary's metrics.
     """
     from dynolab.report.study.page import write_report

@@ -19,7 +19,7 @@ class ReproductionPageConfig(PageConfig):
 def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     """Reads for every seed all SFTs, every preference training, and the judged answers.
 
-    Results: `reproduction.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns
+    Results: `reproduction.html`, `summary.json` and `figures/`; the files go to MLflow. Returns
     the changes as means over seeds, and the number of claims by outcome.
     """
     from dynolab.claims.reproduction import EXTENDED, EXTENDED_HALF, SFT

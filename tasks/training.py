@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,8 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import Work
+
+log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=LoopConfig)
 
@@ -54,7 +57,9 @@ def run_training(
     watches = bool(config.probe_every or config.ledger)
     if probes is None and watches:
         probes = work.input_folder("data") / "probes.jsonl"
-    resume = newest_state(work)
+    if (resume := newest_state(work)) is not None:
+        log.info("%s goes on from step %d", work.name, resume[0])
+        work.tracker.set_tags({"resumed.step": str(resume[0])})
     states = work.scratch / "resume"
     job = TrainJob(
         config=config,

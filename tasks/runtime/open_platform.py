@@ -21,11 +21,13 @@ from tasks.runtime.track.progress import (
     ProgressArtifacts,
     RichLines,
     inside_prefect_run,
+    link_mlflow_run,
+    run_tags,
 )
-from tasks.runtime.track.runs import left_behind
+from tasks.runtime.track.runs import Status, Tracking, left_behind
 
 if TYPE_CHECKING:
-    from tasks.runtime.track.runs import RunTracker, Tracking
+    from tasks.runtime.track.runs import RunTracker
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +73,13 @@ def open_platform(
     project: str,
     tags: Mapping[str, str],
     params: Mapping[str, Any],
+    settings_yaml: str = "",
     charts: bool = False,
 ) -> Iterator[Platform]:
-    """The platform of one flow run; `tags` and `params` describe its parent run in MLflow.
+    """The platform of one flow run.
 
-    `charts`: set up charts of the stages there, which trainings fill.
+    `tags`, `params` and `settings_yaml` describe its parent run in MLflow. `charts`: set up charts
+    of the stages there, which trainings fill.
 
     The MLflow server is the one that the environment names, else the one that runs on this home,
     else one that starts with the first stage to compute something and ends with the flow.
@@ -90,19 +94,19 @@ def open_platform(
             store=open_store(settings),
             open_tracking=lambda: _open_tracking(settings, project, services),
             progress=make_progress,
-            open_parent_run=lambda tracking: _open_study(tracking, study, tags, params, charts),
+            open_parent_run=lambda tracking: _open_study(
+                tracking, study, tags, params, settings_yaml, charts
+            ),
         )
         try:
             yield platform
         finally:
             if platform.has_worked or left_behind(settings.outbox):
-                failed = sys.exc_info()[0] is not None
-                _close(platform, failed=failed)
+                _close(platform, sys.exc_info()[1])
 
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
     from tasks.runtime.servers.services import MLFLOW, use_services
-    from tasks.runtime.track.runs import Tracking
 
     if settings.mlflow_tracking_uri is not None:
         return Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment=project)
@@ -116,20 +120,22 @@ def _open_study(
     study: str,
     tags: Mapping[str, str],
     params: Mapping[str, Any],
+    settings_yaml: str,
     charts: bool,
 ) -> RunTracker:
-    from tasks.runtime.track.progress import link_mlflow_run, run_tags
-
-    tracker = tracking.start_run(study, tags={**tags, **run_tags()}, params=params)
+    tracker = tracking.start_run(
+        study, tags={**tags, **run_tags()}, params=params, settings_yaml=settings_yaml
+    )
     if charts:
         tracker.describe(trainings=())
     link_mlflow_run(tracker, study, tag_flow_run=True, charts=charts)
     return tracker
 
 
-def _close(platform: Platform, *, failed: bool) -> None:
+def _close(platform: Platform, error: BaseException | None) -> None:
     if platform.has_worked and platform.parent_run is not None:
-        platform.parent_run.finish("FAILED" if failed else "FINISHED")
+        failed: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        platform.parent_run.finish("FINISHED" if error is None else failed)
     unsent = platform.tracking.close(LAST_SENDING_SECONDS)
     if unsent:
         log.warning("%d runs could not be sent to MLflow; the next command sends them", unsent)

@@ -17,11 +17,12 @@ from uuid import uuid4
 from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
 from dynolab.likelihood.checked import checks_kept
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
-from tasks.runtime.keys import canonical, stage_key
+from tasks.runtime.keys import stage_key
 from tasks.runtime.launch.devices import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import link_mlflow_run, run_tags
+from tasks.runtime.track.runs import shown_params
 from tasks.runtime.work import Config, StageResult, Work
 
 if TYPE_CHECKING:
@@ -169,11 +170,17 @@ def _compute(
 ) -> StageResult:
     attempt = uuid4().hex
     folder = f"{stage.name}-{place.key[:12]}-{attempt}"
+    tags = {"kind": "stage", "stage": stage.name, "stage_key": place.key}
+    tags["stage_version"] = str(stage.version)
+    tags |= {f"input.{name}": source.digest for name, source in inputs.items()}
+    if revision := git_revision():
+        tags["git_revision"] = revision
+    parent = platform.parent_run
     tracker = platform.tracking.start_run(
-        name,
-        parent=platform.parent_run,
-        tags=_tags(stage, place.key, inputs) | run_tags(),
-        params=canonical(config),
+        f"{parent.record.name} / {name}" if parent else name,
+        parent=parent,
+        tags=tags | run_tags(),
+        params=shown_params(config),
         resume_key=None if fresh else place.key,
     )
     link_mlflow_run(tracker, name)
@@ -209,7 +216,10 @@ def _compute(
                 place.upload_logs(attempt, work.logs)
             tracker.wait_created(RUN_CREATION_SECONDS)
             committed = _commit(place, work.output, work.manifest(metrics, checks), replace=fresh)
-            _clear_resume(place)
+            try:
+                place.clear_resume()
+            except StoreError as error:
+                log.warning("cannot delete resume states that are no longer needed: %s", error)
             result = StageResult.of(place, committed, cached=False)
             log.info("%s is committed at %s", name, result.address)
             _report(tracker, result, committed.manifest, scratch)
@@ -246,20 +256,6 @@ def _commit(place: Place, output: Path, manifest: Manifest, *, replace: bool) ->
     return place.commit(output, manifest, replace=replace)
 
 
-def _clear_resume(place: Place) -> None:
-    try:
-        place.clear_resume()
-    except StoreError as error:
-        log.warning("cannot delete resume states that are no longer needed: %s", error)
-
-
-def _tags(stage: Stage[Config], key: str, inputs: Mapping[str, StageResult]) -> dict[str, str]:
-    tags = {"stage": stage.name, "stage_version": str(stage.version), "stage_key": key}
-    tags |= {f"input.{name}": source.digest for name, source in inputs.items()}
-    revision = git_revision()
-    return tags | {"git_revision": revision} if revision else tags
-
-
 def _report(tracker: RunTracker, result: StageResult, manifest: Manifest, scratch: Path) -> None:
     """Log to the MLflow run where the result is stored, its metrics and its manifest."""
     tracker.set_tags({ADDRESS_TAG: result.address, DIGEST_TAG: result.digest})
@@ -268,4 +264,4 @@ def _report(tracker: RunTracker, result: StageResult, manifest: Manifest, scratc
     )
     copy = scratch / "manifest.json"
     copy.write_bytes(manifest.to_bytes())
-    tracker.log_artifact(copy, "manifests")
+    tracker.log_artifact(copy, "")

@@ -61,14 +61,13 @@ def input_metrics(work: Work[Any], *names: str) -> dict[str, float]:
 @contextmanager
 def page_shown(work: Work[Any]) -> Iterator[None]:
     """The progress of the block, which makes a page; then sends the page to MLflow."""
+    work.tracker.wait_created(0)  # plotly takes a pandas that another thread has half imported
     with work.shown():
         yield
     send_page(work)
 
 
 def send_page(work: Work[Any]) -> None:
-    """Sends the page, the files beside it and its figures to MLflow."""
+    """Sends the page, which holds its figures, and the files beside it to MLflow."""
     for file in sorted(work.output.glob("*.*")):
         work.tracker.log_artifact(file, PAGE_FOLDER)
-    for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.log_artifact(file, "plots")

@@ -53,11 +53,11 @@ def _entries(history: History, up_to: float) -> Iterator[str]:
 
 
 def histories(uri: str, project: str, name: str) -> list[History]:
-    """All runs of that name in the project; the address may hold a login."""
+    """All runs whose name ends so in the project; the address may hold a login."""
     found = _call(uri, "experiments/get-by-name", {"experiment_name": project})
     body = {
         "experiment_ids": [found["experiment"]["experiment_id"]],
-        "filter": f"attributes.run_name = '{name}'",
+        "filter": f"attributes.run_name LIKE '%{name}'",
     }
     return [
         _history(uri, run) for run in _call(uri, "runs/search", body, post=True).get("runs", [])

@@ -39,8 +39,8 @@ def test_an_interrupted_command_ends_in_order(
     assert "cancelled; run the same command again" in complaints(command, 130)
     assert lab.left_behind() == []
     uri = lab.mlflow
-    (killed,) = histories(uri, project, "preference")
-    assert killed.status == "KILLED"
+    killed, study = (histories(uri, project, name)[0] for name in ("preference", "small"))
+    assert killed.status == study.status == "KILLED"
     identical = goes_on_as_if_undisturbed(lab, undisturbed, project)
     history = finished_history(uri, project)
     assert history.run_id == killed.run_id

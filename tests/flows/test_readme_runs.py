@@ -1,4 +1,4 @@
-"""README's commands and files of settings, run as they stand on a tiny model and 40 pairs.
+"""README's commands and the manual's file for DPO, run as they stand on a tiny model and 40 pairs.
 
 Its Python runs in `tests/library`.
 """
@@ -22,7 +22,9 @@ from tests.flows.lab import ROOT, Lab, ended_well
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^    (dynolab .+)$", README, re.MULTILINE)
-SETTINGS = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+SETTINGS = re.findall(
+    r"```yaml\n(name: dpo-only.*?)```", (ROOT / "docs/how-to/dpo-only.md").read_text(), re.DOTALL
+)
 PAGES = {f"{yaml.safe_load(text)['name']}.html" for text in SETTINGS} | {
     "my_study.html",
     "my_study-remedies.html",

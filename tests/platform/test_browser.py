@@ -145,7 +145,9 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
     report.frame_locator("iframe").get_by_text("What did DPO do").first.wait_for()
     report.close()
 
-    page.goto(page.url.partition("/runs/")[0] + "/runs?workflowType=machine_learning")
+    page.goto(platform.link("MLflow"))
+    page.get_by_role("link", name="Experiments").first.click()
+    page.get_by_role("link", name=written["Project"], exact=True).click()
     for name in ("gentle", "firm"):
         row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name))
         row.get_by_role("checkbox").first.check(force=True)
@@ -154,4 +156,4 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
     page.get_by_text("preference.objective.beta").first.wait_for()
     person.look("comparison")
     words = set(re.split(r"\s+", page.inner_text("body")))
-    assert {"gentle", "firm", "0.1", "0.5"} <= words
+    assert {"gentle", "firm", "0.1", "0.5", "probe/chosen/logp"} <= words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import pytest
@@ -58,6 +58,7 @@ def ask(
     kind: str = "http",
     method: str = "GET",
     query: str = "",
+    remembered: Mapping[str, Any] | None = None,
     **headers: str,
 ) -> Answer:
     given = {"host": HOST, **{name.replace("_", "-"): value for name, value in headers.items()}}
@@ -79,7 +80,7 @@ def ask(
     async def receive() -> Message:
         raise AssertionError("nothing is read of what is refused")
 
-    guard = Guard(application, TOKEN, ("127.0.0.1", "localhost"), ("/api/health",))
+    guard = Guard(application, TOKEN, ("127.0.0.1", "localhost"), ("/api/health",), remembered)
     asyncio.run(guard(scope, receive, send))
     return Answer(messages)
 
@@ -127,14 +128,12 @@ def test_clients_with_the_token_come_in(authorization: str) -> None:
 )
 def test_nobody_comes_in_without_the_token(authorization: str) -> None:
     for headers in ({}, {"authorization": authorization}, {"cookie": f"x={TOKEN}; {cookie()}0"}):
-        assert ask(**headers).status == 401
-        assert ask(method="POST", **headers).status == 401
+        assert {ask(method=method, **headers).status for method in ("GET", "POST")} == {401}
         assert not ask(kind="websocket", **headers).is_accepted_websocket
 
 
 def test_health_alone_is_told_to_everybody() -> None:
-    assert ask("/api/health").status == 200
-    assert ask("/api/health", method="POST").status == 401
+    assert [ask("/api/health", method=each).status for each in ("GET", "POST")] == [200, 401]
     for path in ("/api/health/", "//api/health", "/api/health/../flows", "/API/health"):
         assert ask(path).status == 401
     assert not ask("/api/health", kind="websocket").is_accepted_websocket
@@ -146,6 +145,8 @@ def test_the_link_sets_a_cookie_and_leads_to_the_address_without_the_token() -> 
     assert answer.headers["set-cookie"].endswith(
         "; HttpOnly; Max-Age=2592000; Path=/; SameSite=strict"
     )
+    kept = ask("/", remembered={"kind": "training"}, cookie=cookie(), **PAGE)
+    assert "set-cookie" in kept.headers and b"kind" in kept.messages[1]["body"]
     assert ask(cookie=f"other=1; {cookie()}").status == 200
     assert ask(kind="websocket", cookie=cookie(), origin=f"http://{HOST}").is_accepted_websocket
 

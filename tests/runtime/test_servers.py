@@ -76,8 +76,8 @@ def test_standing_servers_serve_until_sigterm(
         assert set(running) == {PREFECT, MLFLOW}
         query = f"/?token={login_token(tmp_path)}"
         assert lines[0].split() == ["Prefect", running[PREFECT].url + query]
-        experiments = "#/experiments?workflowType=machine_learning"
-        assert lines[1].split() == ["MLflow", running[MLFLOW].url + query + experiments]
+        runs = "#/experiments/1/runs?viewStateShareKey=runs&workflowType=machine_learning"
+        assert lines[1].split() == ["MLflow", running[MLFLOW].url + query + runs]
         pages = {PREFECT: "/api/admin/version", MLFLOW: "/version"}
         for name, address in running.items():
             _its_link_logs_a_browser_in(address.url + query, address.url + pages[name])

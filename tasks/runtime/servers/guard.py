@@ -21,12 +21,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Collection, Iterator
+import json
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from starlette.requests import HTTPConnection
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOGIN_DAYS = 30
@@ -48,13 +50,19 @@ class Guard:
     - `token`: the secret that clients present.
     - `names`: allowed host names.
     - `public`: paths whose GET needs no login.
+    - `remembered`: what a browser puts into its `localStorage` before its first page, as JSON.
     """
 
     def __init__(
-        self, application: ASGIApp, token: str, names: Collection[str], public: Collection[str]
+        self,
+        application: ASGIApp,
+        token: str,
+        names: Collection[str],
+        public: Collection[str],
+        remembered: Mapping[str, Any] | None = None,
     ) -> None:
         self._application, self._names, self._public = application, names, public
-        self._token = token.encode()
+        self._token, self._remembered = token.encode(), remembered or {}
         self._cookie = f"dynolab-{hashlib.sha256(self._token).hexdigest()[:12]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +78,18 @@ class Guard:
             answer = _refusal(403, reason)
         elif (given := request.query_params.get("token")) is not None and _is_navigation(request):
             answer = self._login(request, given)
-        elif any(self._is_token(text) for text in self._credentials(request)):
+        elif (
+            (known := any(self._is_token(text) for text in self._credentials(request)))
+            and self._remembered
+            and _is_navigation(request)
+            and f"{self._cookie}-remembers" not in request.cookies
+        ):
+            kept = json.dumps({key: json.dumps(value) for key, value in self._remembered.items()})
+            answer = HTMLResponse(
+                f"<script>Object.assign(localStorage, {kept}); location.reload()</script>"
+            )
+            answer.set_cookie(f"{self._cookie}-remembers", "1", max_age=LOGIN_DAYS * 86400)
+        elif known:
             await self._application(scope, receive, _with_headers(send, _SECURITY_HEADERS))
             return
         elif scope.get("method") == "GET" and scope["path"] in self._public:
@@ -117,7 +136,8 @@ class Guard:
             return _refusal(401, "The link's token is not valid.")
         path = "/" + quote(request.scope["path"].lstrip("/"))  # `//name` leads to another server
         others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
-        answer = RedirectResponse(f"{path}?{urlencode(others)}" if others else path, 303)
+        page = f"{path}?{urlencode(others)}" if others else path
+        answer = RedirectResponse(page, 303)
         answer.set_cookie(
             self._cookie, token, max_age=LOGIN_DAYS * 86400, httponly=True, samesite="strict"
         )

@@ -37,6 +37,7 @@ from typing import Any
 from tasks.runtime.servers.guard import Guard
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import TOKEN, check_token
+from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS
 
 _SHUTDOWN_SECONDS = 3
 _HOSTS = ("127.0.0.1", "localhost")
@@ -44,6 +45,17 @@ _HOSTS = ("127.0.0.1", "localhost")
 
 _PUBLIC = {"prefect": ("/api/health", "/api/ready"), "mlflow": ("/health",)}
 """Paths for health checks; they reveal nothing but that the server is running."""
+
+_REMEMBERED = {
+    "mlflow": {
+        "mlflow.workflowType_v1": "machine_learning",
+        "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,
+    }
+}
+"""What a browser keeps for a server's pages from the first one on.
+
+MLflow's pages then open on runs and their curves, not on traces of language models' calls.
+"""
 
 
 def allowed_hosts() -> tuple[str, ...]:
@@ -104,9 +116,14 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
         constants.ARTIFACTS_DESTINATION_ENV_VAR: artifacts,
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
     }
-    from mlflow.server.handlers import initialize_backend_stores
+    from mlflow.entities import ExperimentTag
+    from mlflow.server.handlers import _get_tracking_store, initialize_backend_stores
 
     initialize_backend_stores(database, database, artifact_root)
+    store = _get_tracking_store()
+    if store.get_experiment_by_name("dynolab") is None:  # the default project
+        tags = [ExperimentTag(*tag) for tag in EXPERIMENT_TAGS.items()]
+        store.create_experiment("dynolab", artifact_location=None, tags=tags)
     from mlflow.server.fastapi_app import app
 
     return app
@@ -155,7 +172,7 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
         application = _APPLICATIONS[name](folder, listener.getsockname()[1], standing)
         public = _PUBLIC[name.removesuffix("-api")]
         config = uvicorn.Config(
-            Guard(application, token, allowed_hosts(), public),
+            Guard(application, token, allowed_hosts(), public, _REMEMBERED.get(name, {})),
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )

@@ -31,7 +31,7 @@ from tasks.runtime.system.processes import (
     stop_group,
 )
 from tasks.runtime.system.secret_files import TOKEN, login_token, own_folder
-from tasks.runtime.track.mlflow_pages import WORKFLOW
+from tasks.runtime.track.mlflow_pages import FIRST_RUNS
 
 PREFECT, MLFLOW = "prefect", "mlflow"
 ALL = (PREFECT, MLFLOW)
@@ -40,7 +40,7 @@ START_SECONDS = 120.0
 _HEALTH_PATH = {PREFECT: "/api/health", MLFLOW: "/health"}
 _ATTEMPT_SECONDS = 2.0
 _LABELS = {PREFECT: "Prefect", MLFLOW: "MLflow"}
-_FIRST_PAGES = {MLFLOW: f"#/experiments?{WORKFLOW}"}
+_FIRST_PAGES = {MLFLOW: FIRST_RUNS}
 _QUIET = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow reads only "true" in DO_NOT_TRACK

@@ -38,6 +38,26 @@ CHARTS = {
 """Section → the metrics of each chart. MLflow shows those with values, and all others below."""
 
 
+COLUMNS = (
+    "params.`preference.objective.name`",
+    "params.`preference.objective.beta`",
+    "metrics.`probe/chosen/logp`",
+    "metrics.`squeeze/gap`",
+    "metrics.`train/margin`",
+    "attributes.`Duration`",
+)
+"""Columns of the list of runs, where the address names a view."""
+
+EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",
+    VIEW_TAG + "runs": json.dumps({"selectedColumns": COLUMNS}),
+}
+"""Tags of every experiment: it holds trainings, and a view of its runs has these columns."""
+
+FIRST_RUNS = f"#/experiments/1/runs?viewStateShareKey=runs&{WORKFLOW}"
+"""Runs of the first experiment, which a server makes when it starts; 0 is MLflow's own."""
+
+
 def run_page(run: Run, artifact: str = "") -> str:
     """Address of a run's page on its server, or of one of its artifacts there."""
     page = f"#/experiments/{run.experiment_id}/runs/{run.run_id}"
@@ -82,6 +102,7 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
         "orderByKey": "tags.`mlflow.runName`",
         "orderByAsc": True,
         "runsHiddenMode": "SHOW_ALL",
+        "selectedColumns": COLUMNS,
         "isAccordionReordered": True,
         "compareRunCharts": charts,
         "compareRunSections": [

@@ -26,10 +26,14 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from tasks.runtime.track.client import connect
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ PARENT_TAG = "mlflow.parentRunId"
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
+SHOWN_PARAMS = 40  # of a run
 PARAM_LENGTH = 6000  # characters: MLflow's limit for a value
 TAG_LENGTH = 8000
 SEND_SECONDS = 2.0  # between two rounds of sending while the server is usable
@@ -274,9 +279,12 @@ class Tracking:
         parent: RunTracker | None = None,
         tags: Mapping[str, str],
         params: Mapping[str, Any],
+        settings_yaml: str = "",
         resume_key: str | None = None,
     ) -> RunTracker:
         """Begin a run; returns at once, whether the server answers or not.
+
+        `settings_yaml`: text of its artifact `settings.yaml`.
 
         With `resume_key`, reopens the newest run tagged `stage_key` = `resume_key` that is not
         FINISHED, and skips metric steps that it already has; if there is none, creates one with
@@ -295,6 +303,9 @@ class Tracking:
             parent=parent.folder.name if parent else None,
         )
         folder.mkdir(parents=True, mode=0o700)
+        if settings_yaml:
+            (folder / "artifacts").mkdir()
+            (folder / "artifacts" / "settings.yaml").write_text(settings_yaml)
         lock = (folder / "lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX)
         tracker = RunTracker(self, folder, record, lock, live=True)
@@ -399,6 +410,17 @@ def set_aside(folder: Path) -> None:
 def now_ms() -> int:
     """Milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def shown_params(settings: BaseModel) -> dict[str, str]:
+    """What MLflow lists of a run's settings: at most `SHOWN_PARAMS`, by dotted name.
+
+    Those other than their defaults, and all of an objective that a study file sets.
+    """
+    own = dict(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
+    given = dict(_flat(settings.model_dump(mode="json", exclude_unset=True)))
+    shown = {name: text for name, text in given.items() if "objective." in name} | own
+    return dict(islice((pair for pair in shown.items() if pair[1] != "{}"), SHOWN_PARAMS))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -25,7 +25,13 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.utils.rest_utils import verify_rest_response
 
-from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, charts_of, description, run_page
+from tasks.runtime.track.mlflow_pages import (
+    DESCRIPTION_TAG,
+    EXPERIMENT_TAGS,
+    charts_of,
+    description,
+    run_page,
+)
 from tasks.runtime.track.runs import (
     OUTBOX_TAG,
     PARENT_TAG,
@@ -40,8 +46,6 @@ from tasks.runtime.track.tail import read_line
 log = logging.getLogger(__name__)
 
 LINES_PER_BATCH = 500
-# MLflow's UI then opens on runs and their curves, not on traces of language model calls.
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _TRY_AGAIN = {401, 403, 408, 425, 429}  # a wrong login or throttling may pass
 _NOT_MLFLOW = "the server does not answer like MLflow"
 
@@ -190,7 +194,7 @@ class Sender:
             return
         with _refusal_logged(f"the artifact {file.name}"):
             try:
-                self.client.log_artifact(run.run_id, str(file), folder.as_posix())
+                self.client.log_artifact(run.run_id, str(file), folder.as_posix().strip("."))
             except requests.HTTPError as error:
                 verify_rest_response(error.response, "artifacts")  # raises MlflowException
 
@@ -246,7 +250,7 @@ class Sender:
             experiment = self.client.get_experiment_by_name(name)
             if experiment is None:
                 with _unless_it_exists():  # another process may create it first
-                    self.client.create_experiment(name, tags=_EXPERIMENT_TAGS)
+                    self.client.create_experiment(name, tags=EXPERIMENT_TAGS)
                 experiment = self.client.get_experiment_by_name(name)
             if experiment is None:
                 raise MlflowException(_NOT_MLFLOW)
