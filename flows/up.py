@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,6 +24,12 @@ from tasks.runtime.system.processes import kill_marked, last_lines, start_child,
 from tasks.runtime.system.secret_files import own_folder
 
 POOLS = ("cpu", "training")
+SHELL = ("PREFECT_API_URL", "PREFECT_CLIENT_CUSTOM_HEADERS")
+"""Variables that lead Prefect's own commands to the server."""
+
+WORKER = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+"""Variables of a worker; by default it asks for new runs every ten seconds."""
+
 REGISTER_SECONDS = 180.0
 _MARK = "DYNOLAB_UP"
 
@@ -41,6 +48,9 @@ def start(
         for line in login_links(services):
             announce(line)
         workers = stack.enter_context(work_for(services))
+        variables = {name: value for name, value in services.environment().items() if name in SHELL}
+        exports = shlex.join(f"{name}={value}" for name, value in variables.items())
+        announce(f"shell   export {exports}  # before `prefect deployment ls` and the like")
         announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
         watch(services, workers)
 
@@ -99,5 +109,6 @@ def worker_arguments(pool: str, name: str | None = None) -> list[str]:
 def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:
     """Starts a pool's process worker, which starts one process for each flow run."""
     log = home / "logs" / f"worker-{pool}.log"
-    process = start_child("prefect", worker_arguments(pool), environment=environment, log=log)
+    variables = {**WORKER, **environment}
+    process = start_child("prefect", worker_arguments(pool), environment=variables, log=log)
     return Service(f"the {pool} worker", "", process.pid, log, process)

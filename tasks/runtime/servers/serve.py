@@ -30,7 +30,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,13 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": str(standing),
     }
     from prefect.server.api.server import create_app
+    from prefect.server.schemas.actions import DeploymentScheduleUpdate
 
+    # What a request leaves out keeps its value. Without this, pausing or resuming a schedule would
+    # set its parameters to the class's default, {}.
+    DeploymentScheduleUpdate.model_dump = partialmethod(  # type: ignore[assignment]
+        DeploymentScheduleUpdate.model_dump, exclude_unset=True
+    )
     return create_app(final=True, webserver_only=api_only)
 
 
