@@ -8,6 +8,7 @@ program, so that the command that starts the servers need not load the flows.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +17,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from inspect import Parameter, Signature
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from uuid import UUID
 
 import prefect
+from annotated_types import Ge, Gt, Le, Lt
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
@@ -27,6 +31,8 @@ from prefect.client.schemas.actions import (
     WorkPoolUpdate,
 )
 from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterTags,
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
@@ -40,13 +46,20 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Crashed, State
+from prefect.states import Cancelled, Crashed, Failed, State
 from prefect.workers.process import ProcessWorker
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    create_model,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
-from dynolab.errors import ConfigError
-from flows.flow import Flow, FlowParameters, Form
+from dynolab.errors import ConfigError, DynolabError
+from flows.flow import Flow, FlowParameters, Form, StagedFlow
 from flows.parameters import (
     STUDIES,
     Parameters,
@@ -55,7 +68,7 @@ from flows.parameters import (
     parse_parameters,
     read_study,
 )
-from flows.registry import FLOWS, load_flow
+from flows.registry import CHAPTERS, FLOWS, load_flow
 from flows.run import run_flow
 from tasks.runtime.cleanup import clean_up
 from tasks.runtime.system.settings import Settings
@@ -63,11 +76,19 @@ from tasks.runtime.system.settings import Settings
 PARAMETER = "settings"
 """The only parameter of a deployed flow: its form."""
 
-FIRST = {"study": "a-study"}
-"""Deployment → the name under which Prefect, which lists by name, shows it before all others."""
+LISTED = {
+    "study": "a-study",
+    "sweep": "a-sweep",
+    "mitigation": "a-comparison",
+    **{name: f"~chapter-{name}" for name in CHAPTERS},
+}
+"""Deployment → its name in Prefect, if another: Prefect lists by name, ten on a page."""
 
 INTERNAL = "~internal-reconcile"
 """Name of the deployment that a schedule starts; it is listed after all others."""
+
+COMPARING = ("mitigation", "reproduce", "grpo", "sweep", "counterfactual")
+"""Flows that compare trainings, whose deployments have the tag `compare`."""
 
 POOLS = {"cpu": 4, "training": 1}
 """Work pools, and the concurrency limit that each is created with."""
@@ -95,23 +116,26 @@ SILENCE = timedelta(minutes=10)
 AUTOMATION = "dynolab: flow runs that fell silent have crashed"
 RECONCILE_EVERY = timedelta(minutes=10)
 RUN_NAME_LETTERS = 60
+TWO_WORDS = re.compile(r"[A-Za-z]+\d*-[A-Za-z]+\d*")
+TAG = "dynolab"
+OTHER_TRIED = "other_values"
 
 
 class FilledForm(BaseModel):
     """Fields of every form; those derived from settings change the study file's.
 
-    Values are checked against the settings' limits when the run starts, before any work, and the
-    message names the setting.
+    Prefect refuses values outside a setting's limits; all else that cannot work ends the run before
+    any work, with a message that names the setting.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     settings: ClassVar[Mapping[str, str]] = {}
     """Field → dotted name of its setting."""
 
-    study_file: str = Field(
-        description="Settings to start from; a file of deploy/studies. An empty field below leaves "
-        "the file's setting."
-    )
+    tried: ClassVar[Mapping[str, str]] = {}
+    """Field → dotted name of the setting that a sweep tries the field's values of."""
+
+    study_file: str
     other_settings: tuple[str, ...] = Field(
         (), description="Any other setting as key=value, such as sft.clip_norm=5."
     )
@@ -155,32 +179,61 @@ class FilledForm(BaseModel):
             yield as_change(objective, {"name": name})
         for field, value in filled.items():
             yield as_change(self.settings[field], value)
+        tried = [f"{setting}={getattr(self, field)}" for field, setting in self.tried.items()]
+        space = []
+        for change in (*tried, *getattr(self, OTHER_TRIED, ())):
+            setting, _, values = change.partition("=")
+            if values:
+                range_or_list = values if ":" in values else f"values: [{values}]"
+                space.append(f"{setting}: {{{range_or_list}}}")
+        if space:
+            yield f"space={{{', '.join(space)}}}"
 
 
-def derive_form(title: str, form: Form, parameters: type[BaseModel]) -> type[FilledForm]:
-    """Derives the form's class: each field has its setting's type and description.
+def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) -> type[FilledForm]:
+    """Derives the form's class: each field has its setting's type, limits and description.
 
     A field has neither null as a type, which Prefect's interface shows as a second tab, nor a
     default of null, which its server does not take for a default.
     """
     settings = {"name": "name", "project": "project", **form.fields}
-    fields: dict[str, Any] = {}
+    about = (
+        "Settings to start from; a file of deploy/studies. An empty field below leaves its setting."
+    )
+    fields: dict[str, Any] = {"study_file": (str, Field(file, description=about))}
+    for name, setting in form.tried.items():
+        about = (
+            f"Values of {setting} to try, such as 0.1, 0.5; or low: 0.1, high: 0.5 to draw from."
+        )
+        fields[name] = (str, Field("", description=about))
+    if form.tried:
+        about = (
+            "Values of any other setting, such as sft.steps=20, 40. If one of these fields is "
+            "filled, the file's `space` is not used."
+        )
+        fields[OTHER_TRIED] = (tuple[str, ...], Field((), description=about))
     for name, setting in settings.items():
         owner = FlowParameters if name in FlowParameters.model_fields else parameters
-        kind, description = _setting(owner, setting)
+        kind, description, limits = _setting(owner, setting)
         if name == "objective":
             kind = Literal[form.objectives] if form.objectives else kind
             description = "The loss; its other settings start from their defaults."
-        fields[name] = (kind, Field(default_factory=lambda: None, description=description))
+        fields[name] = (
+            kind,
+            Field(default_factory=lambda: None, description=description, json_schema_extra=limits),
+        )
     derived: type[FilledForm] = create_model(
         title, __base__=FilledForm, __doc__=form.about, **fields
     )
-    derived.settings = settings
+    derived.settings, derived.tried = settings, form.tried
     return derived
 
 
-def _setting(parameters: type[BaseModel], setting: str) -> tuple[Any, str]:
-    """Type and description of the setting with this dotted name, in any class that may hold it."""
+def _setting(parameters: type[BaseModel], setting: str) -> tuple[Any, str, dict[str, Any]]:
+    """Type, description and limits of a setting, by its dotted name, in any class that may hold it.
+
+    The limits, those of all classes, are JSON schema's.
+    """
     fields = [FieldInfo(annotation=parameters)]
     for part in setting.split("."):
         fields = [inner for field in fields for inner in _under(field.annotation, part)]
@@ -189,7 +242,14 @@ def _setting(parameters: type[BaseModel], setting: str) -> tuple[Any, str]:
     kinds = [kind for field in fields for kind in choices(field.annotation)]
     values = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
     description = next((field.description for field in fields if field.description), "")
-    return Literal[tuple(dict.fromkeys(values))] if values else kinds[0], description
+    kind = Literal[tuple(dict.fromkeys(values))] if values else kinds[0]
+    limits = [
+        limit
+        for limit in fields[0].metadata
+        if isinstance(limit, Ge | Gt | Le | Lt) and all(limit in field.metadata for field in fields)
+    ]
+    limited: Any = Annotated[kind, *limits] if limits else None
+    return kind, description, TypeAdapter(limited).json_schema() if limits else {}
 
 
 def _under(annotation: Any, part: str) -> Iterator[FieldInfo]:
@@ -218,7 +278,29 @@ class Deployment:
     @cached_property
     def form_model(self) -> type[FilledForm]:
         """The model of the form that users fill in."""
-        return derive_form(f"{self.name.title()}Form", self.form, self.flow.parameters)
+        title = f"{self.name.title()}Form"
+        return derive_form(title, self.form, self.flow.parameters, self.first_file)
+
+    @property
+    def description(self) -> str:
+        """What it does, what its default file costs, and where its page is, in Markdown."""
+        lines = read_study(STUDIES / self.first_file).splitlines()
+        comment = takewhile(lambda line: line.startswith("# "), lines)
+        page = "NAME.html"
+        if isinstance(self.flow, StagedFlow):
+            page = self.flow.page_in(Path(), "NAME").name
+        return (
+            f"{self.form.about}\n\nIts default settings, `{self.first_file}`: "
+            f"{' '.join(line[2:] for line in comment)}\n\nThe run's artifacts lead to its page, "
+            f"which is `reports/{page}` in Dynolab's home; NAME is the setting `name`."
+        )
+
+    @property
+    def tags(self) -> list[str]:
+        """Tags by which Prefect's list can be filtered: what the deployment is for."""
+        flow = self.flow.name
+        purpose = "chapter" if flow in CHAPTERS else "compare" if flow in COMPARING else "study"
+        return [TAG, purpose]
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -243,7 +325,10 @@ class Deployment:
 
         def start(**arguments: FilledForm) -> Any:
             form = arguments[PARAMETER]
-            return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
+            try:
+                return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
+            except DynolabError as error:  # Prefect would put a long traceback before its message
+                return Failed(message=str(error))
 
         signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form_model)]
         vars(start)["__signature__"] = Signature(signature)
@@ -278,11 +363,16 @@ def study_files(flow: str) -> list[str]:
 
 
 def _run_name() -> str:
-    """The name in the form, else the study file's."""
-    form = flow_run.parameters[PARAMETER]
+    """The run name that was typed, else the form's name, else the study file's and the run name.
+
+    Prefect fills the field for the run name with two words, which somebody may have typed, too.
+    """
+    form, given = flow_run.parameters[PARAMETER], str(flow_run.name)
+    if not TWO_WORDS.fullmatch(given):
+        return given
     filled = form if isinstance(form, dict) else form.model_dump()
-    name = str(filled.get("name") or filled.get("study_file"))
-    return name.removesuffix(".yaml")[:RUN_NAME_LETTERS]
+    file = str(filled.get("study_file")).removesuffix(".yaml")
+    return str(filled.get("name") or f"{file} ({given})")[:RUN_NAME_LETTERS]
 
 
 def main(*, alone: bool = False) -> None:
@@ -302,29 +392,38 @@ def main(*, alone: bool = False) -> None:
                 priority=1,
                 work_pool_name="training",
             )
-        for name, offered in deployments().items():
+        registered = [
             _register(
                 client,
                 offered.flow.name,
-                FIRST.get(name, name),
+                LISTED.get(name, name),
                 pool=offered.flow.pool,
                 entrypoint=f"flows.deploy.{name}",
-                description=offered.form.about,
+                description=offered.description,
                 parameters={PARAMETER: {"study_file": offered.first_file}},
                 parameter_openapi_schema=offered.schema,
                 enforce_parameter_schema=True,
-                tags=["dynolab"],
+                tags=offered.tags,
             )
-        _register(
-            client,
-            "reconcile",
-            INTERNAL,
-            IntervalSchedule(interval=RECONCILE_EVERY),
-            entrypoint="flows.deploy.reconcile",
-            description=reconcile.__doc__,
-            pool="cpu",
-            tags=["dynolab", "internal"],
+            for name, offered in deployments().items()
+        ]
+        registered.append(
+            _register(
+                client,
+                "reconcile",
+                INTERNAL,
+                IntervalSchedule(interval=RECONCILE_EVERY),
+                entrypoint="flows.deploy.reconcile",
+                description=f"{reconcile.__doc__} Every ten minutes; takes seconds; has no page.",
+                pool="cpu",
+                tags=[TAG, "maintenance"],
+            )
         )
+        own = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
+        for former in client.read_deployments(deployment_filter=own):
+            by_name = str(former.entrypoint).startswith("flows.deploy.")
+            if by_name and former.id not in registered and not former.schedules:
+                client.delete_deployment(former.id)  # it had another name
         register_automations(client)
 
 
@@ -352,7 +451,7 @@ def close_lost_runs(client: SyncPrefectClient) -> None:
     """Closes runs that the server lists as running while no worker runs: their process is gone."""
     running = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
     lost = FlowRunFilter(
-        tags=FlowRunFilterTags(all_=["dynolab"]),
+        tags=FlowRunFilterTags(all_=[TAG]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=running)),
     )
     for run in client.read_flow_runs(flow_run_filter=lost, limit=200):
@@ -386,12 +485,12 @@ def _register(
     *,
     pool: str,
     **deployment: Any,
-) -> None:
+) -> UUID:
     """Registers a deployment; relative paths in study files start at its `working_dir`."""
     schedules = _users_schedules(client, f"{flow}/{name}")
     if every is not None:
         schedules.append(DeploymentScheduleCreate(schedule=every, slug=flow))
-    client.create_deployment(
+    return client.create_deployment(
         client.create_flow_from_name(flow),
         name,
         work_pool_name=pool,
