@@ -59,7 +59,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from dynolab.errors import ConfigError, DynolabError
-from flows.flow import Flow, FlowParameters, Form, StagedFlow
+from flows.flow import Flow, FlowParameters, Form
 from flows.parameters import (
     STUDIES,
     Parameters,
@@ -79,25 +79,23 @@ PARAMETER = "settings"
 LISTED = {
     "study": "a-study",
     "sweep": "a-sweep",
-    "mitigation": "a-comparison",
+    "mitigation": "all-remedies",
     **{name: f"~chapter-{name}" for name in CHAPTERS},
+    "reconcile": "~internal-reconcile",
 }
 """Deployment → its name in Prefect, if another: Prefect lists by name, ten on a page."""
 
-INTERNAL = "~internal-reconcile"
-"""Name of the deployment that a schedule starts; it is listed after all others."""
-
-COMPARING = ("mitigation", "reproduce", "grpo", "sweep", "counterfactual")
-"""Flows that compare trainings, whose deployments have the tag `compare`."""
+PURPOSES = {
+    **dict.fromkeys(("mitigation", "reproduce", "grpo", "sweep", "counterfactual"), "compare"),
+    **dict.fromkeys(CHAPTERS, "chapter"),
+}
+"""Flow → tag of its deployments, by which Prefect's list can be filtered; default: `study`."""
 
 POOLS = {"cpu": 4, "training": 1}
 """Work pools, and the concurrency limit that each is created with."""
 
 URGENT = "high"
 """Queue of the training pool whose runs start before those in `default`."""
-
-ENGINE = ("-m", "tasks.runtime.flow_run_process")
-"""Arguments of python for a flow run, in place of Prefect's own engine."""
 
 VARIABLES = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",  # seconds
@@ -108,14 +106,13 @@ VARIABLES = {
 }
 """Environment of a flow run."""
 
-COMMAND = [sys.executable, *ENGINE]
+COMMAND = [sys.executable, "-m", "tasks.runtime.flow_run_process"]
+"""Of a flow run, in place of Prefect's own engine."""
 
 SILENCE = timedelta(minutes=10)
 """How long a flow run may send no event: several heartbeats, and a restart of the server."""
 
 AUTOMATION = "dynolab: flow runs that fell silent have crashed"
-RECONCILE_EVERY = timedelta(minutes=10)
-RUN_NAME_LETTERS = 60
 TWO_WORDS = re.compile(r"[A-Za-z]+\d*-[A-Za-z]+\d*")
 TAG = "dynolab"
 OTHER_TRIED = "other_values"
@@ -150,9 +147,10 @@ class FilledForm(BaseModel):
     @classmethod
     def _without_empty_fields(cls, given: Any) -> Any:
         """Prefect may send null for fields that were not filled."""
-        if not isinstance(given, Mapping):
-            return given
-        return {name: value for name, value in given.items() if value not in (None, "")}
+        filled = isinstance(given, Mapping)
+        return (
+            {k: value for k, value in given.items() if value not in (None, "")} if filled else given
+        )
 
     def parameters(self, kind: type[Parameters], fixed: Sequence[str] = ()) -> Parameters:
         """The flow parameters that the form describes; `fixed` are settings as key=value.
@@ -180,13 +178,13 @@ class FilledForm(BaseModel):
         for field, value in filled.items():
             yield as_change(self.settings[field], value)
         tried = [f"{setting}={getattr(self, field)}" for field, setting in self.tried.items()]
-        space = []
-        for change in (*tried, *getattr(self, OTHER_TRIED, ())):
-            setting, _, values = change.partition("=")
-            if values:
-                range_or_list = values if ":" in values else f"values: [{values}]"
-                space.append(f"{setting}: {{{range_or_list}}}")
-        if space:
+        if space := [
+            f"{setting}: {{{values if ':' in values else f'values: [{values}]'}}}"
+            for setting, _, values in (
+                change.partition("=") for change in [*tried, *getattr(self, OTHER_TRIED, ())]
+            )
+            if values
+        ]:
             yield f"space={{{', '.join(space)}}}"
 
 
@@ -197,21 +195,20 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
     default of null, which its server does not take for a default.
     """
     settings = {"name": "name", "project": "project", **form.fields}
-    about = (
-        "Settings to start from; a file of deploy/studies. An empty field below leaves its setting."
-    )
-    fields: dict[str, Any] = {"study_file": (str, Field(file, description=about))}
-    for name, setting in form.tried.items():
-        about = (
-            f"Values of {setting} to try, such as 0.1, 0.5; or low: 0.1, high: 0.5 to draw from."
-        )
-        fields[name] = (str, Field("", description=about))
+    about = {
+        "study_file": "Settings to start from; a file of deploy/studies. An empty field below "
+        "leaves the file's setting.",
+        OTHER_TRIED: "Values of any other setting, such as sft.steps=20, 40. What is written here "
+        "and in the fields above replaces the file's `space`.",
+    } | {
+        name: f"Values of {setting} to try, separated by commas. To draw from a range, write it "
+        "like this: low: 1, high: 10."
+        for name, setting in form.tried.items()
+    }
+    fields: dict[str, Any] = {"study_file": (str, Field(file, description=about["study_file"]))}
+    fields |= {name: (str, Field("", description=about[name])) for name in form.tried}
     if form.tried:
-        about = (
-            "Values of any other setting, such as sft.steps=20, 40. If one of these fields is "
-            "filled, the file's `space` is not used."
-        )
-        fields[OTHER_TRIED] = (tuple[str, ...], Field((), description=about))
+        fields[OTHER_TRIED] = (tuple[str, ...], Field((), description=about[OTHER_TRIED]))
     for name, setting in settings.items():
         owner = FlowParameters if name in FlowParameters.model_fields else parameters
         kind, description, limits = _setting(owner, setting)
@@ -272,8 +269,7 @@ class Deployment:
     @property
     def first_file(self) -> str:
         """The form's default study file."""
-        builtin = f"{self.flow.name}_builtin.yaml"
-        return self.form.file or next(iter(study_files(self.flow.name)), builtin)
+        return self.form.file or f"{self.flow.name}_builtin.yaml"
 
     @cached_property
     def form_model(self) -> type[FilledForm]:
@@ -286,21 +282,11 @@ class Deployment:
         """What it does, what its default file costs, and where its page is, in Markdown."""
         lines = read_study(STUDIES / self.first_file).splitlines()
         comment = takewhile(lambda line: line.startswith("# "), lines)
-        page = "NAME.html"
-        if isinstance(self.flow, StagedFlow):
-            page = self.flow.page_in(Path(), "NAME").name
         return (
             f"{self.form.about}\n\nIts default settings, `{self.first_file}`: "
-            f"{' '.join(line[2:] for line in comment)}\n\nThe run's artifacts lead to its page, "
-            f"which is `reports/{page}` in Dynolab's home; NAME is the setting `name`."
+            f"{' '.join(line[2:] for line in comment)}\n\nThe run's artifacts lead to its page. It "
+            "is also in the folder `reports` of Dynolab's home, under the run's `name`."
         )
-
-    @property
-    def tags(self) -> list[str]:
-        """Tags by which Prefect's list can be filtered: what the deployment is for."""
-        flow = self.flow.name
-        purpose = "chapter" if flow in CHAPTERS else "compare" if flow in COMPARING else "study"
-        return [TAG, purpose]
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -371,8 +357,8 @@ def _run_name() -> str:
     if not TWO_WORDS.fullmatch(given):
         return given
     filled = form if isinstance(form, dict) else form.model_dump()
-    file = str(filled.get("study_file")).removesuffix(".yaml")
-    return str(filled.get("name") or f"{file} ({given})")[:RUN_NAME_LETTERS]
+    file = Path(filled.get("study_file") or flow_run.flow_name)
+    return str(filled.get("name") or f"{file.stem} ({given})")[:60]
 
 
 def main(*, alone: bool = False) -> None:
@@ -383,8 +369,20 @@ def main(*, alone: bool = False) -> None:
     with get_client(sync_client=True) as client:
         if alone:
             close_lost_runs(client)
+        template = ProcessWorker.get_default_base_job_template()
         for name, limit in POOLS.items():
-            _register_pool(client, name, limit)
+            try:
+                if client.read_work_pool(name).type == "process":  # others are their users' own
+                    client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+            except ObjectNotFound:
+                client.create_work_pool(
+                    WorkPoolCreate(
+                        name=name,
+                        type="process",
+                        base_job_template=template,
+                        concurrency_limit=limit,
+                    )
+                )
         with suppress(ObjectAlreadyExists):
             client.create_work_queue(
                 URGENT,
@@ -403,7 +401,7 @@ def main(*, alone: bool = False) -> None:
                 parameters={PARAMETER: {"study_file": offered.first_file}},
                 parameter_openapi_schema=offered.schema,
                 enforce_parameter_schema=True,
-                tags=offered.tags,
+                tags=[TAG, PURPOSES.get(offered.flow.name, "study")],
             )
             for name, offered in deployments().items()
         ]
@@ -411,8 +409,8 @@ def main(*, alone: bool = False) -> None:
             _register(
                 client,
                 "reconcile",
-                INTERNAL,
-                IntervalSchedule(interval=RECONCILE_EVERY),
+                LISTED["reconcile"],
+                IntervalSchedule(interval=timedelta(minutes=10)),
                 entrypoint="flows.deploy.reconcile",
                 description=f"{reconcile.__doc__} Every ten minutes; takes seconds; has no page.",
                 pool="cpu",
@@ -420,10 +418,10 @@ def main(*, alone: bool = False) -> None:
             )
         )
         own = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
-        for former in client.read_deployments(deployment_filter=own):
-            by_name = str(former.entrypoint).startswith("flows.deploy.")
-            if by_name and former.id not in registered and not former.schedules:
-                client.delete_deployment(former.id)  # it had another name
+        for former in client.read_deployments(deployment_filter=own):  # that had other names
+            ours = str(former.entrypoint).startswith("flows.deploy.")
+            if ours and former.id not in registered and not former.schedules:
+                client.delete_deployment(former.id)
         register_automations(client)
 
 
@@ -438,10 +436,11 @@ def reconcile() -> dict[str, int]:
 
 def delete_completed_runs(client: SyncPrefectClient) -> None:
     """Delete this flow's completed runs, which would fill the list that users find theirs in."""
-    completed = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.COMPLETED]))
     for run in client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["reconcile"])),
-        flow_run_filter=FlowRunFilter(state=completed),
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.COMPLETED]))
+        ),
         limit=200,
     ):
         client.delete_flow_run(run.id)
@@ -463,20 +462,6 @@ def close_lost_runs(client: SyncPrefectClient) -> None:
         client.set_flow_run_state(run.id, ended, force=True)
 
 
-def _register_pool(client: SyncPrefectClient, name: str, limit: int) -> None:
-    """Creates or updates a process pool; leaves an existing pool of another type unchanged."""
-    template = ProcessWorker.get_default_base_job_template()
-    try:
-        if client.read_work_pool(name).type == "process":
-            client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
-    except ObjectNotFound:
-        client.create_work_pool(
-            WorkPoolCreate(
-                name=name, type="process", base_job_template=template, concurrency_limit=limit
-            )
-        )
-
-
 def _register(
     client: SyncPrefectClient,
     flow: str,
@@ -487,7 +472,21 @@ def _register(
     **deployment: Any,
 ) -> UUID:
     """Registers a deployment; relative paths in study files start at its `working_dir`."""
-    schedules = _users_schedules(client, f"{flow}/{name}")
+    schedules = []
+    with suppress(ObjectNotFound):
+        # Registration replaces all schedules, so it must pass those that users made in Prefect
+        # again; that of `reconcile` has a slug.
+        schedules = [
+            DeploymentScheduleCreate(
+                schedule=schedule.schedule,
+                active=schedule.active,
+                max_scheduled_runs=schedule.max_scheduled_runs,
+                parameters=schedule.parameters,
+                slug=schedule.slug,
+            )
+            for schedule in client.read_deployment_by_name(f"{flow}/{name}").schedules
+            if schedule.slug != "reconcile"
+        ]
     if every is not None:
         schedules.append(DeploymentScheduleCreate(schedule=every, slug=flow))
     return client.create_deployment(
@@ -504,51 +503,13 @@ def _register(
     )
 
 
-def _users_schedules(client: SyncPrefectClient, name: str) -> list[DeploymentScheduleCreate]:
-    """The schedules that users made in Prefect; that of `reconcile` has a slug.
-
-    Registration replaces all of a deployment's schedules, so it must pass these again.
-    """
-    try:
-        schedules = client.read_deployment_by_name(name).schedules
-    except ObjectNotFound:
-        return []
-    return [
-        DeploymentScheduleCreate(
-            schedule=schedule.schedule,
-            active=schedule.active,
-            max_scheduled_runs=schedule.max_scheduled_runs,
-            parameters=schedule.parameters,
-            slug=schedule.slug,
-        )
-        for schedule in schedules
-        if schedule.slug != "reconcile"
-    ]
-
-
 def register_automations(client: SyncPrefectClient, silence: timedelta = SILENCE) -> None:
-    """Makes the server crash flow runs whose machine and worker are gone, after `silence`."""
-    automation = crash_silent_runs(silence)
-    existing = client.read_automations_by_name(AUTOMATION)
-    for duplicate in existing[1:]:
-        client.delete_automation(duplicate.id)
-    if existing:
-        client.update_automation(existing[0].id, automation)
-    else:
-        client.create_automation(automation)
+    """Makes the server crash flow runs without an event for `silence` after a heartbeat.
 
-
-def crash_silent_runs(silence: timedelta) -> AutomationCore:
-    """The automation that crashes a flow run without an event for `silence` after a heartbeat.
-
-    Any event counts, because the event at the end of a run has its state's name, which is free.
+    Their machine and worker are gone. Any event counts, because the event at the end of a run has
+    its state's name, which is free.
     """
-    crash = ChangeFlowRunState(
-        type="change-flow-run-state",
-        state=StateType.CRASHED,
-        message=f"Its process sent no event for {silence}; run it again.",
-    )
-    return AutomationCore(
+    automation = AutomationCore(
         name=AUTOMATION,
         description="Created by flows.deploy of Dynolab.",
         enabled=True,
@@ -562,8 +523,21 @@ def crash_silent_runs(silence: timedelta) -> AutomationCore:
             threshold=1,
             within=silence,
         ),
-        actions=[crash],
+        actions=[
+            ChangeFlowRunState(
+                type="change-flow-run-state",
+                state=StateType.CRASHED,
+                message=f"Its process sent no event for {silence}; run it again.",
+            )
+        ],
     )
+    existing = client.read_automations_by_name(AUTOMATION)
+    for duplicate in existing[1:]:
+        client.delete_automation(duplicate.id)
+    if existing:
+        client.update_automation(existing[0].id, automation)
+    else:
+        client.create_automation(automation)
 
 
 if __name__ == "__main__":

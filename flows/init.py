@@ -228,7 +228,10 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
         "model": quoted(source),
         "data": quoted(beside(file, data)),
         "format": format_lines(config, source),
-        "replace": replace_lines(config),
+        "replace": f"  replace: {json.dumps(replace, ensure_ascii=False)}"
+        "  # unknown to the tokenizer\n"
+        if replace
+        else "",
         "name": file.stem,
         "file": file,
         "program": program,
@@ -297,15 +300,6 @@ def format_lines(config: DataConfig, model: str) -> str:
     if config.format == "chat":
         return f"  format: chat\n  chat_model: {quoted(model)}  # its template writes messages\n"
     return "" if config.format == "pairs" else f"  format: {config.format}\n"
-
-
-def replace_lines(config: DataConfig) -> str:
-    """The setting that replaces characters; none if nothing is replaced."""
-    if not config.replace:
-        return ""
-    return (
-        f"  replace: {json.dumps(config.replace, ensure_ascii=False)}  # unknown to the tokenizer\n"
-    )
 
 
 def comment(text: str) -> str:

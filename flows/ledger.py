@@ -7,7 +7,6 @@ without each group of pairs, beside the forecasts of ledger and metagradient →
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -187,7 +186,18 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
         for group in groups
     ]
     seeds = tuple(range(training.seed, training.seed + 1 + parameters.further_seeds))
-    again = _reseeded(training, groups, seeds[1:], reads)
+    # The whole training and those without the blamed groups, with other seeds.
+    blamed = {group.name: group.examples for group in groups if group.answer is not None}
+    again = [
+        Step(
+            reseeded(name, seed),
+            PREFERENCE,
+            training.model_copy(update={"seed": seed, "without": examples}),
+            reads,
+        )
+        for seed in seeds[1:]
+        for name, examples in {WHOLE: (), **blamed}.items()
+    ]
     steps += again
     shown += [step.name for step in again]
     page = CounterfactualConfig(
@@ -195,26 +205,6 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
     )
     steps += [Step("counterfactual", COUNTERFACTUAL, page, {name: name for name in shown})]
     return Plan(parameters, steps, existing)
-
-
-def _reseeded(
-    training: TrainConfig,
-    groups: Sequence[Dropped],
-    seeds: Sequence[int],
-    reads: Mapping[str, str],
-) -> list[Step]:
-    """The whole training and those without the blamed groups, with other seeds."""
-    dropped = {group.name: group.examples for group in groups if group.answer is not None}
-    return [
-        Step(
-            reseeded(name, seed),
-            PREFERENCE,
-            training.model_copy(update={"seed": seed, "without": examples}),
-            reads,
-        )
-        for seed in seeds
-        for name, examples in {WHOLE: (), **dropped}.items()
-    ]
 
 
 def _metagradient(study: StudyParameters, training: TrainConfig) -> list[Step]:

@@ -238,7 +238,8 @@ class SweepStudy:
         drawn = self.parameters.sampler != "grid"
         if not waiting and not (drawn and len(self._study.trials) < self.parameters.total):
             return None
-        return self._study.ask(dict(_distributions(self.parameters)))
+        space = self.parameters.space.items()
+        return self._study.ask({name: _distribution(values) for name, values in space})
 
     def has_ended(self, trial: optuna.Trial) -> bool:
         """Whether a trial's end is recorded."""
@@ -248,9 +249,8 @@ class SweepStudy:
         """Records how a trial ended, unless its end is recorded; `value` of a complete one."""
         import optuna
 
-        known = {ours: name for name, ours in _STATES.items()}
-        ended = optuna.trial.TrialState[known[state]]
-        self._study.tell(trial, value, state=ended, skip_if_finished=True)
+        ended = next(name for name, ours in _STATES.items() if ours == state)
+        self._study.tell(trial, value, state=optuna.trial.TrialState[ended], skip_if_finished=True)
 
     def rows(self) -> list[TrialRow]:
         """Every trial that was begun."""
@@ -280,30 +280,15 @@ def grid_points(parameters: SweepParameters) -> list[dict[str, Scalar]]:
     return grid[: parameters.total]
 
 
-def _distributions(
-    parameters: SweepParameters,
-) -> Mapping[str, optuna.distributions.BaseDistribution]:
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    distributions: dict[str, optuna.distributions.BaseDistribution] = {}
-    for name, dimension in parameters.space.items():
-        if dimension.values is not None:
-            distributions[name] = CategoricalDistribution(dimension.values)
-            continue
-        assert dimension.low is not None and dimension.high is not None
-        if dimension.integer:
-            distributions[name] = IntDistribution(
-                int(dimension.low), int(dimension.high), log=dimension.log
-            )
-        else:
-            distributions[name] = FloatDistribution(
-                dimension.low, dimension.high, log=dimension.log
-            )
-    return distributions
+    if dimension.values is not None:
+        return CategoricalDistribution(dimension.values)
+    assert dimension.low is not None and dimension.high is not None
+    if dimension.integer:
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
 _STATES: dict[str, TrialState] = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
@@ -327,17 +312,11 @@ def sweep(parameters: SweepParameters) -> dict[str, Any]:
     """
     check_sweep(parameters)
     study = SweepStudy(parameters)
-    params = parameters.model_dump(mode="json", exclude={"space"}) | {
-        "space": {
-            name: dimension.model_dump(mode="json", exclude_none=True)
-            for name, dimension in parameters.space.items()
-        },
-    }
     with open_platform(
         study=parameters.name,
         project=parameters.project,
         tags={"flow": "sweep", "sweep": parameters.name},
-        params=params,
+        params=parameters.model_dump(mode="json", exclude_none=True),
     ) as platform:
         run_trials(study, platform)
         return report(study, platform)
@@ -476,50 +455,47 @@ def show_trials(study: SweepStudy, platform: Platform) -> None:
     parameters, rows, best = study.parameters, study.rows(), study.best()
     page = platform.settings.reports / f"{parameters.name}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    about = {"metric": parameters.metric, "direction": parameters.direction}
-    write_sweep_page(page, name=parameters.name, rows=rows, **about)
-    text = (
-        f"{len(rows)} of {parameters.total} trials, to {parameters.direction} {parameters.metric}"
+    write_sweep_page(
+        page,
+        name=parameters.name,
+        metric=parameters.metric,
+        direction=parameters.direction,
+        rows=rows,
     )
+    text = f"{sum(row.state != 'running' for row in rows)} of {parameters.total} trials have ended."
     if best is not None:
         point = ", ".join(f"{name} = {value}" for name, value in best.settings.items())
-        text = f"Best of {text}: {point} gives {best.value:.5g} (trial {best.number})"
+        text = f"Best {parameters.metric}: {best.value:.5g}, with {point}. {text}"
     log.info(text)
     if run := platform.parent_run:
         run.log_artifact(page, PAGE_FOLDER)
         if run.run:
             address = run_page(run.run, f"{PAGE_FOLDER}/{page.name}")
-            run.set_tags({DESCRIPTION_TAG: f"{text}. [Report]({address})"})
-            text += f". [Report]({run.server}/{address})"
-    if inside_prefect_run():
-        table = [
-            {
-                "trial": f"{row.number}{' (best)' if row == best else ''}",
-                "ended": row.state,
-                **row.settings,
-                parameters.metric: row.value,
-            }
-            for row in rows
-        ]
-        try:
-            _publish(study, table, text)
-        except Exception as error:  # Prefect's outage must not end the sweep
-            log.warning("the table of trials could not be published in Prefect: %s", error)
-
-
-def _publish(study: SweepStudy, table: list[dict[str, Any]], text: str) -> None:
-    """Makes Prefect's table of the trials, or brings it up to date."""
+            run.set_tags({DESCRIPTION_TAG: f"{text} [Report]({address})"})
+            text += f" [Report]({run.server}/{address})"
+    if not inside_prefect_run():
+        return
     from prefect.artifacts import create_table_artifact
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import ArtifactUpdate
 
-    if study.artifact is None:
-        key = f"trials-{slug(study.parameters.name)}"
-        study.artifact = create_table_artifact(table, key, text)
-        return
-    with get_client(sync_client=True) as client:
-        update = ArtifactUpdate(data=json.dumps(table), description=text)
-        client.update_artifact(study.artifact, update)
+    table = [
+        {
+            "trial": f"{row.number}{' (best)' if row == best else ''}",
+            "ended": row.state,
+            **row.settings,
+            parameters.metric: None if row.value is None else float(f"{row.value:.5g}"),
+        }
+        for row in rows
+    ]
+    try:
+        if study.artifact is None:
+            study.artifact = create_table_artifact(table, f"trials-{slug(parameters.name)}", text)
+        else:
+            update = ArtifactUpdate(data=json.dumps(table), description=text)
+            get_client(sync_client=True).update_artifact(study.artifact, update)
+    except Exception as error:  # Prefect's outage must not end the sweep
+        log.warning("the table of trials could not be published in Prefect: %s", error)
 
 
 class SweepFailed(DynolabError):

@@ -15,6 +15,7 @@ from tasks.runtime.servers.services import (
     PREFECT,
     Service,
     Services,
+    client_variables,
     login_links,
     standing_services,
     watch,
@@ -24,12 +25,6 @@ from tasks.runtime.system.processes import kill_marked, last_lines, start_child,
 from tasks.runtime.system.secret_files import own_folder
 
 POOLS = ("cpu", "training")
-SHELL = ("PREFECT_API_URL", "PREFECT_CLIENT_CUSTOM_HEADERS")
-"""Variables that lead Prefect's own commands to the server."""
-
-WORKER = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
-"""Variables of a worker; by default it asks for new runs every ten seconds."""
-
 REGISTER_SECONDS = 180.0
 _MARK = "DYNOLAB_UP"
 
@@ -48,8 +43,8 @@ def start(
         for line in login_links(services):
             announce(line)
         workers = stack.enter_context(work_for(services))
-        variables = {name: value for name, value in services.environment().items() if name in SHELL}
-        exports = shlex.join(f"{name}={value}" for name, value in variables.items())
+        prefect = client_variables(home, {PREFECT: services.by_name[PREFECT]}).items()
+        exports = shlex.join(f"{name}={text}" for name, text in prefect if name != "PREFECT_HOME")
         announce(f"shell   export {exports}  # before `prefect deployment ls` and the like")
         announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
         watch(services, workers)
@@ -109,6 +104,7 @@ def worker_arguments(pool: str, name: str | None = None) -> list[str]:
 def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:
     """Starts a pool's process worker, which starts one process for each flow run."""
     log = home / "logs" / f"worker-{pool}.log"
-    variables = {**WORKER, **environment}
+    # By default a worker asks for new runs every ten seconds.
+    variables = {"PREFECT_WORKER_QUERY_SECONDS": "2", **environment}
     process = start_child("prefect", worker_arguments(pool), environment=variables, log=log)
     return Service(f"the {pool} worker", "", process.pid, log, process)

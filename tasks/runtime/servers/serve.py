@@ -133,12 +133,6 @@ def _start_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _listener(where: str) -> socket.socket:
-    """The inherited socket, or a new one on `host:port`."""
-    host, colon, port = where.rpartition(":")
-    return listening_socket(int(port), host) if colon else socket.socket(fileno=int(where))
-
-
 def main(name: str, folder: Path, where: str, standing: bool) -> None:
     """Serve until SIGTERM or SIGINT."""
     gc.disable()  # imports create millions of permanent objects: collection would cost 8 %
@@ -155,7 +149,8 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # soft: often 1024
     folder.mkdir(parents=True, exist_ok=True)
-    listener = _listener(where)
+    host, colon, port = where.rpartition(":")
+    listener = listening_socket(int(port), host) if colon else socket.socket(fileno=int(where))
     with ExitStack() as until_started:
         until_started.enter_context(_start_lock(folder))
         application = _APPLICATIONS[name](folder, listener.getsockname()[1], standing)
