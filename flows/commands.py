@@ -204,8 +204,7 @@ def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
         planned = flow.plan(settings, platform)
         steps = list(plan(planned.steps, platform, planned.existing))
         due = [step.step for step in steps if step.state == "to run"]
-        values = [str(point[name]) for name in parameters.space]
-        table.add_row(str(number), *values, f"{len(due)} of {len(steps)} stages")
+        table.add_row(str(number), *map(str, point.values()), f"{len(due)} of {len(steps)} stages")
         trials.append({"number": number, "settings": point, "to_run": due})
     console.print(table)
     if wanted.json:

@@ -147,10 +147,9 @@ class FilledForm(BaseModel):
     @classmethod
     def _without_empty_fields(cls, given: Any) -> Any:
         """Prefect may send null for fields that were not filled."""
-        filled = isinstance(given, Mapping)
-        return (
-            {k: value for k, value in given.items() if value not in (None, "")} if filled else given
-        )
+        if isinstance(given, Mapping):
+            return {name: value for name, value in given.items() if value not in (None, "")}
+        return given
 
     def parameters(self, kind: type[Parameters], fixed: Sequence[str] = ()) -> Parameters:
         """The flow parameters that the form describes; `fixed` are settings as key=value.
@@ -274,8 +273,9 @@ class Deployment:
     @cached_property
     def form_model(self) -> type[FilledForm]:
         """The model of the form that users fill in."""
-        title = f"{self.name.title()}Form"
-        return derive_form(title, self.form, self.flow.parameters, self.first_file)
+        return derive_form(
+            f"{self.name.title()}Form", self.form, self.flow.parameters, self.first_file
+        )
 
     @property
     def description(self) -> str:
