@@ -8,6 +8,7 @@ program, so that the command that starts the servers need not load the flows.
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import sys
@@ -113,7 +114,6 @@ SILENCE = timedelta(minutes=10)
 """How long a flow run may send no event: several heartbeats, and a restart of the server."""
 
 AUTOMATION = "dynolab: flow runs that fell silent have crashed"
-TWO_WORDS = re.compile(r"[A-Za-z]+\d*-[A-Za-z]+\d*")
 TAG = "dynolab"
 OTHER_TRIED = "other_values"
 
@@ -314,6 +314,7 @@ class Deployment:
             try:
                 return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
             except DynolabError as error:  # Prefect would put a long traceback before its message
+                logging.getLogger(__name__).error("%s", error)
                 return Failed(message=str(error))
 
         signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form_model)]
@@ -354,7 +355,7 @@ def _run_name() -> str:
     Prefect fills the field for the run name with two words, which somebody may have typed, too.
     """
     form, given = flow_run.parameters[PARAMETER], str(flow_run.name)
-    if not TWO_WORDS.fullmatch(given):
+    if not re.fullmatch(r"[A-Za-z]+\d*-[A-Za-z]+\d*", given):
         return given
     filled = form if isinstance(form, dict) else form.model_dump()
     file = Path(filled.get("study_file") or flow_run.flow_name)

@@ -43,8 +43,11 @@ def start(
         for line in login_links(services):
             announce(line)
         workers = stack.enter_context(work_for(services))
-        prefect = client_variables(home, {PREFECT: services.by_name[PREFECT]}).items()
-        exports = shlex.join(f"{name}={text}" for name, text in prefect if name != "PREFECT_HOME")
+        exports = shlex.join(
+            f"{name}={value}"
+            for name, value in client_variables(home, services.by_name).items()
+            if name in ("PREFECT_API_URL", "PREFECT_CLIENT_CUSTOM_HEADERS")
+        )
         announce(f"shell   export {exports}  # before `prefect deployment ls` and the like")
         announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
         watch(services, workers)

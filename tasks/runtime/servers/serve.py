@@ -38,7 +38,6 @@ from tasks.runtime.servers.guard import Guard
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import TOKEN, check_token
 
-_SHUTDOWN_SECONDS = 3
 _HOSTS = ("127.0.0.1", "localhost")
 """Host names that a browser on this machine, or behind a forwarded port, uses."""
 
@@ -158,7 +157,7 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
         config = uvicorn.Config(
             Guard(application, token, allowed_hosts(), public),
             access_log=False,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            timeout_graceful_shutdown=3,
         )
         Server(config).run(sockets=[listener])
 
