@@ -135,6 +135,8 @@ def test_an_error_ends_its_trial_and_an_interruption_the_sweep_which_goes_on_the
     with pytest.raises(KeyboardInterrupt):
         run_trials(SweepStudy(a_sweep()), platform)
     assert statuses(platform) == ["FAILED", "KILLED"]
+    page = platform.settings.reports / "tried.html"
+    assert "1 failed, 1 running" in page.read_text(), "the page grows with the sweep"
     study = SweepStudy(a_sweep())
     assert [row.state for row in study.rows()] == ["failed", "running"]
     monkeypatch.setattr(run, "run_on", Trainings(0.5))
