@@ -21,7 +21,7 @@ from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay
 from flows.flow import Flow, FlowParameters, Parameters, Plan, Results, StagedFlow
 from flows.parameters import load_parameters
-from flows.sweep import SweepParameters, trial_of
+from flows.sweep import FLOW, SweepParameters, check_sweep, grid_points, trial_of
 from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, existing_result, plan
@@ -109,8 +109,6 @@ def start(
 
 def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:
     """Run the sweep of a file, with the `changes`; raises ConfigError before any server starts."""
-    from flows.sweep import FLOW, check_sweep
-
     parameters = load_parameters(FLOW.parameters, file, changes)
     check_sweep(parameters)
     if wanted.show:
@@ -120,8 +118,7 @@ def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:
         _show_trial_plan(parameters, wanted)
         return
     trials = run_on_servers(FLOW, parameters)
-    settings = Settings.from_environment()
-    page = settings.reports / f"{parameters.name}.html"
+    page = Settings.from_environment().reports / f"{parameters.name}.html"
     _show_trials(parameters, trials, page)
     if wanted.json:
         print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
@@ -200,8 +197,6 @@ def _show_plan(
 
 def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
     """Print the trials of a grid, and how many of each one's stages are still to run."""
-    from flows.sweep import grid_points
-
     if parameters.sampler != "grid":
         console.print(f"{parameters.total} trials, drawn by {parameters.sampler} as they begin")
         return
@@ -212,8 +207,7 @@ def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
         planned = flow.plan(settings, platform)
         steps = list(plan(planned.steps, platform, planned.existing))
         due = [step.step for step in steps if step.state == "to run"]
-        values = [str(point[name]) for name in parameters.space]
-        table.add_row(str(number), *values, f"{len(due)} of {len(steps)} stages")
+        table.add_row(str(number), *map(str, point.values()), f"{len(due)} of {len(steps)} stages")
         trials.append({"number": number, "settings": point, "to_run": due})
     console.print(table)
     if wanted.json:

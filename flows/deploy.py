@@ -8,6 +8,8 @@ program, so that the command that starts the servers need not load the flows.
 
 from __future__ import annotations
 
+import logging
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +18,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from inspect import Parameter, Signature
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from uuid import UUID
 
 import prefect
+from annotated_types import Ge, Gt, Le, Lt
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
@@ -27,6 +32,8 @@ from prefect.client.schemas.actions import (
     WorkPoolUpdate,
 )
 from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterTags,
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
@@ -40,12 +47,19 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Crashed, State
+from prefect.states import Cancelled, Crashed, Failed, State
 from prefect.workers.process import ProcessWorker
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    create_model,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, DynolabError
 from flows.flow import Flow, FlowParameters, Form
 from flows.parameters import (
     STUDIES,
@@ -55,7 +69,7 @@ from flows.parameters import (
     parse_parameters,
     read_study,
 )
-from flows.registry import FLOWS, load_flow
+from flows.registry import CHAPTERS, FLOWS, load_flow
 from flows.run import run_flow
 from tasks.runtime.cleanup import clean_up
 from tasks.runtime.system.settings import Settings
@@ -63,20 +77,26 @@ from tasks.runtime.system.settings import Settings
 PARAMETER = "settings"
 """The only parameter of a deployed flow: its form."""
 
-FIRST = {"study": "a-study"}
-"""Deployment → the name under which Prefect, which lists by name, shows it before all others."""
+LISTED = {
+    "study": "a-study",
+    "sweep": "a-sweep",
+    "mitigation": "all-remedies",
+    **{name: f"~chapter-{name}" for name in CHAPTERS},
+    "reconcile": "~internal-reconcile",
+}
+"""Deployment → its name in Prefect, if another: Prefect lists by name, ten on a page."""
 
-INTERNAL = "~internal-reconcile"
-"""Name of the deployment that a schedule starts; it is listed after all others."""
+PURPOSES = {
+    **dict.fromkeys(("mitigation", "reproduce", "grpo", "sweep", "counterfactual"), "compare"),
+    **dict.fromkeys(CHAPTERS, "chapter"),
+}
+"""Flow → tag of its deployments, by which Prefect's list can be filtered; default: `study`."""
 
 POOLS = {"cpu": 4, "training": 1}
 """Work pools, and the concurrency limit that each is created with."""
 
 URGENT = "high"
 """Queue of the training pool whose runs start before those in `default`."""
-
-ENGINE = ("-m", "tasks.runtime.flow_run_process")
-"""Arguments of python for a flow run, in place of Prefect's own engine."""
 
 VARIABLES = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",  # seconds
@@ -87,31 +107,32 @@ VARIABLES = {
 }
 """Environment of a flow run."""
 
-COMMAND = [sys.executable, *ENGINE]
+COMMAND = [sys.executable, "-m", "tasks.runtime.flow_run_process"]
+"""Of a flow run, in place of Prefect's own engine."""
 
 SILENCE = timedelta(minutes=10)
 """How long a flow run may send no event: several heartbeats, and a restart of the server."""
 
 AUTOMATION = "dynolab: flow runs that fell silent have crashed"
-RECONCILE_EVERY = timedelta(minutes=10)
-RUN_NAME_LETTERS = 60
+TAG = "dynolab"
+OTHER_TRIED = "other_values"
 
 
 class FilledForm(BaseModel):
     """Fields of every form; those derived from settings change the study file's.
 
-    Values are checked against the settings' limits when the run starts, before any work, and the
-    message names the setting.
+    Prefect refuses values outside a setting's limits; all else that cannot work ends the run before
+    any work, with a message that names the setting.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     settings: ClassVar[Mapping[str, str]] = {}
     """Field → dotted name of its setting."""
 
-    study_file: str = Field(
-        description="Settings to start from; a file of deploy/studies. An empty field below leaves "
-        "the file's setting."
-    )
+    tried: ClassVar[Mapping[str, str]] = {}
+    """Field → dotted name of the setting that a sweep tries the field's values of."""
+
+    study_file: str
     other_settings: tuple[str, ...] = Field(
         (), description="Any other setting as key=value, such as sft.clip_norm=5."
     )
@@ -126,9 +147,9 @@ class FilledForm(BaseModel):
     @classmethod
     def _without_empty_fields(cls, given: Any) -> Any:
         """Prefect may send null for fields that were not filled."""
-        if not isinstance(given, Mapping):
-            return given
-        return {name: value for name, value in given.items() if value not in (None, "")}
+        if isinstance(given, Mapping):
+            return {name: value for name, value in given.items() if value not in (None, "")}
+        return given
 
     def parameters(self, kind: type[Parameters], fixed: Sequence[str] = ()) -> Parameters:
         """The flow parameters that the form describes; `fixed` are settings as key=value.
@@ -155,32 +176,60 @@ class FilledForm(BaseModel):
             yield as_change(objective, {"name": name})
         for field, value in filled.items():
             yield as_change(self.settings[field], value)
+        tried = [f"{setting}={getattr(self, field)}" for field, setting in self.tried.items()]
+        if space := [
+            f"{setting}: {{{values if ':' in values else f'values: [{values}]'}}}"
+            for setting, _, values in (
+                change.partition("=") for change in [*tried, *getattr(self, OTHER_TRIED, ())]
+            )
+            if values
+        ]:
+            yield f"space={{{', '.join(space)}}}"
 
 
-def derive_form(title: str, form: Form, parameters: type[BaseModel]) -> type[FilledForm]:
-    """Derives the form's class: each field has its setting's type and description.
+def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) -> type[FilledForm]:
+    """Derives the form's class: each field has its setting's type, limits and description.
 
     A field has neither null as a type, which Prefect's interface shows as a second tab, nor a
     default of null, which its server does not take for a default.
     """
     settings = {"name": "name", "project": "project", **form.fields}
-    fields: dict[str, Any] = {}
+    about = {
+        "study_file": "Settings to start from; a file of deploy/studies. An empty field below "
+        "leaves the file's setting.",
+        OTHER_TRIED: "Values of any other setting, such as sft.steps=20, 40. What is written here "
+        "and in the fields above replaces the file's `space`.",
+    } | {
+        name: f"Values of {setting} to try, separated by commas. To draw from a range, write it "
+        "like this: low: 1, high: 10."
+        for name, setting in form.tried.items()
+    }
+    fields: dict[str, Any] = {"study_file": (str, Field(file, description=about["study_file"]))}
+    fields |= {name: (str, Field("", description=about[name])) for name in form.tried}
+    if form.tried:
+        fields[OTHER_TRIED] = (tuple[str, ...], Field((), description=about[OTHER_TRIED]))
     for name, setting in settings.items():
         owner = FlowParameters if name in FlowParameters.model_fields else parameters
-        kind, description = _setting(owner, setting)
+        kind, description, limits = _setting(owner, setting)
         if name == "objective":
             kind = Literal[form.objectives] if form.objectives else kind
             description = "The loss; its other settings start from their defaults."
-        fields[name] = (kind, Field(default_factory=lambda: None, description=description))
+        fields[name] = (
+            kind,
+            Field(default_factory=lambda: None, description=description, json_schema_extra=limits),
+        )
     derived: type[FilledForm] = create_model(
         title, __base__=FilledForm, __doc__=form.about, **fields
     )
-    derived.settings = settings
+    derived.settings, derived.tried = settings, form.tried
     return derived
 
 
-def _setting(parameters: type[BaseModel], setting: str) -> tuple[Any, str]:
-    """Type and description of the setting with this dotted name, in any class that may hold it."""
+def _setting(parameters: type[BaseModel], setting: str) -> tuple[Any, str, dict[str, Any]]:
+    """Type, description and limits of a setting, by its dotted name, in any class that may hold it.
+
+    The limits, those of all classes, are JSON schema's.
+    """
     fields = [FieldInfo(annotation=parameters)]
     for part in setting.split("."):
         fields = [inner for field in fields for inner in _under(field.annotation, part)]
@@ -189,7 +238,14 @@ def _setting(parameters: type[BaseModel], setting: str) -> tuple[Any, str]:
     kinds = [kind for field in fields for kind in choices(field.annotation)]
     values = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
     description = next((field.description for field in fields if field.description), "")
-    return Literal[tuple(dict.fromkeys(values))] if values else kinds[0], description
+    kind = Literal[tuple(dict.fromkeys(values))] if values else kinds[0]
+    limits = [
+        limit
+        for limit in fields[0].metadata
+        if isinstance(limit, Ge | Gt | Le | Lt) and all(limit in field.metadata for field in fields)
+    ]
+    limited: Any = Annotated[kind, *limits] if limits else None
+    return kind, description, TypeAdapter(limited).json_schema() if limits else {}
 
 
 def _under(annotation: Any, part: str) -> Iterator[FieldInfo]:
@@ -212,13 +268,25 @@ class Deployment:
     @property
     def first_file(self) -> str:
         """The form's default study file."""
-        builtin = f"{self.flow.name}_builtin.yaml"
-        return self.form.file or next(iter(study_files(self.flow.name)), builtin)
+        return self.form.file or f"{self.flow.name}_builtin.yaml"
 
     @cached_property
     def form_model(self) -> type[FilledForm]:
         """The model of the form that users fill in."""
-        return derive_form(f"{self.name.title()}Form", self.form, self.flow.parameters)
+        return derive_form(
+            f"{self.name.title()}Form", self.form, self.flow.parameters, self.first_file
+        )
+
+    @property
+    def description(self) -> str:
+        """What it does, what its default file costs, and where its page is, in Markdown."""
+        lines = read_study(STUDIES / self.first_file).splitlines()
+        comment = takewhile(lambda line: line.startswith("# "), lines)
+        return (
+            f"{self.form.about}\n\nIts default settings, `{self.first_file}`: "
+            f"{' '.join(line[2:] for line in comment)}\n\nThe run's artifacts lead to its page. It "
+            "is also in the folder `reports` of Dynolab's home, under the run's `name`."
+        )
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -243,7 +311,11 @@ class Deployment:
 
         def start(**arguments: FilledForm) -> Any:
             form = arguments[PARAMETER]
-            return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
+            try:
+                return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
+            except DynolabError as error:  # Prefect would put a long traceback before its message
+                logging.getLogger(__name__).error("%s", error)
+                return Failed(message=str(error))
 
         signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form_model)]
         vars(start)["__signature__"] = Signature(signature)
@@ -278,11 +350,16 @@ def study_files(flow: str) -> list[str]:
 
 
 def _run_name() -> str:
-    """The name in the form, else the study file's."""
-    form = flow_run.parameters[PARAMETER]
+    """The run name that was typed, else the form's name, else the study file's and the run name.
+
+    Prefect fills the field for the run name with two words, which somebody may have typed, too.
+    """
+    form, given = flow_run.parameters[PARAMETER], str(flow_run.name)
+    if not re.fullmatch(r"[A-Za-z]+\d*-[A-Za-z]+\d*", given):
+        return given
     filled = form if isinstance(form, dict) else form.model_dump()
-    name = str(filled.get("name") or filled.get("study_file"))
-    return name.removesuffix(".yaml")[:RUN_NAME_LETTERS]
+    file = Path(filled.get("study_file") or flow_run.flow_name)
+    return str(filled.get("name") or f"{file.stem} ({given})")[:60]
 
 
 def main(*, alone: bool = False) -> None:
@@ -293,8 +370,20 @@ def main(*, alone: bool = False) -> None:
     with get_client(sync_client=True) as client:
         if alone:
             close_lost_runs(client)
+        template = ProcessWorker.get_default_base_job_template()
         for name, limit in POOLS.items():
-            _register_pool(client, name, limit)
+            try:
+                if client.read_work_pool(name).type == "process":  # others are their users' own
+                    client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+            except ObjectNotFound:
+                client.create_work_pool(
+                    WorkPoolCreate(
+                        name=name,
+                        type="process",
+                        base_job_template=template,
+                        concurrency_limit=limit,
+                    )
+                )
         with suppress(ObjectAlreadyExists):
             client.create_work_queue(
                 URGENT,
@@ -302,29 +391,38 @@ def main(*, alone: bool = False) -> None:
                 priority=1,
                 work_pool_name="training",
             )
-        for name, offered in deployments().items():
+        registered = [
             _register(
                 client,
                 offered.flow.name,
-                FIRST.get(name, name),
+                LISTED.get(name, name),
                 pool=offered.flow.pool,
                 entrypoint=f"flows.deploy.{name}",
-                description=offered.form.about,
+                description=offered.description,
                 parameters={PARAMETER: {"study_file": offered.first_file}},
                 parameter_openapi_schema=offered.schema,
                 enforce_parameter_schema=True,
-                tags=["dynolab"],
+                tags=[TAG, PURPOSES.get(offered.flow.name, "study")],
             )
-        _register(
-            client,
-            "reconcile",
-            INTERNAL,
-            IntervalSchedule(interval=RECONCILE_EVERY),
-            entrypoint="flows.deploy.reconcile",
-            description=reconcile.__doc__,
-            pool="cpu",
-            tags=["dynolab", "internal"],
+            for name, offered in deployments().items()
+        ]
+        registered.append(
+            _register(
+                client,
+                "reconcile",
+                LISTED["reconcile"],
+                IntervalSchedule(interval=timedelta(minutes=10)),
+                entrypoint="flows.deploy.reconcile",
+                description=f"{reconcile.__doc__} Every ten minutes; takes seconds; has no page.",
+                pool="cpu",
+                tags=[TAG, "maintenance"],
+            )
         )
+        own = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
+        for former in client.read_deployments(deployment_filter=own):  # that had other names
+            ours = str(former.entrypoint).startswith("flows.deploy.")
+            if ours and former.id not in registered and not former.schedules:
+                client.delete_deployment(former.id)
         register_automations(client)
 
 
@@ -339,10 +437,11 @@ def reconcile() -> dict[str, int]:
 
 def delete_completed_runs(client: SyncPrefectClient) -> None:
     """Delete this flow's completed runs, which would fill the list that users find theirs in."""
-    completed = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.COMPLETED]))
     for run in client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["reconcile"])),
-        flow_run_filter=FlowRunFilter(state=completed),
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.COMPLETED]))
+        ),
         limit=200,
     ):
         client.delete_flow_run(run.id)
@@ -352,7 +451,7 @@ def close_lost_runs(client: SyncPrefectClient) -> None:
     """Closes runs that the server lists as running while no worker runs: their process is gone."""
     running = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
     lost = FlowRunFilter(
-        tags=FlowRunFilterTags(all_=["dynolab"]),
+        tags=FlowRunFilterTags(all_=[TAG]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=running)),
     )
     for run in client.read_flow_runs(flow_run_filter=lost, limit=200):
@@ -364,20 +463,6 @@ def close_lost_runs(client: SyncPrefectClient) -> None:
         client.set_flow_run_state(run.id, ended, force=True)
 
 
-def _register_pool(client: SyncPrefectClient, name: str, limit: int) -> None:
-    """Creates or updates a process pool; leaves an existing pool of another type unchanged."""
-    template = ProcessWorker.get_default_base_job_template()
-    try:
-        if client.read_work_pool(name).type == "process":
-            client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
-    except ObjectNotFound:
-        client.create_work_pool(
-            WorkPoolCreate(
-                name=name, type="process", base_job_template=template, concurrency_limit=limit
-            )
-        )
-
-
 def _register(
     client: SyncPrefectClient,
     flow: str,
@@ -386,12 +471,26 @@ def _register(
     *,
     pool: str,
     **deployment: Any,
-) -> None:
+) -> UUID:
     """Registers a deployment; relative paths in study files start at its `working_dir`."""
-    schedules = _users_schedules(client, f"{flow}/{name}")
+    schedules = []
+    with suppress(ObjectNotFound):
+        # Registration replaces all schedules, so it must pass those that users made in Prefect
+        # again; that of `reconcile` has a slug.
+        schedules = [
+            DeploymentScheduleCreate(
+                schedule=schedule.schedule,
+                active=schedule.active,
+                max_scheduled_runs=schedule.max_scheduled_runs,
+                parameters=schedule.parameters,
+                slug=schedule.slug,
+            )
+            for schedule in client.read_deployment_by_name(f"{flow}/{name}").schedules
+            if schedule.slug != "reconcile"
+        ]
     if every is not None:
         schedules.append(DeploymentScheduleCreate(schedule=every, slug=flow))
-    client.create_deployment(
+    return client.create_deployment(
         client.create_flow_from_name(flow),
         name,
         work_pool_name=pool,
@@ -405,51 +504,13 @@ def _register(
     )
 
 
-def _users_schedules(client: SyncPrefectClient, name: str) -> list[DeploymentScheduleCreate]:
-    """The schedules that users made in Prefect; that of `reconcile` has a slug.
-
-    Registration replaces all of a deployment's schedules, so it must pass these again.
-    """
-    try:
-        schedules = client.read_deployment_by_name(name).schedules
-    except ObjectNotFound:
-        return []
-    return [
-        DeploymentScheduleCreate(
-            schedule=schedule.schedule,
-            active=schedule.active,
-            max_scheduled_runs=schedule.max_scheduled_runs,
-            parameters=schedule.parameters,
-            slug=schedule.slug,
-        )
-        for schedule in schedules
-        if schedule.slug != "reconcile"
-    ]
-
-
 def register_automations(client: SyncPrefectClient, silence: timedelta = SILENCE) -> None:
-    """Makes the server crash flow runs whose machine and worker are gone, after `silence`."""
-    automation = crash_silent_runs(silence)
-    existing = client.read_automations_by_name(AUTOMATION)
-    for duplicate in existing[1:]:
-        client.delete_automation(duplicate.id)
-    if existing:
-        client.update_automation(existing[0].id, automation)
-    else:
-        client.create_automation(automation)
+    """Makes the server crash flow runs without an event for `silence` after a heartbeat.
 
-
-def crash_silent_runs(silence: timedelta) -> AutomationCore:
-    """The automation that crashes a flow run without an event for `silence` after a heartbeat.
-
-    Any event counts, because the event at the end of a run has its state's name, which is free.
+    Their machine and worker are gone. Any event counts, because the event at the end of a run has
+    its state's name, which is free.
     """
-    crash = ChangeFlowRunState(
-        type="change-flow-run-state",
-        state=StateType.CRASHED,
-        message=f"Its process sent no event for {silence}; run it again.",
-    )
-    return AutomationCore(
+    automation = AutomationCore(
         name=AUTOMATION,
         description="Created by flows.deploy of Dynolab.",
         enabled=True,
@@ -463,8 +524,21 @@ def crash_silent_runs(silence: timedelta) -> AutomationCore:
             threshold=1,
             within=silence,
         ),
-        actions=[crash],
+        actions=[
+            ChangeFlowRunState(
+                type="change-flow-run-state",
+                state=StateType.CRASHED,
+                message=f"Its process sent no event for {silence}; run it again.",
+            )
+        ],
     )
+    existing = client.read_automations_by_name(AUTOMATION)
+    for duplicate in existing[1:]:
+        client.delete_automation(duplicate.id)
+    if existing:
+        client.update_automation(existing[0].id, automation)
+    else:
+        client.create_automation(automation)
 
 
 if __name__ == "__main__":

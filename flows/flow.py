@@ -82,6 +82,9 @@ class Form:
     fields: Mapping[str, str] = field(default_factory=dict)
     """Field → dotted name of its setting; `objective` → the name of a loss."""
 
+    tried: Mapping[str, str] = field(default_factory=dict)
+    """Field with values to try → dotted name of the setting that they are of; for a sweep."""
+
     objectives: tuple[str, ...] = ()
     """Names of the objectives that the form offers; default: all."""
 

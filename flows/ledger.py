@@ -186,7 +186,8 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
         for group in groups
     ]
     seeds = tuple(range(training.seed, training.seed + 1 + parameters.further_seeds))
-    dropped = {group.name: group.examples for group in groups if group.answer is not None}
+    # The whole training and those without the blamed groups, with other seeds.
+    blamed = {group.name: group.examples for group in groups if group.answer is not None}
     again = [
         Step(
             reseeded(name, seed),
@@ -195,7 +196,7 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
             reads,
         )
         for seed in seeds[1:]
-        for name, examples in {WHOLE: (), **dropped}.items()
+        for name, examples in {WHOLE: (), **blamed}.items()
     ]
     steps += again
     shown += [step.name for step in again]

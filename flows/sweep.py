@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import logging
 import math
 import os
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dynolab.data.rows import read_rows
 from dynolab.data.source_checks import FilePath
@@ -32,6 +34,8 @@ from flows.registry import FLOWS, load_flow
 from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, PAGE_FOLDER, run_page
+from tasks.runtime.track.progress import inside_prefect_run, slug
 from tasks.runtime.track.runs import shown_params
 from tasks.runtime.track.tail import MetricLine, watched_by
 from tasks.runtime.work import StageResult
@@ -43,6 +47,7 @@ log = logging.getLogger(__name__)
 
 RUN_ID = "mlflow_run_id"
 RUN_CREATION_SECONDS = 30.0
+_EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 
 
 class Dimension(BaseModel):
@@ -56,6 +61,15 @@ class Dimension(BaseModel):
     high: float | None = Field(None, description="Largest number.")
     log: bool = Field(False, description="Draw on a log scale.")
     integer: bool = Field(False, description="Whole numbers.")
+
+    @field_validator("values")
+    @classmethod
+    def _numbers(cls, values: tuple[Scalar, ...] | None) -> tuple[Scalar, ...] | None:
+        """YAML reads 1e-5, unlike 1.0e-5, as text."""
+        return values and tuple(
+            float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+            for value in values
+        )
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Dimension:
@@ -182,6 +196,9 @@ class SweepStudy:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.parameters, self.name = parameters, study_name(parameters)
+        self.artifact: Any = None
+        """The table of the trials in Prefect."""
+
         home = Settings.from_environment().home
         home.mkdir(parents=True, exist_ok=True)
         address = os.environ.get("DYNOLAB_SWEEPS") or f"sqlite:///{home}/sweeps.db"
@@ -221,7 +238,8 @@ class SweepStudy:
         drawn = self.parameters.sampler != "grid"
         if not waiting and not (drawn and len(self._study.trials) < self.parameters.total):
             return None
-        return self._study.ask(dict(_distributions(self.parameters)))
+        space = self.parameters.space.items()
+        return self._study.ask({name: _distribution(values) for name, values in space})
 
     def has_ended(self, trial: optuna.Trial) -> bool:
         """Whether a trial's end is recorded."""
@@ -231,9 +249,8 @@ class SweepStudy:
         """Records how a trial ended, unless its end is recorded; `value` of a complete one."""
         import optuna
 
-        known = {ours: name for name, ours in _STATES.items()}
-        ended = optuna.trial.TrialState[known[state]]
-        self._study.tell(trial, value, state=ended, skip_if_finished=True)
+        ended = next(name for name, ours in _STATES.items() if ours == state)
+        self._study.tell(trial, value, state=optuna.trial.TrialState[ended], skip_if_finished=True)
 
     def rows(self) -> list[TrialRow]:
         """Every trial that was begun."""
@@ -263,30 +280,15 @@ def grid_points(parameters: SweepParameters) -> list[dict[str, Scalar]]:
     return grid[: parameters.total]
 
 
-def _distributions(
-    parameters: SweepParameters,
-) -> Mapping[str, optuna.distributions.BaseDistribution]:
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    distributions: dict[str, optuna.distributions.BaseDistribution] = {}
-    for name, dimension in parameters.space.items():
-        if dimension.values is not None:
-            distributions[name] = CategoricalDistribution(dimension.values)
-            continue
-        assert dimension.low is not None and dimension.high is not None
-        if dimension.integer:
-            distributions[name] = IntDistribution(
-                int(dimension.low), int(dimension.high), log=dimension.log
-            )
-        else:
-            distributions[name] = FloatDistribution(
-                dimension.low, dimension.high, log=dimension.log
-            )
-    return distributions
+    if dimension.values is not None:
+        return CategoricalDistribution(dimension.values)
+    assert dimension.low is not None and dimension.high is not None
+    if dimension.integer:
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
 _STATES: dict[str, TrialState] = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
@@ -342,6 +344,7 @@ def run_trials(study: SweepStudy, platform: Platform) -> None:
                     study.parameters.study,
                     "changed after the sweep began; start the sweep again",
                 )
+            show_trials(study, platform)
             _run_trial(study, trial, platform)
 
 
@@ -429,22 +432,10 @@ def final_metrics(
 
 
 def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
-    """Returns the trials as rows; logs the best trial and the page to MLflow."""
-    from dynolab.report.comparison.sweep import write_sweep_page
-
+    """Returns the trials as rows; logs the best trial to MLflow."""
+    show_trials(study, platform)
     rows, best, run = study.rows(), study.best(), platform.parent_run
     assert run is not None
-    folder = platform.settings.reports
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / f"{study.parameters.name}.html"
-    write_sweep_page(
-        page,
-        name=study.parameters.name,
-        metric=study.parameters.metric,
-        direction=study.parameters.direction,
-        rows=rows,
-    )
-    run.log_artifact(page, "report")
     states = [row.state for row in rows]
     run.log_metrics(
         {f"sweep/{name}": float(states.count(name)) for name in ("complete", "pruned", "failed")}, 0
@@ -457,6 +448,59 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
         | {f"best.{name}": str(value) for name, value in best.settings.items()}
     )
     return {"trials": [row.model_dump(mode="json") for row in rows], "best": best.number}
+
+
+def show_trials(study: SweepStudy, platform: Platform) -> None:
+    """Writes the page of the trials so far; MLflow's run and Prefect's lead to it.
+
+    They also say which trial is best; Prefect's run has a table of all.
+    """
+    from dynolab.report.comparison.sweep import write_sweep_page
+
+    parameters, rows, best = study.parameters, study.rows(), study.best()
+    page = platform.settings.reports / f"{parameters.name}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_sweep_page(
+        page,
+        name=parameters.name,
+        metric=parameters.metric,
+        direction=parameters.direction,
+        rows=rows,
+    )
+    text = f"{sum(row.state != 'running' for row in rows)} of {parameters.total} trials have ended."
+    if best is not None:
+        point = ", ".join(f"{name} = {value}" for name, value in best.settings.items())
+        text = f"Best {parameters.metric}: {best.value:.5g}, with {point}. {text}"
+    log.info(text)
+    if run := platform.parent_run:
+        run.log_artifact(page, PAGE_FOLDER)
+        if run.run:
+            address = run_page(run.run, f"{PAGE_FOLDER}/{page.name}")
+            run.set_tags({DESCRIPTION_TAG: f"{text} [Report]({address})"})
+            text += f" [Report]({run.server}/{address})"
+    if not inside_prefect_run():
+        return
+    from prefect.artifacts import create_table_artifact
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import ArtifactUpdate
+
+    table = [
+        {
+            "trial": f"{row.number}{' (best)' if row == best else ''}",
+            "ended": row.state,
+            **row.settings,
+            parameters.metric: None if row.value is None else float(f"{row.value:.5g}"),
+        }
+        for row in rows
+    ]
+    try:
+        if study.artifact is None:
+            study.artifact = create_table_artifact(table, f"trials-{slug(parameters.name)}", text)
+        else:
+            update = ArtifactUpdate(data=json.dumps(table), description=text)
+            get_client(sync_client=True).update_artifact(study.artifact, update)
+    except Exception as error:  # Prefect's outage must not end the sweep
+        log.warning("the table of trials could not be published in Prefect: %s", error)
 
 
 class SweepFailed(DynolabError):
@@ -472,15 +516,20 @@ FLOW = Flow(
     body=sweep,
     forms={
         "sweep": Form(
-            "Many trials of another flow, with the settings listed under `space` in the file.",
+            "Many trainings that differ in a few settings, and which of them is best.",
             {
-                "flow": "flow",
-                "study": "study",
                 "sampler": "sampler",
                 "trials": "trials",
-                "stage": "stage",
                 "metric": "metric",
                 "direction": "direction",
+                "stage": "stage",
+                "flow": "flow",
+                "study": "study",
+            },
+            tried={
+                "beta": "preference.objective.beta",
+                "learning_rate": "preference.optimizer.learning_rate",
+                "steps": "preference.steps",
             },
             file="sweep_beta.yaml",
         )

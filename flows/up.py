@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,6 +15,7 @@ from tasks.runtime.servers.services import (
     PREFECT,
     Service,
     Services,
+    client_variables,
     login_links,
     standing_services,
     watch,
@@ -41,6 +43,12 @@ def start(
         for line in login_links(services):
             announce(line)
         workers = stack.enter_context(work_for(services))
+        exports = shlex.join(
+            f"{name}={value}"
+            for name, value in client_variables(home, services.by_name).items()
+            if name in ("PREFECT_API_URL", "PREFECT_CLIENT_CUSTOM_HEADERS")
+        )
+        announce(f"shell   export {exports}  # before `prefect deployment ls` and the like")
         announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
         watch(services, workers)
 
@@ -101,5 +109,7 @@ def worker_arguments(pool: str, name: str | None = None) -> list[str]:
 def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:
     """Starts a pool's process worker, which starts one process for each flow run."""
     log = home / "logs" / f"worker-{pool}.log"
-    process = start_child("prefect", worker_arguments(pool), environment=environment, log=log)
+    # By default a worker asks for new runs every ten seconds.
+    variables = {"PREFECT_WORKER_QUERY_SECONDS": "2", **environment}
+    process = start_child("prefect", worker_arguments(pool), environment=variables, log=log)
     return Service(f"the {pool} worker", "", process.pid, log, process)

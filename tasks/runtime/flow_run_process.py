@@ -21,4 +21,8 @@ if __name__ == "__main__":
     os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # threads have no run
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
+    # A flow that returns a failed state has logged why; Prefect would add a traceback of its own.
+    logging.getLogger("prefect.flow_runs").addFilter(
+        lambda record: "prefect.exceptions.FailedRun" not in str(record.exc_info)
+    )
     run_as_main("prefect.engine", [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from dynolab.errors import ConfigError
+from flows import deploy
 from flows.deploy import PARAMETER, Deployment, FilledForm, deployments
 from flows.grpo import GrpoParameters
 from flows.parameters import STUDIES, load_parameters
@@ -44,7 +46,6 @@ def test_a_form_is_described_ordered_and_typed(deployment: Deployment) -> None:
     assert len(json.dumps(schema)) < LIMIT
     empty = {name for name, field in fields.items() if not {"default", "enum"} & set(field)}
     given: dict[str, dict[str, Any]] = {PARAMETER: dict.fromkeys(empty)}
-    given[PARAMETER]["study_file"] = deployment.first_file
     validate(given, schema, raise_on_error=True)
     given[PARAMETER]["fresh"] = "perhaps"
     with pytest.raises(ValidationError, match="fresh"):
@@ -53,8 +54,8 @@ def test_a_form_is_described_ordered_and_typed(deployment: Deployment) -> None:
 
 def test_an_empty_form_is_the_study_file(deployment: Deployment) -> None:
     file = STUDIES / deployment.first_file
-    form = deployment.form_model(study_file=file.name)
-    assert deployment.parameters(form) == load_parameters(
+    assert deployment.first_file in deployment.description
+    assert deployment.parameters(deployment.form_model()) == load_parameters(
         deployment.flow.parameters, file, deployment.form.fixed
     )
 
@@ -79,6 +80,49 @@ def test_fields_change_the_files_settings() -> None:
         **load_parameters(StudyParameters, STUDIES / BUILTIN).preference.objective.model_dump(),
         "beta": 0.3,
     }
+
+
+def test_values_outside_a_settings_limits_are_refused_with_the_form() -> None:
+    for wrong in ({"steps": -5}, {"beta": 0}, {"objective": "none"}):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            validate({PARAMETER: wrong}, KNOWN["preference"].schema, raise_on_error=True)
+
+
+def test_a_sweeps_form_has_fields_for_the_values_to_try() -> None:
+    sweep = KNOWN["sweep"]
+    form = sweep.form_model(
+        beta="0.1, 2", learning_rate="low: 1e-5, high: 1e-3", other_values=["sft.steps=20, 1e2"]
+    )
+    changed = form.model_copy(update={"sampler": "random", "trials": 3})
+    space = sweep.parameters(changed).model_dump(exclude_defaults=True)["space"]
+    assert space == {
+        "preference.objective.beta": {"values": (0.1, 2)},
+        "preference.optimizer.learning_rate": {"low": 1e-5, "high": 1e-3},
+        "sft.steps": {"values": (20, 100.0)},
+    }
+
+
+def test_a_run_that_cannot_work_ends_with_one_message() -> None:
+    form = PreferenceForm(other_settings=["preference.steps=-5"])
+    state = KNOWN["preference"].prefect_flow().fn(settings=form)
+    assert state.is_failed() and state.message.startswith("preference.steps = -5: ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "filled", "name"),
+    [
+        ("my try", {"name": "gentle"}, "my try"),
+        ("Tasty-Sphynx", {"name": "gentle"}, "gentle"),
+        ("omicron6-deneb", {"study_file": "sweep_beta.yaml"}, "sweep_beta (omicron6-deneb)"),
+        ("fresh-goose", {}, "sweep (fresh-goose)"),
+    ],
+)
+def test_a_run_has_the_name_that_was_typed(
+    typed: str, filled: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SimpleNamespace(name=typed, parameters={PARAMETER: filled}, flow_name="sweep")
+    monkeypatch.setattr(deploy, "flow_run", run)
+    assert deploy._run_name() == name
 
 
 def test_an_objective_starts_from_its_defaults() -> None:
@@ -116,5 +160,5 @@ def test_a_deployed_flow_is_imported_by_its_name() -> None:
     for name, deployment in KNOWN.items():
         flow: Flow[..., Any] = load_flow_from_entrypoint(f"flows.deploy.{name}")
         assert flow.name == deployment.flow.name
-        form = flow.validate_parameters({PARAMETER: {"study_file": "any.yaml"}})[PARAMETER]
-        assert isinstance(form, FilledForm) and form.study_file == "any.yaml"
+        form = flow.validate_parameters({PARAMETER: {"fresh": True}})[PARAMETER]
+        assert isinstance(form, FilledForm) and form.study_file == deployment.first_file

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+import requests
 import yaml
 
 from dynolab.errors import ConfigError
@@ -133,6 +135,8 @@ def test_an_error_ends_its_trial_and_an_interruption_the_sweep_which_goes_on_the
     with pytest.raises(KeyboardInterrupt):
         run_trials(SweepStudy(a_sweep()), platform)
     assert statuses(platform) == ["FAILED", "KILLED"]
+    page = platform.settings.reports / "tried.html"
+    assert "1 failed, 1 running" in page.read_text(), "the page grows with the sweep"
     study = SweepStudy(a_sweep())
     assert [row.state for row in study.rows()] == ["failed", "running"]
     monkeypatch.setattr(run, "run_on", Trainings(0.5))
@@ -280,5 +284,15 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     assert {run.data.params[BETA] for run in trials} == {"0.1", "1.0"}
     (parent,) = {run.data.tags["mlflow.parentRunId"] for run in trials}
     values = [run.data.metrics["train/loss"] for run in trials]
+    assert "[Report](" in parents[parent].data.tags["mlflow.note.content"]
+    artifacts = requests.post(
+        f"{lab.environment['PREFECT_API_URL']}/artifacts/filter",
+        headers=json.loads(lab.environment["PREFECT_CLIENT_CUSTOM_HEADERS"]),
+        json={"artifacts": {"key": {"any_": ["trials-tried"]}}},
+        timeout=30,
+    ).json()
+    (table,) = (json.loads(artifact["data"]) for artifact in artifacts)
+    (best,) = (row for row in table if "best" in row["trial"])
+    assert len(table) == 2 and best["train/loss"] == pytest.approx(min(values), rel=1e-4)
     assert parents[parent].data.metrics["train/loss"] == min(values)
     assert {run.info.status for run in runs} == {"FINISHED"}

@@ -221,7 +221,7 @@ def test_what_other_sites_pages_embed_is_refused(site: str) -> None:
 def test_no_other_site_may_frame_or_load_what_is_answered() -> None:
     for answer in (ask(**BEARER), ask()):
         assert answer.headers.items() >= {
-            ("content-security-policy", "frame-ancestors 'self'"),
+            ("content-security-policy", "frame-ancestors 'self'; connect-src 'self' blob: data:"),
             ("cross-origin-opener-policy", "same-origin"),
             ("cross-origin-resource-policy", "same-origin"),
             ("x-content-type-options", "nosniff"),

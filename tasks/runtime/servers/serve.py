@@ -30,7 +30,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import TOKEN, check_token
 from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS
 
-_SHUTDOWN_SECONDS = 3
 _HOSTS = ("127.0.0.1", "localhost")
 """Host names that a browser on this machine, or behind a forwarded port, uses."""
 
@@ -93,7 +92,13 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": str(standing),
     }
     from prefect.server.api.server import create_app
+    from prefect.server.schemas.actions import DeploymentScheduleUpdate
 
+    # What a request leaves out keeps its value. Without this, pausing or resuming a schedule would
+    # set its parameters to the class's default, {}.
+    DeploymentScheduleUpdate.model_dump = partialmethod(  # type: ignore[assignment]
+        DeploymentScheduleUpdate.model_dump, exclude_unset=True
+    )
     return create_app(final=True, webserver_only=api_only)
 
 
@@ -144,12 +149,6 @@ def _start_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _listener(where: str) -> socket.socket:
-    """The inherited socket, or a new one on `host:port`."""
-    host, colon, port = where.rpartition(":")
-    return listening_socket(int(port), host) if colon else socket.socket(fileno=int(where))
-
-
 def main(name: str, folder: Path, where: str, standing: bool) -> None:
     """Serve until SIGTERM or SIGINT."""
     gc.disable()  # imports create millions of permanent objects: collection would cost 8 %
@@ -166,7 +165,8 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # soft: often 1024
     folder.mkdir(parents=True, exist_ok=True)
-    listener = _listener(where)
+    host, colon, port = where.rpartition(":")
+    listener = listening_socket(int(port), host) if colon else socket.socket(fileno=int(where))
     with ExitStack() as until_started:
         until_started.enter_context(_start_lock(folder))
         application = _APPLICATIONS[name](folder, listener.getsockname()[1], standing)
@@ -174,7 +174,7 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
         config = uvicorn.Config(
             Guard(application, token, allowed_hosts(), public, _REMEMBERED.get(name, {})),
             access_log=False,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            timeout_graceful_shutdown=3,
         )
         Server(config).run(sockets=[listener])
 
