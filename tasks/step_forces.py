@@ -6,16 +6,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows
 from dynolab.results.forces import Validity
-from dynolab.results.study import ReplayFacts
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.moved_answers import moved_most
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
@@ -52,34 +49,6 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     strongest push of a recorded step's example on one of the chosen answers that fell most, or rose
     most under a loss that pushes no answer down.
     """
-    folders = record_folders(work, "trained")
-    with work.shown(len(folders)) as progress:
-        replays, validities = _measure(work, folders, progress)
-    return {
-        "seconds": work.seconds,
-        "recorded_steps": float(len(replays)),
-        "largest_replay_error": max((replay.replay_error for replay in replays), default=0.0),
-        "largest_closure_error": max((replay.closure_error for replay in replays), default=0.0),
-        **_first_order(validities),
-    }
-
-
-def _first_order(validities: Sequence[Validity]) -> dict[str, float]:
-    """What first order leaves of the last change, that of all steps if several were recorded."""
-    if not validities:
-        return {}
-    last = validities[-1]
-    numbers = {
-        "first_order/unexplained": last.unexplained,
-        "first_order/radius": last.predicted,
-        "first_order/radius_measured": last.measured,
-    }
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
-
-
-def _measure(
-    work: Work[ForcesConfig], folders: Sequence[Path], progress: StageProgress
-) -> tuple[list[ReplayFacts], list[Validity]]:
     from dynolab.data.batches import REJECTED
     from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
     from dynolab.forces.function.derivatives import derivatives_of
@@ -101,7 +70,11 @@ def _measure(
     answers: list[tuple[ProbeRow, Encoded]] = []
     gradients: GroupedGradients | None = None
     pushes: list[Push] = []
-    with (work.output / "forces.jsonl").open("w") as file:
+    folders = record_folders(work, "trained")
+    with (
+        work.shown(len(folders)) as progress,
+        (work.output / "forces.jsonl").open("w") as file,
+    ):
         for number, record in enumerate(recorded_steps(work, "trained", folders), start=1):
             objective = record.facts.objective.name
             forces = step_forces(
@@ -145,7 +118,26 @@ def _measure(
             update=push.update,
         )
         (work.output / "token_map.json").write_text(token_map.model_dump_json())
-    return replays, validities
+    return {
+        "seconds": work.seconds,
+        "recorded_steps": float(len(replays)),
+        "largest_replay_error": max((replay.replay_error for replay in replays), default=0.0),
+        "largest_closure_error": max((replay.closure_error for replay in replays), default=0.0),
+        **_first_order(validities),
+    }
+
+
+def _first_order(validities: Sequence[Validity]) -> dict[str, float]:
+    """What first order leaves of the last change, that of all steps if several were recorded."""
+    if not validities:
+        return {}
+    last = validities[-1]
+    numbers = {
+        "first_order/unexplained": last.unexplained,
+        "first_order/radius": last.predicted,
+        "first_order/radius_measured": last.measured,
+    }
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 @dataclass(frozen=True)

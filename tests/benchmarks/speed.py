@@ -64,7 +64,7 @@ def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, fl
         }
     )
     steps = {step.name: step for step in study_steps(resolved(parameters))}
-    before = [name for name in ("data", "probe-set", "base", "sft") if name in steps]
+    before = [name for name in ("rows", "probe-set", "data", "base", "sft") if name in steps]
     results = lab.run_steps([steps[name] for name in before])
 
     def cost(step: Step, **changes: object) -> float:

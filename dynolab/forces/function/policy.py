@@ -97,27 +97,28 @@ class PolicyFunction:
         return self.observed(weights, batch)
 
     def _tempered_logits(
-        self, weights: Weights, batch: TokenBatch
+        self, weights: Weights, batch: TokenBatch, *, forward_mode: bool = True
     ) -> Float[Tensor, "tokens vocabulary"]:
         """Logits at the batch's temperature."""
-        logits = self.logits(weights, batch)
+        logits = self.logits(weights, batch, forward_mode=forward_mode)
         return logits if batch.temperature == 1 else logits / batch.temperature
 
     def observed(
-        self, weights: Weights, batch: TokenBatch, view: View | None = None
+        self,
+        weights: Weights,
+        batch: TokenBatch,
+        view: View | None = None,
+        *,
+        forward_mode: bool = True,
     ) -> Float[Tensor, "tokens ..."]:
-        """log π of what is observed: the realised tokens [tokens], or a view's [tokens, k]."""
-        logits = self._tempered_logits(weights, batch)
+        """log π of what is observed: the realised tokens [tokens], or a view's [tokens, k].
+
+        **Arguments:** `forward_mode`: as of `logits`.
+        """
+        logits = self._tempered_logits(weights, batch, forward_mode=forward_mode)
         if view is None:
             return View.realised(batch).logps(logits).squeeze(-1)
         return view.logps(logits)
-
-    @torch.no_grad()
-    def measured(
-        self, weights: Weights, batch: TokenBatch, view: View
-    ) -> Float[Tensor, "tokens targets"]:
-        """`observed` by attention's quickest kernels, which have no derivative in forward mode."""
-        return view.logps(self.logits(weights, batch, forward_mode=False) / batch.temperature)
 
     @torch.no_grad()
     def change_along(

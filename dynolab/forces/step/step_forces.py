@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import by_length
-from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
@@ -74,41 +74,30 @@ def step_forces(
     batches = [watch([answers[member] for member in members], before, policy) for members in groups]
     del before
     rows: list[list[ForceRow]] = [[] for _ in answers]
+    trained = {example.id for example in record.examples}
     observed = _observe(batches, record, directions, policy)
     for members, watched, sums in zip(groups, batches, observed, strict=True):
         for index, (number, kind) in enumerate(zip(watched.row, watched.kind, strict=True)):
             values = {name: float(total[index]) for name, total in sums.items()}
             member = members[number]
-            rows[member].append(_row(record, stage, *answers[member], kind, values))
+            probe, encoded = answers[member]
+            rows[member].append(
+                ForceRow(
+                    stage=stage,
+                    step=record.facts.step,
+                    pair_id=probe.pair_id,
+                    split=probe.split,
+                    kind=kind,
+                    tokens=encoded.response_length,
+                    in_batch=probe.pair_id in trained,
+                    residual=values["measured"] - values["predicted"],
+                    **values,
+                )
+            )
     flat = [row for group in rows for row in group]
-    return StepForces(flat, _replay(record, error, stage, flat), update)
-
-
-def _row(
-    record: StepRecord,
-    stage: str,
-    probe: ProbeRow,
-    encoded: Encoded,
-    kind: str,
-    values: Mapping[str, float],
-) -> ForceRow:
-    return ForceRow(
-        stage=stage,
-        step=record.facts.step,
-        pair_id=probe.pair_id,
-        split=probe.split,
-        kind=kind,
-        tokens=encoded.response_length,
-        in_batch=probe.pair_id in {example.id for example in record.examples},
-        residual=values["measured"] - values["predicted"],
-        **values,
-    )
-
-
-def _replay(record: StepRecord, error: float, stage: str, rows: Sequence[ForceRow]) -> ReplayFacts:
-    gap = [r.from_chosen + r.from_rejected + r.from_history - r.predicted for r in rows]
+    gap = [r.from_chosen + r.from_rejected + r.from_history - r.predicted for r in flat]
     facts = record.facts
-    return ReplayFacts(
+    replay = ReplayFacts(
         stage=stage,
         step=facts.step,
         learning_rate=facts.learning_rate,
@@ -116,8 +105,9 @@ def _replay(record: StepRecord, error: float, stage: str, rows: Sequence[ForceRo
         grad_norm=facts.grad_norm,
         replay_error=error,
         rounding_floor=rounding_floor(record),
-        closure_error=math.hypot(*gap) / math.hypot(*(row.predicted for row in rows)),
+        closure_error=math.hypot(*gap) / math.hypot(*(row.predicted for row in flat)),
     )
+    return StepForces(flat, replay, update)
 
 
 def force_metrics(rows: Sequence[ForceRow]) -> dict[str, float]:
@@ -145,10 +135,7 @@ def _observe(
     Weights and directions are on the policy's device in turn, each once.
     """
     after = policy.cast(record.after)
-    changes = [
-        {"measured": policy.measured(after, watched.batch, watched.view) - watched.start}
-        for watched in batches
-    ]
+    changes = [{"measured": watched.change(policy, after)} for watched in batches]
     del after
     place = policy.cast(midpoint(record.before, record.after))
     names = list(directions)

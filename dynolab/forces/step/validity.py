@@ -18,7 +18,7 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.second_order import second_order
-from dynolab.forces.step.watch import Watched, encode_probes, watch
+from dynolab.forces.step.watch import encode_probes, watch
 from dynolab.results.forces import UNEXPLAINED, Validity
 from dynolab.training.step_record import StepRecord
 
@@ -84,17 +84,23 @@ def step_validity(
     first, predicted = torch.cat(firsts), torch.cat(bent, dim=1)
 
     def measured(multiple: float) -> float:
-        moved = _moved(start, record.after, batches, multiple, policy)
-        return _unexplained(moved, multiple * first)
+        place = policy.cast(
+            {name: torch.lerp(w, record.after[name], multiple) for name, w in start.items()}
+        )
+        moved = [watched.sums(watched.change(policy, place)) for watched in batches]
+        return _unexplained(torch.cat(moved), multiple * first)
 
     shares = [
         _unexplained(moved, multiple * first)
         for multiple, moved in zip(_MULTIPLES, predicted, strict=True)
     ]
     radius = crossing(_MULTIPLES, shares)
-    taken = {
-        multiple: measured(multiple) for multiple in _around(1.0 if math.isnan(radius) else radius)
-    }
+    middle = 1.0 if math.isnan(radius) else radius
+    nearest = min(
+        range(len(_MULTIPLES)), key=lambda place: abs(math.log(_MULTIPLES[place] / middle))
+    )
+    places = [nearest + offset for offset in _AROUND if 0 <= nearest + offset < len(_MULTIPLES)]
+    taken = {_MULTIPLES[place]: measured(_MULTIPLES[place]) for place in places}
     return Validity(
         stage=stage,
         step=record.facts.step,
@@ -109,35 +115,9 @@ def step_validity(
     )
 
 
-def _around(radius: float) -> list[float]:
-    """Those of `_MULTIPLES` at which the share is measured."""
-    places = range(len(_MULTIPLES))
-    nearest = min(places, key=lambda place: abs(math.log(_MULTIPLES[place] / radius)))
-    return [_MULTIPLES[nearest + offset] for offset in _AROUND if nearest + offset in places]
-
-
 def _unexplained(change: Float[Tensor, " answers"], first: Float[Tensor, " answers"]) -> float:
     """`1 − R²` of first order."""
     return float((change - first).square().sum() / change.square().sum())
-
-
-def _moved(
-    before: Weights,
-    after: Weights,
-    batches: Sequence[Watched],
-    multiple: float,
-    policy: PolicyFunction,
-) -> Float[Tensor, " answers"]:
-    """Δ log π of all answers after `multiple` times the change."""
-    place = policy.cast(
-        {name: torch.lerp(start, after[name], multiple) for name, start in before.items()}
-    )
-    return torch.cat(
-        [
-            watched.sums(policy.measured(place, watched.batch, watched.view) - watched.start)
-            for watched in batches
-        ]
-    )
 
 
 def crossing(

@@ -33,6 +33,11 @@ class Watched:
     kind: list[str]
     start: Float[Tensor, "tokens 2"]
 
+    def change(self, policy: PolicyFunction, weights: Weights) -> Float[Tensor, "tokens 2"]:
+        """log π at some weights, minus `start`."""
+        after = policy.observed(weights, self.batch, self.view, forward_mode=False)
+        return after - self.start
+
     def sums(self, values: Float[Tensor, "tokens 2"]) -> Float[Tensor, " answers"]:
         """Each answer's sum of a value of the view's tokens."""
         realised, best = (self.batch.sequence_sum(column) for column in values.double().unbind(1))
