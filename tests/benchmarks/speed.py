@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from dynolab.training.config import EngineConfig, OptimizerConfig
@@ -64,8 +64,7 @@ def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, fl
         }
     )
     steps = {step.name: step for step in study_steps(resolved(parameters))}
-    before = [name for name in ("rows", "probe-set", "data", "base", "sft") if name in steps]
-    results = lab.run_steps([steps[name] for name in before])
+    results = lab.run_steps(list(takewhile(lambda step: step.name != "preference", steps.values())))
 
     def cost(step: Step, **changes: object) -> float:
         def run() -> None:
