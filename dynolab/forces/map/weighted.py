@@ -48,9 +48,10 @@ class WeightedResponse:
         )
 
     def scores(self, policy: PolicyFunction, at: Weights) -> Float[Tensor, " tokens"]:
-        """Every token's s at the given weights, differentiable."""
+        """Every token's s at the given weights, differentiable backwards."""
         batch = weighted_batch([self], policy)
-        return (self.weights * policy.observed(at, batch, View(self.targets))).sum(-1)
+        logps = policy.observed(at, batch, View(self.targets), forward_mode=False)
+        return (self.weights * logps).sum(-1)
 
 
 def weighted_batch(responses: Sequence[WeightedResponse], policy: PolicyFunction) -> TokenBatch:
