@@ -113,8 +113,14 @@ def resolved_sources(
     if named is None:
         resolved["data"] = resolve_data(parameters.data)
     else:
-        existing["data"] = named_result("data_result", named, known, platform)
-        check_files("data_result", named, existing["data"], needed, platform)
+        result = existing["data"] = named_result("data_result", named, known, platform)
+        files = platform.store.manifest(result.address, result.digest).files
+        if missing := [name for name in needed if name not in files]:
+            raise ConfigError(
+                "data_result",
+                named,
+                f"a result of stage {result.stage} holds no {missing[0]}; name a data stage's",
+            )
     return resolved, existing
 
 
@@ -162,20 +168,6 @@ def inputs_of(result: StageResult, platform: Platform) -> dict[str, StageResult 
     known = results_by_digest(platform.store)
     parents = platform.store.manifest(result.address, result.digest).parents
     return {name: known.get(digest) for name, digest in parents.items()}
-
-
-def check_files(
-    field: str, reference: str, result: StageResult, needed: Sequence[str], platform: Platform
-) -> None:
-    """Raises `ConfigError` for a data result that lacks a needed file."""
-    files = platform.store.manifest(result.address, result.digest).files
-    missing = [name for name in needed if name not in files]
-    if missing:
-        raise ConfigError(
-            field,
-            reference,
-            f"a result of stage {result.stage} holds no {missing[0]}; name a data stage's result",
-        )
 
 
 def _check_result(field: str, model: ModelConfig, result: StageResult, platform: Platform) -> None:

@@ -152,16 +152,12 @@ def run_on_servers(
             services.check_alive()  # its log tells more than that nobody answered
             raise
         finally:
-            flush_prefect()
+            # Buffered logs and events: the server may end before this process.
+            from prefect.events.worker import EventsWorker
+            from prefect.logging.handlers import APILogWorker
 
-
-def flush_prefect() -> None:
-    """Send Prefect's buffered logs and events, since its server may end before this process."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
-    APILogWorker.drain_all(timeout=FLUSH_SECONDS)
-    EventsWorker.drain_all(timeout=FLUSH_SECONDS)
+            APILogWorker.drain_all(timeout=FLUSH_SECONDS)
+            EventsWorker.drain_all(timeout=FLUSH_SECONDS)
 
 
 def print_json(**content: Any) -> None:

@@ -42,7 +42,6 @@ from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.reproduction_page import REPRODUCTION_PAGE, ReproductionPageConfig
 from tasks.resampled import RESAMPLED as SAMPLED_PAIRS
 from tasks.runtime.pipeline import Step
-from tasks.runtime.stage import Platform
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
 from tasks.shared.data_and_base import check_model_fits_data, seeded_base, seeded_data
 from tasks.shared.pair_inputs import answers_of, filter_of, judge_of, start_of, training_of
@@ -364,16 +363,10 @@ def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
     return [*steps, Step("reproduction-page", REPRODUCTION_PAGE, page, shown)]
 
 
-def plan_reproduction(parameters: ReproduceParameters, _: Platform) -> Plan:
-    """Plans the papers' trainings, seed by seed, and the page."""
-    known = resolved_comparison(parameters)
-    return Plan(known, reproduce_steps(known))
-
-
 REPRODUCE = StagedFlow(
     "reproduce",
     ReproduceParameters,
-    plan_reproduction,
+    lambda parameters, _: Plan(known := resolved_comparison(parameters), reproduce_steps(known)),
     page="reproduction-page",
     file="reproduction.html",
 )

@@ -258,24 +258,15 @@ def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:
         designed = objective.model_copy(update=chosen_by_forces)
         if _is_possible(trained, designed):
             gentler["designed"] = designed
+    steps = 0 if trained.warmup_steps else trained.steps // WARMUP
+    # Without it Adam's first steps are as long as any, from one batch each, and pull hardest.
+    warmed = {"warmed-up": ArmConfig(objective=objective, warmup_steps=steps)} if steps else {}
     return {
         "as-it-was": ArmConfig(objective=objective),
         **{label: ArmConfig(objective=own) for label, own in gentler.items()},
-        **_warmed_up(trained),
+        **warmed,
         "filtered": ArmConfig(objective=objective, filter=FilterConfig(by="on_all", drop=DROP)),
     }
-
-
-def _warmed_up(trained: TrainConfig) -> dict[str, ArmConfig]:
-    """An arm with a warm-up, unless the training has one.
-
-    Without it Adam's first steps are as long as any, from one batch each, and pull hardest.
-    """
-    steps = trained.steps // WARMUP
-    if trained.warmup_steps or not steps:
-        return {}
-    objective: Any = trained.objective
-    return {"warmed-up": ArmConfig(objective=objective, warmup_steps=steps)}
 
 
 def _is_possible(trained: TrainConfig, objective: PairConfig) -> bool:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows
-from dynolab.results.forces import Validity
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.moved_answers import moved_most
@@ -118,26 +117,24 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
             update=push.update,
         )
         (work.output / "token_map.json").write_text(token_map.model_dump_json())
+    # Of the last change, that of all steps if several were recorded.
+    first_order = {
+        f"first_order/{name}": value
+        for last in validities[-1:]
+        for name, value in (
+            ("unexplained", last.unexplained),
+            ("radius", last.predicted),
+            ("radius_measured", last.measured),
+        )
+        if math.isfinite(value)
+    }
     return {
         "seconds": work.seconds,
         "recorded_steps": float(len(replays)),
         "largest_replay_error": max((replay.replay_error for replay in replays), default=0.0),
         "largest_closure_error": max((replay.closure_error for replay in replays), default=0.0),
-        **_first_order(validities),
+        **first_order,
     }
-
-
-def _first_order(validities: Sequence[Validity]) -> dict[str, float]:
-    """What first order leaves of the last change, that of all steps if several were recorded."""
-    if not validities:
-        return {}
-    last = validities[-1]
-    numbers = {
-        "first_order/unexplained": last.unexplained,
-        "first_order/radius": last.predicted,
-        "first_order/radius_measured": last.measured,
-    }
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 @dataclass(frozen=True)

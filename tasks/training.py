@@ -82,7 +82,9 @@ def run_training(
     shutil.rmtree(states, ignore_errors=True)
     summary = read_value(work.output / "summary.json", TrainingSummary)
     work.step = summary.steps
-    _note_checks(work.logs / CHECKS)
+    checks = work.logs / CHECKS  # measured by rank 0, whose logs may be on another host
+    for model, figures in json.loads(checks.read_text()).items() if checks.is_file() else ():
+        note_check(model, figures)
     stopped = {"stopped_at": float(summary.steps)} if summary.steps < config.steps else {}
     best = summary.best
     best_metrics = {"best_step": float(best.step), "best_value": best.value} if best else {}
@@ -111,13 +113,6 @@ def newest_state(work: Work[Config]) -> tuple[int, Path] | None:
             other = type(work.config).model_validate({**settings, "engine": engine})
             found += filter(None, [work.newest_resume_of(other)])
     return max(found, key=lambda state: state[0], default=None)
-
-
-def _note_checks(file: Path) -> None:
-    """Notes in this process the checks that rank 0 measured; its logs may be on another host."""
-    if file.is_file():
-        for model, figures in json.loads(file.read_text()).items():
-            note_check(model, figures)
 
 
 def check_rows(job: TrainJob) -> None:

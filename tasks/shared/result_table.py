@@ -38,7 +38,9 @@ def result_table(
     folder = store.folder(results[page].address, results[page].digest)
     verdicts, estimates = _from_claims(folder) if (folder / "claims.jsonl").exists() else ({}, {})
     if (folder / "summary.json").exists():
-        verdicts, estimates = _from_summary(json.loads((folder / "summary.json").read_text()))
+        summary = json.loads((folder / "summary.json").read_text())
+        verdicts = {row["id"]: row["outcome"] for row in summary.get("verdicts", ())}
+        estimates = dict(_estimates(summary))
     stages = {
         step: {
             "key": result.key,
@@ -89,11 +91,6 @@ def _from_claims(folder: Path) -> VerdictsAndEstimates:
         for figure in verdict.measured:
             estimates[f"{verdict.id}/{figure.name}"] = figure.interval.as_dict()
     return verdicts, estimates
-
-
-def _from_summary(summary: Mapping[str, Any]) -> VerdictsAndEstimates:
-    verdicts = {row["id"]: row["outcome"] for row in summary.get("verdicts", ())}
-    return verdicts, dict(_estimates(summary))
 
 
 def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -62,7 +62,7 @@ from dynolab.forces.map.terms import TokenTerms
 from dynolab.forces.map.weighted import scores_along
 from dynolab.training.step_record import StepRecord
 
-HARDEST = 6
+HARDEST = 3
 """Pulls on a functional that are kept."""
 
 STEP = "step.safetensors"

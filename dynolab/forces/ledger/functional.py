@@ -91,19 +91,13 @@ def slopes_of(
             for place in (place for place, number in enumerate(numbers) if number in terms_of):
                 own = batch.sequence == place
                 found[numbers[place]] = token_terms(logits.detach()[own], batch.token[own])
-            return _weighted_logps(terms, batch, logits)
+            likeliest = torch.tensor([term.likeliest for term in terms], device=batch.token.device)
+            weights = torch.tensor([term.weight for term in terms], dtype=logits.dtype)
+            best = logits.detach().argmax(-1)
+            tokens = torch.where(likeliest[batch.sequence], best, batch.token)
+            logps = View(tokens[:, None]).logps(logits).squeeze(-1)
+            return weights.to(logits.device)[batch.sequence] * logps
 
         each = gradients.add(at, batch, weighted, group, into=rows)
         values.index_add_(0, group[batch.sequence], each.double())
     return Slopes(values, rows, found)
-
-
-def _weighted_logps(
-    terms: Sequence[Term], batch: TokenBatch, logits: Float[Tensor, "tokens vocabulary"]
-) -> Float[Tensor, " tokens"]:
-    """Each response token's share of its functional: of its own token, or of the likeliest."""
-    likeliest = torch.tensor([term.likeliest for term in terms], device=batch.token.device)
-    weights = torch.tensor([term.weight for term in terms], dtype=logits.dtype)
-    tokens = torch.where(likeliest[batch.sequence], logits.detach().argmax(-1), batch.token)
-    logps = View(tokens[:, None]).logps(logits).squeeze(-1)
-    return weights.to(logits.device)[batch.sequence] * logps

@@ -110,19 +110,11 @@ class GroupedGradients:
                     add_call(call, delta.flatten(0, -2), where, named)
         if leaves:
             of_token = group.to(into.device)[batch.sequence]
-            _add_generic(
-                [each[of_token == number].sum() for number in range(len(into))], leaves, named
-            )
+            sums = [each[of_token == number].sum() for number in range(len(into))]
+            for number, total in enumerate(sums):
+                for name, gradient in gradients(total, leaves).items():
+                    named[name][number] += gradient.flatten()
         return each.detach()
-
-
-def _add_generic(
-    sums: Sequence[Float[Tensor, ""]], leaves: Weights, parts: dict[str, Tensor]
-) -> None:
-    """Adds gradients by autograd, one backward pass a group."""
-    for number, total in enumerate(sums):
-        for name, gradient in gradients(total, leaves).items():
-            parts[name][number] += gradient.flatten()
 
 
 def groups_of(

@@ -141,7 +141,9 @@ class LiveGradients:
             return
         try:
             self._use_pulls()
-            forward = Forward(arguments, dict(named), _random_state(self.policy.device))
+            device = self.policy.device
+            on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+            forward = Forward(arguments, dict(named), (torch.get_rng_state(), on_gpu))
             positions = named.get("position_ids")
             if positions is not None and bool((positions.diff(dim=-1) < 0).any()):
                 raise ConfigError(
@@ -308,11 +310,6 @@ def _push_of_logits(forward: Forward) -> Float[Tensor, " sequences"]:
     following = forward.ids[:, 1:][:, -pull.shape[1] :]
     own = pull[:, -following.shape[1] - 1 : -1].gather(-1, following[..., None])
     return -own[..., 0].sum(1)
-
-
-def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    on_gpu = device.type == "cuda"
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_gpu else None
 
 
 @contextmanager

@@ -104,7 +104,7 @@ class Metagradient:
         if factor == 1:
             return entering
         sides = side_gradients(record, self._policy, batch_tokens=self._batch_tokens)
-        gradient = flatten(sides.total())
+        gradient = flatten(sides.chosen) + flatten(sides.rejected)
         norm = gradient.norm()
         share = products(entering, gradient[None]).to(entering) / (norm * (norm + CLIP_EPSILON))
         return factor * (entering - share * gradient)

@@ -31,10 +31,6 @@ class SideGradients:
     chosen: dict[str, Tensor]
     rejected: dict[str, Tensor]
 
-    def total(self) -> dict[str, Tensor]:
-        """The gradient of the loss."""
-        return {name: g + self.rejected[name] for name, g in self.chosen.items()}
-
 
 @dataclass(frozen=True)
 class UpdateSplit:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAP_TOKENS = 128
 """Tokens of an answer that a token map has room for."""
 
-TOGETHER = 16
+TOGETHER = 64
 """Gradients of updating tokens that are multiplied at once."""
 
 
