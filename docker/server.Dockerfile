@@ -25,5 +25,6 @@ COPY --chown=1000 tasks/runtime/servers/__init__.py tasks/runtime/servers/guard.
     tasks/runtime/servers/serve.py tasks/runtime/servers/
 COPY --chown=1000 tasks/runtime/system/__init__.py tasks/runtime/system/child.py \
     tasks/runtime/system/secret_files.py tasks/runtime/system/processes.py tasks/runtime/system/
+COPY --chown=1000 tasks/runtime/track/__init__.py tasks/runtime/track/mlflow_pages.py tasks/runtime/track/
 
 CMD ["python", "-m", "tasks.runtime.servers.serve"]

@@ -206,7 +206,8 @@ def study_steps(
         ranked = {} if study.preference_filter.pairs else {"audit": "audit"}
         steps.append(Step("filter", FILTER, study.preference_filter, {"data": "data", **ranked}))
     reads = {"data": trained_on, "model": start}
-    steps.append(Step("preference", PREFERENCE, study.preference, reads))
+    kept = study.preference.model_copy(update={"keep_steps": study.ledger is not None})
+    steps.append(Step("preference", PREFERENCE, kept, reads))
     if is_audited:
         steps.append(Step("foresight", FORESIGHT, ForesightConfig(), foreseen))
     if study.ledger is not None:

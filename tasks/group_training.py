@@ -39,4 +39,4 @@ PROMPTS = Stage(
     freeze_prompts,
     operational=frozenset({"path", "chat_model", "probes", "probes_revision"}),
 )
-GROUP = Stage("group", 6, train_on_groups)
+GROUP = Stage("group", 6, train_on_groups, operational=frozenset({"keep_steps"}))

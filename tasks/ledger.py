@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from tasks.runtime.work import StageConfig, Work
 from tasks.shared.moved_answers import moved_most
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import Replay, learned_steps, segment_steps
+from tasks.training import STEPS
 
 if TYPE_CHECKING:
     from dynolab.forces.ledger.account import Ledger
@@ -93,7 +95,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     from dynolab.forces.ledger.watched import sampled_steps
     from dynolab.forces.step.token_map import MAP_TOKENS, build_token_map, token_string
 
-    config, trained = work.config, work.input_folder("trained")
+    config, trained, source = work.config, work.input_folder("trained"), work.inputs["trained"]
     steps = read_value(trained / "summary.json", TrainingSummary).steps
     model = work.input_folder("model", "model")
     folder = work.input_folder("trained", "model")
@@ -123,6 +125,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         examples=work.input_folder("prompts" if "prompts" in work.inputs else "data")
         / "train.jsonl",
         metrics=trained / "metrics.jsonl",
+        steps=work.cache / STEPS / source.stage / source.key,
     )
     segment = segment_steps(model, steps, config.disk_bytes, every=config.every)
     read = partial(token_string, tokenizer=encoder.tokenizer)
@@ -160,6 +163,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
             (work.output / "token_map.json").write_text(token_map.model_dump_json())
     if not done:
         raise ConfigError("trained", steps, "no step of the training moved a weight; train another")
+    shutil.rmtree(work.cache / STEPS / source.stage / source.key, ignore_errors=True)
     tables.write(work.output)
     work.write_tables(functionals=rows)
     summary = tables.summary()

@@ -24,7 +24,7 @@ class MetagradientConfig(StageConfig):
     """A training that is differentiated."""
 
     training: TrainConfig
-    batch_tokens: int = Field(ge=1, description="Padded tokens of one forward.")
+    batch_tokens: int | None = Field(ge=1, description="Padded tokens of one forward.")
     disk_bytes: int = Field(ge=1, description="As of a ledger.")
 
 

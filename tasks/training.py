@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
@@ -34,6 +35,14 @@ Config = TypeVar("Config", bound=LoopConfig)
 RECORDS = "records"
 """Folder of this machine's cache with the tensors of recorded steps (`RecordCache`)."""
 
+STEPS, STEPS_BYTES, DAY = "steps", 2**31, 86_400
+"""Folder of the cache with all steps of trainings by their address, what those of one may take, and
+the seconds after which they leave."""
+
+COPIES = 5
+"""A recorded step: weights before and after it and the optimizer's tensors, at most five copies of
+the model."""
+
 
 def train(work: Work[TrainConfig]) -> dict[str, float]:
     """Trains input `model` on the rows of input `data`."""
@@ -61,13 +70,20 @@ def run_training(
         log.info("%s goes on from step %d", work.name, resume[0])
         work.tracker.set_tags({"resumed.step": str(resume[0])})
     states = work.scratch / "resume"
+    model = work.input_folder("model", "model")
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    for left in (work.cache / STEPS).glob("*/*"):
+        if time.time() - left.stat().st_mtime > DAY:
+            shutil.rmtree(left, ignore_errors=True)
+    keeps = config.keep_steps and COPIES * size * config.steps <= STEPS_BYTES
     job = TrainJob(
         config=config,
-        model=work.input_folder("model", "model"),
+        model=model,
         examples=examples,
         probes=probes if watches else None,
         reference_cache=work.cache / "reference",
         record_cache=work.cache / RECORDS,
+        all_steps=work.cache / STEPS / work.address if keeps else None,
         output=work.output,
         logs=work.logs,
         resume_out=states,
@@ -171,5 +187,5 @@ def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> 
             notice.hand_on()
 
 
-SFT = Stage("sft", 6, train)
-PREFERENCE = Stage("preference", 6, train)
+SFT = Stage("sft", 6, train, operational=frozenset({"keep_steps"}))
+PREFERENCE = Stage("preference", 6, train, operational=frozenset({"keep_steps"}))

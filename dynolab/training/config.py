@@ -132,6 +132,12 @@ class LoopConfig(BaseModel):
         (), description="0-based steps whose update is recorded for force analysis."
     )
     # Omitted from stage keys when unset, so that earlier results without them keep their keys.
+    keep_steps: bool = Field(
+        False,
+        exclude_if=lambda keeps: not keeps,
+        description="Keep every step on this machine, if all take at most 2 GiB, for the ledger of "
+        "them, which then needs not train again.",
+    )
     alarm: AlarmConfig | None = Field(
         None,
         exclude_if=lambda alarm: alarm is None,

@@ -22,7 +22,8 @@ class TrainJob(BaseModel):
     `reference_cache`: folder that keeps the reference's log-probabilities for later trainings on
     the same rows and model.
     `record_cache`: folder of the `RecordCache` that takes the tensors of recorded steps; default:
-    they stay in `output`.
+    they stay in `output`. `all_steps`: folder that takes the records of all steps, each under its
+    name when complete.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,6 +37,7 @@ class TrainJob(BaseModel):
     logs: Path | None = None
     reference_cache: Path | None = None
     record_cache: Path | None = None
+    all_steps: Path | None = None
 
     @property
     def stop(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 import shutil
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from dynolab import distributed
@@ -59,6 +61,8 @@ from dynolab.training.strengths import quantiles, strengths
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+
+log = logging.getLogger(__name__)
 
 StepObserver = Callable[[StepRecord], Mapping[str, float]]
 """Sees a step that was made; returns metrics of it."""
@@ -203,6 +207,7 @@ class Trainer:
         """Updates the weights once; returns the step's metrics."""
         config = self.config
         recorded = step in config.record_steps or config.observes(step)
+        recorded = recorded or self.job.all_steps is not None
         before = (engine.master_weights(), engine.optimizer_state()) if recorded else None
         with activations_checkpointed(self.policy):
             sums, strength_quantiles, doses = self._accumulate(engine, step, examples, totals)
@@ -359,12 +364,25 @@ class Trainer:
             optimizer=self.config.optimizer,
         )
         record = StepRecord(facts, self._recorded(batch), before, after, state)
+        if self.job.all_steps is not None:
+            self._keep(record, self.job.all_steps)
         if step in self.config.record_steps:
             folder = self.job.output / "forces" / f"step-{step:08d}"
             record.save(folder)
             if self.job.record_cache is not None:
                 RecordCache(self.job.record_cache).take(folder)
         return self.observer(record) if self.observer and self.config.observes(step) else {}
+
+    def _keep(self, record: StepRecord, folder: Path) -> None:
+        """Keeps a step for a ledger, which trains again where one is missing."""
+        place, unfinished = folder / f"step-{record.facts.step:08d}", folder / "unfinished"
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            if not place.exists():
+                record.save(unfinished)
+                unfinished.rename(place)
+        except (OSError, SafetensorError) as error:
+            log.warning("step %d is not kept for the ledger: %s", record.facts.step, error)
 
     def _recorded(self, examples: Sequence[StepExample]) -> tuple[Recorded, ...]:
         sides, temperature = self.objective.sides, self.source.temperature

@@ -40,6 +40,7 @@ FREE = {
     "probe_batch_tokens",
     "checkpoint_every",
     "record_steps",
+    "keep_steps",
     "alarm",
     "ledger",
 }

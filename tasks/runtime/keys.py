@@ -63,10 +63,10 @@ def stage_key(
     **Arguments:** `operational`: dotted config fields that do not affect it (addresses, timeouts,
     logging). `inputs`: content digests by input name.
     """
-    document = canonical(config)
+    document, fields = canonical(config), type(config).model_fields
     for dotted in operational:
-        if dotted.partition(".")[0] not in document:
-            known = ", ".join(sorted(document))
+        if dotted.partition(".")[0] not in fields:
+            known = ", ".join(sorted(fields))
             raise ConfigError("operational", dotted, f"is not a field; choose from: {known}")
         _drop(document, dotted)
     content = {"stage": name, "version": version, "config": document, "inputs": dict(inputs)}

@@ -16,11 +16,7 @@ from dynolab.training.config import LoopConfig
 from dynolab.training.job import TrainJob
 from dynolab.training.step_record import StepRecord
 from tasks.runtime.work import Work
-from tasks.training import start
-
-COPIES = 5
-"""A recorded step: weights before and after it and the optimizer's tensors, at most five copies of
-the model."""
+from tasks.training import COPIES, start
 
 STATE_COPIES = 3
 """A resume state: weights and the optimizer's tensors, at most three copies of the model."""
@@ -36,6 +32,7 @@ class Replay:
     - `config`: the training's settings.
     - `model`, `examples`: what it began with.
     - `metrics`: the training's own `metrics.jsonl`, which the replay must repeat to the bit.
+    - `steps`: folder of the steps that the training kept, if it did.
     """
 
     work: Work[Any]
@@ -43,13 +40,15 @@ class Replay:
     model: Path
     examples: Path
     metrics: Path
+    steps: Path | None = None
 
     def backwards(
         self, steps: Sequence[int], segment: int, on_step: Callable[[str], None]
     ) -> Iterator[StepRecord]:
         """Some steps, which learned, the last one first.
 
-        The training runs once as a whole, keeps a resume state every `segment` steps and records
+        From what the training kept, if it kept them all. Else it runs once as a whole, keeps a
+        resume state every `segment` steps and records
         the steps of the last segment. Every earlier segment is then run again from its state.
         Records of one segment are on disk at a time, and the states of segments still to come. The
         last segment's stay for the next call, which takes a step that is among them from there.
@@ -58,10 +57,11 @@ class Replay:
         """
         folder = self.work.scratch / "replay"
         states, kept = folder / "states", folder / "kept"
-        there = [kept / f"step-{step:08d}" for step in sorted(steps, reverse=True)]
-        if all(record.exists() for record in there):
-            yield from map(StepRecord.load, there)
-            return
+        for records in filter(None, (kept, self.steps)):
+            there = [records / f"step-{step:08d}" for step in sorted(steps, reverse=True)]
+            if all(record.exists() for record in there):
+                yield from map(StepRecord.load, there)
+                return
         parts: dict[int, list[int]] = {}
         for step in sorted(steps, reverse=True):
             parts.setdefault(step - step % segment, []).insert(0, step)
@@ -109,6 +109,7 @@ class Replay:
                 "alarm": None,
                 "best": None,
                 "ledger": None,
+                "keep_steps": False,
                 "checkpoint_every": checkpoint_every,
                 "record_steps": tuple(recorded),
             }

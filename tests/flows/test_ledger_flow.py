@@ -28,8 +28,7 @@ from tasks.group_training import GROUP, PROMPTS
 from tasks.ledger import LEDGER, LedgerJob
 from tasks.runtime.stage import run_stage
 from tasks.runtime.work import StageResult
-from tasks.shared.replay import COPIES
-from tasks.training import PREFERENCE
+from tasks.training import COPIES, PREFERENCE, STEPS
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 from tests.flows.in_process import short, step_names
 
@@ -63,7 +62,7 @@ def ledger(
 
 @pytest.fixture(scope="module")
 def dpo(analysed: Analysed) -> Trained:
-    return trained(analysed)
+    return trained(analysed, keep_steps=True)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +98,14 @@ def two_steps_of_records(analysed: Analysed) -> int:
     return 2 * COPIES * sum(file.stat().st_size for file in model.glob("*.safetensors"))
 
 
-def test_segments_change_nothing(analysed: Analysed, dpo: Trained) -> None:
+def test_segments_change_nothing_nor_do_steps_that_training_kept(
+    analysed: Analysed, dpo: Trained
+) -> None:
+    training, result = dpo
+    kept = analysed.platform.settings.cache / STEPS / result.stage / result.key
+    assert len(list(kept.glob("step-*"))) == training.steps
     whole = tables(analysed, ledger(analysed, *dpo))
+    assert not kept.exists()
     small = two_steps_of_records(analysed)
     assert tables(analysed, ledger(analysed, *dpo, fresh=True, disk_bytes=small)) == whole
 

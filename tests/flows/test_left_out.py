@@ -97,7 +97,8 @@ QUICK = [
 def test_the_built_in_study_takes_it(objective: str) -> None:
     change = f"preference.objective={{name: {objective}}}"
     file = ROOT / "deploy/studies/builtin.yaml"
-    steps = study_steps(resolved(load_parameters(StudyParameters, file, [change])))
+    changes = [change, "contrasts=[resampled, flat_world]"]
+    steps = study_steps(resolved(load_parameters(StudyParameters, file, changes)))
     trained = [
         step.config.objective.name
         for step in steps

@@ -53,7 +53,7 @@ class Metagradient:
 
     - `policy`: the recorded model.
     - `functionals`: what is differentiated, at the weights after the step that is entered first.
-    - `batch_tokens`: bound of sequences × padded length of one forward.
+    - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's.
 
     Memory: about three gradients per functional, and the graph of a batch's gradient.
     """
@@ -63,10 +63,10 @@ class Metagradient:
         policy: PolicyFunction,
         functionals: Sequence[Functional],
         *,
-        batch_tokens: int = 16_384,
+        batch_tokens: int | None = None,
     ) -> None:
         self._policy, self._functionals = policy, functionals
-        self._batch_tokens = batch_tokens
+        self._batch_tokens = batch_tokens or policy.batch_tokens
         self._at: tuple[int, Tensor] | None = None
         self._by_weights = self._by_momentum = torch.zeros(())
 

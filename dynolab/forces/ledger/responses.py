@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float
@@ -21,7 +22,7 @@ from dynolab.forces.map.terms import TokenTerms, token_terms
 from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
-from dynolab.forces.step.split import micro_batches, step_batches
+from dynolab.forces.step.split import step_batches
 from dynolab.objectives import Objective, build_objective, read_logps
 from dynolab.training.step_record import StepRecord
 
@@ -30,7 +31,6 @@ from dynolab.training.step_record import StepRecord
 class StepResponses:
     """A step's responses, entry by entry: what they are, ∇_θ of the loss through each, and s.
 
-    Those of the longest examples come first.
     The gradients add up to that of the loss. `weighted` holds every token with the objective's c,
     `terms`, where they are wanted, its A and G.
     """
@@ -55,22 +55,32 @@ def step_responses(
     **Arguments:** `batch_tokens`: bound of sequences × padded length of one forward; default: the
     policy's.
     """
-    objective = build_objective(record.facts.objective)
-    policy = gradients.policy
-    tokens = batch_tokens or policy.batch_tokens
-    batches = micro_batches(record.examples, objective.sides, tokens)
-    examples = [record.examples[number] for numbers in batches for number in numbers]
-    labels = labelled(examples, objective)
+    objective, policy = build_objective(record.facts.objective), gradients.policy
+    labels = labelled(record.examples, objective)
     rows = gradients.rows(record.before, len(labels))
-    weighted: list[WeightedResponse] = []
-    terms: list[TokenTerms] = []
-    for numbers, batch in step_batches(examples, objective, policy, tokens):
-        losses = _Losses(objective, batch, terms if with_terms else None)
-        own = rows[len(weighted) : len(weighted) + len(batch.side)]
+    counts = (len(example.responses(objective.sides)) for example in record.examples)
+    starts = [0, *accumulate(counts)]
+    weighted: dict[int, WeightedResponse] = {}
+    terms: dict[int, TokenTerms] = {}
+    tokens = batch_tokens or policy.batch_tokens
+    for numbers, batch in step_batches(record.examples, objective, policy, tokens):
+        places = [place for n in numbers for place in range(starts[n], starts[n + 1])]
+        neighbours = places[-1] - places[0] < len(places)
+        own = rows[places[0] : places[-1] + 1]
+        if not neighbours:
+            own = gradients.rows(record.before, len(places))
+        losses = _Losses(objective, batch, with_terms=with_terms)
         gradients.add(record.before, batch, losses, torch.arange(len(own)), into=own)
-        together = [examples[number] for number in numbers]
-        weighted += weighted_of(together, objective, batch, losses.token_weights)
-    return StepResponses(tuple(labels), rows, tuple(weighted), tuple(terms))
+        if not neighbours:
+            rows[places] = own
+        together = [record.examples[number] for number in numbers]
+        made = weighted_of(together, objective, batch, losses.token_weights)
+        weighted |= zip(places, made, strict=True)
+        terms |= zip(places, losses.terms, strict=False)
+    ordered = tuple(weighted[place] for place in range(len(labels)))
+    return StepResponses(
+        tuple(labels), rows, ordered, tuple(terms[place] for place in sorted(terms))
+    )
 
 
 def gradients_of(record: StepRecord, policy: PolicyFunction) -> GroupedGradients:
@@ -123,22 +133,23 @@ def example_pushes(
 
 
 class _Losses:
-    """`−Σ_j c_{l,j} log π_{l,j}` of every response token; keeps c, and terms in `into`."""
+    """`−Σ_j c_{l,j} log π_{l,j}` of every response token; keeps c, and each response's terms."""
 
     def __init__(
-        self, objective: Objective, batch: TokenBatch, into: list[TokenTerms] | None = None
+        self, objective: Objective, batch: TokenBatch, *, with_terms: bool = False
     ) -> None:
-        self._objective, self._batch, self._terms = objective, batch, into
+        self._objective, self._batch, self._with_terms = objective, batch, with_terms
+        self.terms: list[TokenTerms] = []
         self.token_weights = torch.empty(0, 0)
 
     def __call__(self, logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, " tokens"]:
         logps = read_logps(self._objective, logits, self._batch)
         weights = self._objective.token_weights(logps.detach(), self._batch)
         self.token_weights = weights.reshape(len(logps), -1)
-        if self._terms is not None:
+        if self._with_terms:
             batch = self._batch
             made = token_terms(
                 logits.detach(), batch.targets, weights, temperature=batch.temperature
             )
-            self._terms += made.split(batch.sequence_length.tolist())
+            self.terms = made.split(batch.sequence_length.tolist())
         return -(weights * logps).reshape(len(logps), -1).sum(1)

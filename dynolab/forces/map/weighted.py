@@ -47,10 +47,12 @@ class WeightedResponse:
             weights=self.weights[start:stop],
         )
 
-    def scores(self, policy: PolicyFunction, at: Weights) -> Float[Tensor, " tokens"]:
-        """Every token's s at the given weights, differentiable backwards."""
+    def scores(
+        self, policy: PolicyFunction, at: Weights, *, forward_mode: bool = True
+    ) -> Float[Tensor, " tokens"]:
+        """Every token's s at the given weights, differentiable; `forward_mode` as of `logits`."""
         batch = weighted_batch([self], policy)
-        logps = policy.observed(at, batch, View(self.targets), forward_mode=False)
+        logps = policy.observed(at, batch, View(self.targets), forward_mode=forward_mode)
         return (self.weights * logps).sum(-1)
 
 

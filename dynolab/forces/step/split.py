@@ -214,7 +214,10 @@ def _recorded_change(record: StepRecord) -> Iterator[tuple[str, Tensor]]:
 def micro_batches(
     examples: Sequence[Recorded], sides: Sequence[int], batch_tokens: int
 ) -> Iterator[list[int]]:
-    """Example numbers whose padded sequences stay within a number of tokens, the longest first."""
+    """Example numbers whose padded sequences stay within a number of tokens.
+
+    Batches are of examples of similar length, the longest first, and in order within.
+    """
     responses = [[sequence for _, sequence in example.responses(sides)] for example in examples]
     longest = [max(own, key=lambda sequence: len(sequence.ids)) for own in responses]
-    return by_length(longest, batch_tokens // max(map(len, responses)))
+    return map(sorted, by_length(longest, batch_tokens // max(map(len, responses))))

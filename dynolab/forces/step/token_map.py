@@ -14,6 +14,7 @@ from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.blocks import flatten, products
+from dynolab.forces.function.checks import check_items
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights, gradients
 from dynolab.forces.map.costs import memory_for
@@ -103,6 +104,7 @@ def token_forces(
     **Returns:** nats; columns are the example's chosen tokens, then its rejected ones; for a
     group, tokens of the completions that were pushed up, then of the others.
     """
+    check_items(policy.causal, observed=[observed])
     place = midpoint(record.before, record.after) if at is None else at
     objective = build_objective(record.facts.objective)
     example, batch = record.examples[updating], record_batch(record, policy, [updating])
@@ -134,7 +136,7 @@ def _token_gradients(
     cast = policy.cast(at)
     leaves = {name: cast[name].requires_grad_() for name in update.scale}
     with torch.enable_grad():
-        scores = response.scores(policy, {**cast, **leaves}).unbind()
+        scores = response.scores(policy, {**cast, **leaves}, forward_mode=False).unbind()
     for score in scores:
         yield flatten(gradients(score, leaves))
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tasks.runtime.track.runs import Run
+if TYPE_CHECKING:
+    from tasks.runtime.track.runs import Run
 
 WORKFLOW = "workflowType=machine_learning"
 VIEW_TAG = "mlflow.sharedViewState."
