@@ -242,7 +242,7 @@ def check_mlflow(lab: Lab) -> None:
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     assert [run.info.run_name for run in parents] == ["hh-tinystories"]
-    children = {run.info.run_name: run for run in runs if run not in parents}
+    children = {run.info.run_name.split(" / ")[-1]: run for run in runs if run not in parents}
     assert set(children) == lab.stages
     assert {run.info.status for run in runs} == {"FINISHED"}
     for run in children.values():
