@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 FEW_PAIRS = 2
 """Pairs of each split that layers and the radius of validity are measured on: both take several
-times the seconds of first order. A token map is made of the hardest of `MAPPED` answers."""
+times the seconds of first order."""
 
 MAPPED = 4
+"""Chosen answers whose pushes are compared; the strongest has a token map."""
 
 
 class ForcesConfig(StageConfig):

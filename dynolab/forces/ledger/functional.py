@@ -87,7 +87,12 @@ def slopes_of(
         batch = policy.batch([term.sequence for term in terms])
         group = torch.tensor(numbers, device=policy.device)
 
-        def weighted(logits: Tensor, batch: TokenBatch = batch, terms=terms, numbers=numbers):  # type: ignore[no-untyped-def]
+        def weighted(
+            logits: Tensor,
+            batch: TokenBatch = batch,
+            terms: Sequence[Term] = terms,
+            numbers: Sequence[int] = numbers,
+        ) -> Tensor:
             for place in (place for place, number in enumerate(numbers) if number in terms_of):
                 own = batch.sequence == place
                 found[numbers[place]] = token_terms(logits.detach()[own], batch.token[own])
