@@ -71,11 +71,11 @@ def run_training(
         work.tracker.set_tags({"resumed.step": str(resume[0])})
     states = work.scratch / "resume"
     model = work.input_folder("model", "model")
-    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    own = work.cache / STEPS / work.address
     for left in (work.cache / STEPS).glob("*/*"):
-        if time.time() - left.stat().st_mtime > DAY:
+        if time.time() - left.stat().st_mtime > DAY or (left == own and resume is None):
             shutil.rmtree(left, ignore_errors=True)
-    keeps = config.keep_steps and COPIES * size * config.steps <= STEPS_BYTES
+    copies = COPIES * sum(file.stat().st_size for file in model.glob("*.safetensors"))
     job = TrainJob(
         config=config,
         model=model,
@@ -83,7 +83,7 @@ def run_training(
         probes=probes if watches else None,
         reference_cache=work.cache / "reference",
         record_cache=work.cache / RECORDS,
-        all_steps=work.cache / STEPS / work.address if keeps else None,
+        all_steps=own if config.keep_steps and copies * config.steps <= STEPS_BYTES else None,
         output=work.output,
         logs=work.logs,
         resume_out=states,

@@ -377,10 +377,10 @@ class Trainer:
         """Keeps a step for a ledger, which trains again where one is missing."""
         place, unfinished = folder / f"step-{record.facts.step:08d}", folder / "unfinished"
         try:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            if not place.exists():
-                record.save(unfinished)
-                unfinished.rename(place)
+            for former in (unfinished, place):  # a run that went on from before this step
+                shutil.rmtree(former, ignore_errors=True)
+            record.save(unfinished)
+            unfinished.rename(place)
         except (OSError, SafetensorError) as error:
             log.warning("step %d is not kept for the ledger: %s", record.facts.step, error)
 
