@@ -71,11 +71,15 @@ if TYPE_CHECKING:
     from dynolab.notebook.forces import TextForces as TextForces, force_map as force_map
     from dynolab.notebook.result import Result as Result
     from dynolab.objectives import (
+        Answers as Answers,
+        CPOConfig as CPOConfig,
+        CustomConfig as CustomConfig,
         DPOConfig as DPOConfig,
         GRPOConfig as GRPOConfig,
         HingeConfig as HingeConfig,
         IPOConfig as IPOConfig,
         Objective as Objective,
+        ORPOConfig as ORPOConfig,
         RobustDPOConfig as RobustDPOConfig,
         SFTConfig as SFTConfig,
         SFTExtendedConfig as SFTExtendedConfig,
@@ -133,10 +137,14 @@ _MODULES = {
     "notebook.forces": ("TextForces", "force_map"),
     "notebook.result": ("Result",),
     "objectives": (
+        "Answers",
+        "CPOConfig",
+        "CustomConfig",
         "DPOConfig",
         "GRPOConfig",
         "HingeConfig",
         "IPOConfig",
+        "ORPOConfig",
         "Objective",
         "RobustDPOConfig",
         "SFTConfig",

@@ -230,7 +230,14 @@ def _token_weights(
     )
     batch = objective_batch([example], objective, step_totals([example], objective), policy)
     token_weights = objective.token_weights(torch.cat(list(logps)), batch)
-    return float(token_weights[0]), -float(token_weights[-1])
+    up, down = token_weights.split([len(side) for side in logps])
+    if (up != up[0]).any() or (down != down[0]).any():
+        raise ConfigError(
+            "objective",
+            type(objective.config).__name__,
+            "weighs an answer's tokens differently; an audit takes one weight for each answer",
+        )
+    return float(up[0]), -float(down[0])
 
 
 def _mean_gradient(

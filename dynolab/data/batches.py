@@ -24,11 +24,13 @@ class Totals:
 
     Dividing by these makes loss and gradient independent of micro-batches, padding and ranks. An
     example has one sequence per side that is trained on; a group has one per completion.
+    `chosen_tokens` counts those of chosen answers; groups have none.
     """
 
     examples: int
     tokens: int
     sequences: int
+    chosen_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def collate(
         example=torch.tensor(list(example or range(len(sequences))), dtype=torch.long),
         side=torch.tensor(list(side or [CHOSEN] * len(sequences)), dtype=torch.long),
         ids=tuple(ids),
-        totals=totals or _count_totals(len(sequences), sequences),
+        totals=totals or totals_of(len(sequences), [(CHOSEN, one) for one in sequences]),
     )
 
 
@@ -204,14 +206,20 @@ def collate_examples(
 
 def count_totals(examples: Sequence[EncodedExample], sides: Sequence[int]) -> Totals:
     """Global denominators of one optimizer step on these examples."""
-    return _count_totals(
-        len(examples), [_side(example, side) for example in examples for side in sides]
+    return totals_of(
+        len(examples), [(side, _side(example, side)) for example in examples for side in sides]
     )
 
 
-def _count_totals(examples: int, sequences: Sequence[Encoded]) -> Totals:
-    tokens = sum(sequence.response_length for sequence in sequences)
-    return Totals(examples=examples, tokens=tokens, sequences=len(sequences))
+def totals_of(examples: int, responses: Sequence[tuple[int, Encoded]]) -> Totals:
+    """Denominators of so many examples and of their responses, each with its side."""
+    lengths = [(side, sequence.response_length) for side, sequence in responses]
+    return Totals(
+        examples=examples,
+        tokens=sum(length for _, length in lengths),
+        sequences=len(lengths),
+        chosen_tokens=sum(length for side, length in lengths if side == CHOSEN),
+    )
 
 
 def _side(example: EncodedExample, side: int) -> Encoded:

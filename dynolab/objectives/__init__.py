@@ -3,16 +3,19 @@
 To add one, write a file here with a config and a class as in `simpo.py`, and register it in
 `registry.py`, where the trainer, the force engine and the forms find it.
 
-A loss on pairs of answers is three short methods on `PairObjective`; a policy gradient on groups
-of sampled completions reads what `dynolab.data.groups` puts into its batch.
+A loss on pairs of answers is one short method on `PairObjective`, or a function of one's own
+(`custom.py`); a policy gradient on groups of sampled completions reads what `dynolab.data.groups`
+puts into its batch. A loss's force is its gradient by the log-probabilities (`Objective`).
 """
 
 from dynolab.objectives.advantages import AdvantageRuleConfig, group_advantages, rewrite_advantages
 from dynolab.objectives.base import Objective, force, read_logps, target_force
-from dynolab.objectives.dpo import DPO, DPOConfig, RobustDPO, RobustDPOConfig
+from dynolab.objectives.cpo import CPO, ORPO, CPOConfig, ORPOConfig
+from dynolab.objectives.custom import Custom, CustomConfig
+from dynolab.objectives.dpo import DPO, DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig
-from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
 from dynolab.objectives.ipo import IPO, IPOConfig
+from dynolab.objectives.pairs import Answers
 from dynolab.objectives.registry import (
     GroupObjectiveConfig,
     ObjectiveConfig,
@@ -22,25 +25,30 @@ from dynolab.objectives.registry import (
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
 from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
-from dynolab.objectives.spin import SPINConfig
+from dynolab.objectives.slic import SLiC, SLiCConfig
 from dynolab.objectives.sppo import SPPO, SPPOConfig
 
 __all__ = [
+    "CPO",
     "DPO",
     "GRPO",
     "IPO",
+    "ORPO",
     "SFT",
     "SPPO",
     "AdvantageRuleConfig",
+    "Answers",
+    "CPOConfig",
+    "Custom",
+    "CustomConfig",
     "DPOConfig",
     "GRPOConfig",
     "GroupObjectiveConfig",
-    "Hinge",
     "HingeConfig",
     "IPOConfig",
+    "ORPOConfig",
     "Objective",
     "ObjectiveConfig",
-    "RobustDPO",
     "RobustDPOConfig",
     "RowObjectiveConfig",
     "SFTConfig",

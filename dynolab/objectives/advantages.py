@@ -16,12 +16,16 @@ Tokens = Float[Tensor, "tokens"]
 
 
 def group_advantages(
-    rewards: Float[Tensor, " completions"], *, scale_by_std: bool = True
+    rewards: Float[Tensor, " completions"],
+    *,
+    scale_by_std: bool = True,
+    leave_one_out: bool = False,
 ) -> Float[Tensor, " completions"]:
     """`Â_i = (r_i − mean r)/(std r + 1e-4)` over one group, std with Bessel's correction.
 
     Shao et al., arXiv 2402.03300, §4.1.2; without the division it is Dr. GRPO's
-    (arXiv 2503.20783). A group with equal rewards has zero advantages.
+    (arXiv 2503.20783). A group with equal rewards has zero advantages. `leave_one_out` compares
+    with the mean of the others, `r_i − Σ_{j≠i} r_j/(G − 1)` (RLOO, arXiv 2402.14740).
 
     **Raises:** `ConfigError` for a group of fewer than two completions.
     """
@@ -30,6 +34,8 @@ def group_advantages(
             "group size", len(rewards), "an advantage compares completions; sample two or more"
         )
     centred = rewards - rewards.mean()
+    if leave_one_out:
+        centred = centred * len(rewards) / (len(rewards) - 1)
     return centred / (rewards.std() + 1e-4) if scale_by_std else centred
 
 

@@ -1,42 +1,52 @@
-"""The protocol of objectives, and the force that follows from any of them."""
+"""The base of objectives, and the force that follows from any of them."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
 from dynolab.likelihood.token_logps import target_logps, token_logps
 
 
-class Objective(Protocol):
-    """A loss on log-probabilities of response tokens with its closed-form force.
+class Objective(ABC):
+    """A loss on log-probabilities of response tokens.
 
     `loss` divides by the batch's global totals, so that micro-batches and ranks add up. A `dense`
     objective reads and weighs several tokens per position (`target_logps`, shape
     "tokens targets"); any other reads the response tokens only (`token_logps`, shape "tokens").
     """
 
-    sides: ClassVar[tuple[int, ...]]
+    sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)
     """Which sides of an example it trains on."""
-    dense: ClassVar[bool]
+    dense: ClassVar[bool] = False
     """Whether it also reads each position's likeliest tokens, `batch.top`."""
 
     @property
+    @abstractmethod
     def needs_reference(self) -> bool:
         """Whether `batch.reference` must hold the reference policy's log-probabilities."""
 
-    def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
+    @abstractmethod
+    def loss(self, logps: Float[Tensor, "tokens ..."], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's loss."""
 
     def token_weights(
-        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
-    ) -> Float[Tensor, " tokens"]:
-        """Dynamic learning rate c_l = −∂loss/∂log π_l of every token, in closed form."""
+        self, logps: Float[Tensor, "tokens ..."], batch: TokenBatch
+    ) -> Float[Tensor, "tokens ..."]:
+        """Dynamic learning rate c_l = −∂loss/∂log π_l of every token.
 
+        The loss is differentiated by the log-probabilities alone, without the model. The result
+        can be differentiated again, in forward and in reverse mode.
+        """
+        weights: Tensor = -torch.func.grad(self.loss)(logps, batch)
+        return weights
+
+    @abstractmethod
     def metrics(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> dict[str, Float[Tensor, ""]]:

@@ -14,6 +14,8 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.advantages import AdvantageRuleConfig
 
 Tokens = Float[Tensor, "tokens"]
+Aggregation = Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo"]
+Surrogate = Literal["clipped", "cispo", "sapo", "vespo"]
 
 
 class ClippedConfig(BaseModel):
@@ -30,14 +32,27 @@ class ClippedConfig(BaseModel):
     scale_by_std: bool = Field(
         default=True, description="Divide a group's centred rewards by their standard deviation."
     )
+    leave_one_out: bool = Field(
+        default=False,
+        exclude_if=lambda out: not out,
+        description="An answer's reward is compared with the mean of the group's others (RLOO, "
+        "with ratio: product and scale_by_std: false).",
+    )
+    kl_in_reward: float = Field(
+        default=0.0,
+        ge=0,
+        exclude_if=lambda weight: not weight,
+        description="Weight β of log π − log π_ref of the sampled answer, taken off its reward.",
+    )
     advantage_rule: AdvantageRuleConfig = Field(
         default=AdvantageRuleConfig(), description="Rewrites advantages per token before training."
     )
-    aggregation: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
+    aggregation: Aggregation = Field(
         default="grpo",
-        description="grpo: mean over completions of their token means, 1/G Σ 1/|y| Σ. dapo and "
-        "bnpo: mean over all tokens of the step (bnpo's mean is taken per batch, and a step is one "
-        "batch here). dr_grpo: sum over tokens, divided by completions × max_tokens.",
+        description="TRL's loss_type. grpo: mean over completions of their token means, "
+        "1/G Σ 1/|y| Σ. dapo and bnpo: mean over all tokens of the step (bnpo's mean is taken per "
+        "batch, and a step is one batch here). dr_grpo: sum over tokens, divided by completions × "
+        "max_tokens. luspo: mean over completions of their token sums.",
     )
     max_tokens: int | None = Field(
         default=None,
@@ -54,6 +69,11 @@ class ClippedConfig(BaseModel):
                 "dr_grpo divides by it; set it to the token limit of the sampling",
             )
         return self
+
+    @property
+    def reads_reference(self) -> bool:
+        """Whether the reference scores the sampled answers."""
+        return self.kl > 0 or self.kl_in_reward > 0
 
 
 def advantages(batch: TokenBatch) -> Tokens:
@@ -75,6 +95,8 @@ def aggregation_weights(config: ClippedConfig, batch: TokenBatch, like: Tokens) 
     totals = batch.totals
     if config.aggregation == "grpo":
         return 1 / (totals.sequences * batch.sequence_length[batch.sequence]).to(like)
+    if config.aggregation == "luspo":
+        return torch.full_like(like, 1 / totals.sequences)
     if config.aggregation == "dr_grpo":
         assert config.max_tokens is not None
         return torch.full_like(like, 1 / (totals.sequences * config.max_tokens))
@@ -99,20 +121,12 @@ def live(config: ClippedConfig, ratio: Tokens, advantage: Tokens) -> Bool[Tensor
 def divergence(logps: Tokens, batch: TokenBatch) -> Tokens:
     """k3 of each token, `e^{ref − π} − (ref − π) − 1`: its mean over samples estimates the KL.
 
-    Schulman, *Approximating KL divergence* (2020); Shao et al., arXiv 2402.03300, eq. 4.
+    Schulman, *Approximating KL divergence* (2020); Shao et al., arXiv 2402.03300, eq. 4. Its slope
+    is `−∂k3/∂log π = e^{ref − π} − 1`.
     """
-    gap = _gap(logps, batch)
-    return torch.expm1(gap) - gap
-
-
-def divergence_rate(logps: Tokens, batch: TokenBatch) -> Tokens:
-    """`−∂k3/∂log π = e^{ref − π} − 1`."""
-    return torch.expm1(_gap(logps, batch))
-
-
-def _gap(logps: Tokens, batch: TokenBatch) -> Tokens:
     assert batch.reference is not None, "objectives with kl > 0 set needs_reference"
-    return batch.reference - logps
+    gap = batch.reference - logps
+    return torch.expm1(gap) - gap
 
 
 def report(

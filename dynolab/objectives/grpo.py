@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import math
+from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.data.batches import TokenBatch
+from dynolab.objectives.base import Objective
 from dynolab.objectives.clipping import (
     ClippedConfig,
+    Surrogate,
     Tokens,
     advantages,
     aggregation_weights,
     clipped,
     divergence,
-    divergence_rate,
-    live,
     report,
 )
+
+SAPO_TEMPERATURES = (1.0, 1.05)
+"""τ of sapo where the advantage is positive, and elsewhere: the paper's, and TRL's."""
+VESPO_GAMMA = ((2.0, 3.0), (3.0, 2.0))
+"""k and λ of vespo, each for advantages that are not negative, and for others: TRL's."""
 
 
 class GRPOConfig(ClippedConfig):
     """Settings of group relative policy optimisation."""
 
     name: Literal["grpo"] = "grpo"
-    ratio: Literal["token", "sequence"] = Field(
+    # Fields that are excluded at their defaults let older results keep their keys.
+    surrogate: Surrogate = Field(
+        default="clipped",
+        exclude_if=lambda surrogate: surrogate == "clipped",
+        description="What stands for the advantage times the ratio: clipped as in PPO; cispo: the "
+        "ratio, at most clip_high, weighs log π; sapo: a soft gate in place of the clip; vespo: a "
+        "gamma weight of the response's ratio weighs log π. TRL aggregates cispo and vespo as "
+        "dapo, sapo as grpo.",
+    )
+    ratio: Literal["token", "sequence", "product"] = Field(
         default="token",
         description="Importance ratio of each token, or of the whole response: the geometric mean "
-        "over its tokens (GSPO).",
+        "over its tokens (sequence, GSPO), or the ratio of the responses' probabilities (product, "
+        "RLOO; with aggregation: grpo it is TRL's loss).",
     )
     entropy: float = Field(
         default=0.0,
@@ -40,10 +56,15 @@ class GRPOConfig(ClippedConfig):
     )
 
 
-class GRPO:
-    """`L = Σ_l w_l [−min(ρ_l Â_l, clip(ρ_l) Â_l) + β k3_l + γ ρ_l log π_old,l]`.
+class GRPO(Objective):
+    """`L = Σ_l w_l [−S_l + β k3_l + γ ρ_l log π_old,l]`, ρ the ratio of policy to old policy.
 
-    ρ is the ratio of policy to old policy.
+    S is the surrogate, by default `min(ρÂ, clip(ρ)Â)`; with sg the value without gradient,
+
+    - `cispo`: `sg(min(ρ, ε_high)) Â log π` (MiniMax-M1, arXiv 2506.13585);
+    - `sapo`: `4/τ σ(τ(ρ − 1)) Â`, τ by the sign of Â (arXiv 2511.20347);
+    - `vespo`: `sg(e^λ w^k e^{−λw}) Â log π`, w the ratio of the responses' probabilities, k and λ
+      by the sign of Â (arXiv 2602.10693).
 
     Shao et al., arXiv 2402.03300, eq. 3, whose `w_l = 1/(G|y|)` is the default; denominators 1/w
     of DAPO (arXiv 2503.14476) and Dr. GRPO (arXiv 2503.20783); sequence ratios of GSPO (arXiv
@@ -57,35 +78,47 @@ class GRPO:
     The chosen side of a batch is the completions with Â ≥ 0, the rejected side the others.
     """
 
-    sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)
-    dense: ClassVar[bool] = False
-
     def __init__(self, config: GRPOConfig) -> None:
         self.config = config
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss includes the divergence from the reference."""
-        return self.config.kl > 0
+        """Whether the loss or the rewards include the divergence from the reference."""
+        return self.config.reads_reference
 
     def _ratio(self, logps: Tokens, batch: TokenBatch) -> Tokens:
         """ρ of every token; with sequence ratios, all tokens of a sequence have the same one."""
         change = logps - self._old(logps, batch)
-        if self.config.ratio == "sequence":
-            change = self._spread(change, batch)
+        if self.config.ratio != "token":
+            change = batch.sequence_sum(change)
+            if self.config.ratio == "sequence":
+                change = change / batch.sequence_length
+            change = change[batch.sequence]
         return change.exp()
 
     def _old(self, logps: Tokens, batch: TokenBatch) -> Tokens:
         """log π_old of every token: the policy's own where none is given."""
         return logps.detach() if batch.old is None else batch.old
 
-    def _spread(self, values: Tokens, batch: TokenBatch) -> Tokens:
-        """The mean over each sequence, repeated for its tokens."""
-        return (batch.sequence_sum(values) / batch.sequence_length)[batch.sequence]
+    def _surrogate(self, logps: Tokens, batch: TokenBatch) -> Tokens:
+        """What is maximised at every token."""
+        advantage, ratio = advantages(batch), self._ratio(logps, batch)
+        if self.config.surrogate == "cispo":
+            return ratio.detach().clamp(max=self.config.clip_high) * advantage * logps
+        if self.config.surrogate == "sapo":
+            heat = _by_sign(advantage > 0, SAPO_TEMPERATURES, logps)
+            return 4 / heat * torch.sigmoid(heat * (ratio - 1)) * advantage
+        if self.config.surrogate == "vespo":
+            change = (logps - self._old(logps, batch)).detach().clamp(-20, 20)
+            change = batch.sequence_sum(change).clamp(math.log(1e-8), 20)[batch.sequence]
+            power, decay = (_by_sign(advantage >= 0, pair, logps) for pair in VESPO_GAMMA)
+            gamma = (decay + power * change - decay * change.exp()).exp()
+            return gamma * advantage * logps
+        return clipped(self.config, ratio, advantage)
 
     def loss(self, logps: Tokens, batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's loss."""
-        value = -clipped(self.config, self._ratio(logps, batch), advantages(batch))
+        value = -self._surrogate(logps, batch)
         if self.config.kl:
             value = value + self.config.kl * divergence(logps, batch)
         if self.config.entropy:
@@ -93,21 +126,15 @@ class GRPO:
             value = value + self.config.entropy * (logps - old).exp() * old
         return (aggregation_weights(self.config, batch, logps) * value).sum()
 
-    def token_weights(self, logps: Tokens, batch: TokenBatch) -> Tokens:
-        """c_l = w_l [Â_l ρ_l 1[live] + β(e^{ref − π} − 1) − γ ρ_l log π_old,l]."""
-        advantage, ratio = advantages(batch), self._ratio(logps, batch)
-        weight = aggregation_weights(self.config, batch, logps)
-        rate = weight * advantage * ratio * live(self.config, ratio, advantage)
-        if self.config.ratio == "sequence":
-            rate = self._spread(rate, batch)
-        if self.config.kl:
-            rate = rate + weight * self.config.kl * divergence_rate(logps, batch)
-        if self.config.entropy:
-            old = self._old(logps, batch)
-            rate = rate - weight * self.config.entropy * (logps - old).exp() * old
-        return rate
-
     @torch.no_grad()
     def metrics(self, logps: Tokens, batch: TokenBatch) -> dict[str, Float[Tensor, ""]]:
         """Ratio, clipped share, log-probability, advantage and KL, as means over tokens."""
-        return report(self.config, logps, self._ratio(logps, batch), batch)
+        named = report(self.config, logps, self._ratio(logps, batch), batch)
+        if self.config.surrogate != "clipped":
+            del named["train/clip_fraction"]
+        return named
+
+
+def _by_sign(condition: Bool[Tensor, " tokens"], pair: tuple[float, float], like: Tokens) -> Tokens:
+    """The first of two numbers where a condition holds, else the second, as precise as `like`."""
+    return torch.full_like(like, pair[1]).masked_fill(condition, pair[0])

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dynolab.objectives.pairs import PairConfig, PairObjective, Pairs
+from dynolab.objectives.pairs import Answers, PairConfig, PairObjective, Pairs
 
 
 class IPOConfig(PairConfig):
@@ -38,19 +38,7 @@ class IPO(PairObjective[IPOConfig]):
         """Whether log-ratios are averaged over tokens."""
         return self.config.normalise == "mean"
 
-    @property
-    def reward_scale(self) -> float:
-        """β."""
-        return self.config.beta
-
-    def _shortfall(self, chosen: Pairs, rejected: Pairs) -> Pairs:
-        return 1 / (2 * self.config.beta) - (chosen - rejected)
-
-    def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
+    def pair_loss(self, chosen: Answers, rejected: Answers) -> Pairs:
         """(d − 1/(2β))²."""
-        return self._shortfall(chosen, rejected).square()
-
-    def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
-        """2(1/(2β) − d) on both sides."""
-        rate = 2 * self._shortfall(chosen, rejected)
-        return rate, rate
+        higher, lower = (side.mean if self.averages else side.ratio for side in (chosen, rejected))
+        return (1 / (2 * self.config.beta) - (higher - lower)).square()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.objectives.base import Objective
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 
 Pairs = Float[Tensor, "pairs"]
@@ -29,85 +31,104 @@ class PairConfig(BaseModel):
     )
 
 
+@dataclass(frozen=True)
+class Answers:
+    """One side's answers of some pairs: their log-probabilities in nats, and lengths in tokens.
+
+    `logp` is log π of the answer and `ratio` h, the log-ratio of policy to reference; without a
+    reference, h is log π. `wins` is the probability that the answer is preferred to one of the
+    policy's, where known.
+    """
+
+    logp: Pairs
+    ratio: Pairs
+    length: Int[Tensor, " pairs"]
+    wins: Pairs | None = None
+
+    @property
+    def mean(self) -> Pairs:
+        """h per token."""
+        return self.ratio / self.length
+
+
 Config = TypeVar("Config", bound=PairConfig)
 
 
-class PairObjective(ABC, Generic[Config]):
-    """`L = mean over pairs of φ(s_c, s_r)`, s one number per response, its score.
+class PairObjective(Objective, Generic[Config]):
+    """`L = mean over pairs of φ(chosen, rejected)`: losses differ in φ, a function of `Answers`.
 
-    A response's score is the sum over its tokens of `log π`, less `log π_ref` where the loss has
-    a reference, divided by the number of tokens n where the loss averages. Losses differ only in φ.
-    The force weights are `c_l = −∂φ/∂s_c` on chosen and `−∂φ/∂s_r` on rejected tokens, divided by
-    the step's pairs (and by n where averaged). Where the batch has doses, those of rejected tokens
-    are multiplied by them.
+    Some add `−λ log π` of the chosen answers, a mean over all their tokens of the step. Where the
+    batch has doses, the gradient through rejected tokens is multiplied by them.
     """
 
-    sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)
-    dense: ClassVar[bool] = False
-    needs_reference: ClassVar[bool] = True
+    needs_reference = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     @property
     def averages(self) -> bool:
-        """Whether a response's score is a mean over its tokens instead of a sum."""
+        """Whether φ reads means over a response's tokens instead of sums."""
         return False
 
     @property
-    @abstractmethod
     def reward_scale(self) -> float:
-        """Factor from a score to the implicit reward that is logged."""
+        """Factor from a log-ratio (or its mean) to the implicit reward that is logged."""
+        return float(getattr(self.config, "beta", 1.0))
+
+    @property
+    def likelihood_weight(self) -> float:
+        """λ of the chosen answers' likelihood."""
+        return 0.0
 
     @abstractmethod
-    def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
-        """φ of every pair's two scores."""
+    def pair_loss(self, chosen: Answers, rejected: Answers) -> Pairs:
+        """φ of every pair."""
 
-    @abstractmethod
-    def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
-        """How hard chosen is pushed up, `−∂φ/∂s_c`, and rejected down, `+∂φ/∂s_r`."""
-
-    def _scores(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
-        """Scores of the chosen and of the rejected response of each pair."""
+    def answers(
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
+    ) -> tuple[Answers, Answers]:
+        """The batch's chosen and rejected answers, in the order of its pairs."""
+        ratio = logps
         if self.needs_reference:
             assert batch.reference is not None, "the reference is scored before the first step"
-            logps = logps - batch.reference
-        score = batch.sequence_sum(logps)
-        if self.averages:
-            score = score / batch.sequence_length
-        chosen, rejected = batch.by_side(score)
-        return chosen, rejected
-
-    def _arguments(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
-        """The arguments of φ: the scores, unless a loss sets each side a target."""
-        return self._scores(logps, batch)
+            ratio = logps - batch.reference
+        columns = [batch.sequence_sum(logps), batch.sequence_sum(ratio), batch.sequence_length]
+        wins = (None, None) if batch.wins is None else batch.by_side(batch.wins.to(logps))
+        chosen, rejected = zip(*map(batch.by_side, columns), strict=True)
+        return Answers(*chosen, wins=wins[0]), Answers(*rejected, wins=wins[1])
 
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's mean φ."""
         if batch.dose is not None:
             logps = torch.lerp(logps.detach(), logps, batch.dose.to(logps))
-        return self.pair_loss(*self._arguments(logps, batch)).sum() / batch.totals.examples
+        value = self.pair_loss(*self.answers(logps, batch)).sum() / batch.totals.examples
+        if self.likelihood_weight:
+            chosen = (batch.token_side == CHOSEN).to(logps)
+            value -= self.likelihood_weight * (chosen * logps).sum() / batch.totals.chosen_tokens
+        return value
 
-    def token_weights(
+    def response_rates(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch
-    ) -> Float[Tensor, " tokens"]:
-        """c_l = −∂φ/∂s of the token's response, divided by pairs (and its tokens if averaged)."""
-        up, down = self.pair_rates(*self._arguments(logps, batch))
-        sides = torch.cat([up, -down])
-        rate = torch.empty_like(sides).scatter(0, batch.side_order, sides)
-        if self.averages:
-            rate = rate / batch.sequence_length
-        weights = rate[batch.sequence] / batch.totals.examples
-        return weights if batch.dose is None else weights * batch.dose.to(weights)
+    ) -> Float[Tensor, " sequences"]:
+        """How hard every chosen response is pushed up and every rejected one down.
+
+        `∓∂φ/∂h`, or by the mean of h over the response's tokens where the loss averages.
+        """
+        total = batch.sequence_sum(self.token_weights(logps, batch)) * batch.totals.examples
+        rates = total if self.averages else total / batch.sequence_length
+        return torch.where(batch.side == REJECTED, -rates, rates)
 
     @torch.no_grad()
     def metrics(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> dict[str, Float[Tensor, ""]]:
         """Rewards, margin, accuracy, both sides' log-probabilities and both sides' weights."""
-        chosen, rejected = (self.reward_scale * score for score in self._scores(logps, batch))
-        up, down = self.pair_rates(*self._arguments(logps, batch))
-        chosen_logp, rejected_logp = batch.by_side(batch.sequence_sum(logps))
+        answers = self.answers(logps, batch)
+        chosen, rejected = (
+            self.reward_scale * (side.mean if self.averages else side.ratio) for side in answers
+        )
+        up, down = batch.by_side(self.response_rates(logps, batch))
         dosed: dict[str, Tensor] = {}
         if batch.dose is not None:
             dose = batch.sequence_sum(batch.dose.to(logps)) / batch.sequence_length
@@ -118,8 +139,8 @@ class PairObjective(ABC, Generic[Config]):
             "train/accuracy": (chosen > rejected).to(logps.dtype).sum(),
             "train/reward_chosen": chosen.sum(),
             "train/reward_rejected": rejected.sum(),
-            "train/chosen_logp": chosen_logp.sum(),
-            "train/rejected_logp": rejected_logp.sum(),
+            "train/chosen_logp": answers[0].logp.sum(),
+            "train/rejected_logp": answers[1].logp.sum(),
             "train/dynamic_learning_rate": up.sum(),
             "train/dynamic_learning_rate_rejected": down.sum(),
         }

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
 from dynolab.objectives.base import Objective
-from dynolab.objectives.dpo import DPO, DPOConfig, RobustDPO, RobustDPOConfig
+from dynolab.objectives.cpo import CPO, ORPO, CPOConfig, ORPOConfig
+from dynolab.objectives.custom import Custom, CustomConfig
+from dynolab.objectives.dpo import DPO, DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig
-from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
 from dynolab.objectives.ipo import IPO, IPOConfig
-from dynolab.objectives.pairs import PairObjective
+from dynolab.objectives.pairs import PairConfig
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
 from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
-from dynolab.objectives.spin import SPINConfig, build_spin
+from dynolab.objectives.slic import SLiC, SLiCConfig
 from dynolab.objectives.sppo import SPPO, SPPOConfig
 
 RowConfig = (
@@ -29,6 +30,9 @@ RowConfig = (
     | HingeConfig
     | SimPOConfig
     | SPPOConfig
+    | CPOConfig
+    | ORPOConfig
+    | CustomConfig
 )
 GroupConfig = GRPOConfig | SimKOConfig
 AnyConfig = RowConfig | GroupConfig | SPINConfig
@@ -44,24 +48,33 @@ _CLASSES: dict[str, Callable[[Any], Objective]] = {
     "sft": SFT,
     "sft_extended": SFTExtended,
     "dpo": DPO,
-    "robust_dpo": RobustDPO,
+    "robust_dpo": lambda config: _dpo(config, "robust"),
     "ipo": IPO,
     "slic": SLiC,
-    "hinge": Hinge,
+    "hinge": lambda config: _dpo(config, "hinge"),
     "simpo": SimPO,
     "sppo": SPPO,
     "grpo": GRPO,
     "simko": SimKO,
-    "spin": build_spin,
+    "cpo": CPO,
+    "orpo": ORPO,
+    "custom": Custom,
+    "spin": lambda config: _dpo(config, "sigmoid"),
 }
 
 
 PAIR_OBJECTIVES = frozenset(
-    name
-    for name, objective in _CLASSES.items()
-    if isinstance(objective, type) and issubclass(objective, PairObjective)
+    config.model_fields["name"].default
+    for config in get_args(RowConfig)
+    if issubclass(config, PairConfig)
 )
 """Names of the losses that compare a chosen with a rejected answer."""
+
+
+def _dpo(config: RobustDPOConfig | HingeConfig | SPINConfig, loss_type: str) -> DPO:
+    """A loss of DPO that also has a name of its own."""
+    settings = config.model_dump(exclude={"name", "designed_dose"})
+    return DPO(DPOConfig(**settings, loss_type=(loss_type,)))
 
 
 def build_objective(config: AnyConfig) -> Objective:

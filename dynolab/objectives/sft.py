@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.objectives.base import Objective
 
 
 class LikelihoodConfig(BaseModel):
@@ -35,7 +35,7 @@ class SFTExtendedConfig(LikelihoodConfig):
     name: Literal["sft_extended"] = "sft_extended"
 
 
-class SFT:
+class SFT(Objective):
     """`L = −Σ_l log π(y_l | x, y_<l)`, divided by the step's responses or tokens.
 
     Force: `c_l = 1/denominator`, so `G_l = (π_l − e_{y_l})/denominator`
@@ -43,8 +43,7 @@ class SFT:
     """
 
     sides: ClassVar[tuple[int, ...]] = (CHOSEN,)
-    dense: ClassVar[bool] = False
-    needs_reference: ClassVar[bool] = False
+    needs_reference = False
 
     def __init__(self, config: LikelihoodConfig) -> None:
         self.config = config
@@ -56,12 +55,6 @@ class SFT:
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's negative log-likelihood."""
         return -logps.sum() / self._denominator(batch)
-
-    def token_weights(
-        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
-    ) -> Float[Tensor, " tokens"]:
-        """c_l = 1/denominator."""
-        return torch.full_like(logps, 1 / self._denominator(batch))
 
     def metrics(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, TopTokens
+from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.errors import ConfigError
+from dynolab.objectives.base import Objective
 from dynolab.objectives.clipping import (
     ClippedConfig,
     Tokens,
@@ -18,8 +19,6 @@ from dynolab.objectives.clipping import (
     aggregation_weights,
     clipped,
     divergence,
-    divergence_rate,
-    live,
     report,
 )
 
@@ -53,7 +52,7 @@ class SimKOConfig(ClippedConfig):
     )
 
 
-class SimKO:
+class SimKO(Objective):
     """GRPO's loss with γ in place of the ratio: a dense objective over the likeliest tokens.
 
     arXiv 2510.14807. With r the response token's ratio, ρ_k that of the rank-k token, w = 1 where
@@ -68,7 +67,6 @@ class SimKO:
     ρ_k compares a token with itself, which a new ranking under the current policy would not.
     """
 
-    sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)
     dense: ClassVar[bool] = True
 
     def __init__(self, config: SimKOConfig) -> None:
@@ -76,8 +74,8 @@ class SimKO:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss includes the divergence from the reference."""
-        return self.config.kl > 0
+        """Whether the loss or the rewards include the divergence from the reference."""
+        return self.config.reads_reference
 
     def _top(self, batch: TokenBatch) -> TopTokens:
         ranks = 0 if batch.top is None else batch.top.token.shape[1]
@@ -128,23 +126,6 @@ class SimKO:
         if self.config.kl:
             value = value + self.config.kl * divergence(logps[:, 0], batch)
         return (aggregation_weights(self.config, batch, logps[:, 0]) * value).sum()
-
-    def token_weights(self, logps: Targets, batch: TokenBatch) -> Targets:
-        """c of the response token and of each likeliest token (see the class)."""
-        ratios, shared, advantage = (
-            self._ratios(logps, batch),
-            self._shared(batch),
-            self._advantage(batch),
-        )
-        own, others = ratios[:, :1], ratios[:, 1:]
-        part = shared[:, None] / self.config.ranks
-        slope = torch.cat([(1 - shared[:, None]) * own, part * own * others / (others + _TINY)], 1)
-        weight = aggregation_weights(self.config, batch, logps[:, 0])
-        moving = live(self.config, self._mixed(ratios, shared), advantage)
-        rate = (weight * advantage * moving)[:, None] * slope
-        if self.config.kl:
-            rate[:, 0] += weight * self.config.kl * divergence_rate(logps[:, 0], batch)
-        return rate
 
     @torch.no_grad()
     def metrics(self, logps: Targets, batch: TokenBatch) -> dict[str, Float[Tensor, ""]]:

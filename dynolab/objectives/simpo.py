@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from dynolab.objectives.pairs import PairConfig, PairObjective, Pairs
+from dynolab.objectives.pairs import Answers, PairConfig, PairObjective, Pairs
 
 
 class SimPOConfig(PairConfig):
@@ -29,26 +28,9 @@ class SimPO(PairObjective[SimPOConfig]):
     short answer's tokens are pushed harder.
     """
 
-    needs_reference: ClassVar[bool] = False
+    needs_reference = False
+    averages = True
 
-    @property
-    def averages(self) -> bool:
-        """True: the reward is an average over tokens."""
-        return True
-
-    @property
-    def reward_scale(self) -> float:
-        """β: the reward is β a."""
-        return self.config.beta
-
-    def _margin(self, chosen: Pairs, rejected: Pairs) -> Pairs:
-        return self.config.beta * (chosen - rejected) - self.config.margin
-
-    def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
+    def pair_loss(self, chosen: Answers, rejected: Answers) -> Pairs:
         """−log σ(β(a_c − a_r) − γ)."""
-        return -F.logsigmoid(self._margin(chosen, rejected))
-
-    def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
-        """β(1 − σ) on both sides."""
-        rate = self.config.beta * torch.sigmoid(-self._margin(chosen, rejected))
-        return rate, rate
+        return -F.logsigmoid(self.config.beta * (chosen.mean - rejected.mean) - self.config.margin)

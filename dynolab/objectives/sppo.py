@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jaxtyping import Float
+import torch
 from pydantic import Field
-from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, TokenBatch
 from dynolab.errors import ConfigError
-from dynolab.objectives.pairs import PairConfig, PairObjective, Pairs
+from dynolab.objectives.pairs import Answers, PairConfig, PairObjective, Pairs
 
 
 class SPPOConfig(PairConfig):
@@ -44,37 +42,20 @@ class SPPO(PairObjective[SPPOConfig]):
     independent, so chosen is held up where a loss on the margin would let it fall.
     """
 
-    @property
-    def reward_scale(self) -> float:
-        """β."""
-        return self.config.beta
-
-    def _arguments(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
-        """Each side's log-ratio minus its target."""
-        chosen, rejected = self._scores(logps, batch)
-        wins = self._wins(batch).to(chosen)
-        chosen_goal, rejected_goal = batch.by_side((wins - 0.5) / self.config.beta)
-        return chosen - chosen_goal, rejected - rejected_goal
-
-    def _wins(self, batch: TokenBatch) -> Float[Tensor, " sequences"]:
-        if self.config.labels == "hard":
-            return (batch.side == CHOSEN).double()
-        if batch.wins is None:
-            raise ConfigError(
-                "objective.labels",
-                "soft",
-                "the pairs have no `wins`, the probability of each answer to be preferred to one "
-                "of the policy; give them, or set labels: hard",
-            )
-        return batch.wins
-
-    def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
+    def pair_loss(self, chosen: Answers, rejected: Answers) -> Pairs:
         """The squared distances from the targets."""
-        return chosen.square() + rejected.square()
-
-    def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
-        """2(goal − h_c) on chosen, 2(h_r − goal) on rejected."""
-        return -2 * chosen, 2 * rejected
+        goals = (1.0, 0.0) if self.config.labels == "hard" else (chosen.wins, rejected.wins)
+        total = torch.zeros_like(chosen.ratio)
+        for answers, wins in zip((chosen, rejected), goals, strict=True):
+            if wins is None:
+                raise ConfigError(
+                    "objective.labels",
+                    "soft",
+                    "the pairs have no `wins`, the probability of each answer to be preferred to "
+                    "one of the policy; give them, or set labels: hard",
+                )
+            total = total + (answers.ratio - (wins - 0.5) / self.config.beta).square()
+        return total
 
 
 def reads_wins(config: object) -> bool:

@@ -96,7 +96,7 @@ OBJECTIVES = {
     "simpo": "SimPO",
     "simko": "SimKO",
 }
-_ACRONYMS = ("sft", "dpo", "ipo", "sppo", "spin", "grpo", "nthr")
+_ACRONYMS = ("sft", "dpo", "ipo", "sppo", "spin", "cpo", "orpo", "grpo", "nthr")
 TITLES = {
     "sft": "Supervised fine-tuning",
     "sft_extended": "Supervised fine-tuning on both answers",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,12 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from dynolab.data.rows import PromptRow
 from dynolab.data.world import lexicon
 from dynolab.errors import ConfigError
+from dynolab.functions import ALLOWED, named_function
 from dynolab.rollouts.numbers import FINAL, final_number
 
 Reward = Callable[[str, Sequence[str], PromptRow], Sequence[float]]
-
-ALLOWED = "DYNOLAB_REWARD_MODULES"
-"""Environment variable: comma-separated modules whose functions may be used as rewards."""
 
 
 class Rewards:
@@ -35,7 +31,8 @@ class Rewards:
         if not configs:
             raise ConfigError("rewards", [], "name at least one reward")
         self._parts = [
-            (config.name, config.weight, resolve_reward(config.name)) for config in configs
+            (config.name, config.weight, named_function("reward", config.name, BUILT_IN))
+            for config in configs
         ]
 
     def __call__(self, prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
@@ -49,29 +46,6 @@ class Rewards:
             values = checked(name, reward(prompt, completions, row), len(completions), row.id)
             total = [sum_ + weight * value for sum_, value in zip(total, values, strict=True)]
         return total
-
-
-def resolve_reward(name: str) -> Reward:
-    """Returns a built-in reward by name, or one of an allowed module by dotted path."""
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    module, _, function = name.rpartition(".")
-    allowed = [entry.strip() for entry in os.environ.get(ALLOWED, "").split(",") if entry.strip()]
-    if module not in allowed:
-        raise ConfigError(
-            "reward",
-            name,
-            f"use one of {', '.join(BUILT_IN)}, or list the function's module in the environment "
-            f"variable {ALLOWED} (now: {', '.join(allowed) or 'empty'})",
-        )
-    try:
-        attribute = getattr(importlib.import_module(module), function, None)
-    except ImportError as error:
-        raise ConfigError("reward", name, f"module {module} cannot be imported: {error}") from error
-    if not callable(attribute):
-        raise ConfigError("reward", name, f"module {module} has no function {function!r}")
-    reward: Reward = attribute
-    return reward
 
 
 def checked(name: str, values: object, count: int, row: str) -> list[float]:

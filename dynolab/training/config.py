@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dynolab.data.encode import Overlong
 from dynolab.errors import ConfigError
 from dynolab.objectives.designed_dose import DesignedDoseConfig
+from dynolab.objectives.dpo import SPINConfig
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
 from dynolab.objectives.sft import SFTConfig
-from dynolab.objectives.spin import SPINConfig
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import RewardConfig
 from dynolab.training.alarm import AlarmConfig

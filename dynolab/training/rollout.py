@@ -179,17 +179,23 @@ def make_groups(
         )
     groups = []
     for answer in answers:
+        scored = [(next(scores), next(references)) for _ in answer.sampled]
         rewards = torch.tensor(answer.rewards, dtype=torch.float64)
-        advantages = group_advantages(rewards, scale_by_std=config.scale_by_std).float()
-        groups.append(
-            Group(
-                answer.id,
-                tuple(
-                    _completion(sampled, advantage, next(scores), next(references), ranks)
-                    for sampled, advantage in zip(answer.sampled, advantages, strict=True)
-                ),
-            )
-        )
+        if config.kl_in_reward:
+            drift = [
+                float((own[:, 0] - reference).sum())
+                for own, reference in scored
+                if reference is not None
+            ]
+            rewards -= config.kl_in_reward * torch.tensor(drift)
+        advantages = group_advantages(
+            rewards, scale_by_std=config.scale_by_std, leave_one_out=config.leave_one_out
+        ).float()
+        completions = [
+            _completion(sampled, advantage, *columns, ranks)
+            for sampled, advantage, columns in zip(answer.sampled, advantages, scored, strict=True)
+        ]
+        groups.append(Group(answer.id, tuple(completions)))
     if config.advantage_rule.name == "none":
         return groups
     right = [[reward >= right_from for reward in answer.rewards] for answer in answers]

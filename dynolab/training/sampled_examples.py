@@ -17,7 +17,7 @@ from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective
 from dynolab.objectives.clipping import ClippedConfig
-from dynolab.objectives.spin import SPINConfig
+from dynolab.objectives.dpo import SPINConfig
 from dynolab.objectives.sppo import SPPOConfig
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import Rewards

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab import distributed
-from dynolab.data.batches import REJECTED, TokenBatch
+from dynolab.data.batches import TokenBatch
 from dynolab.objectives import Objective
 from dynolab.objectives.clipping import ClippedConfig, aggregation_weights
 from dynolab.objectives.pairs import PairObjective
@@ -29,11 +29,7 @@ def strengths(
     pushes chosen down or rejected up. For groups one per token: Âρ unless clipped.
     """
     if isinstance(objective, PairObjective):
-        rates = objective.token_weights(logps, batch) * batch.totals.examples
-        # The tokens of a response share a rate, divided by their number if scores are averages.
-        sums = batch.sequence_sum(rates)
-        per_response = sums if objective.averages else sums / batch.sequence_length
-        return torch.where(batch.side == REJECTED, -per_response, per_response)
+        return objective.response_rates(logps, batch)
     config = getattr(objective, "config", None)
     if not isinstance(config, ClippedConfig):
         return None

@@ -74,7 +74,7 @@ def prepare(folder: Path) -> None:
 
 def ours(method: str, model: Path, rows: Path, ranks: int = 0) -> dict[str, float]:
     """Examples a second and peak memory; `ranks` of ZeRO-2, or the plain engine."""
-    from dynolab.rollouts.rewards import ALLOWED
+    from dynolab.functions import ALLOWED
     from dynolab.training.config import GroupTrainConfig, TrainConfig
     from dynolab.training.job import TrainJob
     from dynolab.training.loop import train

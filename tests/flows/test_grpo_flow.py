@@ -12,6 +12,7 @@ import pytest
 
 from dynolab.data.rows import PromptRow
 from dynolab.errors import ConfigError
+from dynolab.functions import ALLOWED
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.groups import (
     CompletionForce,
@@ -21,7 +22,6 @@ from dynolab.results.groups import (
     RightAnswer,
     TokenChoice,
 )
-from dynolab.rollouts.rewards import ALLOWED
 from dynolab.statistics import mean_interval
 from dynolab.training.reference import score_responses
 from flows.flow import Plan

@@ -13,9 +13,9 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import read_value
 from dynolab.data.sources.load import DataConfig
 from dynolab.forces import ForceMap, split_step
+from dynolab.functions import ALLOWED
 from dynolab.results.forces import AnalysisFacts, PairForce, ResponseTermsRow
 from dynolab.results.study import ForceRow, TokenMap
-from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from models.language import folder_context, load_tokenizer
 from tasks.force_map import ANALYSIS, AnalysisJob

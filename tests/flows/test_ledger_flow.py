@@ -11,10 +11,10 @@ from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.step_account import StepAccount
+from dynolab.functions import ALLOWED
 from dynolab.objectives import DPOConfig
 from dynolab.results.ledger import TABLES, FunctionalRow, StepLine, read_table
 from dynolab.results.study import MetricsLine
-from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import (
     GroupTrainConfig,
     LoraConfig,

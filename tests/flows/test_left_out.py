@@ -123,6 +123,8 @@ CALLED = {
     "hinge": "Hinge",
     "simpo": "SimPO",
     "sppo": "SPPO",
+    "cpo": "CPO",
+    "orpo": "ORPO",
 }
 FAST = ("ipo", "simpo")
 

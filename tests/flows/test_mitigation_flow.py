@@ -16,13 +16,14 @@ from dynolab.data.batches import draw
 from dynolab.data.encode import encode_prompt
 from dynolab.data.rows import PromptRow, read_value
 from dynolab.errors import DIVERGED, ConfigError
+from dynolab.functions import ALLOWED
 from dynolab.objectives import build_objective
 from dynolab.objectives.sft import SFTExtendedConfig
 from dynolab.report.inputs.study import read_compared
 from dynolab.results.arms import Divergence
 from dynolab.results.judges import Judgement, PolicyAnswer
 from dynolab.rollouts.decoding import ModelGenerator
-from dynolab.rollouts.rewards import ALLOWED, Rewards
+from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows import mitigation, study
 from flows.comparison import REPRODUCE, ReproduceParameters

@@ -11,9 +11,9 @@ import pytest
 
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
+from dynolab.functions import ALLOWED
 from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.results.forces import Validity
-from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training import loop
 from dynolab.training.config import (
     EngineConfig,

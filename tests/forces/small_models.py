@@ -17,7 +17,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.forces import PolicyFunction, View, Weights
 from dynolab.forces.step.one_step import norm_of
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
-from dynolab.objectives import DPOConfig, ObjectiveConfig, build_objective
+from dynolab.objectives import CustomConfig, DPOConfig, ObjectiveConfig, build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig, TrainConfig
 from dynolab.training.engine import PlainEngine
 from dynolab.training.optimizer import clip_factor
@@ -226,10 +226,15 @@ def every_objective() -> list[BaseModel]:
     configs: list[BaseModel] = []
     for kind in get_args(union):
         fixed = {"max_tokens": 8} if "max_tokens" in kind.model_fields else {}
+        if kind is CustomConfig:
+            fixed = {"loss": "tests.objectives.losses.margin"}
         configs.append(kind(**fixed))
         for name, field in kind.model_fields.items():
             others: list[Any] = []
-            if get_origin(field.annotation) is Literal:
+            if name == "loss_type" and isinstance(field.default, tuple):
+                kinds = get_args(get_args(field.annotation)[0])
+                others = [(one,) for literal in kinds for one in get_args(literal)]
+            elif get_origin(field.annotation) is Literal:
                 others = [one for one in get_args(field.annotation) if one != field.default]
             elif field.annotation is float and field.default == 0:
                 others = [0.2]

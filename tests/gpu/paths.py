@@ -26,11 +26,11 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.forces import PolicyFunction, kernel_sizes, step_forces, step_layers, step_validity
 from dynolab.forces.ledger.account import Ledger
+from dynolab.functions import ALLOWED
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives.dpo import DPO
 from dynolab.objectives.pairs import Pairs
 from dynolab.probes.score import score_probes
-from dynolab.rollouts.rewards import ALLOWED
 from dynolab.rollouts.sample import SampleConfig, sample_responses
 from dynolab.training.loop import Trainer
 from dynolab.training.step_record import StepRecord

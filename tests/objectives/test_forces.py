@@ -1,4 +1,4 @@
-"""The closed-form force of every objective against autograd of the loss that trains."""
+"""The force of every objective against autograd of the loss that trains, and its closed form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dynolab.objectives import (
     build_objective,
 )
 from dynolab.objectives.base import force
-from dynolab.objectives.pairs import PairObjective
+from dynolab.objectives.pairs import Answers, PairObjective
 from tests.objectives.small_llama import gradient, model
 
 BY_NAME = {
@@ -93,11 +93,23 @@ def random_logits(batch: TokenBatch, scale: float = 2.0) -> Tensor:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
-def test_closed_form_learning_rates_are_minus_the_loss_s_gradient(config):
+def test_token_weights_are_minus_the_loss_s_gradient(config):
     objective, batch = build_objective(config), batch_of(config)
     logps = token_logps(random_logits(batch), batch).detach().requires_grad_()
     (slope,) = torch.autograd.grad(objective.loss(logps, batch), logps)
-    torch.testing.assert_close(objective.token_weights(logps.detach(), batch), -slope)
+    with torch.no_grad():
+        weights = objective.token_weights(logps, batch)
+    torch.testing.assert_close(weights, -slope)
+    assert not weights.requires_grad
+    # They can be differentiated again, by reverse and by forward mode.
+    size = objective.token_weights(logps, batch).square().sum() + 0 * logps.sum()
+    (again,) = torch.autograd.grad(size, logps)
+    _, along = torch.func.jvp(
+        lambda logps: objective.token_weights(logps, batch).square().sum(),
+        (logps.detach(),),
+        (torch.ones_like(logps),),
+    )
+    torch.testing.assert_close(again.sum(), along)
 
 
 @pytest.mark.parametrize("scale", [2.0, 40.0], ids=["spread", "nearly-certain"])
@@ -152,15 +164,49 @@ PAIRED = [config for config in CONFIGS if isinstance(build_objective(config), Pa
 MARGINS = st.floats(-2000, 2000)
 
 
+def closed_form(config, chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
+    """How hard a loss pushes chosen up and rejected down, as its paper has it; one token each."""
+    margin, beta = chosen - rejected, getattr(config, "beta", 1.0)
+    noise = getattr(config, "label_smoothing", 0.0)
+    right, wrong = torch.sigmoid(-beta * margin), torch.sigmoid(beta * margin)
+    if config.name == "dpo":
+        rate = beta * ((1 - noise) * right - noise * wrong)
+        return rate, config.negative_dose * rate
+    if config.name == "slic":
+        live = (margin < config.margin).double()
+        return live + config.sft_weight, live
+    if config.name == "sppo":
+        goals = (1.0, 0.0) if config.labels == "hard" else WINS
+        up, down = ((wins - 0.5) / beta for wins in goals)
+        return 2 * (up - chosen), 2 * (rejected - down)
+    rate = {
+        "robust_dpo": beta * ((1 - noise) * right + noise * wrong) / (1 - 2 * noise),
+        "ipo": 2 * (1 / (2 * beta) - margin),
+        "hinge": beta * (beta * margin < 1).double(),
+        "simpo": beta * torch.sigmoid(getattr(config, "margin", 0.0) - beta * margin),
+    }[config.name]
+    return rate, rate
+
+
+WINS = (0.8, 0.3)
+
+
+def one_token(value: Tensor, wins: float) -> Answers:
+    return Answers(
+        value, value, torch.ones_like(value, dtype=torch.long), torch.full_like(value, wins)
+    )
+
+
 @pytest.mark.parametrize("config", PAIRED, ids=lambda config: repr(config))
 @settings(deadline=None)
 @given(scores=st.lists(st.tuples(MARGINS, MARGINS), min_size=1, max_size=8))
-def test_weights_of_pairs_are_the_gradient_however_wide_the_margin(config, scores):
+def test_weights_of_pairs_are_the_closed_form_however_wide_the_margin(config, scores):
     objective = build_objective(config)
     pairs = torch.tensor(scores, dtype=torch.float64).T.requires_grad_()
-    (slope,) = torch.autograd.grad(objective.pair_loss(*pairs).sum(), pairs)
-    up, down = objective.pair_rates(*pairs.detach())
-    torch.testing.assert_close(torch.stack([-up, down]), slope, rtol=1e-9, atol=1e-300)
+    sides = [one_token(value, wins) for value, wins in zip(pairs, WINS, strict=True)]
+    (slope,) = torch.autograd.grad(objective.pair_loss(*sides).sum(), pairs)
+    up, down = closed_form(config, *pairs.detach())
+    torch.testing.assert_close(slope, torch.stack([-up, down]), rtol=1e-9, atol=1e-300)
 
 
 @pytest.mark.parametrize("config", PAIRED, ids=lambda config: repr(config))
@@ -184,11 +230,12 @@ def test_a_batch_reports_its_pairs_weights_and_rewards(config):
 
 def test_smoothed_dpo_turns_its_force_where_the_label_is_surer_than_it_may_be():
     objective = build_objective(DPOConfig(beta=1.0, label_smoothing=0.25))
-    turn = torch.tensor([3.0], dtype=torch.float64).log()
-    zero = torch.zeros(1, dtype=torch.float64)
-    assert float(objective.pair_rates(turn - 0.1, zero)[0]) > 0
-    assert abs(float(objective.pair_rates(turn, zero)[0])) < 1e-15
-    assert float(objective.pair_rates(turn + 0.1, zero)[0]) < 0
+    turn = torch.tensor(3.0, dtype=torch.float64).log()
+    margins = torch.stack([turn - 0.1, turn, turn + 0.1]).requires_grad_()
+    sides = one_token(margins, 1.0), one_token(torch.zeros_like(margins), 0.0)
+    (slope,) = torch.autograd.grad(objective.pair_loss(*sides).sum(), margins)
+    assert slope[0] < 0 < slope[2]
+    assert abs(float(slope[1])) < 1e-15
 
 
 def gradient_of(policy, batches: Sequence[TokenBatch], config) -> Tensor:

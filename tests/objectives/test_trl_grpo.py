@@ -10,21 +10,26 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from trl import GRPOTrainer
+from trl import GRPOConfig as GRPOSettings, GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from dynolab.data.batches import TokenBatch
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
-from dynolab.objectives import GRPOConfig, build_objective
+from dynolab.objectives import GRPOConfig, build_objective, group_advantages
 from tests.objectives.sampled import batch_of
 from tests.objectives.small_llama import gradient, model
 
 LIMIT = 9
 CONFIGS = [
     GRPOConfig(aggregation=aggregation, ratio=ratio, kl=kl, max_tokens=LIMIT, clip_high=0.28)
-    for aggregation in ("grpo", "bnpo", "dr_grpo", "dapo")
+    for aggregation in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
     for ratio in ("token", "sequence")
     for kl in (0.0, 0.3)
+]
+SURROGATES = [
+    GRPOConfig(surrogate=surrogate, aggregation=aggregation, ratio=ratio, clip_high=1.1)
+    for surrogate, aggregation in (("cispo", "dapo"), ("sapo", "grpo"), ("vespo", "dapo"))
+    for ratio in ("token", "sequence")
 ]
 
 
@@ -41,8 +46,17 @@ def bare_trainer(config: GRPOConfig) -> GRPOTrainer:
     trainer = object.__new__(GRPOTrainer)
     trainer.model = SimpleNamespace(training=True)
     trainer.accelerator = Accelerator(cpu=True)
-    trainer.args = SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1)
-    trainer.loss_type, trainer.importance_sampling_level = config.aggregation, config.ratio
+    settings = ("sapo_temperature", "vespo_k", "vespo_lambda")
+    defaults = {
+        name: GRPOSettings.__dataclass_fields__[name].default
+        for name in (f"{one}_{sign}" for one in settings for sign in ("pos", "neg"))
+    }
+    trainer.args = SimpleNamespace(
+        use_bias_correction_kl=False, delta=None, steps_per_generation=1, **defaults
+    )
+    clipped = config.surrogate == "clipped"
+    trainer.loss_type = config.aggregation if clipped else config.surrogate
+    trainer.importance_sampling_level = config.ratio
     trainer.beta = config.kl
     trainer.epsilon_low, trainer.epsilon_high = config.clip_low, config.clip_high
     trainer.max_completion_length = LIMIT
@@ -76,7 +90,9 @@ def inputs_of(batch: TokenBatch) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "config", CONFIGS, ids=lambda one: f"{one.aggregation}-{one.ratio}-{one.kl}"
+    "config",
+    CONFIGS + SURROGATES,
+    ids=lambda one: f"{one.surrogate}-{one.aggregation}-{one.ratio}-{one.kl}",
 )
 def test_loss_and_weights_are_trl_s(config):
     objective = build_objective(config)
@@ -86,10 +102,43 @@ def test_loss_and_weights_are_trl_s(config):
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (table, table.detach(), None)
     oracle = trainer._compute_loss(trainer.model, inputs_of(batch))
     (gradient,) = torch.autograd.grad(oracle, logps)
+    # TRL's temperatures of sapo are float32.
+    rounding = {"rtol": 1e-10, "atol": 1e-14 if config.surrogate != "sapo" else 1e-7}
+    torch.testing.assert_close(objective.loss(logps, batch), oracle, **rounding)
+    rates = objective.token_weights(logps.detach(), batch)
+    torch.testing.assert_close(rates, -gradient, **rounding)
+    whole = config.kl or config.surrogate != "clipped"
+    assert whole or 0 < int((gradient == 0).sum()) < len(gradient)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_rloo_is_trl_s(normalised: bool) -> None:
+    """The loss of `RLOOTrainer` on ratios of whole answers, and its advantages."""
+    config = GRPOConfig(ratio="product", scale_by_std=normalised, leave_one_out=True)
+    objective = build_objective(config)
+    batch, logits = batch_of()
+    logps = token_logps(logits, batch).detach().requires_grad_()
+    trainer = object.__new__(RLOOTrainer)
+    trainer.model = SimpleNamespace(training=True)
+    trainer.accelerator = Accelerator(cpu=True)
+    trainer.epsilon_low, trainer.epsilon_high = config.clip_low, config.clip_high
+    trainer.aux_loss_enabled = False
+    trainer._metrics = {"train": defaultdict(list)}
+    table = padded(logps, batch)
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (table, table.detach(), None)
+    inputs = inputs_of(batch) | {"old_logps": batch.sequence_sum(batch.old)}
+    oracle = trainer._compute_loss(trainer.model, inputs)
+    (gradient,) = torch.autograd.grad(oracle, logps)
     torch.testing.assert_close(objective.loss(logps, batch), oracle, rtol=1e-10, atol=1e-14)
     rates = objective.token_weights(logps.detach(), batch)
     torch.testing.assert_close(rates, -gradient, rtol=1e-10, atol=1e-14)
-    assert config.kl or 0 < int((gradient == 0).sum()) < len(gradient)
+    rewards = torch.tensor([1.0, 0.0, 0.5, 2.0], dtype=torch.float64)
+    others = (rewards.sum() - rewards) / 3
+    expected = rewards - others
+    if normalised:
+        expected = expected / (rewards.std() + 1e-4)
+    found = group_advantages(rewards, scale_by_std=normalised, leave_one_out=True)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

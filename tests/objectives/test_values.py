@@ -25,7 +25,7 @@ from dynolab.objectives import (
     SPPOConfig,
     build_objective,
 )
-from dynolab.objectives.clipping import ClippedConfig, divergence_rate
+from dynolab.objectives.clipping import ClippedConfig
 from tests.objectives.sampled import batch_of
 from tests.objectives.test_forces import EXAMPLES, batch_of as pairs_of, random_logits
 
@@ -166,13 +166,6 @@ def test_a_policy_gradient_reports_means_over_the_step_s_tokens(config):
     assert reported == pytest.approx({name: share * total for name, total in per_token.items()})
     without = build_objective(type(config)()).metrics(logps, batch)
     assert set(without) == set(per_token) - {"train/kl"}
-
-
-def test_the_divergence_s_rate_is_its_slope():
-    batch, logits = batch_of()
-    logps = token_logps(logits, batch).detach()
-    expected = [math.exp(gap) - 1 for gap in (batch.reference - logps).tolist()]
-    assert divergence_rate(logps, batch).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("aggregation", ["grpo", "dapo", "bnpo", "dr_grpo"])

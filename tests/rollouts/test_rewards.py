@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,17 @@ from dynolab.data.rows import PromptRow
 from dynolab.data.world import lexicon
 from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
+from dynolab.functions import ALLOWED, named_function
 from dynolab.rollouts.numbers import final_number
 from dynolab.rollouts.rewards import (
-    ALLOWED,
+    BUILT_IN,
     RewardConfig,
     Rewards,
     checked,
-    resolve_reward,
     reward_metrics,
 )
+
+resolve_reward = partial(named_function, "reward", built_in=BUILT_IN)
 
 REAL = os.environ.get("DYNOLAB_TEST_DATA")
 real = pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real data")

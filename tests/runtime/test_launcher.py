@@ -15,7 +15,7 @@ import pytest
 
 from dynolab.distributed import MEETING
 from dynolab.errors import RankFailed
-from dynolab.rollouts.rewards import ALLOWED
+from dynolab.functions import ALLOWED
 from tasks.runtime.launch.launcher import first_failure, launch_ranks
 from tasks.runtime.system.processes import marked_processes, port_in_use
 from tests.flows.lab import until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.rollouts.rewards import ALLOWED
+from dynolab.functions import ALLOWED
 from dynolab.training.job import TrainJob
 from tests.training.small import make_files, make_job, settings
 

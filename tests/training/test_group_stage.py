@@ -10,7 +10,7 @@ import pytest
 from dynolab.data.rows import PromptRow, read_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
-from dynolab.rollouts.rewards import ALLOWED
+from dynolab.functions import ALLOWED
 from dynolab.training.config import GroupTrainConfig
 from tasks.group_training import GROUP, PROMPTS
 from tasks.runtime.work import StageResult

@@ -12,9 +12,9 @@ import torch
 from dynolab.data.batches import collate
 from dynolab.data.rows import read_rows
 from dynolab.forces import PolicyFunction, force_map, one_step, split_step
+from dynolab.functions import ALLOWED
 from dynolab.objectives import build_objective
 from dynolab.results.study import OTHER_RANKS, ProbeScore
-from dynolab.rollouts.rewards import ALLOWED
 from dynolab.store import Manifest, Store
 from dynolab.training.job import TrainJob
 from dynolab.training.step_record import SECOND_MOMENT_AFTER

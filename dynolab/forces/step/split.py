@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, Totals, by_length
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, Totals, by_length, totals_of
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_record
 from dynolab.forces.function.policy import PAD_ID, PolicyFunction
@@ -139,7 +139,10 @@ def step_batches(
 
 
 def objective_batch(
-    examples: Sequence[Recorded], objective: Objective, totals: Totals, policy: PolicyFunction
+    examples: Sequence[Recorded],
+    objective: Objective,
+    totals: Totals,
+    policy: PolicyFunction,
 ) -> TokenBatch:
     """Examples as an objective sees them in a step with the given denominators."""
     for example in examples:
@@ -157,11 +160,8 @@ def objective_batch(
 
 def step_totals(examples: Sequence[Recorded], objective: Objective) -> Totals:
     """Denominators of a step on these examples."""
-    trained = [
-        sequence for example in examples for _, sequence in example.responses(objective.sides)
-    ]
-    tokens = sum(sequence.response_length for sequence in trained)
-    return Totals(examples=len(examples), tokens=tokens, sequences=len(trained))
+    trained = [one for example in examples for one in example.responses(objective.sides)]
+    return totals_of(len(examples), trained)
 
 
 def objective_logps(
