@@ -1,4 +1,4 @@
-"""Functions that settings name by dotted path, from modules that the environment allows."""
+"""Functions that settings name by dotted path, of modules that the environment allows."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
-from dynolab.objectives.registry import PAIR_OBJECTIVES
+from dynolab.objectives.registry import PAIR_OBJECTIVES, build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.rollouts.sample import SampleConfig
 from dynolab.training.config import TrainConfig
@@ -145,6 +145,7 @@ class StudyParameters(FlowParameters):
 
     @model_validator(mode="after")
     def _can_be_filtered(self) -> StudyParameters:
+        build_objective(self.preference.objective)  # a loss of one's own may not be one
         objective = self.preference.objective.name
         if self.preference_filter is not None and objective not in PAIR_OBJECTIVES:
             raise ConfigError(
@@ -325,6 +326,8 @@ PREFERENCE_OBJECTIVES = (
     "hinge",
     "simpo",
     "sppo",
+    "cpo",
+    "orpo",
     "sft_extended",
 )
 """Objectives that a form offers for preference training; `sft` is that of SFT."""

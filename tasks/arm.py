@@ -14,7 +14,7 @@ from dynolab.data.rows import ProbeRow, read_rows, write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged, RankFailed
 from dynolab.judges.exact import WORLD_REWARDS
 from dynolab.objectives.dpo import DPOConfig
-from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig, build_objective
 from dynolab.results.arms import ArmFacts, Divergence, Pairs, Start
 from dynolab.results.study import MetricsLine
 from dynolab.rollouts.rewards import RewardConfig
@@ -113,6 +113,7 @@ class ArmConfig(StageConfig):
                 self.objective.name,
                 f"is not a loss on pairs; choose one of {', '.join(sorted(PAIR_OBJECTIVES))}",
             )
+        build_objective(self.objective)  # a loss of one's own may not be one
         if self.filter is not None and self.pairs != "given":
             raise ConfigError(
                 "filter",

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.audit.ches import ches, ches_per_token
-from dynolab.data.batches import by_length
+from dynolab.data.batches import Totals, by_length, count_totals
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.probes.overlap import edit_distance
 from dynolab.errors import ConfigError
@@ -21,7 +21,7 @@ from dynolab.forces.function.layers import at_head
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
 from dynolab.forces.function.weights import Weights
-from dynolab.forces.step.split import objective_batch, step_totals
+from dynolab.forces.step.split import objective_batch
 from dynolab.objectives.pairs import PairObjective
 from dynolab.results.audit import PairAudit
 from dynolab.training.step_record import RecordedExample
@@ -79,11 +79,12 @@ def audit_pairs(
     # Before the sums: measuring it takes tensors of the weights' size.
     derivatives_of(policy).require("forward")
     names = subspace(policy)
+    totals = count_totals(pairs, objective.sides)
     step = _zeros(policy, names)
     figures = []
     for number, pair in enumerate(all_pairs):
         into = (step, 1 / len(pairs)) if number < len(pairs) else None
-        figures.append(_own_figures(policy, pair, objective, names, into))
+        figures.append(_own_figures(policy, pair, objective, totals, names, into))
         on_pair(number + 1)
     chosen = [pair.chosen for pair in all_pairs]
     from_all = _changes_along(policy, chosen, step, batch_tokens)
@@ -116,6 +117,7 @@ def _own_figures(
     policy: PolicyFunction,
     pair: EncodedExample,
     objective: PairObjective[Any],
+    totals: Totals,
     names: set[str],
     into: tuple[Weights, float] | None,
 ) -> _PairFigures:
@@ -125,7 +127,7 @@ def _own_figures(
     it.
     """
     chosen, rejected = (_Scored.of(policy, names, response) for response in _responses(pair))
-    up, down = _token_weights(policy, pair, objective, (chosen.logps, rejected.logps))
+    up, down = _token_weights(policy, pair, objective, totals, (chosen.logps, rejected.logps))
     plus: dict[str, Tensor] = {}
     chosen.differentiate(plus.__setitem__)
     squares = [_inner(g, g) for g in plus.values()]
@@ -216,9 +218,14 @@ def _token_weights(
     policy: PolicyFunction,
     pair: EncodedExample,
     objective: PairObjective[Any],
+    totals: Totals,
     logps: Sequence[Float[Tensor, " tokens"]],
 ) -> tuple[float, float]:
-    """c₊ and c₋ of a step on this pair alone, with the policy as reference."""
+    """c₊ and c₋ of the pair in a step on all pairs, times their number.
+
+    They are those of a step on this pair alone, unless the loss has a mean over the step's tokens.
+    The reference is the policy itself.
+    """
     chosen, rejected = (side.tolist() for side in logps)
     example = RecordedExample(
         id=pair.id,
@@ -228,8 +235,8 @@ def _token_weights(
         rejected_reference=rejected,
         wins=pair.wins,
     )
-    batch = objective_batch([example], objective, step_totals([example], objective), policy)
-    token_weights = objective.token_weights(torch.cat(list(logps)), batch)
+    batch = objective_batch([example], objective, totals, policy)
+    token_weights = objective.token_weights(torch.cat(list(logps)), batch) * totals.examples
     up, down = token_weights.split([len(side) for side in logps])
     if (up != up[0]).any() or (down != down[0]).any():
         raise ConfigError(

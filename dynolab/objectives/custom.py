@@ -58,8 +58,8 @@ class Custom(PairObjective[CustomConfig]):
         right = moved = False
         for order in ((0, 1, 2, 3), (2, 3, 0, 1)):
             scores = -torch.arange(1.0, 13.0, dtype=torch.float64).view(4, 3).requires_grad_()
-            rows = [scores[row] for row in order]
-            sides = Answers(*rows[:2], length), Answers(*rows[2:], length)
+            a, b, c, d = (scores[row] for row in order)
+            sides = Answers(a, b, length), Answers(c, d, length)
             value = self._function(*sides, **self.config.settings)
             right = isinstance(value, torch.Tensor) and value.shape == (3,) and value.requires_grad
             if right and bool(value.isfinite().all()):

@@ -94,9 +94,10 @@ class PairObjective(Objective, Generic[Config]):
             assert batch.reference is not None, "the reference is scored before the first step"
             ratio = logps - batch.reference
         columns = [batch.sequence_sum(logps), batch.sequence_sum(ratio), batch.sequence_length]
-        wins = (None, None) if batch.wins is None else batch.by_side(batch.wins.to(logps))
+        if batch.wins is not None:
+            columns.append(batch.wins.to(logps))
         chosen, rejected = zip(*map(batch.by_side, columns), strict=True)
-        return Answers(*chosen, wins=wins[0]), Answers(*rejected, wins=wins[1])
+        return Answers(*chosen), Answers(*rejected)
 
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's mean φ."""

@@ -29,7 +29,12 @@ from tests.forces.lora import adapted
 from tests.forces.small_models import every_objective, pairs
 
 EXACT = 1e-9
-LOSSES = [one for one in every_objective() if one.name in PAIR_OBJECTIVES]  # type: ignore[attr-defined]
+LOSSES: list[Any] = [
+    # DPOP has no slope at the reference, from which an audit starts.
+    one
+    for one in every_objective()
+    if one.name in PAIR_OBJECTIVES and getattr(one, "loss_type", None) != ("dpop",)  # type: ignore[attr-defined]
+]
 
 
 def encoded_pairs(count: int) -> list[EncodedExample]:

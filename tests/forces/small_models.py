@@ -238,7 +238,9 @@ def every_objective() -> list[BaseModel]:
                 others = [one for one in get_args(field.annotation) if one != field.default]
             elif field.annotation is float and field.default == 0:
                 others = [0.2]
-            configs += [kind(**fixed, **{name: other}) for other in others]
+            for other in others:
+                smooth = {"label_smoothing": 0.2} if other == ("exo_pair",) else {}
+                configs.append(kind(**fixed, **smooth, **{name: other}))
     return configs
 
 

@@ -198,8 +198,10 @@ def test_autograd_s_force_on_the_logits_is_the_closed_form(unchanged, config, le
     (truth,) = torch.autograd.grad(objective.loss(logps, batch), logits)
     rates = objective.token_weights(logps.detach(), batch)
     closed = force(rates, logits.detach(), batch)
-    assert truth.norm() > 0
-    assert relative(closed, truth) < 1e-12
+    # VESPO's weight vanishes, and SAPO's is a small rest, where the ratio is huge.
+    soft = getattr(config, "surrogate", "clipped") in ("sapo", "vespo")
+    assert (closed - truth).norm() <= (1e-10 if soft else 1e-12) * truth.norm()
+    assert truth.norm() > 0 or soft
 
 
 @every_loss_s_step

@@ -126,7 +126,8 @@ def padded(values: Tensor, tokens: TokenBatch) -> Tensor:
 def dpo_trainer_loss(config: DPOConfig, logps: Tensor, tokens: TokenBatch) -> Tensor:
     """`DPOTrainer._compute_loss` of a trainer that was given the few attributes it reads."""
     trainer = object.__new__(DPOTrainer)
-    trainer.model = SimpleNamespace(training=True, is_gradient_checkpointing=False)
+    trainer.model = torch.nn.Identity()
+    trainer.model.is_gradient_checkpointing = False
     trainer.accelerator = Accelerator(cpu=True)
     trainer.aux_loss_enabled = trainer.use_weighting = False
     trainer.ld_alpha = config.ld_alpha
