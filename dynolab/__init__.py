@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from dynolab.forces.map.analysis import recorded_examples as recorded_examples
     from dynolab.forces.map.breakdown import pair_totals as pair_totals
     from dynolab.integrations.callback import ProbeCallback as ProbeCallback
+    from dynolab.integrations.dose import DesignedDose as DesignedDose
     from dynolab.integrations.forces import ForceCallback as ForceCallback
     from dynolab.judges import (
         ExactJudge as ExactJudge,
@@ -131,6 +132,7 @@ _MODULES = {
     "forces.map.analysis": ("recorded_examples",),
     "forces.map.breakdown": ("pair_totals",),
     "integrations.callback": ("ProbeCallback",),
+    "integrations.dose": ("DesignedDose",),
     "integrations.forces": ("ForceCallback",),
     "judges": ("ExactJudge", "agreement", "contests", "win_rate"),
     "likelihood.token_logps": ("ResponseLogits",),
