@@ -234,6 +234,7 @@ def _token_weights(
         chosen_reference=chosen,
         rejected_reference=rejected,
         wins=pair.wins,
+        weight=pair.weight,
     )
     batch = objective_batch([example], objective, totals, policy)
     token_weights = objective.token_weights(torch.cat(list(logps)), batch) * totals.examples

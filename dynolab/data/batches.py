@@ -59,7 +59,8 @@ class TokenBatch:
     the factor of its push; `dose`, a further factor on it, chosen by the step; `old`, its
     log-probability under the policy that sampled it (None: the current policy, as in the first
     update after sampling); `top`, that policy's likeliest tokens. Per sequence: `wins`, the
-    probability that the response is preferred to one of the policy's.
+    probability that the response is preferred to one of the policy's; `weight`, the factor of its
+    example's loss.
     """
 
     input_ids: Int[Tensor, "rows length"]
@@ -77,6 +78,7 @@ class TokenBatch:
     old: Float[Tensor, " tokens"] | None = None
     top: TopTokens | None = None
     wins: Float[Tensor, " sequences"] | None = None
+    weight: Float[Tensor, " sequences"] | None = None
     dose: Float[Tensor, " tokens"] | None = None
     temperature: float = 1.0
 
@@ -199,9 +201,14 @@ def collate_examples(
     wins = [
         example.wins[side] for example in examples if example.wins is not None for side in sides
     ]
-    if len(wins) < len(sequences):
-        return batch
-    return replace(batch, wins=torch.tensor(wins, dtype=torch.float64))
+    weights = [1.0 if example.weight is None else example.weight for example in examples]
+    return replace(
+        batch,
+        wins=torch.tensor(wins, dtype=torch.float64) if len(wins) == len(sequences) else None,
+        weight=torch.tensor(weights, dtype=torch.float64).repeat_interleave(len(sides))
+        if any(example.weight is not None for example in examples)
+        else None,
+    )
 
 
 def count_totals(examples: Sequence[EncodedExample], sides: Sequence[int]) -> Totals:

@@ -31,12 +31,13 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """An encoded example: one sequence per side, and the pair's `wins`."""
+    """An encoded example: one sequence per side, the pair's `wins` and its `weight`."""
 
     id: str
     chosen: Encoded
     rejected: Encoded | None
     wins: tuple[float, float] | None = None
+    weight: float | None = None
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Encoder:
             answer = side.ids[side.prompt_length : -1]
             self.counts.unknown.add(self.tokenizer, answer, text)
         rejected = sides[1] if row.rejected is not None else None
-        return EncodedExample(row.id, sides[0], rejected, row.wins)
+        return EncodedExample(row.id, sides[0], rejected, row.wins, row.weight)
 
     def response(
         self, name: str, prompt: str, response: str, turn: Turn | None = None

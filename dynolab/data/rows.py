@@ -51,7 +51,8 @@ class Example(Prompted):
     """A prompt with its preferred answer and, for preference training, a rejected one.
 
     `wins` holds, for the chosen and the rejected answer, the probability P(y ≻ π | x) that a judge
-    or a reward model prefers it to an answer of the policy that training starts from.
+    or a reward model prefers it to an answer of the policy that training starts from. `weight`
+    multiplies the row's loss; default 1.
     """
 
     id: str
@@ -61,6 +62,9 @@ class Example(Prompted):
     # Excluded if None, so that rows without it keep their bytes.
     wins: tuple[Probability, Probability] | None = Field(
         default=None, exclude_if=lambda wins: wins is None
+    )
+    weight: float | None = Field(
+        default=None, ge=0, allow_inf_nan=False, exclude_if=lambda weight: weight is None
     )
 
 
@@ -82,6 +86,21 @@ class ProbeRow(Prompted):
     response: str
     made_by: str
     flags: tuple[str, ...] = ()
+
+
+BETWEEN = "/"
+"""Stands between the name of a source among several and the id of its row."""
+
+
+def rows_by_source(ids: Sequence[str]) -> dict[str, list[int]]:
+    """Places of the ids of each source; {} unless all begin with a source's name, of several."""
+    found: dict[str, list[int]] = {}
+    for number, name in enumerate(ids):
+        source, between, _ = name.partition(BETWEEN)
+        if not between:
+            return {}
+        found.setdefault(source, []).append(number)
+    return found if len(found) > 1 else {}
 
 
 def first_pairs(rows: Sequence[ProbeRow], pairs: int) -> list[ProbeRow]:

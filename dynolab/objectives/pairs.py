@@ -57,8 +57,9 @@ Config = TypeVar("Config", bound=PairConfig)
 class PairObjective(Objective, Generic[Config]):
     """`L = mean over pairs of φ(chosen, rejected)`: losses differ in φ, a function of `Answers`.
 
-    Some add `−λ log π` of the chosen answers, a mean over all their tokens of the step. Where the
-    batch has doses, the gradient through rejected tokens is multiplied by them.
+    A pair's φ is multiplied by its row's weight, if it has one. Some add `−λ log π` of the chosen
+    answers, a mean over all their tokens of the step. Where the batch has doses, the gradient
+    through rejected tokens is multiplied by them.
     """
 
     needs_reference = True
@@ -103,10 +104,14 @@ class PairObjective(Objective, Generic[Config]):
         """The batch's share of the step's mean φ."""
         if batch.dose is not None:
             logps = torch.lerp(logps.detach(), logps, batch.dose.to(logps))
-        value = self.pair_loss(*self.answers(logps, batch)).sum() / batch.totals.examples
+        values = self.pair_loss(*self.answers(logps, batch))
+        kept = (batch.token_side == CHOSEN).to(logps)
+        if batch.weight is not None:
+            weight = batch.weight.to(logps)
+            values, kept = batch.by_side(weight)[0] * values, weight[batch.sequence] * kept
+        value = values.sum() / batch.totals.examples
         if self.likelihood_weight:
-            chosen = (batch.token_side == CHOSEN).to(logps)
-            value -= self.likelihood_weight * (chosen * logps).sum() / batch.totals.chosen_tokens
+            value -= self.likelihood_weight * (kept * logps).sum() / batch.totals.chosen_tokens
         return value
 
     def response_rates(

@@ -38,8 +38,8 @@ class SFTExtendedConfig(LikelihoodConfig):
 class SFT(Objective):
     """`L = −Σ_l log π(y_l | x, y_<l)`, divided by the step's responses or tokens.
 
-    Force: `c_l = 1/denominator`, so `G_l = (π_l − e_{y_l})/denominator`
-    (Ren & Sutherland, arXiv 2407.10490, eq. 4).
+    A row's terms are multiplied by its weight, if it has one. Force: `c_l = 1/denominator`, so
+    `G_l = (π_l − e_{y_l})/denominator` (Ren & Sutherland, arXiv 2407.10490, eq. 4).
     """
 
     sides: ClassVar[tuple[int, ...]] = (CHOSEN,)
@@ -54,6 +54,8 @@ class SFT(Objective):
 
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's negative log-likelihood."""
+        if batch.weight is not None:
+            logps = batch.weight.to(logps)[batch.sequence] * logps
         return -logps.sum() / self._denominator(batch)
 
     def metrics(

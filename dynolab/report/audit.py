@@ -8,7 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from dynolab.audit.foresight import Ranking, worst_first
-from dynolab.data.rows import Split
+from dynolab.data.rows import Split, rows_by_source
 from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_diagonal, base_layout, subplots
 from dynolab.report.inputs.study import Audit, AuditPageInputs
 from dynolab.report.page import Page, Section, Words, table, write_page
@@ -59,6 +59,7 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
         lead=words("lead"),
         content=[
             worst_section(audit, "on_all", words),
+            sources_section(audit, words),
             worst_section(audit, "from_all", words),
             pull_figure(audit, words),
             foresight_section(audit.foresight) if audit.foresight else None,
@@ -94,6 +95,24 @@ def worst_section(audit: Audit, ranking: Ranking, words: Words) -> Section:
     numbers = ("pull up", "push down", "from all", "on all", "CHES", "Δ by training")
     head = ("pair", "prompt", "chosen y⁺", "rejected y⁻", *numbers)
     return words.section(f"worst-{ranking}", table(head, rows, "ssss" + "n" * len(numbers)))
+
+
+def sources_section(audit: Audit, words: Words) -> Section | None:
+    """What a step on a source's pairs does to all chosen answers; None for a single source."""
+    own = [row for row in audit.rows if row.split == "train"]
+    sources = rows_by_source([row.pair_id for row in own])
+    rows = [
+        (
+            source,
+            len(places),
+            number(sum(own[place].on_all for place in places) / len(own), sign=True),
+            number(sum(own[place].from_all for place in places) / len(places), sign=True),
+            number(sum(own[place].force for place in places) / len(places), sign=True),
+        )
+        for source, places in sources.items()
+    ]
+    head = ("source", "pairs", "its part in the step on all", "from all", "on its own")
+    return words.section("sources", table(head, rows, "snnnn")) if rows else None
 
 
 def pull_figure(audit: Audit, words: Words) -> Figure:

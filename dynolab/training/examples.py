@@ -72,6 +72,8 @@ def load_prompts(
 def check_rows(rows: Sequence[Example], objective: AnyConfig) -> None:
     """Raises ConfigError for rows that lack the rejected answer or `wins` the objective reads."""
     check_sides(rows, build_objective(objective).sides, objective.name)
+    if rows and all(row.weight == 0 for row in rows):
+        raise ConfigError("data.weight", 0.0, "of every row is 0; give some rows a weight above it")
     lacking = [row.id for row in rows if row.wins is None] if reads_wins(objective) else []
     if lacking:
         raise ConfigError(

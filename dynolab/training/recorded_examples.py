@@ -36,10 +36,11 @@ class RecordedExample(_Recorded):
     rejected_reference: list[float] | None = None
     wins: tuple[float, float] | None = None
     rejected_dose: list[float] | None = Field(None, exclude_if=lambda dose: dose is None)
+    weight: float | None = Field(None, exclude_if=lambda weight: weight is None)
 
     def encoded(self) -> EncodedExample:
         """Converts to the example that collation takes."""
-        return EncodedExample(self.id, self.chosen, self.rejected, self.wins)
+        return EncodedExample(self.id, self.chosen, self.rejected, self.wins, self.weight)
 
     def responses(self, sides: Sequence[int]) -> list[tuple[int, Encoded]]:
         """The responses trained on with their sides, in batch order.
@@ -163,6 +164,7 @@ def recorded(example: StepExample, sides: Sequence[int], temperature: float = 1.
         chosen_reference=_listed(reference.get(CHOSEN)),
         rejected_reference=_listed(reference.get(REJECTED)),
         wins=encoded.wins,
+        weight=encoded.weight,
         rejected_dose=_listed(example.dose),
     )
 

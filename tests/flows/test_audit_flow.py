@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dynolab.audit.audit import audit_pairs
@@ -74,6 +75,22 @@ def test_the_filter_drops_the_worst_and_keeps_the_rest_as_it_was(
     assert list(read_rows(folder / "train.jsonl", Example)) == kept
     assert (folder / "probes.jsonl").read_bytes() == (data / "probes.jsonl").read_bytes()
     assert result.metrics == {"data/pairs_kept": 9.0, "data/pairs_filtered": 3.0}
+
+
+def test_a_filter_that_weighs_keeps_all_pairs(analysed: Analysed, audited: StageResult) -> None:
+    filters = FilterConfig(by="on_all", weigh=True)
+    result = analysed.run(FILTER, filters, data=analysed.data, audit=audited)
+    folder = analysed.folder(result)
+    rows = {row.id: row for row in read_rows(folder / "train.jsonl", Example)}
+    train = [row for row in audits(analysed, audited) if row.split == "train"]
+    risks = np.array([-row.on_all for row in train])
+    factors = np.exp(-risks / risks.std())
+    expected = len(train) * factors / factors.sum()
+    assert [rows[row.pair_id].weight for row in train] == pytest.approx(expected)
+    lines = (folder / "weights.jsonl").read_text().splitlines()
+    listed = {line["id"]: line["weight"] for line in map(json.loads, lines)}
+    assert listed == {name: row.weight for name, row in rows.items()}
+    assert result.metrics == {"data/pairs_kept": 12.0, "data/pairs_filtered": 0.0}
 
 
 def test_foresight_measures_every_pair_that_was_trained_on_or_held_out(

@@ -238,6 +238,18 @@ def test_smoothed_dpo_turns_its_force_where_the_label_is_surer_than_it_may_be():
     assert abs(float(slope[1])) < 1e-15
 
 
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
+def test_a_row_s_weight_multiplies_what_it_pushes(config):
+    weights = [None, 0.0, 2.0, 0.5, None, 1.0]
+    weighted = [replace(one, weight=w) for one, w in zip(EXAMPLES, weights, strict=True)]
+    objective, plain, batch = build_objective(config), batch_of(config), batch_of(config, weighted)
+    logps = token_logps(random_logits(batch), batch).detach()
+    factor = torch.tensor([1.0 if w is None else w for w in weights], dtype=torch.float64)
+    by_token = factor[batch.example][batch.sequence]
+    whole = objective.token_weights(logps, plain)
+    torch.testing.assert_close(objective.token_weights(logps, batch), by_token * whole)
+
+
 def gradient_of(policy, batches: Sequence[TokenBatch], config) -> Tensor:
     objective = build_objective(config)
     losses = [

@@ -8,6 +8,7 @@ import pytest
 
 from dynolab.report.audit import write_audit_page
 from dynolab.report.inputs.study import Audit, AuditPageInputs
+from dynolab.report.text import number
 from tests.report.audits import audit
 from tests.report.parsed import CANARY, check_figures, obeys_no_text, words_of
 
@@ -28,6 +29,28 @@ def test_the_worst_pairs_come_first_with_their_texts(trained: bool, tmp_path: Pa
     places = [section.index(row.pair_id) for row in own[:10]]
     assert places == sorted(places) and own[10].pair_id not in section
     assert found.texts["train", own[0].pair_id].chosen.strip() in section
+
+
+def test_pairs_of_several_sources_are_summed_by_source(tmp_path: Path) -> None:
+    found = audit()
+    assert 'id="sources"' not in written(found, tmp_path)
+    sources = ("news", "tales", "tales")
+    rows = tuple(
+        row.model_copy(update={"pair_id": f"{sources[number % 3]}/{row.pair_id}"})
+        for number, row in enumerate(found.rows)
+    )
+    texts = {
+        (row.split, row.pair_id): found.texts[row.split, row.pair_id.partition("/")[2]]
+        for row in rows
+    }
+    page = written(Audit(rows, texts, (), found.foresight), tmp_path)
+    section = page.split('<section id="sources">')[1].split("</section>")[0]
+    own = [row for row in rows if row.split == "train"]
+    for source in ("news", "tales"):
+        of_source = [row for row in own if row.pair_id.startswith(source)]
+        cells = section.split(f">{source}<")[1].split("</tr>")[0]
+        part = sum(row.on_all for row in of_source) / len(own)
+        assert f">{len(of_source)}<" in cells and f">{number(part, sign=True)}<" in cells
 
 
 def test_few_pairs_and_no_falls_leave_gaps_and_no_errors(tmp_path: Path) -> None:

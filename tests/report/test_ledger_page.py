@@ -21,7 +21,7 @@ from dynolab.report.ledger.fallen import (
 from dynolab.report.ledger.maps import blocks_figure, ledger_map_figure
 from dynolab.report.ledger.page import write_ledger_page
 from dynolab.report.ledger.waterfall import waterfall_figure
-from dynolab.report.text import excerpt
+from dynolab.report.text import excerpt, number
 from dynolab.results.ledger import LedgerReader, Moment
 from tests.report.ledgers import write_ledger
 from tests.report.parsed import Parsed
@@ -154,6 +154,26 @@ def test_the_page_is_whole(ledger: LedgerReader, tmp_path: Path) -> None:
     page = (tmp_path / "ledger.html").read_text()
     assert 'id="pushers"' in page and 'id="ledger-blocks"' in page
     assert (tmp_path / "figures" / "ledger-map.json").exists()
+
+
+def test_pairs_of_several_sources_are_summed_by_source(
+    ledger: LedgerReader, tmp_path: Path
+) -> None:
+    assert 'id="sources"' not in page_of(ledger, tmp_path)
+    names = {"a": "news/a", "b": "tales/b", "c": "tales/c"}
+    mixed = replace(ledger, example=np.array([names[name] for name in ledger.example]))
+    section = page_of(mixed, tmp_path).split('<section id="sources">')[1].split("</section>")[0]
+    mean = next(account for account in ledger.accounts if not account.row.single)
+    did = dict(zip(ledger.examples, ledger.by_example(mean.lines), strict=True))
+    for source, pairs in (("news", "a"), ("tales", "bc")):
+        row = section.split(f">{source}<")[1].split("</tr>")[0]
+        assert f">{len(pairs)}<" in row
+        assert f">{number(sum(did[pair] for pair in pairs), sign=True)}<" in row
+
+
+def page_of(ledger: LedgerReader, folder: Path) -> str:
+    write_ledger_page(ledger, "small", "name: small", (), folder)
+    return (folder / "ledger.html").read_text()
 
 
 def test_excerpts_are_of_whole_words() -> None:

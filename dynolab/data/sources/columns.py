@@ -14,7 +14,7 @@ from dynolab.data.sources.files import Record
 ASSISTANT = "\n\nAssistant:"
 """Opens a turn of the assistant in raw HH transcripts (Bai et al., arXiv 2204.05862)."""
 
-SHARED = ("id", "wins", "tools", "chat_template_kwargs")
+SHARED = ("id", "wins", "weight", "tools", "chat_template_kwargs")
 """Columns that are read of rows of every form."""
 
 _ASKED = ("prompt", "question", "instruction", "input")

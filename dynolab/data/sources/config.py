@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -25,9 +25,11 @@ from dynolab.data.world.worlds import AnyWorldConfig
 from dynolab.errors import ConfigError, reading
 from dynolab.hub import resolve_commit
 
+SOURCE_NAME = r"^[\w.-]+$"
 
-class DataConfig(BaseModel):
-    """The pairs of a study and the probes made from them."""
+
+class RowsConfig(BaseModel):
+    """The rows of one source."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: Literal["world", "file", "hub"] = Field(
@@ -89,26 +91,22 @@ class DataConfig(BaseModel):
         description="How many of these are drawn, by seed, and never trained on; default: a tenth "
         "of them, at most 100. (The built-in world has a setting of its own.)",
     )
-    probe_pairs: int = Field(
-        default=100, ge=0, description="How many pairs of each split are probed."
-    )
-    probes: FilePath | None = Field(
-        default=None,
-        description="File of a probe set built before (`dynolab probes`) from the same rows and "
-        "seed, to use instead of probes made here.",
-    )
-    probes_revision: str | None = Field(
-        default=None, description="The sha256 of that file's content."
+    share: float = Field(
+        default=1.0,
+        gt=0,
+        exclude_if=lambda share: share == 1.0,
+        description="Of several sources: this one's part of the training rows, relative to the "
+        "others'. What a source has beyond it is left out, drawn by seed.",
     )
     seed: int = Field(default=0, ge=0, description="Seed of the held-out draw and of the probes.")
 
     @model_validator(mode="after")
-    def _check_source(self) -> DataConfig:
+    def _check_source(self) -> Self:
         check_source(self, "data", path=("file",), hub_name=("hub",))
         return self
 
     @model_validator(mode="after")
-    def _check_template(self) -> DataConfig:
+    def _check_template(self) -> Self:
         if self.chat == "plain" and self.chat_model is not None:
             raise ConfigError(
                 "data.chat_model",
@@ -129,6 +127,59 @@ class DataConfig(BaseModel):
         """Short name of the source, for messages."""
         return Path(self.path).name if self.path else self.hub_name or self.source
 
+
+class DataConfig(RowsConfig):
+    """The pairs of a study and the probes made from them."""
+
+    name: str | None = Field(
+        default=None,
+        pattern=SOURCE_NAME,
+        exclude_if=lambda name: name is None,
+        description="Name of this source among several; default: main.",
+    )
+    also: dict[Annotated[str, Field(pattern=SOURCE_NAME)], RowsConfig] = Field(
+        default={},
+        exclude_if=lambda sources: not sources,
+        description="Further sources by name, whose rows are mixed in. The ids of rows begin with "
+        "their source's name, and pages sum by source what each did.",
+    )
+    probe_pairs: int = Field(
+        default=100, ge=0, description="How many pairs of each split are probed."
+    )
+    probes: FilePath | None = Field(
+        default=None,
+        description="File of a probe set built before (`dynolab probes`) from the same rows and "
+        "seed, to use instead of probes made here.",
+    )
+    probes_revision: str | None = Field(
+        default=None, description="The sha256 of that file's content."
+    )
+
+    def parts(self) -> dict[str, RowsConfig]:
+        """Every source by its name, with the seed of the whole; {} for a single one."""
+        if not self.also:
+            return {}
+        known = RowsConfig.model_fields
+        own = RowsConfig.model_construct(**{name: getattr(self, name) for name in known})
+        others = {
+            name: part.model_copy(update={"seed": self.seed}) for name, part in self.also.items()
+        }
+        return {self.name or "main": own} | others
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if (self.name or "main") in self.also:
+            raise ConfigError(
+                "data.also", self.name or "main", "is the first source's name; choose another"
+            )
+        if self.also and self.format == "probe_file":
+            raise ConfigError(
+                "data.format", self.format, "holds the probes of one source; leave out `also`"
+            )
+        return self
+
+
+Rows = TypeVar("Rows", bound=RowsConfig)
 
 LEFT_OUT = {
     "data/rows_without_common_prompt": "no pair, or no prompt in common",
@@ -170,6 +221,12 @@ def resolve_data(config: DataConfig) -> DataConfig:
             "data.probes_revision", probes_file(config), config.probes_revision
         )
         config = config.model_copy(update={"probes_revision": revision})
+    also = {name: resolve_rows(part) for name, part in config.also.items()}
+    return resolve_rows(config).model_copy(update={"also": also})
+
+
+def resolve_rows(config: Rows) -> Rows:
+    """Returns the config of one source with the revision of its content."""
     if config.source == "world":
         return config
     if config.chat_model is not None:
@@ -182,7 +239,7 @@ def resolve_data(config: DataConfig) -> DataConfig:
     return config.model_copy(update={"revision": revision})
 
 
-def local_file(config: DataConfig) -> Path:
+def local_file(config: RowsConfig) -> Path:
     """The file or folder that a config names; `ConfigError` if it does not exist."""
     path = named_path("data.path", config.path)
     return path if path.is_dir() else named_file("data.path", config.path, REMEDY)

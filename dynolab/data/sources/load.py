@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,12 +14,13 @@ from dynolab.data.chat import Write, plain_writer, template_writer
 from dynolab.data.probes.build import build_probes, read_built_probes, watched_pairs
 from dynolab.data.probes.flags import flag_rows, repeated
 from dynolab.data.probes.overlap import TrainingTexts, bare, disjoint
-from dynolab.data.rows import Example, ProbeRow, PromptRow
+from dynolab.data.rows import BETWEEN, Example, ProbeRow, PromptRow
 from dynolab.data.source_checks import dataset_commit
 from dynolab.data.sources import readers
 from dynolab.data.sources.columns import form_of, format_of, read_line
 from dynolab.data.sources.config import (
     DataConfig,
+    RowsConfig,
     local_file,
     probes_file,
     resolve_data,
@@ -98,12 +99,69 @@ def load_data(
     """
     if not isinstance(config, DataConfig):
         config = file_config(config, None if tokenizer is None else tokenizer.name_or_path)
+    if config.also:
+        return _mixed(config, tokenizer)
+    loaded, records = _source(config, tokenizer)
+    if config.probes is not None:
+        probes = read_built_probes(probes_file(config), loaded.pairs, loaded.heldout)
+    elif loaded.world is not None:
+        probes = loaded.world.probes
+    elif not config.probe_pairs:
+        probes = []
+    elif config.format == "probe_file":
+        stored = _stored_probes(config, records, loaded.pairs, loaded.heldout)
+        probes = flag_rows(stored, [*loaded.pairs, *loaded.heldout], TrainingTexts(loaded.pairs))
+    else:
+        probes = _built(config, loaded.pairs, loaded.heldout)
+    return replace(loaded, probes=probes)
+
+
+def _mixed(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> LoadedData:
+    """Several sources: of each as many training rows as its share, ids that begin with its name."""
+    parts = config.parts()
+    loaded = {name: _source(part, tokenizer)[0] for name, part in parts.items()}
+    whole = min(len(loaded[name].pairs) / part.share for name, part in parts.items())
+    train: list[Example] = []
+    heldout: list[Example] = []
+    counts: Counter[str] = Counter()
+    for name, part in parts.items():
+        rows = [_named(row, name) for row in loaded[name].pairs]
+        count = round(part.share * whole)
+        if count < 1:
+            raise ConfigError(
+                f"data.{name}.share", part.share, f"leaves no row of {len(rows)}; raise it"
+            )
+        kept = random.Random(f"{config.seed}/{name}").sample(range(len(rows)), count)
+        train += [rows[number] for number in sorted(kept)]
+        heldout += [_named(row, name) for row in loaded[name].heldout]
+        counts.update({**loaded[name].counts, "data/rows_beyond_share": len(rows) - count})
+    fresh = disjoint(heldout, train)
+    counts["data/heldout_rows_in_training"] += len(heldout) - len(fresh)
+    if config.probes is not None:
+        probes = read_built_probes(probes_file(config), train, fresh)
+    else:
+        probes = _built(config, train, fresh) if config.probe_pairs else []
+    read = "; ".join(f"{name}: {one.read}" for name, one in loaded.items() if one.read)
+    world = next((one.world for one in loaded.values() if one.world is not None), None)
+    return LoadedData(train, fresh, probes, dict(counts), world, read)
+
+
+def _named(row: Example, source: str) -> Example:
+    return row.model_copy(update={"id": f"{source}{BETWEEN}{row.id}"})
+
+
+def _built(config: DataConfig, train: list[Example], heldout: list[Example]) -> list[ProbeRow]:
+    rows = build_probes(train, heldout, pairs=config.probe_pairs, seed=config.seed)
+    return flag_rows(rows, [*train, *heldout], TrainingTexts(train))
+
+
+def _source(
+    config: RowsConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[LoadedData, list[dict[str, Any]]]:
+    """Rows of one source without probes, and the records that they were read from."""
     if config.source == "world":
         world = build_any_world(config.world)
-        probes = world.probes
-        if config.probes is not None:
-            probes = read_built_probes(probes_file(config), world.pairs, world.heldout)
-        return LoadedData(world.pairs, world.heldout, probes, {}, world)
+        return LoadedData(world.pairs, world.heldout, [], {}, world), []
     records = list(islice(_records(config), config.rows))
     read = list(_examples(config, records, _writer(config, tokenizer)))
     examples = [example for example in read if example is not None]
@@ -131,9 +189,8 @@ def load_data(
             sum(row.turn is not None and not row.turn[1].strip() for row in kept)
         ),
     }
-    probes = _probes(config, records, train, fresh)
     line = read_line(records, form_of(records[0])) if config.format in _PAIRS else ""
-    return LoadedData(train, fresh, probes, counts, read=line)
+    return LoadedData(train, fresh, [], counts, read=line), records
 
 
 def load_prompts(
@@ -145,6 +202,8 @@ def load_prompts(
     `answer` or chosen answer of other formats. Arguments, counts and errors are those of
     `load_data`.
     """
+    if config.also:
+        raise ConfigError("data.also", list(config.also), "mixes pairs; give prompts in one source")
     if config.source == "world":
         world = build_any_world(config.world)
         train, heldout = (
@@ -187,21 +246,21 @@ _PAIRS = ("pairs", "chat", "hh")
 
 
 def _prompts(
-    config: DataConfig, records: Sequence[dict[str, Any]], write: Write | None
+    config: RowsConfig, records: Sequence[dict[str, Any]], write: Write | None
 ) -> Iterator[PromptRow]:
     read = readers.word_problems if config.format == "gsm8k" else readers.prompts
     return read(records, config.origin, write)
 
 
 def _examples(
-    config: DataConfig, records: Sequence[dict[str, Any]], write: Write | None
+    config: RowsConfig, records: Sequence[dict[str, Any]], write: Write | None
 ) -> Iterator[Example | None]:
     if config.format in _PROMPTS:
         return (_prompt_to_example(prompt, config) for prompt in _prompts(config, records, write))
     return readers.pairs(records, config.origin, write)
 
 
-def _prompt_to_example(row: PromptRow, config: DataConfig) -> Example:
+def _prompt_to_example(row: PromptRow, config: RowsConfig) -> Example:
     if row.answer is None:
         raise ConfigError(
             f"{config.origin} row {row.id}",
@@ -218,7 +277,7 @@ def _example_to_prompt(row: Example) -> PromptRow:
     return PromptRow(id=row.id, prompt=row.prompt, answer=answer, turn=row.turn)
 
 
-def _writer(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Write | None:
+def _writer(config: RowsConfig, tokenizer: PreTrainedTokenizerBase | None) -> Write | None:
     """The writer of chat messages; None if no setting names one."""
     if config.chat == "plain":
         return plain_writer
@@ -227,20 +286,6 @@ def _writer(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Wr
     if tokenizer is None:
         raise ConfigError("data.chat_model", config.chat_model, "pass its tokenizer, too")
     return template_writer(tokenizer, config.chat_model)
-
-
-def _probes(
-    config: DataConfig, records: list[dict[str, Any]], train: list[Example], heldout: list[Example]
-) -> list[ProbeRow]:
-    if config.probes is not None:
-        return read_built_probes(probes_file(config), train, heldout)
-    if not config.probe_pairs:
-        return []
-    if config.format != "probe_file":
-        rows = build_probes(train, heldout, pairs=config.probe_pairs, seed=config.seed)
-    else:
-        rows = _stored_probes(config, records, train, heldout)
-    return flag_rows(rows, [*train, *heldout], TrainingTexts(train))
 
 
 def _stored_probes(
@@ -261,7 +306,7 @@ def _stored_probes(
 
 
 def _split(
-    examples: list[ExampleOrPrompt], config: DataConfig
+    examples: list[ExampleOrPrompt], config: RowsConfig
 ) -> tuple[list[ExampleOrPrompt], list[ExampleOrPrompt]]:
     """Training and held-out rows, each in the source's order; a prompt's rows stay together."""
     count = config.heldout_rows
@@ -288,7 +333,7 @@ def _split(
     return train, [examples[number] for number in sorted(heldout)]
 
 
-def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
+def _check(examples: Sequence[Example | PromptRow], config: RowsConfig) -> None:
     if len(examples) < LEAST:
         had = f"has {len(examples) or 'no'} rows"
         raise ConfigError("data", config.origin, f"{had}; give a source with two rows or more")
@@ -299,7 +344,7 @@ def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
         )
 
 
-def _records(config: DataConfig) -> Iterator[dict[str, Any]]:
+def _records(config: RowsConfig) -> Iterator[dict[str, Any]]:
     if config.hub_name is None:
         records = read_records(local_file(config))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from dynolab.data.chat import (
@@ -46,7 +47,7 @@ def pairs(records: Iterable[Record], origin: str, write: Write | None) -> Iterat
     Texts are read as they are written, messages as the writer writes them. If a prompt is missing,
     or is a text before conversations (which only repeats their question), what both answers begin
     with is the prompt: messages, or characters. All turns after it are the answer. `id` and `wins`
-    (`Example.wins`, a list of two numbers) are kept if given.
+    (`Example.wins`, a list of two numbers) and `weight` are kept if given.
 
     Yields None for a record that holds no pair, such as one of equal scores.
 
@@ -169,6 +170,7 @@ def _example(number: int, record: Record, texts: Texts, where: str) -> Example:
         chosen=texts.answers[0],
         rejected=texts.answers[1] if len(texts.answers) == 2 else None,
         wins=_wins(record, where),
+        weight=_weight(record, where),
         turn=texts.turn,
     )
 
@@ -282,6 +284,16 @@ def _wins(record: Record, place: str) -> tuple[float, float] | None:
             "to one of the policy",
         )
     return float(wins[0]), float(wins[1])
+
+
+def _weight(record: Record, place: str) -> float | None:
+    """The factor of the row's loss, if given."""
+    weight = record.get("weight")
+    if weight is None:
+        return None
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < inf:
+        raise ConfigError(f"{place}, column weight", weight, "must be a number, 0 or more")
+    return float(weight)
 
 
 def row_name(number: int) -> str:

@@ -144,6 +144,7 @@ def recorded_examples(
             chosen_reference=scores(example.id, CHOSEN),
             rejected_reference=scores(example.id, REJECTED),
             wins=example.wins,
+            weight=example.weight,
         )
         for example in examples
     ]

@@ -10,6 +10,7 @@ from dynolab.report.forces.token_map import hardest_pull_figure
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.ledger.fallen import fallen_figure, pusher_section
 from dynolab.report.ledger.maps import blocks_figure, ledger_map_figure
+from dynolab.report.ledger.sources import sources_section
 from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.report.page import Page, Section, Words, write_page
 from dynolab.results.ledger import LedgerReader
@@ -19,6 +20,7 @@ def ledger_parts(ledger: LedgerReader) -> list[Figure | Section | None]:
     """Who pulled single answers down, sums by source, who pushed when, through which weights."""
     return [
         fallen_figure(ledger),
+        sources_section(ledger),
         pusher_section(ledger),
         hardest_pull_figure(ledger.token_map) if ledger.token_map else None,
         waterfall_figure(ledger),
