@@ -56,7 +56,8 @@ def test_an_address_that_is_none(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "remedy"), [("tensorboard", "choose from wandb"), ("wandb", "pip install wandb")]
+    ("client", "remedy"),
+    [("tensorboard", "choose one of wandb"), ("wandb", "pip install .*trackers")],
 )
 def test_a_client_that_is_unknown_or_not_installed(
     client: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -197,7 +197,7 @@ def test_the_real_client_keeps_the_metrics(
     monkeypatch.chdir(kept)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(kept))  # read at the import
-    pytest.importorskip(client, reason=f"needs: pip install {client}")
+    pytest.importorskip(client, reason="needs: pip install '.[trackers]'")
     reported(Training(tmp_path), monkeypatch, client)
     files = [file for file in kept.rglob("*") if file.suffix in (".wandb", ".db")]
     assert files

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, check_installed, check_known
 from tasks.runtime.system.child import GRACE
 from tasks.runtime.system.secret_files import check_key, holds_secret
 
@@ -145,11 +144,8 @@ def _count(environment: Mapping[str, str], name: str, default: int = 1) -> int:
 def _clients(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
     clients = tuple(filter(None, map(str.strip, environment.get(name, "").split(","))))
     for client in clients:
-        if client not in _CLIENTS:
-            raise ConfigError(name, client, f"choose from {', '.join(_CLIENTS)}")
-        module = find_spec(client)
-        if module is None or module.origin is None:  # W&B's runs lie in a folder `wandb`
-            raise ConfigError(name, client, f"is not installed: pip install {client}")
+        check_known(name, client, _CLIENTS)
+        check_installed(name, client, "trackers")
     return clients
 
 

@@ -15,7 +15,8 @@ from tasks.runtime.track.tail import MetricLine
 
 log = logging.getLogger(__name__)
 
-_LIMITS = {"WANDB_LOGIN_TIMEOUT": "30", "WANDB_FINISH_TIMEOUT": "60"}  # seconds; W&B's have no end
+_LIMITS = {f"WANDB_{wait}_TIMEOUT": "30" for wait in ("LOGIN", "INIT", "FINISH")}
+"""Seconds, unless the environment has others: W&B's own are 90, or have no end."""
 
 
 class Report:
