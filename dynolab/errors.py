@@ -135,8 +135,11 @@ def to_install(extra: str) -> str:
 
 
 def check_installed(field: str, library: str, extra: str) -> None:
-    """Raises `ConfigError` without a library, and names the extra that brings it."""
-    if find_spec(library) is None:
+    """Raises `ConfigError` without a library, and names the extra that brings it.
+
+    A folder of its name is none: W&B writes one where it runs.
+    """
+    if getattr(find_spec(library), "origin", None) is None:
         raise ConfigError(field, library, f"is not installed; {to_install(extra)}")
 
 

@@ -292,6 +292,31 @@ def path(
 
 
 @app.command(rich_help_panel=RESULTS)
+def push(
+    result: Annotated[
+        str,
+        typer.Argument(
+            metavar="RESULT",
+            help="A study's report/<key>, or a training's; default: the newest study.",
+        ),
+    ] = "report",
+    hub: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Repository of the Hub, as me/my-model.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="New folder; without --hub only this.")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", metavar="", help="Let everybody read a new repository.")
+    ] = False,
+) -> None:
+    """Write a result's model and a card of what its training did, and push them to the Hub."""
+    from flows.push import push as push_model
+
+    push_model(result, hub, to, typer.echo, public=public)
+
+
+@app.command(rich_help_panel=RESULTS)
 def reconcile(as_json: Json = False) -> None:
     """Send what waits for MLflow, and kill this host's orphaned processes."""
     from flows.commands import RECONCILED, print_json, start_reconcile

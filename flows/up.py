@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dynolab.errors import ServiceFailed
+from tasks.runtime.cleanup import reap_orphans
 from tasks.runtime.servers.services import (
     MLFLOW,
     PREFECT,
@@ -23,9 +24,12 @@ from tasks.runtime.servers.services import (
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
 from tasks.runtime.system.secret_files import own_folder
+from tasks.runtime.track.client import use_login
+from tasks.runtime.track.runs import Tracking
 
 POOLS = ("cpu", "training")
 REGISTER_SECONDS = 180.0
+SENDING_SECONDS = 5.0  # at the end, for what the workers' runs left
 _MARK = "DYNOLAB_UP"
 
 
@@ -42,6 +46,11 @@ def start(
         services = stack.enter_context(standing_services(home, ports))
         for line in login_links(services):
             announce(line)
+        reap_orphans()
+        use_login(services.environment())
+        # Sends what dead processes left, also those that die later and that nobody retries.
+        tracking = Tracking(services.by_name[MLFLOW].url, home / "outbox", experiment="")
+        stack.callback(tracking.close, SENDING_SECONDS)
         workers = stack.enter_context(work_for(services))
         exports = shlex.join(
             f"{name}={value}"
@@ -68,8 +77,6 @@ def work_for(services: Services) -> Iterator[Services]:
         _MARK: mark,
     }
     _register(home, environment)
-    log = home / "logs" / "reconcile.log"  # it sends what a killed platform left for MLflow
-    start_child("flows.cli", ["reconcile"], environment=environment, log=log)
     workers = Services(home, tuple(_worker(home, pool, environment) for pool in POOLS))
     try:
         with workers:

@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from dynolab.training.alarm import GAP, RANG, RISE
+from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import StepReporter, emit_event, outcome_of
+from tasks.runtime.track.reports import Report
 from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched
 from tasks.runtime.work import Work
 
@@ -24,9 +26,10 @@ TAG = "squeeze.alarm"
 
 
 class TrainingMonitor:
-    """Two threads that watch one training run: one for its metrics, one for its resume states.
+    """Threads that watch one training run: for its metrics, its reports and its resume states.
 
     The first reads the ranks' metrics file and feeds tracking, progress and the alarm. The second
+    reads it for the clients of DYNOLAB_REPORT_TO, which may wait for their servers. The third
     commits resume states that appear in `states`, which are complete by then, and deletes the
     local copies. If several wait, only the newest is committed; after a training that ended well,
     none. A slow or silent store holds up neither training nor its metrics.
@@ -44,12 +47,24 @@ class TrainingMonitor:
             work.tracker.follow(metrics)
             tail.poll()
 
+        self._reports = [
+            Report(
+                client,
+                project=work.tracker.record.experiment,
+                name=work.tracker.record.name,
+                config=work.config.model_dump(mode="json"),
+            )
+            for client in Settings.from_environment().report_to
+        ]
+        reports = MetricsTail(metrics, *self._reports)
         self._metrics_thread = _PollingThread(f"follow-{work.name}", poll)
+        self._reports_thread = _PollingThread(f"report-{work.name}", reports.poll)
         self._states_thread = _PollingThread(f"keep-{work.name}", self._keep_newest)
 
     def __enter__(self) -> TrainingMonitor:
         self._states.mkdir(parents=True, exist_ok=True)
         self._metrics_thread.start()
+        self._reports_thread.start()
         self._states_thread.start()
         return self
 
@@ -60,8 +75,12 @@ class TrainingMonitor:
         trace: TracebackType | None,
     ) -> None:
         self._metrics_thread.end(poll_again=True)
-        self._progress.close("done" if error is None else outcome_of(error))
+        outcome = "done" if error is None else outcome_of(error)
+        self._progress.close(outcome)
         self._states_thread.end(poll_again=kind is not None)
+        self._reports_thread.end(poll_again=outcome != "cancelled")
+        for report in self._reports if outcome != "cancelled" else ():
+            report.finish(failed=outcome == "failed")
         if kind is None:
             self._check_threads()
 

@@ -6,12 +6,14 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import CronSchedule
 
+from tests.flows.history import histories
 from tests.flows.lab import SMALL, Lab, until
 from tests.platform.conftest import Platform, platform_of
 from tests.platform.served import RUN_SECONDS
@@ -62,6 +64,18 @@ def test_the_clock_starts_a_run(platform: Platform) -> None:
         first = until(lambda: platform.api("POST", "flow_runs/filter", **scheduled), RUN_SECONDS)[0]
         assert platform.end(first["id"]) == "Completed"
         client.delete_deployment_schedule(deployment.id, schedule.id)
+
+
+def test_a_killed_process_ends_in_mlflow_though_nobody_retries(platform: Platform) -> None:
+    run = platform.start("train/preference", study_text=SMALL.read_text(), name="killed")
+    rank = psutil.Process(platform.lab.pause_preference())
+    engine = next(one for one in rank.parents() if "flow_run_process" in " ".join(one.cmdline()))
+    engine.kill()
+    assert platform.end(run) == "Crashed"
+    user = f":{platform.link('Prefect').partition('/?token=')[2]}@"
+    mlflow = platform.mlflow.replace("//", f"//{user}")
+    until(lambda: "RUNNING" not in {one.status for one in histories(mlflow, "dynolab", "")}, 30)
+    assert {one.status for one in histories(mlflow, "dynolab", "killed")} == {"KILLED"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -55,6 +55,20 @@ def test_an_address_that_is_none(name: str, value: str) -> None:
     assert (caught.value.field, caught.value.value) == (name, value)
 
 
+@pytest.mark.parametrize(
+    ("client", "remedy"),
+    [("tensorboard", "choose one of wandb"), ("wandb", "pip install .*trackers")],
+)
+def test_a_client_that_is_unknown_or_not_installed(
+    client: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()  # W&B's runs
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(ConfigError, match=remedy) as caught:
+        Settings.from_environment({"DYNOLAB_REPORT_TO": f" {client},"})
+    assert (caught.value.field, caught.value.value) == ("DYNOLAB_REPORT_TO", client)
+
+
 @pytest.mark.parametrize("name", ["DYNOLAB_STORE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"])
 @pytest.mark.parametrize(
     "value", ["http://ada:hush@host", "http://host/?token=hush", "s3://a#hush"]

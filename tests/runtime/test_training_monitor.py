@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from io import StringIO
@@ -14,6 +15,8 @@ import pytest
 from doubles import MemoryRun
 
 from dynolab.errors import Pruned
+from dynolab.objectives import SFTConfig
+from dynolab.training.config import TrainConfig
 from tasks.runtime import training_monitor as supervisor_module
 from tasks.runtime.track.progress import PlainLines, Progress
 from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched, watched_by
@@ -137,6 +140,68 @@ def test_what_ends_a_thread_ends_the_training(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="disk is gone"):
         wait_in_vain(Training(tmp_path, broken))
+
+
+class StubRun:
+    """A run as W&B and trackio make it; remembers what it got."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.calls.append((step, metrics))
+
+    def finish(self, **status: int) -> None:
+        self.calls.append(status)
+
+
+def reported(training: Training, monkeypatch: pytest.MonkeyPatch, clients: str) -> None:
+    """Trains two steps with `clients` of DYNOLAB_REPORT_TO."""
+    monkeypatch.setenv("DYNOLAB_REPORT_TO", clients)
+    training.work.tracker.record = SimpleNamespace(experiment="lab", name="first / sft")
+    training.work.config = TrainConfig(objective=SFTConfig())
+    with training.supervised():
+        training.log(1)
+        training.log(2)
+
+
+def test_clients_get_the_metrics_and_a_broken_one_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, asked = StubRun(), dict[str, Any]()
+
+    def broken(**more: Any) -> StubRun:
+        raise OSError("no login")
+
+    for client, init in {
+        "wandb": lambda **more: asked.update(more) or run,
+        "trackio": broken,
+    }.items():
+        stub = SimpleNamespace(init=init, __spec__=SimpleNamespace(origin="stub"))
+        monkeypatch.setitem(sys.modules, client, stub)  # type: ignore[arg-type]
+    training = Training(tmp_path)
+    reported(training, monkeypatch, "wandb, trackio")
+    assert (asked["project"], asked["name"]) == ("lab", "first / sft")
+    assert asked["config"]["objective"]["name"] == "sft"
+    assert run.calls == [(1, {"train/loss": 1.0}), (2, {"train/loss": 1.0}), {"exit_code": 0}]
+    assert "trackio" in caplog.text
+    assert training.logged() == [1, 2]
+
+
+@pytest.mark.parametrize("client", ["wandb", "trackio"])
+def test_the_real_client_keeps_the_metrics(
+    client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    monkeypatch.chdir(kept)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(kept))  # read at the import
+    pytest.importorskip(client, reason="needs: pip install '.[trackers]'")
+    reported(Training(tmp_path), monkeypatch, client)
+    files = [file for file in kept.rglob("*") if file.suffix in (".wandb", ".db")]
+    assert files
+    assert all(b"train/loss" in file.read_bytes() for file in files)
 
 
 def metric_text(step: int) -> str:

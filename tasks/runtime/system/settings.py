@@ -10,11 +10,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, check_installed, check_known
 from tasks.runtime.system.child import GRACE
 from tasks.runtime.system.secret_files import check_key, holds_secret
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+_CLIENTS = ("wandb", "trackio")
 
 
 class Settings(BaseModel):
@@ -31,6 +32,7 @@ class Settings(BaseModel):
     | DYNOLAB_RENDEZVOUS | `host:port` of this host where the others' torchrun waits | none |
     | DYNOLAB_RESUME_STATES | how many of a training's newest resume states are kept | 2 |
     | DYNOLAB_GRACE_SECONDS | how long a training has to save its state after SIGTERM | 0 |
+    | DYNOLAB_REPORT_TO | clients that get metrics of trainings, as `wandb,trackio` | none |
     | DYNOLAB_KEY | key that signs resume states, in hex | the home's `key` |
 
     S3 credentials come from the usual AWS_* variables; this class holds neither them nor the key.
@@ -47,12 +49,14 @@ class Settings(BaseModel):
     rendezvous: str | None = None
     resume_states: int = 2
     grace_seconds: int = 0
+    report_to: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the variables above; an empty one counts as unset.
 
-        Raises ConfigError for an invalid address or key, and for an address with a login.
+        Raises ConfigError for an invalid address or key, for an address with a login, and for a
+        client that is unknown or not installed.
         """
         check_key(environment)
         store = environment.get("DYNOLAB_STORE")
@@ -80,6 +84,7 @@ class Settings(BaseModel):
             rendezvous=rendezvous,
             resume_states=_count(environment, "DYNOLAB_RESUME_STATES", 2),
             grace_seconds=_count(environment, GRACE) if environment.get(GRACE) else 0,
+            report_to=_clients(environment, "DYNOLAB_REPORT_TO"),
         )
 
     @property
@@ -134,6 +139,14 @@ def _count(environment: Mapping[str, str], name: str, default: int = 1) -> int:
     if not re.fullmatch("0*[1-9][0-9]{0,8}", value):
         raise ConfigError(name, value, "give a number, 1 or more")
     return int(value)
+
+
+def _clients(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+    clients = tuple(filter(None, map(str.strip, environment.get(name, "").split(","))))
+    for client in clients:
+        check_known(name, client, _CLIENTS)
+        check_installed(name, client, "trackers")
+    return clients
 
 
 def _host_and_port(environment: Mapping[str, str], name: str) -> str | None:

@@ -320,7 +320,10 @@ def emit_event(
 
 
 class ProgressArtifacts:
-    """Display with an artifact `progress-<name>` of the current Prefect run for each stage."""
+    """Display with an artifact `progress-<name>` of the current Prefect run for each stage.
+
+    A stage whose result was in the store has none: its task's state `Cached` says so.
+    """
 
     def __init__(self, seconds: float = PUBLISH_SECONDS) -> None:
         self.seconds = seconds
@@ -328,6 +331,8 @@ class ProgressArtifacts:
 
     def show(self, stage: StageProgress) -> None:
         """Publish the stage soon, or at once when it ends."""
+        if stage.outcome == "cached":
+            return
         if stage not in self._publishers:
             self._publishers[stage] = _Publisher(stage, self.seconds)
         if stage.outcome is not None:
@@ -372,8 +377,6 @@ class _Publisher:
 
 
 def _percent_and_description(stage: StageProgress) -> tuple[float, str]:
-    if stage.outcome == "cached":
-        return 100.0, f"{stage.name}: cached {stage.text}".strip()
     done = min(1.0, stage.step / stage.total_steps) if stage.total_steps else 0.0
     percent = 100.0 if stage.outcome == "done" else 100.0 * done
     state = f"{stage.count} {stage.text}".strip() or "started"
