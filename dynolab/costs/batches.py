@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dynolab.costs.traced import MicroBatch
-from dynolab.data.batches import CHOSEN, draw
+from dynolab.data.batches import draw, responses_of
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.packing import packed_length, plan_rows
 from dynolab.training.config import LoopConfig
@@ -28,8 +28,7 @@ MOST_STEPS = 2_000
 
 def lengths_of(example: EncodedExample, sides: Sequence[int], width: float) -> Lengths:
     """The rows of an example: its answers share one row with their prompt where that is cheaper."""
-    answers = [example.chosen if side == CHOSEN else example.rejected for side in sides]
-    present = [answer for answer in answers if answer is not None]
+    present = [answer for _, answer in responses_of(example, sides)]
     rows = plan_rows(present, width)
     responses = sum(answer.response_length for answer in present)
     return Lengths(tuple(packed_length(present, row) for row in rows), len(present), responses)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from dynolab.data.encode import Encoded, EncodedExample
+from dynolab.errors import ConfigError
 
 CHOSEN, REJECTED = 0, 1
 
@@ -192,8 +193,8 @@ def collate_examples(
     """Collates the given sides of examples; the sides of one example are neighbours."""
     sequences, example_of, side_of = [], [], []
     for number, example in enumerate(examples):
-        for side in sides:
-            sequences.append(_side(example, side))
+        for side, sequence in responses_of(example, sides):
+            sequences.append(sequence)
             example_of.append(number)
             side_of.append(side)
     ids = [example.id for example in examples]
@@ -205,7 +206,7 @@ def collate_examples(
     return replace(
         batch,
         wins=torch.tensor(wins, dtype=torch.float64) if len(wins) == len(sequences) else None,
-        weight=torch.tensor(weights, dtype=torch.float64).repeat_interleave(len(sides))
+        weight=torch.tensor(weights, dtype=torch.float64)[batch.example]
         if any(example.weight is not None for example in examples)
         else None,
     )
@@ -214,7 +215,7 @@ def collate_examples(
 def count_totals(examples: Sequence[EncodedExample], sides: Sequence[int]) -> Totals:
     """Global denominators of one optimizer step on these examples."""
     return totals_of(
-        len(examples), [(side, _side(example, side)) for example in examples for side in sides]
+        len(examples), [one for example in examples for one in responses_of(example, sides)]
     )
 
 
@@ -229,10 +230,20 @@ def totals_of(examples: int, responses: Sequence[tuple[int, Encoded]]) -> Totals
     )
 
 
-def _side(example: EncodedExample, side: int) -> Encoded:
-    encoded = example.chosen if side == CHOSEN else example.rejected
-    assert encoded is not None, "rows without a rejected answer are refused before training"
-    return encoded
+def responses_of(example: EncodedExample, sides: Sequence[int]) -> list[tuple[int, Encoded]]:
+    """The responses trained on with their sides: of a pair one a side, of a labelled row its own.
+
+    **Raises:** `ConfigError` if a side has no response.
+    """
+    if example.label is not None:
+        return [(CHOSEN if example.label else REJECTED, example.chosen)]
+    by_side = {CHOSEN: example.chosen, REJECTED: example.rejected}
+    found = [(side, sequence) for side in sides if (sequence := by_side[side]) is not None]
+    if len(found) < len(sides):
+        raise ConfigError(
+            f"updating example {example.id}", None, "its objective needs a rejected response"
+        )
+    return found
 
 
 def by_length(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:

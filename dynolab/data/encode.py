@@ -31,13 +31,14 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """An encoded example: one sequence per side, the pair's `wins` and its `weight`."""
+    """An encoded example: one sequence per side, with `wins`, `weight` and `label` of its row."""
 
     id: str
     chosen: Encoded
     rejected: Encoded | None
     wins: tuple[float, float] | None = None
     weight: float | None = None
+    label: bool | None = None
 
 
 @dataclass
@@ -101,7 +102,7 @@ class Encoder:
             answer = side.ids[side.prompt_length : -1]
             self.counts.unknown.add(self.tokenizer, answer, text)
         rejected = sides[1] if row.rejected is not None else None
-        return EncodedExample(row.id, sides[0], rejected, row.wins, row.weight)
+        return EncodedExample(row.id, sides[0], rejected, row.wins, row.weight, row.label)
 
     def response(
         self, name: str, prompt: str, response: str, turn: Turn | None = None

@@ -52,7 +52,8 @@ class Example(Prompted):
 
     `wins` holds, for the chosen and the rejected answer, the probability P(y ≻ π | x) that a judge
     or a reward model prefers it to an answer of the policy that training starts from. `weight`
-    multiplies the row's loss; default 1.
+    multiplies the row's loss; default 1. `label` is there in rows of single answers: whether
+    `chosen`, the only one, is a good one.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Example(Prompted):
     weight: float | None = Field(
         default=None, ge=0, allow_inf_nan=False, exclude_if=lambda weight: weight is None
     )
+    label: bool | None = Field(default=None, exclude_if=lambda label: label is None)
 
 
 class PromptRow(Prompted):

@@ -27,6 +27,7 @@ from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
 from dynolab.objectives.slic import SLiC, SLiCConfig
 from dynolab.objectives.sppo import SPPO, SPPOConfig
+from dynolab.objectives.unpaired import Unpaired, UnpairedConfig
 
 __all__ = [
     "CPO",
@@ -62,6 +63,8 @@ __all__ = [
     "SimKOConfig",
     "SimPO",
     "SimPOConfig",
+    "Unpaired",
+    "UnpairedConfig",
     "build_objective",
     "force",
     "group_advantages",

@@ -19,6 +19,7 @@ from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
 from dynolab.objectives.slic import SLiC, SLiCConfig
 from dynolab.objectives.sppo import SPPO, SPPOConfig
+from dynolab.objectives.unpaired import Unpaired, UnpairedConfig
 
 RowConfig = (
     SFTConfig
@@ -33,6 +34,7 @@ RowConfig = (
     | CPOConfig
     | ORPOConfig
     | CustomConfig
+    | UnpairedConfig
 )
 GroupConfig = GRPOConfig | SimKOConfig
 AnyConfig = RowConfig | GroupConfig | SPINConfig
@@ -59,6 +61,7 @@ _CLASSES: dict[str, Callable[[Any], Objective]] = {
     "cpo": CPO,
     "orpo": ORPO,
     "custom": Custom,
+    "apo_zero_unpaired": Unpaired,
     "spin": lambda config: _dpo(config, "sigmoid"),
 }
 

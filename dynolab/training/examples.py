@@ -12,7 +12,9 @@ from dynolab.data.rows import Example, PromptRow, read_rows
 from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
 from dynolab.objectives.registry import AnyConfig
+from dynolab.objectives.sft import SFTConfig
 from dynolab.objectives.sppo import reads_wins
+from dynolab.objectives.unpaired import UnpairedConfig
 from dynolab.training.config import LoopConfig
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ def load_examples(file: Path, encoder: Encoder, objective: AnyConfig) -> list[En
     `overlong: error`, and if no row is left.
     """
     rows = list(read_rows(file, Example))
+    if isinstance(objective, SFTConfig):  # of labelled rows the good ones alone
+        good = (row for row in rows if row.label is not False)
+        rows = [row.model_copy(update={"label": None}) if row.label else row for row in good]
     check_rows(rows, objective)
     return encoder.examples(rows)
 
@@ -71,7 +76,24 @@ def load_prompts(
 
 def check_rows(rows: Sequence[Example], objective: AnyConfig) -> None:
     """Raises ConfigError for rows that lack the rejected answer or `wins` the objective reads."""
-    check_sides(rows, build_objective(objective).sides, objective.name)
+    labels = [row.label for row in rows]
+    if isinstance(objective, UnpairedConfig):
+        if set(labels) != {True, False}:
+            raise ConfigError(
+                "data.label",
+                next(iter(set(labels)), None),
+                f"objective {objective.name} needs rows with a label (data.format: unpaired), "
+                "some true and some false",
+            )
+    elif any(label is not None for label in labels):
+        raise ConfigError(
+            "data.format",
+            "unpaired",
+            f"objective {objective.name} compares two answers; give pairs, or use "
+            "apo_zero_unpaired",
+        )
+    else:
+        check_sides(rows, build_objective(objective).sides, objective.name)
     if rows and all(row.weight == 0 for row in rows):
         raise ConfigError("data.weight", 0.0, "of every row is 0; give some rows a weight above it")
     lacking = [row.id for row in rows if row.wins is None] if reads_wins(objective) else []

@@ -9,10 +9,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED, TopTokens
+from dynolab.data.batches import CHOSEN, REJECTED, TopTokens, responses_of
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.groups import Completion, Group
-from dynolab.errors import ConfigError
 from dynolab.training.step_batch import ScoredRow, StepExample
 
 
@@ -37,23 +36,20 @@ class RecordedExample(_Recorded):
     wins: tuple[float, float] | None = None
     rejected_dose: list[float] | None = Field(None, exclude_if=lambda dose: dose is None)
     weight: float | None = Field(None, exclude_if=lambda weight: weight is None)
+    label: bool | None = Field(None, exclude_if=lambda label: label is None)
 
     def encoded(self) -> EncodedExample:
         """Converts to the example that collation takes."""
-        return EncodedExample(self.id, self.chosen, self.rejected, self.wins, self.weight)
+        return EncodedExample(
+            self.id, self.chosen, self.rejected, self.wins, self.weight, self.label
+        )
 
     def responses(self, sides: Sequence[int]) -> list[tuple[int, Encoded]]:
         """The responses trained on with their sides, in batch order.
 
         **Raises:** `ConfigError` if a side has no response.
         """
-        by_side = {CHOSEN: self.chosen, REJECTED: self.rejected}
-        responses = [(side, sequence) for side in sides if (sequence := by_side[side]) is not None]
-        if len(responses) < len(sides):
-            raise ConfigError(
-                f"updating example {self.id}", None, "its objective needs a rejected response"
-            )
-        return responses
+        return responses_of(self.encoded(), sides)
 
     def named(self) -> dict[str, Encoded]:
         """Every response by its name in the example."""
@@ -165,6 +161,7 @@ def recorded(example: StepExample, sides: Sequence[int], temperature: float = 1.
         rejected_reference=_listed(reference.get(REJECTED)),
         wins=encoded.wins,
         weight=encoded.weight,
+        label=encoded.label,
         rejected_dose=_listed(example.dose),
     )
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab import distributed
-from dynolab.data.batches import CHOSEN, collate
+from dynolab.data.batches import collate, responses_of
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.packing import plan_rows, share_prompts
 from dynolab.likelihood.packed import Reading
@@ -45,14 +45,10 @@ def score_sides(
     batch: int,
 ) -> list[SideLogps]:
     """As `score_reference`, but a list in the examples' order, whose ids may repeat."""
-    answers = [
-        example.chosen if side == CHOSEN else example.rejected
-        for example in examples
-        for side in sides
-    ]
-    present = [answer for answer in answers if answer is not None]
-    logps = iter(score_responses(logits, present, pad_id, batch * len(sides)))
-    return [{side: next(logps) for side in sides} for _ in examples]
+    answers = [responses_of(example, sides) for example in examples]
+    sequences = [sequence for each in answers for _, sequence in each]
+    logps = iter(score_responses(logits, sequences, pad_id, batch * len(sides)))
+    return [{side: next(logps) for side, _ in each} for each in answers]
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dynolab import distributed
+from dynolab.data.batches import responses_of
 from dynolab.data.encode import EncodedExample
 from dynolab.training.reference import SideLogps
 
@@ -36,12 +37,15 @@ def cached_reference(
     # Scoring needs every rank, and not every host's folder may have the file.
     if all(distributed.gather(file.exists())):
         stored = load_file(file)
-        return [{side: stored[f"{n}|{side}"] for side in sides} for n in range(len(examples))]
+        return [
+            {side: stored[f"{n}|{side}"] for side, _ in responses_of(example, sides)}
+            for n, example in enumerate(examples)
+        ]
     scores = score()
     if distributed.rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-        flat = {f"{n}|{side}": score[side] for n, score in enumerate(scores) for side in sides}
+        flat = {f"{n}|{side}": own for n, score in enumerate(scores) for side, own in score.items()}
         save_file(flat, unfinished)
         unfinished.rename(file)
     return scores

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch, Totals, collate_examples, count_totals
+from dynolab.data.batches import TokenBatch, Totals, collate_examples, count_totals, responses_of
 from dynolab.data.encode import EncodedExample
 from dynolab.data.groups import Group, collate_groups, count_group_totals
 from dynolab.objectives import Objective
@@ -66,7 +66,11 @@ def collate_step(
     batch = replace(batch, dose=_doses(rows))
     if not objective.needs_reference:
         return batch
-    parts = [row.reference.get(side) for row in rows for side in objective.sides]
+    parts = [
+        row.reference.get(side)
+        for row in rows
+        for side, _ in responses_of(row.encoded, objective.sides)
+    ]
     present = [part for part in parts if part is not None]
     return replace(batch, reference=torch.cat(present) if len(present) == len(parts) else None)
 

@@ -222,8 +222,8 @@ def test_a_batch_holds_what_was_recorded_in_the_policys_precision(
 
 def test_denominators_count_what_an_objective_trains_on() -> None:
     examples = [pair(1, chosen=5, rejected=4), pair(2, chosen=3, rejected=7)]
-    assert step_totals(examples, DPO) == Totals(examples=2, tokens=19, sequences=4)
-    assert step_totals(examples, SFT) == Totals(examples=2, tokens=8, sequences=2)
+    assert step_totals(examples, DPO) == Totals(2, tokens=19, sequences=4, chosen_tokens=8)
+    assert step_totals(examples, SFT) == Totals(2, tokens=8, sequences=2, chosen_tokens=8)
 
 
 def test_a_missing_reference_is_named_with_its_remedy(policy: PolicyFunction) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from trl import DPOConfig as TrlConfig, DPOTrainer
+from trl import DPOConfig as TrlConfig, DPOTrainer, KTOTrainer
 from trl.experimental.cpo import CPOTrainer
 from trl.experimental.orpo import ORPOTrainer
 
@@ -28,6 +28,7 @@ from dynolab.objectives import (
     RobustDPOConfig,
     SimPOConfig,
     SPPOConfig,
+    UnpairedConfig,
     build_objective,
 )
 from dynolab.objectives.dpo import LossType
@@ -206,6 +207,44 @@ def test_loss_and_weights_are_trl_s(name: str, seed: int) -> None:
     torch.testing.assert_close(rates, -gradient, **rounding)
     pushed = gradient if name != "sft" else gradient[tokens.token_side == CHOSEN]
     assert pushed.abs().min() > 0
+
+
+def test_unpaired_loss_and_weights_are_trl_s() -> None:
+    """`KTOTrainer._compute_loss` with `apo_zero_unpaired`, whose rows have one answer each."""
+    config = UnpairedConfig(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5)
+    tokens, objective = batch(), build_objective(config)
+    tokens = replace(tokens, totals=replace(tokens.totals, examples=len(tokens.side)))
+    logps = log_probabilities(10, len(tokens.token)).requires_grad_()
+    trainer = object.__new__(KTOTrainer)
+    trainer.model = SimpleNamespace(training=True)
+    trainer.accelerator = Accelerator(cpu=True)
+    trainer.aux_loss_enabled = trainer.calculate_KL = False
+    trainer.precompute_ref_logps = True
+    trainer.loss_type, trainer.beta = config.name, config.beta
+    trainer.desirable_weight = config.desirable_weight
+    trainer.undesirable_weight = config.undesirable_weight
+    trainer._metrics = {"train": defaultdict(list)}
+    trainer._total_train_tokens, trainer._tp_size = 0, 1
+    table = padded(logps, tokens)
+    mask = torch.nn.functional.pad(padded(torch.ones_like(logps), tokens).long(), (1, 0))
+    plain = table.detach()
+    answer = SimpleNamespace(log_probs=table, entropy=plain, mean_logits=plain)
+    inputs = {
+        "input_ids": torch.zeros_like(mask),
+        "attention_mask": torch.ones_like(mask),
+        "completion_mask": mask,
+        "label": (torch.arange(len(mask)) < len(mask) // 2),
+        "ref_logps": padded(tokens.reference, tokens).sum(1),
+    }
+    oracle = trainer._compute_loss(lambda **_: answer, inputs, False)
+    (gradient,) = torch.autograd.grad(oracle, logps)
+    torch.testing.assert_close(objective.loss(logps, tokens), oracle, rtol=1e-12, atol=0)
+    rates = objective.token_weights(logps.detach(), tokens)
+    torch.testing.assert_close(rates, -gradient, rtol=1e-10, atol=1e-14)
+    up, down = rates[tokens.token_side == CHOSEN], rates[tokens.token_side == REJECTED]
+    assert (up > 0).all() and (down < 0).all()
+    named = objective.metrics(logps, tokens)
+    assert not any(value.requires_grad for value in named.values())
 
 
 def test_no_loss_of_trl_is_forgotten() -> None:

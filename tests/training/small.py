@@ -80,12 +80,15 @@ def make_rows(count: int = 24) -> list[Example]:
 
 
 def make_files(folder: Path, seed: int = 0) -> None:
-    """Writes `model/`, `train.jsonl`, `prompts.jsonl` and `probes.jsonl`."""
+    """Writes `model/`, `train.jsonl`, `labelled.jsonl`, `prompts.jsonl` and `probes.jsonl`."""
     tokenizer = make_tokenizer()
     make_policy(tokenizer, seed).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     rows = make_rows()
     write_rows(folder / "train.jsonl", rows)
+    labels = ({"rejected": None, "label": number % 3 > 0} for number in range(len(rows)))
+    labelled = [row.model_copy(update=own) for row, own in zip(rows, labels, strict=True)]
+    write_rows(folder / "labelled.jsonl", labelled)
     prompts = [PromptRow(id=row.id, prompt=row.prompt, answer=row.chosen) for row in rows]
     write_rows(folder / "prompts.jsonl", prompts)
     probes = [
@@ -147,10 +150,12 @@ def make_job(
 ) -> TrainJob:
     (folder / "resume").mkdir(parents=True, exist_ok=True)
     sampled = isinstance(config, GroupTrainConfig)
+    labelled = config.objective.name == "apo_zero_unpaired"
+    rows = "labelled" if labelled else "prompts" if sampled else "train"
     return TrainJob(
         config=config,
         model=inputs / "model",
-        examples=inputs / ("prompts.jsonl" if sampled else "train.jsonl"),
+        examples=inputs / f"{rows}.jsonl",
         probes=inputs / "probes.jsonl",
         output=folder / "output",
         resume_out=folder / "resume",

@@ -150,6 +150,9 @@ def shuffled(text: str, rng: random.Random) -> str:
 def _makers(
     train: Sequence[Example], fresh: Sequence[Example], seed: int
 ) -> dict[DataKind, Callable[[Watched], str | None]]:
+    def bad(watched: Watched) -> bool:
+        return watched.example.label is False
+
     def rng(watched: Watched, kind: str) -> random.Random:
         return random.Random(f"{seed}/probes/{watched.split}/{watched.example.id}/{kind}")
 
@@ -164,8 +167,10 @@ def _makers(
         return in_place_of(row.chosen, shuffled(row.content(answer), rng(watched, kind)), row)
 
     return {
-        "chosen": lambda watched: watched.example.chosen,
-        "rejected": lambda watched: watched.example.rejected,
+        "chosen": lambda watched: None if bad(watched) else watched.example.chosen,
+        "rejected": lambda watched: (
+            watched.example.chosen if bad(watched) else watched.example.rejected
+        ),
         "irr_train": lambda watched: unrelated(watched, train, "irr_train"),
         "irr_test": lambda watched: unrelated(watched, fresh, "irr_test"),
         "random_permute": lambda watched: permuted(

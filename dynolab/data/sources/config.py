@@ -48,10 +48,11 @@ class RowsConfig(BaseModel):
     hub_name: str | None = Field(default=None, description="Source `hub`: owner/name.")
     hub_folder: str | None = Field(default=None, description="Folder inside the Hub data set.")
     hub_split: str = Field(default="train", description="Split of the Hub data set.")
-    format: Literal["pairs", "hh", "probe_file", "chat", "prompts", "gsm8k"] = Field(
+    format: Literal["pairs", "hh", "unpaired", "probe_file", "chat", "prompts", "gsm8k"] = Field(
         default="pairs",
         description="Format of a file or data set. `pairs` and `chat`: prompts and answers, texts "
         "or messages, in the columns of public data sets. `hh`: raw Anthropic transcripts. "
+        "`unpaired`: prompt, completion and label, each row for itself. "
         "`probe_file`: pairs with stored responses of every kind. `prompts`: prompt and optional "
         "answer. `gsm8k`: its question and answer.",
     )

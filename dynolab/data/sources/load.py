@@ -257,7 +257,8 @@ def _examples(
 ) -> Iterator[Example | None]:
     if config.format in _PROMPTS:
         return (_prompt_to_example(prompt, config) for prompt in _prompts(config, records, write))
-    return readers.pairs(records, config.origin, write)
+    read = readers.unpaired if config.format == "unpaired" else readers.pairs
+    return read(records, config.origin, write)
 
 
 def _prompt_to_example(row: PromptRow, config: RowsConfig) -> Example:

@@ -82,6 +82,19 @@ def pairs(records: Iterable[Record], origin: str, write: Write | None) -> Iterat
         )
 
 
+def unpaired(
+    records: Sequence[Record], origin: str, write: Write | None
+) -> Iterator[Example | None]:
+    """Reads rows of a prompt, a completion and its label, true or false, as `pairs` reads them."""
+    for number, record in enumerate(records):
+        if not isinstance(label := record.get("label"), bool):
+            where = place(record, origin, number)
+            raise ConfigError(f"{where}, column label", label, "must be true or false")
+    plain = [{name: x for name, x in one.items() if name != "label"} for one in records]
+    for record, example in zip(records, pairs(plain, origin, write), strict=True):
+        yield example and example.model_copy(update={"label": record["label"]})
+
+
 def _sides(pair: dict[str, Any], where: str, both: bool) -> list[Any]:
     """The answers of a pair, texts or messages."""
     names = ["chosen", "rejected"] if both else ["chosen"]

@@ -145,6 +145,7 @@ def recorded_examples(
             rejected_reference=scores(example.id, REJECTED),
             wins=example.wins,
             weight=example.weight,
+            label=example.label,
         )
         for example in examples
     ]
