@@ -77,6 +77,7 @@ def _answer(
         prompt=pair.prompt,
         turn=pair.turn,
         truth=answered(pair.prompt, pair.chosen),
+        chosen=pair.content(pair.chosen),
         answer=sample.text,
         finished=sample.finished,
         tokens=len(sample.response),

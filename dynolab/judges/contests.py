@@ -51,7 +51,7 @@ def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> l
             id=name,
             prompt=answer.prompt,
             turn=answer.turn,
-            truth=answer.truth,
+            truth=answer.truth or answer.chosen,
             a=a,
             b=b,
             answer_a=answer.answer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from dynolab.data.rows import Prompted, Row, Split
 from dynolab.errors import ConfigError
@@ -21,21 +21,26 @@ PARSED: frozenset[Outcome] = frozenset({"a", "b", "tie"})
 class PolicyAnswer(Prompted):
     """A policy's answer to a prompt: `answers.jsonl`.
 
-    `truth` is the answer to check against, if any; `finished`: it ended with end-of-sequence within
-    the token limit; `tokens`: number of tokens sampled, end-of-sequence included.
+    `truth` is the answer to check against, if any; `chosen`: the data's preferred one, if known;
+    `finished`: it ended with end-of-sequence within the token limit; `tokens`: number of tokens
+    sampled, end-of-sequence included.
     """
 
     id: str
     split: Split
     prompt: str
     truth: str | None
+    chosen: str | None = Field(None, exclude_if=lambda chosen: chosen is None)
     answer: str
     finished: bool
     tokens: int
 
 
 class Contest(Prompted):
-    """Two policies' answers to one prompt; `truth` is for judges that check against it."""
+    """Two policies' answers to one prompt; `truth` is for judges that check against it.
+
+    It is the right answer, or where none is known the data's preferred one.
+    """
 
     id: str
     prompt: str
