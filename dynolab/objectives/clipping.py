@@ -59,15 +59,21 @@ class ClippedConfig(BaseModel):
         ge=1,
         description="Longest completion that sampling allows; dr_grpo divides by it.",
     )
+    overlong_buffer: int | None = Field(
+        default=None,
+        ge=1,
+        exclude_if=lambda buffer: buffer is None,
+        description="Over the last so many tokens before max_tokens a completion's reward falls, "
+        "by 1 at the limit (DAPO's soft punishment).",
+    )
 
     @model_validator(mode="after")
     def _check_max_tokens(self) -> ClippedConfig:
-        if self.aggregation == "dr_grpo" and self.max_tokens is None:
-            raise ConfigError(
-                "max_tokens",
-                None,
-                "dr_grpo divides by it; set it to the token limit of the sampling",
-            )
+        reader = "dr_grpo divides by it" if self.aggregation == "dr_grpo" else ""
+        reader = reader or ("overlong_buffer ends there" if self.overlong_buffer else "")
+        if reader and (self.max_tokens is None or (self.overlong_buffer or 0) > self.max_tokens):
+            remedy = f"{reader}; set it to the token limit of the sampling"
+            raise ConfigError("max_tokens", self.max_tokens, remedy)
         return self
 
     @property

@@ -318,6 +318,13 @@ class GroupTrainConfig(LoopConfig):
     right_from: float = Field(
         1.0, description="Lowest reward of a right completion: for accuracy, pass@k, nthr."
     )
+    resample: int = Field(
+        0,
+        ge=0,
+        exclude_if=lambda times: not times,
+        description="How often other prompts take the place of those whose completions have equal "
+        "rewards and so teach nothing (DAPO's dynamic sampling).",
+    )
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:

@@ -188,6 +188,11 @@ def make_groups(
                 if reference is not None
             ]
             rewards -= config.kl_in_reward * torch.tensor(drift)
+        if config.overlong_buffer and config.max_tokens:
+            # Yu et al., arXiv 2503.14476, eq. 13.
+            lengths = torch.tensor([len(sampled.response) for sampled in answer.sampled])
+            beyond = lengths - (config.max_tokens - config.overlong_buffer)
+            rewards -= (beyond / config.overlong_buffer).clamp(0, 1)
         advantages = group_advantages(
             rewards, scale_by_std=config.scale_by_std, leave_one_out=config.leave_one_out
         ).float()

@@ -105,7 +105,8 @@ class Online:
             with engine.gathered():
                 by_step = self._answers(step)
                 self._rollout = [
-                    self._examples(answers, step + n) for n, answers in enumerate(by_step)
+                    self._examples(self._refilled(answers, step + n), step + n)
+                    for n, answers in enumerate(by_step)
                 ]
             every = [answer for answers in by_step for answer in answers]
             metrics = answer_metrics(every, self._config.right_from)
@@ -121,15 +122,33 @@ class Online:
             for number in range(config.updates_per_rollout)
             for row in draw(step + number, size, len(self._prompts), config.seed)
         ]
-        answers = answer_prompts(
+        answers = self._sampled(rows, step)
+        return [answers[start : start + size] for start in range(0, len(answers), size)]
+
+    def _sampled(self, rows: Sequence[int], step: int) -> list[Answers]:
+        return answer_prompts(
             self._generator,
             self._rewards,
             [self._prompts[row] for row in rows],
-            config.sampling,
-            samples=config.completions,
+            self._config.sampling,
+            samples=self._config.completions,
             step=step,
         )
-        return [answers[start : start + size] for start in range(0, len(answers), size)]
+
+    def _refilled(self, answers: list[Answers], step: int) -> list[Answers]:
+        """A step's answers, with other prompts in place of those whose rewards are equal."""
+        seen = {answer.id for answer in answers}
+        for attempt in range(1, self._config.resample + 1):
+            kept = [answer for answer in answers if answer.differ]
+            seed = self._config.seed + step * self._config.resample + attempt
+            order = draw(0, len(self._prompts), len(self._prompts), seed)
+            fresh = [row for row in order if self._prompts[row][0].id not in seen]
+            fresh = fresh[: len(answers) - len(kept)]
+            if not fresh:
+                break
+            seen |= {self._prompts[row][0].id for row in fresh}
+            answers = kept + self._sampled(fresh, step)
+        return answers
 
     def _examples(self, answers: Sequence[Answers], step: int) -> Sequence[StepExample]:
         """Turns a step's answers into pairs or groups."""

@@ -22,7 +22,7 @@ from dynolab.objectives import (
     force,
     read_logps,
 )
-from dynolab.objectives.clipping import clipped, live
+from dynolab.objectives.clipping import aggregation_weights, clipped, live
 from dynolab.training.config import TrainConfig
 from tests.objectives.sampled import GROUPS, RANKS, VOCABULARY, batch_of
 from tests.objectives.small_llama import gradient, model
@@ -94,17 +94,27 @@ LOG_RATIO = st.floats(-30, 30)
     drift=st.lists(LOG_RATIO, min_size=3, max_size=3),
     advantage=st.lists(st.floats(-5, 5), min_size=3, max_size=3),
 )
-def test_weights_are_the_gradient_however_far_the_policy_went(ratio, drift, advantage):
-    """A sequence's tokens may have their own advantages; ratios of e^±30 are clipped or not."""
-    objective = build_objective(GRPOConfig(ratio=ratio, kl=0.1))
+def test_weights_are_the_closed_form_however_far_the_policy_went(ratio, drift, advantage):
+    """`c_l = w_l [Â_l ρ_l 1[live] + β(e^{ref − π} − 1)]`; a sequence's tokens share the mean of
+    the first part. They may have their own advantages; ratios of e^±30 are clipped or not."""
+    config = GRPOConfig(ratio=ratio, kl=0.1)
+    objective = build_objective(config)
     batch, _ = batch_of(GROUPS[:1])
     three = torch.arange(len(batch.token)) % 3
     batch = replace(batch, advantage=torch.tensor(advantage, dtype=torch.float64)[three])
     moved = batch.old + torch.tensor(drift, dtype=torch.float64)[three]
-    logps = moved.requires_grad_()
-    (gradient,) = torch.autograd.grad(objective.loss(logps, batch), logps)
-    rates = objective.token_weights(logps.detach(), batch)
-    torch.testing.assert_close(rates, -gradient, rtol=1e-9, atol=1e-13)
+    change = moved - batch.old
+
+    def mean(values):
+        return (batch.sequence_sum(values) / batch.sequence_length)[batch.sequence]
+
+    rho = (change if ratio == "token" else mean(change)).exp()
+    weight = aggregation_weights(config, batch, moved)
+    closed = weight * batch.advantage * rho * live(config, rho, batch.advantage)
+    closed = closed if ratio == "token" else mean(closed)
+    closed = closed + weight * 0.1 * torch.expm1(batch.reference - moved)
+    rates = objective.token_weights(moved, batch)
+    torch.testing.assert_close(rates, closed, rtol=1e-9, atol=1e-13)
 
 
 def test_clipping_is_one_sided():

@@ -43,6 +43,7 @@ def test_no_objective_is_forgotten() -> None:
     assert on_rows | {objective["name"] for objective in ON_GROUPS.values()} == names(AnyConfig)
 
 
+MOSTLY_EQUAL = [{"name": "tests.training.rewards.same_for_most"}]
 OTHERWISE: dict[str, TrainConfig | GroupTrainConfig] = {
     **{
         name: small_training(
@@ -55,6 +56,7 @@ OTHERWISE: dict[str, TrainConfig | GroupTrainConfig] = {
         name: small_training("grpo", rewards=[{"name": f"tests.training.rewards.drawn_by_{name}"}])
         for name in ("python", "numpy", "torch")
     },
+    "resampled": small_training("grpo", rewards=MOSTLY_EQUAL, resample=3),
 }
 
 
@@ -69,6 +71,23 @@ def test_a_training_that_died_anywhere_ends_with_the_same_bits(
     if isinstance(config, TrainConfig):
         whole, resumed = (job.output / "probes.jsonl" for job in (runs.whole, runs.resumed))
         assert whole.read_text() == resumed.read_text()
+
+
+def test_other_prompts_take_the_place_of_those_that_teach_nothing(
+    inputs: Path, tmp_path: Path
+) -> None:
+    """`train/groups_equal` counts what is left; rollouts report the prompts that were drawn."""
+    settled: dict[int, list[dict[str, float]]] = {}
+    for times in (0, 6):
+        config = small_training("grpo", rewards=MOSTLY_EQUAL, resample=times, batch_size=2)
+        job = run_small(inputs, tmp_path / str(times), config)
+        settled[times] = [values for _, values in untimed(job)]
+    plain, filled = (
+        sum(one.get("train/groups_equal", 0.0) for one in settled[times]) for times in (0, 6)
+    )
+    assert filled < plain
+    first = {name for name in settled[0][0] if name.startswith("rollout/")}
+    assert {n: settled[0][0][n] for n in first} == {n: settled[6][0][n] for n in first}
 
 
 LORA = {"lora": {"rank": 2, "alpha": 8}, "record_steps": []}

@@ -5,8 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.training.small import apart, group_settings, metrics, run_small, state
+from dynolab.data.encode import Encoded
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.objectives import GRPOConfig
+from dynolab.rollouts.generator import Sampled
+from dynolab.training.rollout import Answers, Scorer, make_groups
+from tests.training.small import (
+    apart,
+    group_settings,
+    make_policy,
+    make_tokenizer,
+    metrics,
+    run_small,
+    state,
+)
 
 
 def test_groups_of_equal_rewards_are_left_out_and_counted(inputs: Path, tmp_path: Path) -> None:
@@ -77,3 +91,28 @@ def test_a_state_serves_a_longer_training(inputs: Path, tmp_path: Path) -> None:
     longer = run_small(inputs, tmp_path / "longer", config, state(short, 3))
     whole = run_small(inputs, tmp_path / "whole", group_settings(steps=6))
     assert apart(longer, whole) == 0.0
+
+
+@pytest.mark.parametrize("kl_in_reward", [0.0, 0.3])
+def test_long_and_drifting_answers_lose_reward_before_they_are_compared(
+    kl_in_reward: float,
+) -> None:
+    policies = [ResponseLogits(make_policy(make_tokenizer(), seed)) for seed in (0, 1)]
+    scorer = Scorer(policies[0], policies[1], pad_id=0, batch=4)
+    lengths, rewards = (2, 4, 5, 6), (1.0, 1.0, 0.0, 1.0)
+    sampled = tuple(
+        Sampled(Encoded((3, 4, *range(5, 5 + length)), 2), "", True, (-1.0,) * length)
+        for length in lengths
+    )
+    config = GRPOConfig(
+        overlong_buffer=4, max_tokens=6, scale_by_std=False, kl_in_reward=kl_in_reward
+    )
+    answers = [Answers("q", sampled, rewards)]
+    (group,) = make_groups(answers, scorer, config, temperature=1.0, right_from=1.0, seed=0)
+    # Eq. 13 of DAPO: nothing up to 2 tokens, 1 at 6.
+    shaped = torch.tensor([1.0, 0.5, -0.75, 0.0], dtype=torch.float64)
+    drift = [float((one.old - one.reference).sum()) for one in group.completions]
+    shaped -= kl_in_reward * torch.tensor(drift)
+    found = [float(one.advantage[0]) for one in group.completions]
+    assert found == pytest.approx((shaped - shaped.mean()).tolist(), rel=1e-5)
+    assert all(abs(one) > 0.01 for one in drift)
