@@ -115,7 +115,10 @@ def _speed_claims(speeds: pd.DataFrame) -> Iterator[Claimed]:
         yield contrast, claim, "Δ speed > 0", above("Δ mean change", faster)
         if contrast == "clean-noisy":
             noisy = select(own, kind=slow)
-            held = [both[-1] - alone[-1] for both, alone in zip(noisy.measured, noisy.alone, strict=True)]
+            held = [
+                both[-1] - alone[-1]
+                for both, alone in zip(noisy.measured, noisy.alone, strict=True)
+            ]
             yield (
                 "clean-noisy/held_back",
                 "Clean examples hold wrong labels back: they end lower than without them",

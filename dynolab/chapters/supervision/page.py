@@ -168,7 +168,14 @@ def _sources(speeds: pd.DataFrame) -> Section:
         for kind, own in select(speeds, contrast=contrast).groupby("kind"):
             ends = [np.array(own[name].to_list())[:, -1] for name in names]
             rows.append((title, kind, *(with_interval(mean_interval(end)) for end in ends)))
-    head = ("itself", "others of its kind", "the other kind", "together", "measured", "without the other kind")
+    head = (
+        "itself",
+        "others of its kind",
+        "the other kind",
+        "together",
+        "measured",
+        "without the other kind",
+    )
     return section(
         "sources",
         "Which steps move an example's own label",

@@ -108,7 +108,7 @@ def accumulate(
 def train_alone(
     model: nn.Module, toy: Toy, group: int, *, steps: int, learning_rate: float
 ) -> Float[Tensor, " steps"]:
-    """Mean change of `log p(y_o | x_o)` up to each step, if one group's examples train by themselves.
+    """Mean change of `log p(y_o | x_o)` up to each step, if one group trains by itself.
 
     Each moves the weights by as much as among all: the rate is scaled by the group's share.
     """
