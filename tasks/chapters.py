@@ -389,7 +389,7 @@ def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
     return work.log_metrics(metrics)
 
 
-SOFTMAX = Stage("softmax", 2, try_cases)
+SOFTMAX = Stage("softmax", 3, try_cases)
 
 
 class PushConfig(StageConfig):
