@@ -2,7 +2,7 @@
 
     python docs/claims.py
 
-writes it into `deploy/studies/README.md`, from `claims.yaml` and `results` there.
+writes it into `deploy/studies/README.md`, from `docs/claims.yaml` and the `results` there.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ PLACES = {
     "doses": (BUILT_IN, "equal margins"),
 }
 """Last part of a table's name → its column, and where in it; `builtin` has none but digits."""
+AUTHORS_FILE = "../logs/authors.yaml"
 DIGITS = ("classification", "supervision", "transfer")
 OUTCOMES = {word: outcome for outcome, word in APPEARS.items()}
 FIRST, LAST = "<!-- claims: written by docs/claims.py -->", "<!-- end of claims -->"
@@ -72,10 +73,11 @@ class Cell:
         n = self.figures[0].n
         unit = "seeds" if n == self.seeds else "prompts" if self.column == AUTHORS else "cases"
         size = f"{n:,} {unit}" if n > 1 else "one run" if self.column != AUTHORS else "means alone"
-        study = f"{self.table.replace('-', '_')}.yaml"
+        study = f"./{self.table.replace('-', '_')}.yaml"
+        study = AUTHORS_FILE if self.column == AUTHORS else study
         place = f"{self.place}: " if self.place else ""
         mark = f"[{MARKS[self.outcome]}{'°' * self.stale}](./results/{self.table}.json)"
-        return f"{mark} {place}{shown} ([{size}](./{study}))"
+        return f"{mark} {place}{shown} ([{size}]({study}))"
 
 
 def tables() -> dict[str, dict[str, Any]]:
@@ -104,7 +106,7 @@ def stale(table: dict[str, Any]) -> list[str]:
 def claims() -> dict[str, dict[str, list[Cell]]]:
     """Group → claim → where it was tried."""
     kept = tables()
-    groups = yaml.safe_load((STUDIES / "claims.yaml").read_text())
+    groups = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
     return {
         group: {claim: _best(_cells(source, kept)) for claim, source in own.items()}
         for group, own in groups.items()
@@ -166,6 +168,19 @@ def _best(cells: Iterator[Cell]) -> list[Cell]:
     )[::-1]
 
 
+def counts() -> str:
+    """How many claims were tried in each column, and how many hold, do not, and are unclear."""
+    rows = [cells for own in claims().values() for cells in own.values()]
+    lines = ["| | claims tried | hold | do not | differ by place | unclear |", "|---" * 6 + "|"]
+    for column, name in enumerate(COLUMNS):
+        tried = [{c.outcome for c in cells if c.column == column} for cells in rows]
+        clear = [outcomes & {"holds", "fails"} for outcomes in tried if outcomes]
+        found = [sum(own == kind for own in clear) for kind in ({"holds"}, {"fails"})]
+        both, none = (sum(len(own) == n for own in clear) for n in (2, 0))
+        lines.append(f"| {name} | {len(clear)} | {found[0]} | {found[1]} | {both} | {none} |")
+    return "\n".join(lines)
+
+
 def table() -> str:
     """The table in Markdown, with a heading row for every group."""
     lines = [f"| claim | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
@@ -180,7 +195,7 @@ def table() -> str:
 def with_table(text: str) -> str:
     """The text of README.md with the present table between its marks."""
     before, _, rest = text.partition(FIRST)
-    return f"{before}{FIRST}\n\n{table()}\n\n{LAST}{rest.partition(LAST)[2]}"
+    return f"{before}{FIRST}\n\n{counts()}\n\n{table()}\n\n{LAST}{rest.partition(LAST)[2]}"
 
 
 if __name__ == "__main__":

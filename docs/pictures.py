@@ -108,7 +108,7 @@ def forces_of_losses() -> None:
         "SFT on b": lift,
         "SFT on both": force(1) + force(2),
         "DPO": left * (lift + lower),
-        "DPO, rejected at 0.2": left * (lift + 0.2 * lower),
+        "DPO, dose 0.2": left * (lift + 0.2 * lower),
         "GRPO, b right": lift,
         "GRPO, c wrong": lower,
     }

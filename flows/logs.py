@@ -14,11 +14,11 @@ from dynolab.errors import ConfigError
 from dynolab.probes.logs import read_log
 from dynolab.store import git_revision
 from flows.flow import FlowParameters, Name
-from flows.parameters import load_parameters
+from flows.parameters import STUDIES, load_parameters
 from tasks.runtime.system.settings import Settings
 from tasks.shared.result_table import of_verdicts, write_table
 
-AUTHORS = Path("authors_logs.yaml")
+AUTHORS = STUDIES.parent / "logs" / "authors.yaml"
 """The built-in file: runs of the papers' authors."""
 
 KEPT_KINDS = ("chosen", "rejected", "argmax")
@@ -49,7 +49,7 @@ def start_logs(folder: Path, file: Path | None, say: Callable[[str], None]) -> N
 
     **Raises:** `ConfigError` for runs that cannot be read.
     """
-    from dynolab.report.comparison.logs import LoggedRun, changes_of, logs_page, verdicts_on
+    from dynolab.report.comparison.logs import changes_of, logs_page, verdicts_on
     from dynolab.report.page import page_html, write_text
     from dynolab.statistics import mean_interval, share_interval
 
@@ -60,7 +60,7 @@ def start_logs(folder: Path, file: Path | None, say: Callable[[str], None]) -> N
         remedy = f"has no folder {missing[0]}; give a FILE that names its runs"
         raise ConfigError("--logs", str(folder), remedy)
     runs = {
-        name: LoggedRun(run.training, read_log(folder / run.folder, run.without))
+        name: read_log(folder / run.folder, run.training, run.without)
         for name, run in parameters.runs.items()
     }
     reports = Settings.from_environment().reports
@@ -68,12 +68,12 @@ def start_logs(folder: Path, file: Path | None, say: Callable[[str], None]) -> N
     page = logs_page(parameters.name, runs, parameters.as_yaml)
     write_text(reports / f"{parameters.name}.html", page_html(page))
     verdicts, estimates = of_verdicts(verdicts_on(runs))
-    changes = {name: changes_of(run.log) for name, run in runs.items()}
+    changes = {name: changes_of(run) for name, run in runs.items()}
     table = {
         "name": parameters.name,
         "seeds": None,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "stages": {n: {"key": run.log.digest, "code": git_revision()} for n, run in runs.items()},
+        "stages": {n: {"key": run.digest, "code": git_revision()} for n, run in runs.items()},
         "verdicts": verdicts,
         "estimates": estimates
         | {
@@ -91,9 +91,9 @@ def start_logs(folder: Path, file: Path | None, say: Callable[[str], None]) -> N
         "numbers": {},
         "paths": {
             name: {
-                kind: [round(float(mean), 2) for mean in np.nanmean(run.log.paths.logp[kind], 1)]
+                kind: [round(float(mean), 2) for mean in np.nanmean(run.paths.logp[kind], 1)]
                 for kind in KEPT_KINDS
-                if kind in run.log.paths.logp
+                if kind in run.paths.logp
             }
             for name, run in runs.items()
         },

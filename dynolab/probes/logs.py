@@ -33,7 +33,6 @@ MOST_BYTES = 1 << 30
 _FIELD = "--logs"
 _PREFIX = "logps_eval_prob_train/"
 _NAMES = {"argmax_prob_logits": ARGMAX}
-_ROUNDING = 1e-3
 _LINE = TypeAdapter(dict[str, float])
 
 
@@ -42,22 +41,27 @@ class Log:
     """One run's log: its paths, and its other quantities by name, in the log's own units.
 
     Steps are evaluations, from 0. A log of means alone has one pair, the mean over the prompts, and
-    so no intervals. `notes`: what was left out, and why. `digest`: SHA-256 of its files.
+    so no intervals.
+
+    - `training`: what was trained, one of `dynolab.claims.reproduction.TITLES`.
+    - `note`: why y* was left out, if it was. `digest`: SHA-256 of its files.
     """
 
+    training: str
     paths: LearningPaths
     others: dict[str, Float[ndarray, "steps pairs"]]
-    notes: tuple[str, ...]
+    note: str
     digest: str
 
 
-def read_log(folder: Path, without: Collection[str] = ()) -> Log:
+def read_log(folder: Path, training: str, without: Collection[str] = ()) -> Log:
     """Reads one run's folder; the files can hold only numbers.
 
     y* is left out if it lies below the chosen answer, which no sum of the likeliest tokens'
     log-probabilities can. A line that stands twice, as a restarted run leaves it, counts once.
 
-    **Arguments:** `without`: kinds to leave out, such as `argmax`, if its log is known to be wrong.
+    **Arguments:** `training`: as in `Log`; `without`: kinds to leave out, such as `argmax`, where
+    the log of them is known to be wrong.
 
     **Raises:** `ConfigError` for files that are missing, damaged or do not fit each other.
     """
@@ -72,9 +76,10 @@ def read_log(folder: Path, without: Collection[str] = ()) -> Log:
             remedy = f"give numbers (evaluations, {len(names)} quantities of {LINES}, prompts)"
             with reading(_FIELD, str(file), remedy):
                 packed = _read(file)
-                means, values = values[0], np.load(BytesIO(packed), allow_pickle=False)
-                own = values.astype(float)[0].mean(-1, keepdims=True)
-                if not np.allclose(own, means, rtol=_ROUNDING, equal_nan=True):
+                means = values[0]
+                values = np.load(BytesIO(packed), allow_pickle=False).astype(float)
+                own = values[0].mean(-1, keepdims=True)
+                if values.ndim != 3 or not np.allclose(own, means, rtol=1e-3, equal_nan=True):
                     raise ValueError(f"its first means are not those of {LINES}")
             content += packed
     if len(values) < 2:
@@ -86,21 +91,18 @@ def read_log(folder: Path, without: Collection[str] = ()) -> Log:
         for place, name in enumerate(names)
         if np.isfinite(values[:, place]).any()
     }
-    logp = {
+    scored = {
         _NAMES.get(name, name.removeprefix(_PREFIX)): measured.pop(name)
         for name in names
         if name in measured and (name.startswith(_PREFIX) or name in _NAMES)
     }
-    notes = [
-        f"{kind}: left out as the settings say"
-        for kind in without
-        if logp.pop(kind, None) is not None
-    ]
+    logp = {kind: path for kind, path in scored.items() if kind not in without}
+    note = ""
     paths = LearningPaths(np.arange(len(values)), tuple(map(str, range(values.shape[2]))), logp)
     if paths.gap is not None and (below := np.nanmean(paths.gap < 0)) > 0:
         del logp[ARGMAX]
-        notes.append(f"y* is left out: it lies below the chosen answer in {below:.0%} of the cases")
-    return Log(paths, measured, tuple(notes), sha256(content).hexdigest())
+        note = f"y* is left out: it lies below the chosen answer in {below:.0%} of the cases"
+    return Log(training, paths, measured, note, sha256(content).hexdigest())
 
 
 def _read(file: Path) -> bytes:

@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from dynolab.errors import ConfigError
+from dynolab.probes.logs import LINES
 from flows import cli
 from flows.logs import start_logs
 from tests.flows.lab import ROOT
 from tests.probes.logged import made_up, write_log
-from tests.report.parsed import words_of
+from tests.report.parsed import CANARY, words_of
 
 RUNS = {
     "ours": {"folder": "first", "training": "from-base"},
@@ -60,6 +61,15 @@ def test_the_command_writes_a_page_and_a_table(
     )
     words = words_of(home / "reports/mine.html", " ")
     assert "their mean" in words and "nan" not in words.split()
+
+
+def test_names_in_a_log_are_shown_and_never_obeyed(home: Path, tmp_path: Path) -> None:
+    log = write_log(tmp_path / "logs/first", made_up(), means_alone=True) / LINES
+    log.write_text(
+        log.read_text().replace("rejected", CANARY).replace("chosen_A_o", f"{CANARY}A_o")
+    )
+    start_logs(tmp_path / "logs", write_file(tmp_path, {"ours": RUNS["ours"]}), print)
+    assert CANARY not in (home / "reports/mine.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.probes.logged import NAMES, made_up, write_log
 
 def test_a_log_becomes_paths_over_its_prompts(tmp_path: Path) -> None:
     values = made_up()
-    log = read_log(write_log(tmp_path / "run", values))
+    log = read_log(write_log(tmp_path / "run", values), FROM_BASE)
     assert set(log.paths.logp) == {"chosen", "rejected", "argmax"}
     np.testing.assert_array_equal(log.paths.logp["rejected"], values[:, 2])
     np.testing.assert_array_equal(log.others["p_e"], values[:, 5])
@@ -32,7 +32,7 @@ def test_a_log_becomes_paths_over_its_prompts(tmp_path: Path) -> None:
 
 def test_means_alone_have_effects_and_no_intervals(tmp_path: Path) -> None:
     values = made_up()
-    log = read_log(write_log(tmp_path / "run", values, means_alone=True))
+    log = read_log(write_log(tmp_path / "run", values, means_alone=True), FROM_BASE)
     assert len(log.paths.steps) == 9, "the line that stands twice counts once"
     verdicts = assess_log(FROM_BASE, log.paths)
     assert {verdict.outcome for verdict in verdicts} == {"unclear"}
@@ -44,11 +44,11 @@ def test_what_cannot_be_y_star_is_left_out_and_so_is_what_a_prompt_lacks(tmp_pat
     values = made_up()
     values[0, 3, 0] = -1e3  # y* of one prompt, below its chosen answer
     values[2, 2, 7] = np.inf
-    log = read_log(write_log(tmp_path / "run", values), without=["nothing"])
-    assert "argmax" not in log.paths.logp and any("y*" in note for note in log.notes)
+    log = read_log(write_log(tmp_path / "run", values), FROM_BASE, ["nothing"])
+    assert "argmax" not in log.paths.logp and "y*" in log.note
     lost = np.isnan(log.paths.logp["rejected"])
     assert lost[:, 7].all() and lost.sum() == len(values)
-    assert set(read_log(tmp_path / "run", ["rejected"]).paths.logp) == {"chosen"}
+    assert set(read_log(tmp_path / "run", FROM_BASE, ["rejected"]).paths.logp) == {"chosen"}
 
 
 def test_claims_on_a_training_by_itself() -> None:
@@ -96,6 +96,8 @@ def array(values: np.ndarray) -> bytes:
         (f"{NUMBERS}.gz", array(made_up()[:, ::-1])),
         (f"{NUMBERS}.gz", array(made_up()[:, :3])),
         (f"{NUMBERS}.gz", array(made_up()[0])),
+        (f"{NUMBERS}.gz", array(made_up()[..., None])),
+        (f"{NUMBERS}.gz", array(np.float64(1))),
         (f"{NUMBERS}.gz", array(np.array(["text"]))),
     ],
 )
@@ -107,7 +109,7 @@ def test_damaged_files_give_one_message(tmp_path: Path, name: str, content: byte
     if content is not None:
         (folder / name).write_bytes(content)
     with pytest.raises(ConfigError, match="run") as refused:
-        read_log(folder)
+        read_log(folder, FROM_BASE)
     assert refused.value.field == "--logs" and len(str(refused.value)) < 600
 
 
@@ -115,10 +117,10 @@ def test_nothing_in_a_log_runs_code(tmp_path: Path) -> None:
     folder, ran = write_log(tmp_path / "run", made_up()), tmp_path / "ran"
     (folder / f"{NUMBERS}.gz").write_bytes(array(np.array([Runs(ran)], dtype=object)))
     with pytest.raises(ConfigError):
-        read_log(folder)
+        read_log(folder, FROM_BASE)
     (folder / f"{NUMBERS}.gz").write_bytes(packed(pickle.dumps(Runs(ran))))
     with pytest.raises(ConfigError):
-        read_log(folder)
+        read_log(folder, FROM_BASE)
     assert not ran.exists()
 
 
@@ -127,5 +129,5 @@ def test_a_file_that_unpacks_to_too_much_is_refused(
 ) -> None:
     monkeypatch.setattr(logs, "MOST_BYTES", 10_000)
     with pytest.raises(ConfigError, match="larger than"):
-        read_log(write_log(tmp_path / "run", made_up(prompts=1_000)))
+        read_log(write_log(tmp_path / "run", made_up(prompts=1_000)), FROM_BASE)
     assert len(NAMES) == made_up().shape[1]

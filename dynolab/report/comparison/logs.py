@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
@@ -26,24 +25,11 @@ from dynolab.results.study import ARGMAX
 from dynolab.statistics import mean_interval
 
 
-@dataclass(frozen=True)
-class LoggedRun:
-    """A run's log, and what was trained: one of `dynolab.claims.reproduction.TITLES`."""
-
-    training: str
-    log: Log
-
-    @property
-    def title(self) -> str:
-        """The training in words."""
-        return TITLES[self.training]
-
-
-def logs_page(name: str, runs: Mapping[str, LoggedRun], settings: str) -> Page:
+def logs_page(name: str, runs: Mapping[str, Log], settings: str) -> Page:
     """The page of the runs by name: changes, paths and verdicts, over prompts."""
     verdicts = verdicts_on(runs)
     words = Words("logs.html", verdicts=verdicts, runs=runs)
-    rows = [_row(run, logged) for run, logged in runs.items()]
+    rows = [_row(run, log) for run, log in runs.items()]
     head = (
         "run",
         "training",
@@ -55,9 +41,7 @@ def logs_page(name: str, runs: Mapping[str, LoggedRun], settings: str) -> Page:
         "Δ gap",
         "note",
     )
-    found = verdict_table(
-        "run", verdicts, named=lambda run: f"{run}: {runs[run].title}" if run in runs else run
-    )
+    found = verdict_table("run", verdicts, named=lambda run: f"{run}: {TITLES[runs[run].training]}")
     return Page(
         name=name,
         answer=words.lines("answer"),
@@ -71,36 +55,35 @@ def logs_page(name: str, runs: Mapping[str, LoggedRun], settings: str) -> Page:
     )
 
 
-def verdicts_on(runs: Mapping[str, LoggedRun]) -> list[Verdict]:
+def verdicts_on(runs: Mapping[str, Log]) -> list[Verdict]:
     """Every run's verdicts, as `<run>/<training>/<claim>`, with the run as their topic."""
     return [
         verdict.model_copy(update={"id": f"{run}/{verdict.id}", "topic": run})
-        for run, logged in runs.items()
-        for verdict in assess_log(logged.training, logged.log.paths)
+        for run, log in runs.items()
+        for verdict in assess_log(log.training, log.paths)
     ]
 
 
 def changes_of(log: Log) -> dict[str, Float[ndarray, " pairs"]]:
-    """The change of every kind, and of the gap, nats for each pair."""
-    kinds = (*log.paths.logp, GAP)
-    known = {kind: values_of(log.paths, kind) for kind in kinds}
-    return {kind: change(path) for kind, path in known.items() if path is not None}
+    """The change of every kind, and of the gap, nats for each pair that has it."""
+    known = {kind: values_of(log.paths, kind) for kind in (*log.paths.logp, GAP)}
+    changes = {kind: change(path) for kind, path in known.items() if path is not None}
+    return {kind: moved[np.isfinite(moved)] for kind, moved in changes.items()}
 
 
-def _row(run: str, logged: LoggedRun) -> Sequence[str]:
-    log, changes = logged.log, changes_of(logged.log)
+def _row(run: str, log: Log) -> Sequence[str]:
+    changes = changes_of(log)
     chosen = changes.get("chosen", np.empty(0))
     moved = (changes.get(kind, np.empty(0)) for kind in ("chosen", ARGMAX, GAP))
     first, *others = (with_interval(mean_interval(own)) for own in moved)
     fell = f"{(chosen < 0).mean():.0%}" if len(chosen) > 1 else "–"
     size = (str(len(log.paths.steps)), number(len(chosen)) if len(chosen) > 1 else "their mean")
-    return (run, logged.title, *size, first, fell, *others, "; ".join(log.notes))
+    return (run, TITLES[log.training], *size, first, fell, *others, log.note)
 
 
-def _figure(name: str, run: str, logged: LoggedRun, words: Words) -> Figure:
+def _figure(name: str, run: str, log: Log, words: Words) -> Figure:
     """A run's paths: answers, the prediction's distance from the answer, and norms of A."""
-    paths, others = logged.log.paths, logged.log.others
-    at = paths.steps.tolist()
+    paths, others, at = log.paths, log.others, log.paths.steps.tolist()
     answers = {style_of(kind).label: paths.logp[kind] for kind in in_order(paths.logp)}
     near = {name: others[name] for name in ("p_e", "energy") if name in others}
     norms = {name: path for name, path in others.items() if name.endswith("A_o")}
@@ -122,4 +105,4 @@ def _figure(name: str, run: str, logged: LoggedRun, words: Words) -> Figure:
         if own
     ]
     text = words.figure("paths", line_plot(panels))
-    return Figure(name, f"{run}: {logged.title}", text.message, text.note, text.plot)
+    return Figure(name, f"{run}: {TITLES[log.training]}", text.message, text.note, text.plot)
