@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from math import inf, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,8 @@ def _cells(source: str, kept: dict[str, dict[str, Any]]) -> Iterator[Cell]:
                 side = on_side(1 if sign == ">" else -1, "", known, float(limit))
                 yield Cell(name, column, place, str(side.outcome), (known,), seeds, old)
             continue
+        if name.endswith("degeneration"):
+            continue  # compared with the start, so that its verdicts' ids mean something else
         ids = [id_ for id_ in table["verdicts"] if _is_of(id_, source, column)]
         for id_ in ids:
             outcome = OUTCOMES.get(table["verdicts"][id_], table["verdicts"][id_])
@@ -148,8 +150,9 @@ def _is_of(id_: str, source: str, column: int) -> bool:
 def _interval(table: dict[str, Any], name: str) -> Interval | None:
     known = table["estimates"].get(name)
     if known is None:
-        number = table["numbers"].get(name)
-        return None if number is None else Interval(number, nan, nan, 1)
+        numbers = table["numbers"]
+        mean, low, high = (numbers.get(name + end, nan) for end in ("", "_low", "_high"))
+        return None if isnan(mean) else Interval(mean, low, high, 1)
     if known["mean"] is None:
         return None
     low, high = (nan if known[end] is None else known[end] for end in ("low", "high"))

@@ -120,7 +120,10 @@ def agrees(figure: str, exact: dict[str, float | None]) -> bool:
 def looked_up(table: str, name: str) -> dict[str, float | None]:
     kept = json.loads((RESULTS / f"{table}.json").read_text())
     estimate: dict[str, float | None] | None = kept["estimates"].get(name)
-    return {"mean": kept["numbers"][name]} if estimate is None else estimate
+    if estimate is not None:
+        return estimate
+    ends = {end: kept["numbers"].get(f"{name}_{end}") for end in ("low", "high")}
+    return {"mean": kept["numbers"][name], **ends}
 
 
 def rescaled(exact: dict[str, float | None], add: float, factor: float) -> dict[str, float | None]:
