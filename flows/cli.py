@@ -270,9 +270,13 @@ def reproduce(
     if logs is None:
         flow_command("reproduce")(file, config, changes, plan, machine, show, fresh, as_json)
         return
+    if plan or machine or show or fresh or as_json:
+        raise ConfigError(
+            "--logs", str(logs), "trains nothing; of the options only --set goes with it"
+        )
     from flows.logs import start_logs
 
-    start_logs(logs, one_file(file, config), typer.echo)
+    start_logs(logs, one_file(file, config), changes or [], typer.echo)
 
 
 chapter = typer.Typer(no_args_is_help=True)

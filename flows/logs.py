@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -44,7 +44,9 @@ class LogsParameters(FlowParameters):
     runs: dict[Name, LoggedTraining] = Field(description="Runs by name.", min_length=1)
 
 
-def start_logs(folder: Path, file: Path | None, say: Callable[[str], None]) -> None:
+def start_logs(
+    folder: Path, file: Path | None, changes: Sequence[str], say: Callable[[str], None]
+) -> None:
     """Reads the runs of a file from a folder of logs; writes their page and table.
 
     **Raises:** `ConfigError` for runs that cannot be read.
@@ -53,7 +55,7 @@ def start_logs(folder: Path, file: Path | None, say: Callable[[str], None]) -> N
     from dynolab.report.page import page_html, write_text
     from dynolab.statistics import mean_interval, share_interval
 
-    parameters = load_parameters(LogsParameters, file or AUTHORS)
+    parameters = load_parameters(LogsParameters, file or AUTHORS, changes)
     if missing := [
         run.folder for run in parameters.runs.values() if not (folder / run.folder).is_dir()
     ]:

@@ -68,8 +68,13 @@ def test_names_in_a_log_are_shown_and_never_obeyed(home: Path, tmp_path: Path) -
     log.write_text(
         log.read_text().replace("rejected", CANARY).replace("chosen_A_o", f"{CANARY}A_o")
     )
-    start_logs(tmp_path / "logs", write_file(tmp_path, {"ours": RUNS["ours"]}), print)
+    start_logs(tmp_path / "logs", write_file(tmp_path, {"ours": RUNS["ours"]}), [], print)
     assert CANARY not in (home / "reports/mine.html").read_text()
+
+
+def test_options_of_trainings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trains nothing"):
+        cli.reproduce(logs=tmp_path, plan=True)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +92,13 @@ def test_runs_that_cannot_be_read_are_refused(
 ) -> None:
     write_log(tmp_path / "logs/first", made_up())
     with pytest.raises(ConfigError, match=message):
-        start_logs(tmp_path / "logs", write_file(tmp_path, runs), print)
+        start_logs(tmp_path / "logs", write_file(tmp_path, runs), [], print)
     assert not home.exists()
 
 
 @pytest.mark.skipif("DYNOLAB_TEST_DATA" not in os.environ, reason="needs DYNOLAB_TEST_DATA")
 def test_the_authors_own_runs_give_the_kept_table(home: Path) -> None:
-    start_logs(Path(os.environ["DYNOLAB_TEST_DATA"]) / "data/authors_logs", None, print)
+    start_logs(Path(os.environ["DYNOLAB_TEST_DATA"]) / "data/authors_logs", None, [], print)
     table, kept = (
         json.loads(file.read_text())
         for file in (
