@@ -70,7 +70,7 @@ def start_logs(
     page = logs_page(parameters.name, runs, parameters.as_yaml)
     write_text(reports / f"{parameters.name}.html", page_html(page))
     verdicts, estimates = of_verdicts(verdicts_on(runs))
-    changes = {name: changes_of(run) for name, run in runs.items()}
+    moved = {name: changes_of(run) for name, run in runs.items()}
     table = {
         "name": parameters.name,
         "seeds": None,
@@ -80,14 +80,14 @@ def start_logs(
         "estimates": estimates
         | {
             f"changes/{name}/{kind}": mean_interval(own).as_dict()
-            for name, kinds in changes.items()
+            for name, kinds in moved.items()
             for kind, own in kinds.items()
         }
         | {
             f"fell/{name}": share_interval(
                 int((own["chosen"] < 0).sum()), len(own["chosen"])
             ).as_dict()
-            for name, own in changes.items()
+            for name, own in moved.items()
             if len(own.get("chosen", ())) > 1
         },
         "numbers": {},
