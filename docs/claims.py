@@ -160,12 +160,13 @@ def _interval(table: dict[str, Any], name: str) -> Interval | None:
 
 
 def _best(cells: Iterator[Cell]) -> list[Cell]:
-    """Of the cells of one place, those over the most seeds; one run tells no more than several."""
+    """Of the cells of one place, those over the most seeds, and of these what is not stale."""
     found = list(cells)
-    most: dict[tuple[int, str], int] = {}
+    most: dict[tuple[int, str], tuple[int, bool]] = {}
     for cell in found:
-        most[cell.column, cell.place] = max(most.get((cell.column, cell.place), 0), cell.seeds)
-    best = [cell for cell in found if cell.seeds == most[cell.column, cell.place]]
+        at = (cell.column, cell.place)
+        most[at] = max(most.get(at, (0, False)), (cell.seeds, not cell.stale))
+    best = [c for c in found if (c.seeds, not c.stale) == most[c.column, c.place]]
     return list(
         {(cell.column, cell.place, cell.figures): cell for cell in reversed(best)}.values()
     )[::-1]

@@ -157,8 +157,10 @@ def kept(table: str) -> dict[str, Any]:
 
 
 def estimate(table: str, name: str, factor: float = 1) -> dict[str, Any]:
-    """A kept estimate, or a number without an interval."""
-    known = kept(table)["estimates"].get(name) or {"mean": kept(table)["numbers"][name]}
+    """A kept estimate, or a number with the ends that are kept of it."""
+    numbers = kept(table)["numbers"]
+    ends = {end: numbers.get(f"{name}_{end}") for end in ("low", "high")}
+    known = kept(table)["estimates"].get(name) or {"mean": numbers[name], **ends}
     return {part: factor * x for part, x in known.items() if x is not None}
 
 
@@ -231,7 +233,7 @@ def finding_foresight() -> None:
         "how likely the answers were": "likelihood_gap",
     }
     _, axes = plt.subplots(1, 2, figsize=(10, 2.8), sharey=True, sharex=True)
-    titles = {"builtin": "built-in world", "hh-tinystories": "HH, story model"}
+    titles = {"audit-builtin": "built-in world", "hh-tinystories": "HH, story model"}
     for axis, (table, title) in zip(axes, titles.items(), strict=True):
         rows = [
             (label, estimate(table, f"foresight/foresight/train/{name}/auc"), UP)

@@ -59,7 +59,6 @@ EXAMPLES = [
 """Numbers of the example on one softmax."""
 
 DUE = {
-    "audit-builtin",
     "builtin",
     "counterfactual-tinystories",
     "coupling-builtin",
