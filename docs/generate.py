@@ -34,6 +34,8 @@ def everything(docs: Path) -> None:
         "commands.md": commands(),
         "notebooks.md": notebooks(extra / "notebooks"),
         "reports.md": reports(extra / "reports"),
+        "findings.md": findings("README.md"),
+        "by-study.md": findings("BY_STUDY.md"),
         **pictures.all_pictures(),
     }
     for name, text in texts.items():
@@ -163,6 +165,14 @@ def commands() -> str:
             lines.append(f"| {names} | {default} | {_cell(getattr(option, 'help', '') or '')} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def findings(file: str) -> str:
+    """A text of `deploy/studies`, with its links as a page of the manual has them."""
+    text = (ROOT / "deploy" / "studies" / file).read_text()
+    for own, page in {"README.md": "findings.md", "BY_STUDY.md": "by-study.md"}.items():
+        text = text.replace(f"](./{own})", f"]({page})")
+    return text.replace("](../", "](../deploy/").replace("](./", "](../deploy/studies/")
 
 
 # Notebooks and reports --------------------------------------------------------------------------

@@ -1,9 +1,18 @@
-"""Pictures of the pages that explain, drawn at each build from the numbers they speak of."""
+"""Pictures of the pages that explain, drawn at each build from the numbers they speak of.
+
+    python docs/pictures.py
+
+draws those of findings, from kept tables of runs, into `deploy/pictures`.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -11,6 +20,7 @@ import numpy as np
 mpl.use("svg")
 import matplotlib.pyplot as plt
 
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 UP, DOWN, GREY = "#2468b2", "#cf4f2c", "#5d6875"
 PREDICTED = np.array([0.6, 0.3, 0.1])
 """The prediction on the page of forces."""
@@ -90,10 +100,217 @@ def accuracy() -> None:
     axis.legend(frameon=False)
 
 
+def forces_of_losses() -> None:
+    """G of each algorithm on three tokens: a is the favourite, b is chosen or right, c rejected."""
+    lift, lower = force(1), force(2, -1)
+    left = 0.5  # σ(−margin): what DPO leaves of the push at this margin
+    losses = {
+        "SFT on b": lift,
+        "SFT on both": force(1) + force(2),
+        "DPO": left * (lift + lower),
+        "DPO, dose 0.2": left * (lift + 0.2 * lower),
+        "GRPO, b right": lift,
+        "GRPO, c wrong": lower,
+    }
+    _, axes = plt.subplots(1, len(losses), figsize=(12, 2.6), sharey=True)
+    for axis, (title, gradient) in zip(axes, losses.items(), strict=True):
+        push = np.round(-gradient, 2) + 0.0  # no −0
+        bars = axis.bar(list("abc"), push, color=[UP if x > 0 else DOWN for x in push])
+        axis.bar_label(bars, [f"{x:+.2f}" for x in push], padding=2, fontsize=8)
+        axis.set_title(title, fontsize=10)
+        axis.axhline(0, color=GREY, linewidth=0.8)
+        axis.margins(y=0.2)
+    axes[0].set_ylabel("−G: push on the logit")
+
+
+def dynamic_rate(steps: int = 120, rate: float = 0.2, beta: float = 1.0) -> None:
+    """β σ(−margin) over a DPO of one softmax, beside SFT's rate, which is 1 throughout."""
+    logits, reference, rates, paths = np.log(PREDICTED), np.log(PREDICTED), [], []
+    for _ in range(steps):
+        logp = logits - np.log(np.exp(logits).sum())
+        margin = beta * ((logp - reference)[1] - (logp - reference)[2])
+        rates.append(beta / (1 + np.exp(margin)))
+        paths.append(logp)
+        logits = logits + rate * rates[-1] * (np.eye(3)[1] - np.eye(3)[2])
+    _, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8))
+    left.plot(rates, color=UP, linewidth=2, label="DPO: β σ(−margin)")
+    left.axhline(1, color=GREY, ls="--", label="SFT")
+    left.set_ylabel("dynamic learning rate")
+    for name, path, color in zip("abc", np.array(paths).T, (GREY, UP, DOWN), strict=True):
+        right.plot(path, color=color, linewidth=2, label=name)
+    right.set_ylabel("log π, nats")
+    for axis in (left, right):
+        axis.set_xlabel("step of DPO, b chosen and c rejected")
+        axis.legend(frameon=False, fontsize=9)
+
+
+# Findings ---------------------------------------------------------------------------------------
+
+Row = tuple[str, dict[str, Any], str]
+"""A label, an estimate and its colour."""
+
+
+@cache
+def kept(table: str) -> dict[str, Any]:
+    """The table that a run left beside its page."""
+    return json.loads((DEPLOY / "studies" / "results" / f"{table}.json").read_text())
+
+
+def estimate(table: str, name: str, factor: float = 1) -> dict[str, Any]:
+    """A kept estimate, or a number with the ends that are kept of it."""
+    numbers = kept(table)["numbers"]
+    ends = {end: numbers.get(f"{name}_{end}") for end in ("low", "high")}
+    known = kept(table)["estimates"].get(name) or {"mean": numbers[name], **ends}
+    return {part: factor * x for part, x in known.items() if x is not None}
+
+
+def forest(axis: Any, rows: Sequence[Row], label: str, at: float | None = 0) -> None:
+    """Estimates with their intervals, the first on top."""
+    for place, (_, known, color) in enumerate(rows):
+        mean, y = known["mean"], -place
+        ends = [[mean - known.get("low", mean)], [known.get("high", mean) - mean]]
+        axis.errorbar([mean], [y], xerr=np.abs(ends), fmt="o", color=color, capsize=3)
+        text = f" {mean:.2f}" if abs(mean) < 10 else f" {mean:.1f}"
+        axis.annotate(text, (mean, y), (0, 5), textcoords="offset points", fontsize=8, ha="center")
+    axis.set_yticks([-i for i in range(len(rows))], [row[0] for row in rows], fontsize=9)
+    axis.set_ylim(-len(rows) + 0.4, 0.7)
+    axis.set_xlabel(label, fontsize=9)
+    axis.margins(x=0.15)
+    if at is not None:
+        axis.axvline(at, color=GREY, linewidth=0.8)
+
+
+def finding_squeezing() -> None:
+    """y*'s share of what rises, and how the gap y* − y⁺ changes, under SFT and DPO."""
+    index, gap = "means/squeeze/index", "Δ (y* − chosen)"
+    _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
+    shares = [
+        ("SFT, built-in", estimate("builtin", f"{index}/sft", 100), UP),
+        ("DPO, built-in", estimate("builtin", f"{index}/preference", 100), DOWN),
+        ("DPO, resampled, built-in", estimate("builtin", f"{index}/resampled", 100), DOWN),
+        ("SFT, HH", estimate("hh-tinystories", f"{index}/sft", 100), UP),
+        ("DPO, HH", estimate("hh-tinystories", f"{index}/preference", 100), DOWN),
+    ]
+    forest(left, shares, "y*'s share of the probability that rises, %")
+    gaps = [
+        ("SFT, built-in", estimate("reproduce-builtin", f"sft/gap/{gap}"), UP),
+        ("DPO, built-in", estimate("reproduce-builtin", f"dpo/gap/{gap}"), DOWN),
+        ("DPO, HH", estimate("reproduce-tinystories", f"dpo/gap/{gap}"), DOWN),
+        ("SFT, Pythia-410m", estimate("authors-logs", "changes/Pythia-410m SFT/gap"), UP),
+        ("DPO, Pythia-410m", estimate("authors-logs", "changes/Pythia-410m DPO checked/gap"), DOWN),
+        ("SFT, Qwen1.5-0.5B", estimate("authors-logs", "changes/Qwen1.5-0.5B SFT/gap"), UP),
+        ("DPO, Qwen1.5-0.5B", estimate("authors-logs", "changes/Qwen1.5-0.5B DPO/gap"), DOWN),
+    ]
+    forest(right, gaps, "change of the gap y* − y⁺, nats")
+
+
+def finding_authors() -> None:
+    """Paths of the authors' own runs since their start: the chosen answer, y* and the rejected."""
+    figure, axes = plt.subplots(1, 3, figsize=(11, 4), sharex=True)
+    runs = [run for run in kept("authors-logs")["paths"] if "longer" not in run]
+    for axis, kind in zip(axes, ("chosen", "argmax", "rejected"), strict=True):
+        for place, run in enumerate(runs):
+            path = np.array(kept("authors-logs")["paths"][run].get(kind, [np.nan, np.nan]))
+            at = np.linspace(0, 1, len(path))
+            style = "-" if "SFT" in run else "--" if "5e-7" in run else "-."
+            axis.plot(at, path - path[0], style, color=f"C{place}", label=run)
+        axis.set_title({"argmax": "y*"}.get(kind, kind), fontsize=11)
+        axis.axhline(0, color=GREY, linewidth=0.8)
+        axis.set_xlabel("part of the training", fontsize=9)
+    axes[0].set_ylabel("Δ log π, nats")
+    lines, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        lines, labels, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, frameon=False
+    )
+
+
+def finding_foresight() -> None:
+    """How well rankings before training foretell which chosen answers fall."""
+    rankings = {
+        "force of all pairs": "from_all",
+        "the pair's push-down": "push_down",
+        "CHES": "ches",
+        "how likely the answers were": "likelihood_gap",
+    }
+    _, axes = plt.subplots(1, 2, figsize=(10, 2.8), sharey=True, sharex=True)
+    titles = {"audit-builtin": "built-in world", "hh-tinystories": "HH, story model"}
+    for axis, (table, title) in zip(axes, titles.items(), strict=True):
+        rows = [
+            (label, estimate(table, f"foresight/foresight/train/{name}/auc"), UP)
+            for label, name in rankings.items()
+        ]
+        forest(axis, rows, "AUC: chosen answers that fall (0.5 is chance)", 0.5)
+        axis.set_title(title, fontsize=11)
+        axis.set_xlim(0.2, 1.05)
+
+
+def finding_remedies() -> None:
+    """What remedies change against DPO, on chosen answers and on right ones."""
+    _, axes = plt.subplots(1, 3, figsize=(12, 3.4))
+    for axis, name, title in zip(
+        axes, ("chosen", "gap"), ("chosen, less DPO's", "gap, less DPO's"), strict=False
+    ):
+        rows = [
+            (f"{label}, {place}", estimate(table, f"{run}/{name}/{run} − dpo"), UP)
+            for table, place in (("reproduce-builtin", "built-in"), ("reproduce-tinystories", "HH"))
+            for run, label in (
+                ("extended", "extension"),
+                ("resampled", "resampled"),
+                ("on-policy", "on-policy"),
+            )
+        ]
+        forest(axis, rows, f"Δ {title}, nats")
+    doses = {
+        "designed": "dose by forces",
+        "dose-02": "constant dose 0.2",
+        "filter-audit": "without the audit's worst",
+        "filter-ches": "without CHES's worst",
+    }
+    right = [
+        (
+            f"{label}{', held out' if split == 'heldout' else ''}",
+            estimate("mitigation-doses", f"differences/{run}/{split}/right", 100),
+            DOWN if split == "heldout" else UP,
+        )
+        for split in ("train", "heldout")
+        for run, label in doses.items()
+    ]
+    forest(axes[2], right, "right answers at equal margins, points")
+
+
+def finding_groups() -> None:
+    """pass@1 and pass@16 where each prompt is solved by one of two strategies."""
+    runs = {
+        "grpo": "GRPO",
+        "simko": "SimKO (CaSP)",
+        "simko-wide": "SimKO, share 0.3",
+        "entropy": "entropy bonus",
+        "positives": "right answers alone",
+    }
+    _, axes = plt.subplots(1, 2, figsize=(10, 2.8), sharey=True)
+    for axis, k in zip(axes, (1, 16), strict=True):
+        rows = [
+            (label, estimate("grpo-strategies", f"changes/{run}/heldout/pass_at_{k}", 100), UP)
+            for run, label in runs.items()
+        ]
+        forest(axis, rows, f"change of pass@{k} on held-out prompts, points")
+
+
+FINDINGS: dict[str, Callable[[], None]] = {
+    "finding-squeezing.svg": finding_squeezing,
+    "finding-authors.svg": finding_authors,
+    "finding-foresight.svg": finding_foresight,
+    "finding-remedies.svg": finding_remedies,
+    "finding-groups.svg": finding_groups,
+}
+
+
 PICTURES: dict[str, Callable[[], None]] = {
     "three-tokens.svg": three_tokens,
     "ledger.svg": ledger,
     "first-order.svg": accuracy,
+    "losses.svg": forces_of_losses,
+    "dynamic-rate.svg": dynamic_rate,
 }
 
 
@@ -113,6 +330,11 @@ def _drawn(draw: Callable[[], None]) -> str:
         draw()
         file = io.StringIO()
         plt.tight_layout()
-        plt.savefig(file, format="svg", metadata={"Date": None})
+        plt.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
         plt.close()
     return file.getvalue()
+
+
+if __name__ == "__main__":
+    for name, draw in FINDINGS.items():
+        (DEPLOY / "pictures" / name).write_text(_drawn(draw))

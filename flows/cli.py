@@ -88,7 +88,7 @@ START, FORCES, COMPARE, RESULTS = (
 GROUPS = {
     "study": START,
     **dict.fromkeys(("forces", "ledger", "counterfactual", "judge", "probes"), FORCES),
-    **dict.fromkeys(("mitigation", "reproduce", "grpo"), COMPARE),
+    **dict.fromkeys(("mitigation", "grpo"), COMPARE),
 }
 """Flow → group of its command, for flows whose commands take the same options.
 
@@ -245,6 +245,39 @@ def doctor(as_json: Json = False) -> None:
 for _name, _group in GROUPS.items():
     if _name != "study":
         app.command(_name, help=FLOWS[_name], rich_help_panel=_group)(flow_command(_name))
+
+
+@app.command(help=FLOWS["reproduce"], rich_help_panel=COMPARE)
+def reproduce(
+    file: File = None,
+    config: Config = None,
+    logs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Train nothing: read runs that others logged; FILE names them, by default those "
+            "of the papers' authors.",
+        ),
+    ] = None,
+    changes: Overrides = None,
+    plan: Plan = False,
+    machine: MachineName = None,
+    show: Show = False,
+    fresh: Fresh = False,
+    as_json: Json = False,
+) -> None:
+    """Show which of the papers' findings appear, in trainings of its own or in logs of others."""
+    if logs is None:
+        flow_command("reproduce")(file, config, changes, plan, machine, show, fresh, as_json)
+        return
+    if plan or machine or show or fresh or as_json:
+        raise ConfigError(
+            "--logs", str(logs), "trains nothing; of the options only --set goes with it"
+        )
+    from flows.logs import start_logs
+
+    start_logs(logs, one_file(file, config), changes or [], typer.echo)
+
 
 chapter = typer.Typer(no_args_is_help=True)
 app.add_typer(

@@ -179,7 +179,8 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
 def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
     """Reads input `images`. Results: `speeds.jsonl` and `adaptations.jsonl`.
 
-    Returns the mean accumulated influence of every kind of example as `speed/<kind>`, in nats.
+    Returns every kind's mean change as `speed/<kind>`, and to first order as `first_order/<kind>`,
+    in nats.
     """
     from dynolab.chapters.supervision.adaptation import compare_adaptation
     from dynolab.chapters.supervision.speeds import compare_speeds
@@ -199,7 +200,8 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
         )
         adaptations = compare_adaptation(config.adaptation, config.seeds)
         work.write_tables(speeds=rows, adaptations=adaptations)
-    return work.log_metrics(_means(rows, "speed", "speed/{kind}"))
+    means = (_means(rows, name, name + "/{kind}") for name in ("speed", "first_order"))
+    return work.log_metrics({name: mean for own in means for name, mean in own.items()})
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -215,7 +217,7 @@ def _means(rows: Iterable[dict[str, Any]], column: str, name: str) -> dict[str, 
 
 
 SUPERVISION = Stage("supervision", 2, supervision)
-LEARNING_SPEED = Stage("learning-speed", 2, learning_speed)
+LEARNING_SPEED = Stage("learning-speed", 3, learning_speed)
 
 
 class TransferJob(TransferConfig):
@@ -387,7 +389,7 @@ def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
     return work.log_metrics(metrics)
 
 
-SOFTMAX = Stage("softmax", 2, try_cases)
+SOFTMAX = Stage("softmax", 3, try_cases)
 
 
 class PushConfig(StageConfig):

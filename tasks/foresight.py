@@ -41,7 +41,7 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
     metrics = {
         f"foresight/{row.split}/{row.ranking}/{name}": getattr(row, name)
         for row in rankings
-        for name in ("spearman", "auc")
+        for name in ("spearman", "auc", "auc_low", "auc_high")
     }
     return work.log_metrics({n: value for n, value in metrics.items() if math.isfinite(value)})
 
@@ -76,4 +76,4 @@ def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenC
     ]
 
 
-FORESIGHT = Stage("foresight", 2, foresee, operational=frozenset({"batch"}))
+FORESIGHT = Stage("foresight", 3, foresee, operational=frozenset({"batch"}))

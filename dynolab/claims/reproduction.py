@@ -7,6 +7,7 @@ or from the authors' logs: shapes carry over to other models and data, numbers d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dynolab.claims.claim import (
     Claim,
@@ -23,6 +24,7 @@ from dynolab.claims.claim import (
 )
 from dynolab.claims.mitigation import EVEN
 from dynolab.claims.verdict import Verdict, above
+from dynolab.probes.paths import LearningPaths
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval
 
@@ -246,6 +248,26 @@ CLAIMS: tuple[Claim, ...] = (
         against=IPO,
     ),
 )
+
+_CLAIMED_LIKE = {EXTENDED: SFT, EXTENDED_HALF: SFT, FROM_BASE: AFTER_SFT}
+"""Trainings of which the claims on another are made, too, unless it has its own of that name."""
+
+
+def claims_on(training: str) -> tuple[Claim, ...]:
+    """The claims on a training by itself; SFT on both answers is not to lower the rejected one."""
+    both = training in (EXTENDED, EXTENDED_HALF)
+    like = _CLAIMED_LIKE.get(training)
+    alone = [claim for claim in CLAIMS if claim.against is None]
+    found = {c.name: replace(c, training=training, papers="") for c in alone if c.training == like}
+    found |= {claim.name: claim for claim in alone if claim.training == training}
+    return tuple(claim for claim in found.values() if not (both and claim.name == "rejected"))
+
+
+def assess_log(training: str, paths: LearningPaths) -> tuple[Verdict, ...]:
+    """Judges the claims on one training that its paths can carry, over their pairs."""
+    verdicts = (judge(claim, [{training: paths}]) for claim in claims_on(training))
+    return tuple(verdict for verdict in verdicts if verdict.outcome != "not measured")
+
 
 WON_IN_PAPERS = "0.65–0.69 and 0.52–0.60 by two LLM judges"
 

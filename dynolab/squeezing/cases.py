@@ -150,6 +150,15 @@ def best_gains_less_when_rarer(cases: Cases) -> Bool[Tensor, " cases"]:
     return after < before - ROUNDING
 
 
+def best_shares_less_when_rarer(cases: Cases) -> Bool[Tensor, " cases"]:
+    """Against claim 4, read as a share: with the odds of y lowered, i* takes less of what rises."""
+    best, shares = likeliest_other(cases.logp, cases.label), []
+    for logp in (cases.logp, _rarer(cases)):
+        gains = (logp + cases.change(logp=logp)).exp() - logp.exp()
+        shares.append(cases.of(best, gains) / gains.clamp(min=0).sum(1))
+    return shares[1] < shares[0] - ROUNDING
+
+
 def poor_gain(cases: Cases) -> Float[Tensor, " cases"]:
     """Against “the poor get poorer”: of the others below their median, the share that rises."""
     others = cases.logp.masked_fill(~cases.others(), torch.inf)
@@ -248,6 +257,7 @@ STATEMENTS: Mapping[str, Violated] = {
     "elsewhere_label_falls": label_rises_elsewhere,
     "elsewhere_best_rises": best_falls_elsewhere,
     "features_best_rises": best_falls_with_features,
+    "rarer_best_shares_more": best_shares_less_when_rarer,
 }
 """Every statement with the test for its violation."""
 

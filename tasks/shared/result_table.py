@@ -6,7 +6,7 @@ The file is written beside the page. Statements about a run can be checked again
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -29,24 +29,25 @@ def result_table(
 
     **Returns:**
 
-    - `name`, `seeds`, and `stages`: every step's key and the revision of the code that computed it;
+    - `name`, `seeds`, and `date`: of the newest result;
+    - `stages`: every step's stage with its version and key, and the revision of the code that
+      computed it;
     - `verdicts`: every claim's outcome;
     - `estimates`: `{mean, low, high, n}` by name: `<claim>/<quantity>`, a page's `means/…`,
       `differences/…`, `changes/…` and `rates/<policy>/<judge>`;
     - `numbers`: every step's metrics as `<step>/<metric>`.
     """
     folder = store.folder(results[page].address, results[page].digest)
-    verdicts, estimates = _from_claims(folder) if (folder / "claims.jsonl").exists() else ({}, {})
+    claims = folder / "claims.jsonl"
+    verdicts, estimates = of_verdicts(read_rows(claims, Verdict) if claims.exists() else ())
     if (folder / "summary.json").exists():
         summary = json.loads((folder / "summary.json").read_text())
         verdicts = {row["id"]: row["outcome"] for row in summary.get("verdicts", ())}
         estimates = dict(_estimates(summary))
+    made = {step: store.manifest(one.address, one.digest) for step, one in results.items()}
     stages = {
-        step: {
-            "key": result.key,
-            "code": store.manifest(result.address, result.digest).git_revision,
-        }
-        for step, result in results.items()
+        step: {"stage": m.stage, "version": m.version, "key": m.key, "code": m.git_revision}
+        for step, m in made.items()
     }
     numbers = {
         f"{step}/{name}": value
@@ -57,6 +58,7 @@ def result_table(
     return {
         "name": parameters["name"],
         "seeds": parameters.get("seeds", parameters.get("seed")),
+        "date": max(f"{m.created:%Y-%m-%d}" for m in made.values()),
         "stages": stages,
         "verdicts": verdicts,
         "estimates": estimates,
@@ -83,10 +85,11 @@ def _json(value: Any) -> str:
 VerdictsAndEstimates = tuple[dict[str, str], dict[str, Any]]
 
 
-def _from_claims(folder: Path) -> VerdictsAndEstimates:
+def of_verdicts(found: Iterable[Verdict]) -> VerdictsAndEstimates:
+    """Claims' outcomes by id, and their figures as `<claim>/<quantity>`."""
     verdicts: dict[str, str] = {}
     estimates: dict[str, Any] = {}
-    for verdict in read_rows(folder / "claims.jsonl", Verdict):
+    for verdict in found:
         verdicts[verdict.id] = verdict.outcome
         for figure in verdict.measured:
             estimates[f"{verdict.id}/{figure.name}"] = figure.interval.as_dict()

@@ -7,9 +7,11 @@ import torch
 from dynolab.chapters.images import ImageConfig, load_images
 from dynolab.chapters.supervision.speeds import (
     SpeedConfig,
+    Toy,
     accumulate,
     coherent_and_contradictory,
     compare_speeds,
+    train_alone,
 )
 from models.vision import build_classifier
 
@@ -55,6 +57,19 @@ def test_small_steps_accumulate_to_what_training_did() -> None:
     assert 3 < errors[1] / errors[0] < 5  # the error is of first order in the step's size
 
 
+def test_a_group_alone_takes_the_steps_that_it_takes_among_all() -> None:
+    model, inputs, labels, _, found = small(5, 0.2)
+    everyone = Toy(("all", "none"), inputs, labels, torch.zeros(8, dtype=torch.long), 3)
+    alone = train_alone(model, everyone, 0, steps=5, learning_rate=0.2)
+    torch.testing.assert_close(alone, found.measured.mean(1))
+    half = Toy(("first", "second"), inputs, labels, torch.arange(8) // 4, 3)
+    alone = train_alone(model, half, 0, steps=5, learning_rate=0.2)
+    few = accumulate(
+        model, inputs[:4], labels[:4], torch.zeros(4, dtype=torch.long), steps=5, learning_rate=0.1
+    )
+    torch.testing.assert_close(alone, few.measured.mean(1))
+
+
 def test_the_pair_toy_differs_in_agreement_alone() -> None:
     toy = coherent_and_contradictory(50, torch.Generator().manual_seed(0))
     first, second = toy.labels[:50], toy.labels[50:]
@@ -78,6 +93,8 @@ def test_the_comparisons_give_every_kind_and_seed_and_sums_that_add_up() -> None
         parts = torch.tensor([row[name] for name in ("own", "from_alike", "from_others")])
         assert torch.allclose(parts.sum(0), torch.tensor(row["influence"]), atol=1e-5)
         assert row["kind"] != "clean" or row["speed"] > 0
+        assert abs(row["speed"] - row["first_order"]) < 0.1 * abs(row["speed"]) + 0.01
+        assert row["alone"][0] == 0
     clean = config.model_copy(update={"noise": 0.0})
     contrasts = {row["contrast"] for row in compare_speeds(build, data.train, 10, clean, (0,))}
     assert "clean-noisy" not in contrasts

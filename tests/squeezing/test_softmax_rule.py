@@ -29,6 +29,7 @@ from dynolab.squeezing.rule import (
 TRENDS = {
     "peakier_more_fall",
     "rarer_best_gains_more",
+    "rarer_best_shares_more",
     "rich_get_richer",
     "poor_get_poorer",
     "features_best_rises",
@@ -144,6 +145,7 @@ def test_the_authors_claim_that_a_rarer_label_feeds_the_likeliest_more_is_refute
     counts = pd.DataFrame(count_violations(1_000, 50, seed=7))
     outcomes = {one.id.removeprefix("softmax/"): one.outcome for one in softmax_verdicts(counts)}
     assert outcomes["rarer_best_gains_more"] == "fails"
+    assert outcomes["rarer_best_shares_more"] == "holds"
     assert outcomes["rich_get_richer"] == outcomes["poor_get_poorer"] == "holds"
     # By hand, p_y = 0.5 and 0.1 under a push of size one: i* gains 0.125 and 0.085.
     gains = []

@@ -33,6 +33,10 @@ _STATEMENTS: Mapping[str, tuple[str, str]] = {
     ),
     "rarer_fall_further": ("Claim 4: … and the further those fall that fell", ALWAYS),
     "rarer_best_gains_more": ("Claim 4: … and the more the probability of i* rises", "mostly"),
+    "rarer_best_shares_more": (
+        "Claim 4: … and the more of the probability that rises goes to i*",
+        "mostly",
+    ),
     "rich_get_richer": ("The rich get richer: other classes with more than 1/V rise", "mostly"),
     "poor_get_poorer": ("… and the poor get poorer: other classes below the median fall", "mostly"),
     "larger_is_stronger": (

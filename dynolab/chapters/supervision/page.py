@@ -162,20 +162,28 @@ def _speeds(speeds: pd.DataFrame) -> Figure:
 
 def _sources(speeds: pd.DataFrame) -> Section:
     """Where every kind's influence comes from, at the end of training."""
-    names = ("own", "from_alike", "from_others", "influence", "measured")
+    names = ("own", "from_alike", "from_others", "influence", "measured", "alone")
     rows = []
     for contrast, title in _CONTRASTS.items():
         for kind, own in select(speeds, contrast=contrast).groupby("kind"):
             ends = [np.array(own[name].to_list())[:, -1] for name in names]
             rows.append((title, kind, *(with_interval(mean_interval(end)) for end in ends)))
-    head = ("itself", "others of its kind", "the other kind", "together", "measured")
+    head = (
+        "itself",
+        "others of its kind",
+        "the other kind",
+        "together",
+        "measured",
+        "without the other kind",
+    )
     return section(
         "sources",
         "Which steps move an example's own label",
         "Below zero they lower it.",
-        table(("comparison", "kind", *head), rows, "ssnnnnn"),
+        table(("comparison", "kind", *head), rows, "ssnnnnnn"),
         note="Accumulated first-order influence on log p of the given label after the last step, "
-        "nats, means over examples, then over seeds [95% t-interval].",
+        "what was measured, and what a training without the other kind measures; nats, means over "
+        "examples, then over seeds [95% t-interval].",
     )
 
 

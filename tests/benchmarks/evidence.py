@@ -1,0 +1,108 @@
+"""How well what is said of findings is backed by kept tables of runs.
+
+    python -m tests.benchmarks.evidence
+
+Prints one JSON object; nothing is run but the comparison of texts and tables.
+
+- `figures_checked`: figures in the texts on findings that a kept table or a study file says;
+  `figures_wrong`: those that it does not say. `stale`: those from a table of which a stage has been
+  changed since; `tables_stale`: these tables.
+- `claims_total`: rows of the table of claims. `claims_decided_…`: of those tried in built-in
+  worlds, and on real text, the share that a run there decides, either way.
+  `claims_tried_on_authors_logs`: those that logs of the papers' authors can carry; of these they
+  decide the share `claims_decided_on_authors_logs`.
+- `headline_seeds_min`: seeds of the tables that README's figures are from, the fewest.
+- `studies_without_result`: study files without a kept table.
+- `lds_groups`: groups left out for the LDS that is told; `baselines_compared`: other estimates of
+  influence beside the ledger's there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from docs import claims
+from tests.benchmarks.figures import ROOT, STUDIES, report
+from tests.deploy.test_findings import SOURCE, TEXTS, check, figures_of, paragraphs
+
+AT_LEAST = {
+    "claims_total": 45,
+    "claims_decided_builtin": 0.9,
+    "claims_decided_real_text": 0.75,
+    "claims_tried_on_authors_logs": 12,
+    "headline_seeds_min": 5,
+    "lds_groups": 40,
+    "baselines_compared": 2,
+}
+AT_MOST = {"figures_wrong": 0, "stale": 0, "studies_without_result": 8}
+REAL_TEXT = ("tinystories", "degeneration")
+
+
+def sources() -> Iterator[tuple[str, str | None, str]]:
+    """Every sourced figure with the table it is from, if any, and its line."""
+    for text in TEXTS:
+        for _, lines in paragraphs(text):
+            for line in lines:
+                parts = SOURCE.fullmatch(line)
+                assert parts, line
+                if parts["table"] or parts["name"] != "name":
+                    yield parts["figure"], parts["table"], line
+
+
+def is_wrong(line: str) -> bool:
+    """Whether the source does not say the figure."""
+    try:
+        check(line)
+    except (AssertionError, KeyError, FileNotFoundError):
+        return True
+    return False
+
+
+def decided(rows: list[list[claims.Cell]]) -> float:
+    """Of the claims with a cell, the share with one that holds or does not."""
+    tried = [cells for cells in rows if cells]
+    return sum(any(c.outcome in ("holds", "fails") for c in own) for own in tried) / len(tried)
+
+
+def main() -> None:
+    """Prints the figures beside their bars."""
+    tables, sourced = claims.tables(), list(sources())
+    old = {name for name, table in tables.items() if claims.stale(table)}
+    rows = [cells for own in claims.claims().values() for cells in own.values()]
+    builtin, text, authors = (
+        [[c for c in cells if chosen(c)] for cells in rows]
+        for chosen in (
+            lambda c: c.column == claims.BUILT_IN,
+            lambda c: c.table.endswith(REAL_TEXT),
+            lambda c: c.column == claims.AUTHORS,
+        )
+    )
+    seeds = {n: len(t["seeds"]) if isinstance(t["seeds"], list) else 1 for n, t in tables.items()}
+    in_readme = set(figures_of((ROOT / "README.md").read_text()))
+    headlines = [t for figure, t, _ in sourced if figure in in_readme and t in seeds]
+    studies = {f.stem.replace("_", "-") for f in STUDIES.glob("*.yaml")}
+    lds = [(n, k) for n, t in tables.items() for k in t["numbers"] if k.endswith("/lds")]
+    groups = [tables[n]["numbers"][f"{k.removesuffix('lds')}groups"] for n, k in lds]
+    report(
+        {
+            "figures_checked": len(sourced),
+            "figures_wrong": sum(is_wrong(line) for _, _, line in sourced),
+            "stale": sum(table in old for _, table, _ in sourced),
+            "tables_stale": len(old),
+            "claims_total": len(rows),
+            "claims_decided_builtin": decided(builtin),
+            "claims_decided_real_text": decided(text),
+            "claims_tried_on_authors_logs": sum(map(bool, authors)),
+            "claims_decided_on_authors_logs": decided(authors),
+            "headline_seeds_min": min(seeds[str(table)] for table in headlines),
+            "studies_without_result": len(studies - tables.keys()),
+            "lds_groups": min(groups, default=None),
+            "baselines_compared": len({k for _, k in lds}) - 1,
+        },
+        at_least=AT_LEAST,
+        at_most=AT_MOST,
+    )
+
+
+if __name__ == "__main__":
+    main()
