@@ -147,6 +147,14 @@ class StudyParameters(FlowParameters):
     def _can_be_filtered(self) -> StudyParameters:
         build_objective(self.preference.objective)  # a loss of one's own may not be one
         objective = self.preference.objective.name
+        labelled = self.data.format == "unpaired"
+        if labelled != (objective == "apo_zero_unpaired"):
+            raise ConfigError(
+                "data.format",
+                self.data.format,
+                f"does not fit {objective}: rows with labels (unpaired) are for apo_zero_unpaired, "
+                "pairs for the others",
+            )
         if self.preference_filter is not None and objective not in PAIR_OBJECTIVES:
             raise ConfigError(
                 "preference_filter",

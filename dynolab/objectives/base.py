@@ -41,7 +41,8 @@ class Objective(ABC):
         """Dynamic learning rate c_l = −∂loss/∂log π_l of every token.
 
         The loss is differentiated by the log-probabilities alone, without the model. The result
-        can be differentiated again, in forward and in reverse mode.
+        can be differentiated again, in forward and in reverse mode; a loss that holds a factor
+        constant has to do that outside of what is differentiated here.
         """
         weights: Tensor = -torch.func.grad(self.loss)(logps, batch)
         return weights

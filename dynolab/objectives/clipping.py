@@ -130,9 +130,14 @@ def divergence(logps: Tokens, batch: TokenBatch) -> Tokens:
     Schulman, *Approximating KL divergence* (2020); Shao et al., arXiv 2402.03300, eq. 4. Its slope
     is `−∂k3/∂log π = e^{ref − π} − 1`.
     """
-    assert batch.reference is not None, "objectives with kl > 0 set needs_reference"
-    gap = batch.reference - logps
+    gap = reference_gap(logps, batch)
     return torch.expm1(gap) - gap
+
+
+def reference_gap(logps: Tokens, batch: TokenBatch) -> Tokens:
+    """log π_ref − log π of every token."""
+    assert batch.reference is not None, "objectives with kl > 0 set needs_reference"
+    return batch.reference - logps
 
 
 def report(

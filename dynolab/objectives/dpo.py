@@ -13,7 +13,7 @@ from jaxtyping import Float
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch
+from dynolab.data.batches import REJECTED, TokenBatch
 from dynolab.errors import ConfigError
 from dynolab.objectives.pairs import Answers, PairConfig, PairObjective, Pairs
 
@@ -219,6 +219,16 @@ class DPO(PairObjective[DPOConfig]):
             logps = factor * logps
         return super().answers(logps, batch)
 
+    def doses(
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
+    ) -> Float[Tensor, " tokens"] | None:
+        """The batch's, and `negative_dose` on rejected tokens."""
+        doses, factor = super().doses(logps, batch), self.config.negative_dose
+        if factor != 1:
+            own = torch.ones_like(logps).masked_fill(batch.token_side == REJECTED, factor)
+            doses = own if doses is None else own * doses
+        return doses
+
     @property
     def likelihood_weight(self) -> float:
         """Weight of `sft`."""
@@ -227,10 +237,6 @@ class DPO(PairObjective[DPOConfig]):
     def pair_loss(self, chosen: Answers, rejected: Answers) -> Pairs:
         """Σ_k w_k φ_k, without `sft`, whose denominator is the step's."""
         config = self.config
-        rejected = replace(
-            rejected,
-            ratio=torch.lerp(rejected.ratio.detach(), rejected.ratio, config.negative_dose),
-        )
         up, down = config.beta * chosen.ratio, config.beta * rejected.ratio
         total = torch.zeros_like(up)
         for kind, weight in self._weighted():

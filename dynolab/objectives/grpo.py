@@ -100,31 +100,49 @@ class GRPO(Objective):
         """log π_old of every token: the policy's own where none is given."""
         return logps.detach() if batch.old is None else batch.old
 
-    def _surrogate(self, logps: Tokens, batch: TokenBatch) -> Tokens:
-        """What is maximised at every token."""
-        advantage, ratio = advantages(batch), self._ratio(logps, batch)
+    def _held(self, logps: Tokens, batch: TokenBatch) -> Tokens | None:
+        """The factor of log π that cispo and vespo hold constant; None for other surrogates."""
         if self.config.surrogate == "cispo":
-            return ratio.detach().clamp(max=self.config.clip_high) * advantage * logps
+            return self._ratio(logps, batch).clamp(max=self.config.clip_high)
+        if self.config.surrogate == "vespo":
+            change = (logps - self._old(logps, batch)).clamp(-20, 20)
+            change = batch.sequence_sum(change).clamp(math.log(1e-8), 20)[batch.sequence]
+            positive = advantages(batch) >= 0
+            power, decay = (_by_sign(positive, pair, logps) for pair in VESPO_GAMMA)
+            return (decay + power * change - decay * change.exp()).exp()
+        return None
+
+    def _moving_loss(self, logps: Tokens, batch: TokenBatch) -> Float[Tensor, ""]:
+        """The loss without the part whose factor is held."""
+        advantage, ratio = advantages(batch), self._ratio(logps, batch)
+        value = torch.zeros_like(logps)
+        if self.config.surrogate == "clipped":
+            value = value - clipped(self.config, ratio, advantage)
         if self.config.surrogate == "sapo":
             heat = _by_sign(advantage > 0, SAPO_TEMPERATURES, logps)
-            return 4 / heat * torch.sigmoid(heat * (ratio - 1)) * advantage
-        if self.config.surrogate == "vespo":
-            change = (logps - self._old(logps, batch)).detach().clamp(-20, 20)
-            change = batch.sequence_sum(change).clamp(math.log(1e-8), 20)[batch.sequence]
-            power, decay = (_by_sign(advantage >= 0, pair, logps) for pair in VESPO_GAMMA)
-            gamma = (decay + power * change - decay * change.exp()).exp()
-            return gamma * advantage * logps
-        return clipped(self.config, ratio, advantage)
-
-    def loss(self, logps: Tokens, batch: TokenBatch) -> Float[Tensor, ""]:
-        """The batch's share of the step's loss."""
-        value = -self._surrogate(logps, batch)
+            value = value - 4 / heat * torch.sigmoid(heat * (ratio - 1)) * advantage
         if self.config.kl:
             value = value + self.config.kl * divergence(logps, batch)
         if self.config.entropy:
             old = self._old(logps, batch)
             value = value + self.config.entropy * (logps - old).exp() * old
         return (aggregation_weights(self.config, batch, logps) * value).sum()
+
+    def loss(self, logps: Tokens, batch: TokenBatch) -> Float[Tensor, ""]:
+        """The batch's share of the step's loss."""
+        loss = self._moving_loss(logps, batch)
+        if (held := self._held(logps.detach(), batch)) is not None:
+            weight = aggregation_weights(self.config, batch, logps)
+            loss = loss - (weight * held * advantages(batch) * logps).sum()
+        return loss
+
+    def token_weights(self, logps: Tokens, batch: TokenBatch) -> Tokens:
+        """Minus the slope of what moves, and the held factor times the advantage."""
+        weights: Tensor = -torch.func.grad(self._moving_loss)(logps, batch)
+        if (held := self._held(logps, batch)) is not None:
+            weight = aggregation_weights(self.config, batch, logps)
+            weights = weights + weight * held * advantages(batch)
+        return weights
 
     @torch.no_grad()
     def metrics(self, logps: Tokens, batch: TokenBatch) -> dict[str, Float[Tensor, ""]]:

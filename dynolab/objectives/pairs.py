@@ -100,10 +100,27 @@ class PairObjective(Objective, Generic[Config]):
         chosen, rejected = zip(*map(batch.by_side, columns), strict=True)
         return Answers(*chosen), Answers(*rejected)
 
+    def doses(
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
+    ) -> Float[Tensor, " tokens"] | None:
+        """Factor on the push of every token, 1 on chosen ones; None if all are 1."""
+        return None if batch.dose is None else batch.dose.to(logps)
+
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's mean φ."""
-        if batch.dose is not None:
-            logps = torch.lerp(logps.detach(), logps, batch.dose.to(logps))
+        if (doses := self.doses(logps, batch)) is not None:
+            logps = torch.lerp(logps.detach(), logps, doses)
+        return self._whole_loss(logps, batch)
+
+    def token_weights(
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
+    ) -> Float[Tensor, " tokens"]:
+        """Those of whole pushes, times the doses."""
+        weights: Tensor = -torch.func.grad(self._whole_loss)(logps, batch)
+        doses = self.doses(logps, batch)
+        return weights if doses is None else weights * doses
+
+    def _whole_loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         values = self.pair_loss(*self.answers(logps, batch))
         kept = (batch.token_side == CHOSEN).to(logps)
         if batch.weight is not None:

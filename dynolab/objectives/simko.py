@@ -19,6 +19,8 @@ from dynolab.objectives.clipping import (
     aggregation_weights,
     clipped,
     divergence,
+    live,
+    reference_gap,
     report,
 )
 
@@ -126,6 +128,24 @@ class SimKO(Objective):
         if self.config.kl:
             value = value + self.config.kl * divergence(logps[:, 0], batch)
         return (aggregation_weights(self.config, batch, logps[:, 0]) * value).sum()
+
+    def token_weights(self, logps: Targets, batch: TokenBatch) -> Targets:
+        """c of the response token and of each likeliest token (see the class)."""
+        ratios, shared, advantage = (
+            self._ratios(logps, batch),
+            self._shared(batch),
+            self._advantage(batch),
+        )
+        own, others = ratios[:, :1], ratios[:, 1:]
+        part = shared[:, None] / self.config.ranks
+        slope = torch.cat([(1 - shared[:, None]) * own, part * own * others / (others + _TINY)], 1)
+        weight = aggregation_weights(self.config, batch, logps[:, 0])
+        moving = live(self.config, self._mixed(ratios, shared), advantage)
+        rate = (weight * advantage * moving)[:, None] * slope
+        if self.config.kl:
+            drift = weight * self.config.kl * torch.expm1(reference_gap(logps[:, 0], batch))
+            rate = torch.cat([rate[:, :1] + drift[:, None], rate[:, 1:]], 1)
+        return rate
 
     @torch.no_grad()
     def metrics(self, logps: Targets, batch: TokenBatch) -> dict[str, Float[Tensor, ""]]:

@@ -93,9 +93,13 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "sft"])
+ON_LABELS = "apo_zero_unpaired"
+
+
+@pytest.mark.parametrize("objective", sorted({*OBJECTIVES} - {"sft", ON_LABELS}))
 def test_the_built_in_study_takes_it(objective: str) -> None:
-    change = f"preference.objective={{name: {objective}}}"
+    loss = ", loss: tests.objectives.losses.margin" if objective == "custom" else ""
+    change = f"preference.objective={{name: {objective}{loss}}}"
     file = ROOT / "deploy/studies/builtin.yaml"
     changes = [change, "contrasts=[resampled, flat_world]"]
     steps = study_steps(resolved(load_parameters(StudyParameters, file, changes)))
@@ -105,6 +109,18 @@ def test_the_built_in_study_takes_it(objective: str) -> None:
         if step.name in ("preference", "resampled", "flat-world")
     ]
     assert trained == [objective] * 3
+
+
+def test_rows_with_labels_and_their_objective_belong_together(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}")
+    data = f"data={{source: file, path: {rows}, format: unpaired}}"
+    objective = f"preference.objective={{name: {ON_LABELS}}}"
+    base = ["base={source: gpt2}"]
+    for changes in ([data, *base], [objective]):
+        with pytest.raises(ConfigError, match=r"data\.format"):
+            load_parameters(StudyParameters, SMALL_FILE, changes)
+    load_parameters(StudyParameters, SMALL_FILE, [data, objective, *base])
 
 
 def test_two_trainings_of_one_objective_are_refused() -> None:

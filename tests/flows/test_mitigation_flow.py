@@ -235,7 +235,7 @@ def test_the_reproduction_measures_every_finding_of_the_world(
         ),
         (
             {"arms": {"a": {"objective": {"name": "sft"}}}},
-            "arms.a = 'sft': is not a loss on pairs; choose one of dpo",
+            "arms.a = 'sft': is not a loss on pairs; choose one of cpo",
         ),
         (
             {"training": {"objective": {"name": "dpo"}, "probe_every": 1}},

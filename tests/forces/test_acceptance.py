@@ -46,6 +46,7 @@ from dynolab.objectives import (
     read_logps,
 )
 from dynolab.objectives.clipping import ClippedConfig
+from dynolab.objectives.pairs import PairObjective
 from dynolab.training.config import OptimizerConfig
 from tests.forces.families import (
     DPO_LOSS,
@@ -202,6 +203,22 @@ def test_autograd_s_force_on_the_logits_is_the_closed_form(unchanged, config, le
     soft = getattr(config, "surrogate", "clipped") in ("sapo", "vespo")
     assert (closed - truth).norm() <= (1e-10 if soft else 1e-12) * truth.norm()
     assert truth.norm() > 0 or soft
+
+
+@every_loss
+def test_weights_change_with_the_policy_as_their_derivative_says(unchanged, config):
+    """Also where a loss holds a factor constant, or multiplies a push by a dose."""
+    objective = build_objective(config)
+    batch = unchanged.batch(objective, 1.0)
+    logps = read_logps(objective, unchanged.policy.logits({}, batch).detach(), batch)
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(objective, PairObjective):
+        dose = torch.rand(len(logps), generator=generator, dtype=logps.dtype)
+        batch = replace(batch, dose=dose)
+    way = torch.randn(logps.shape, generator=generator, dtype=logps.dtype)
+    _, along = torch.func.jvp(lambda at: objective.token_weights(at, batch), (logps,), (way,))
+    more, less = (objective.token_weights(logps + step * way, batch) for step in (1e-5, -1e-5))
+    torch.testing.assert_close(along, (more - less) / 2e-5, rtol=1e-5, atol=1e-8)
 
 
 @every_loss_s_step

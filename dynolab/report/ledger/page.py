@@ -17,13 +17,14 @@ from dynolab.results.ledger import LedgerReader
 
 
 def ledger_parts(ledger: LedgerReader) -> list[Figure | Section | None]:
-    """Who pulled single answers down, sums by source, who pushed when, through which weights."""
+    """Who pulled single answers down, sums by cause and by source of the data, who pushed when,
+    through which weights."""
     return [
         fallen_figure(ledger),
-        sources_section(ledger),
         pusher_section(ledger),
         hardest_pull_figure(ledger.token_map) if ledger.token_map else None,
         waterfall_figure(ledger),
+        sources_section(ledger),
         ledger_map_figure(ledger),
         blocks_figure(ledger),
     ]

@@ -194,8 +194,8 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
         observed=inputs.watched[0] if inputs.watched else None,
         pairs=len(found.pairs),
     )
-    parts: list[Figure | Section | None] = ledger_parts(ledger) if ledger else [None] * 6
-    fallen, pushers, hardest, sources, *when = parts
+    parts: list[Figure | Section | None] = ledger_parts(ledger) if ledger else [None] * 7
+    fallen, pushers, hardest, causes, sources, *when = parts
     return Page(
         name=facts.name,
         heading=words("heading"),
@@ -213,6 +213,7 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
             try_section(inputs, found.pairs),
             pushers,
             hardest or _token_map(trainings),
+            causes,
             sources,
             foresight_section(inputs.audit.foresight) if inputs.audit else None,
             contrast_section(trainings[-1], inputs.contrasts, words) if trainings else None,
