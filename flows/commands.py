@@ -25,7 +25,13 @@ from flows.sweep import FLOW, SweepParameters, check_sweep, grid_points, trial_o
 from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, existing_result, plan
-from tasks.runtime.servers.services import MLFLOW, PREFECT, use_services
+from tasks.runtime.servers.services import (
+    MLFLOW,
+    PREFECT,
+    client_variables,
+    running_services,
+    use_services,
+)
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
@@ -122,6 +128,16 @@ def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:
     _show_trials(parameters, trials, page)
     if wanted.json:
         print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
+
+
+def use_platform() -> None:
+    """Leads Prefect's client to the running platform. **Raises** `ConfigError` if none runs."""
+    settings = Settings.from_environment()
+    running = running_services(settings.home)
+    if settings.prefect_api_url is None and PREFECT not in running:
+        remedy = f"no platform runs on it; start {invocation()} up and try again"
+        raise ConfigError("home", str(settings.home), remedy)
+    os.environ.update({} if settings.prefect_api_url else client_variables(settings.home, running))
 
 
 def result_folder(address: str) -> Path:

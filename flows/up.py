@@ -43,6 +43,9 @@ def start(
         for line in login_links(services):
             announce(line)
         workers = stack.enter_context(work_for(services))
+        for line in last_lines(home / "logs" / "register.log", 100):
+            if line.startswith("missed"):  # schedules that came due while nothing ran
+                announce(line)
         exports = shlex.join(
             f"{name}={value}"
             for name, value in client_variables(home, services.by_name).items()
