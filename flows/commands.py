@@ -21,7 +21,7 @@ from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay
 from flows.flow import Flow, FlowParameters, Parameters, Plan, Results, StagedFlow
 from flows.parameters import load_parameters
-from flows.sweep import FLOW, SweepParameters, check_sweep, grid_points, trial_of
+from flows.sweep import FLOW, SweepParameters, check_sweep, grid_points, short, trial_of
 from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, existing_result, plan
@@ -227,16 +227,18 @@ def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
 
 
 def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path) -> None:
-    table = Table("trial", "ended", *parameters.space, parameters.metric, box=None, pad_edge=False)
+    names = [name.rpartition(".")[2] for name in parameters.space]
+    table = Table("trial", "ended", *names, *parameters.objectives, box=None, pad_edge=False)
     for row in trials["trials"]:
-        value = "" if row["value"] is None else f"{row['value']:.5g}"
         table.add_row(
-            f"{row['number']}{' best' if row['number'] == trials['best'] else ''}",
+            f"{row['number']}{' best' if row['number'] in trials['best'] else ''}",
             row["state"],
-            *(f"{row['settings'].get(name, '')}" for name in parameters.space),
-            value,
+            *(short(row["settings"].get(name, "")) for name in parameters.space),
+            *(short(row["values"].get(name, "")) for name in parameters.objectives),
         )
     console.print(table)
+    if trials["compare"]:
+        console.print(f"compare {trials['compare']}", highlight=False, soft_wrap=True)
     console.print(f"page    {page}", highlight=False, soft_wrap=True)
 
 

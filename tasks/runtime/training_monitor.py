@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from dynolab.training.alarm import GAP, RANG, RISE
+from dynolab.training.job import STOP
 from tasks.runtime.track.progress import StepReporter, emit_event, outcome_of
 from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched
 from tasks.runtime.work import Work
@@ -36,7 +37,7 @@ class TrainingMonitor:
         self._work, self._states = work, states
         self._progress = work.progress.stage(work.name, total_steps)
         metrics = work.output / "metrics.jsonl"
-        self._watched = Watched(work.name)
+        self._watched = Watched(work.name, states / STOP)
         steps, alarm = StepReporter(self._progress), AlarmReporter(work)
         tail = MetricsTail(metrics, steps, alarm, self._watched)
 
