@@ -137,6 +137,7 @@ def _row(
 ) -> dict[str, Any]:
     """A schedule's name, deployment, rule, whether it is active, and its next and last run."""
     rule: Any = schedule.schedule
+    zone = rule.timezone or "UTC"
     when = getattr(rule, "cron", None) or getattr(rule, "rrule", None) or f"every {rule.interval}"
     begun = client.read_flow_runs(
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
@@ -147,14 +148,14 @@ def _row(
     last = (
         f"{run.start_time.astimezone():%Y-%m-%d %H:%M} {run.state_name}"
         for run in begun
-        if run.start_time and run.created_by and run.created_by.display_value == name
+        if run.start_time
+        and (by := run.created_by)
+        and (by.display_value == name or by.id == schedule.id)
     )
     return {
         "name": name,
         "deployment": deployment.name,
-        "when": when
-        if rule.timezone in (None, get_local_timezone().name)
-        else f"{when} {rule.timezone}",
+        "when": when if zone == get_local_timezone().name else f"{when} {zone}",
         "active": schedule.active,
         "next run": next_run(rule) if schedule.active else "",
         "last run": next(last, ""),
