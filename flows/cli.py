@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from dynolab import __version__
 from dynolab.errors import ConfigError, DynolabError
@@ -347,6 +348,44 @@ def push(
     from flows.push import push as push_model
 
     push_model(result, hub, to, typer.echo, public=public)
+
+
+@app.command(rich_help_panel=RESULTS)
+def schedule(
+    file: File = None,
+    config: Config = None,
+    cron: Annotated[
+        str | None,
+        typer.Option(
+            help="Run FILE at these times: minute, hour, day, month and weekday, such as "
+            "'0 3 * * *', in this machine's time zone."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the new schedule; default: the study's name.")
+    ] = None,
+    changes: Overrides = None,
+    pause: Annotated[str | None, typer.Option(metavar="NAME", help="Pause a schedule.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Switch on a paused schedule.")
+    ] = None,
+    remove: Annotated[str | None, typer.Option(metavar="NAME", help="Remove a schedule.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a study file by the clock on the running platform; without options, list schedules."""
+    from flows.commands import print_json, use_platform
+
+    use_platform()
+    from flows.schedule import change_schedules
+
+    new = one_file(file, config), cron, name, changes or []
+    rows = change_schedules(new, {True: resume, False: pause, None: remove})
+    table = Table(*(rows[0] if rows else ["no schedules"]), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)
+    if as_json:
+        print_json(schedules=rows)
 
 
 @app.command(rich_help_panel=RESULTS)

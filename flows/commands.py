@@ -21,11 +21,17 @@ from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay
 from flows.flow import Flow, FlowParameters, Parameters, Plan, Results, StagedFlow
 from flows.parameters import load_parameters
-from flows.sweep import FLOW, SweepParameters, check_sweep, grid_points, trial_of
+from flows.sweep import FLOW, SweepParameters, check_sweep, grid_points, short, trial_of
 from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, existing_result, plan
-from tasks.runtime.servers.services import MLFLOW, PREFECT, use_services
+from tasks.runtime.servers.services import (
+    MLFLOW,
+    PREFECT,
+    client_variables,
+    running_services,
+    use_services,
+)
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
@@ -124,6 +130,16 @@ def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:
         print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
 
 
+def use_platform() -> None:
+    """Leads Prefect's client to the running platform. **Raises** `ConfigError` if none runs."""
+    settings = Settings.from_environment()
+    running = running_services(settings.home)
+    if settings.prefect_api_url is None and PREFECT not in running:
+        remedy = f"no platform runs on it; start {invocation()} up and try again"
+        raise ConfigError("home", str(settings.home), remedy)
+    os.environ.update({} if settings.prefect_api_url else client_variables(settings.home, running))
+
+
 def result_folder(address: str) -> Path:
     """The local folder of a result's files; raises `ConfigError` if there is no such result."""
     store = open_store(Settings.from_environment())
@@ -211,16 +227,18 @@ def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
 
 
 def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path) -> None:
-    table = Table("trial", "ended", *parameters.space, parameters.metric, box=None, pad_edge=False)
+    names = [name.rpartition(".")[2] for name in parameters.space]
+    table = Table("trial", "ended", *names, *parameters.objectives, box=None, pad_edge=False)
     for row in trials["trials"]:
-        value = "" if row["value"] is None else f"{row['value']:.5g}"
         table.add_row(
-            f"{row['number']}{' best' if row['number'] == trials['best'] else ''}",
+            f"{row['number']}{' best' if row['number'] in trials['best'] else ''}",
             row["state"],
-            *(f"{row['settings'].get(name, '')}" for name in parameters.space),
-            value,
+            *(short(row["settings"].get(name, "")) for name in parameters.space),
+            *(short(row["values"].get(name, "")) for name in parameters.objectives),
         )
     console.print(table)
+    if trials["compare"]:
+        console.print(f"compare {trials['compare']}", highlight=False, soft_wrap=True)
     console.print(f"page    {page}", highlight=False, soft_wrap=True)
 
 

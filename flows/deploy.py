@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from inspect import Parameter, Signature
 from itertools import takewhile
@@ -25,6 +25,7 @@ from uuid import UUID
 
 import prefect
 from annotated_types import Ge, Gt, Le, Lt
+from pendulum.tz.local_timezone import get_local_timezone
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
@@ -37,12 +38,14 @@ from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
+    FlowRunFilterNextScheduledStartTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
     FlowRunFilterTags,
 )
-from prefect.client.schemas.objects import StateType
-from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.client.schemas.objects import DeploymentSchedule, StateType
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
@@ -97,6 +100,16 @@ POOLS = {"cpu": 4, "training": 1}
 
 URGENT = "high"
 """Queue of the training pool whose runs start before those in `default`."""
+
+SHIPPED = {
+    "sweep": DeploymentScheduleCreate(
+        schedule=CronSchedule(cron="0 3 * * *", timezone=get_local_timezone().name),
+        slug="nightly-beta",
+        active=False,
+        parameters={PARAMETER: {"study_file": "sweep_beta.yaml"}},
+    )
+}
+"""Deployment → the inactive schedule that it begins with."""
 
 VARIABLES = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",  # seconds
@@ -370,6 +383,7 @@ def main(*, alone: bool = False) -> None:
     with get_client(sync_client=True) as client:
         if alone:
             close_lost_runs(client)
+            keep_one_late_run(client)
         template = ProcessWorker.get_default_base_job_template()
         for name, limit in POOLS.items():
             try:
@@ -396,6 +410,7 @@ def main(*, alone: bool = False) -> None:
                 client,
                 offered.flow.name,
                 LISTED.get(name, name),
+                first=[SHIPPED[name]] if name in SHIPPED else [],
                 pool=offered.flow.pool,
                 entrypoint=f"flows.deploy.{name}",
                 description=offered.description,
@@ -411,7 +426,7 @@ def main(*, alone: bool = False) -> None:
                 client,
                 "reconcile",
                 LISTED["reconcile"],
-                IntervalSchedule(interval=timedelta(minutes=10)),
+                own=IntervalSchedule(interval=timedelta(minutes=10)),
                 entrypoint="flows.deploy.reconcile",
                 description=f"{reconcile.__doc__} Every ten minutes; takes seconds; has no page.",
                 pool="cpu",
@@ -463,33 +478,64 @@ def close_lost_runs(client: SyncPrefectClient) -> None:
         client.set_flow_run_state(run.id, ended, force=True)
 
 
+def keep_one_late_run(client: SyncPrefectClient) -> None:
+    """Deletes all but the newest of each schedule's runs that came due while no worker ran.
+
+    Prints a line for each schedule, which `dynolab up` shows.
+    """
+    due = FlowRunFilter(
+        tags=FlowRunFilterTags(all_=[TAG, "auto-scheduled"]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+        next_scheduled_start_time=FlowRunFilterNextScheduledStartTime(before_=datetime.now(UTC)),
+    )
+    seen = {"reconcile"}
+    order = FlowRunSort.EXPECTED_START_TIME_DESC
+    for run in client.read_flow_runs(flow_run_filter=due, sort=order, limit=200):
+        name = run.created_by.display_value if run.created_by else ""
+        if name in seen:
+            client.delete_flow_run(run.id)
+        elif run.expected_start_time and name:
+            time = run.expected_start_time.astimezone()
+            print(f"missed  {name}, due at {time:%Y-%m-%d %H:%M}; starts now, once")
+            seen.add(name)
+
+
+def schedule_name(schedule: DeploymentSchedule) -> str:
+    """A schedule's name: its slug; one made in the browser gets it from its id."""
+    return schedule.slug or f"schedule-{str(schedule.id)[:8]}"
+
+
 def _register(
     client: SyncPrefectClient,
     flow: str,
     name: str,
-    every: IntervalSchedule | None = None,
     *,
+    own: IntervalSchedule | None = None,
+    first: Sequence[DeploymentScheduleCreate] = (),
     pool: str,
     **deployment: Any,
 ) -> UUID:
-    """Registers a deployment; relative paths in study files start at its `working_dir`."""
-    schedules = []
+    """Registers a deployment; relative paths in study files start at its `working_dir`.
+
+    **Arguments:** `own`: its fixed schedule; `first`: those that a new deployment has.
+    """
+    schedules = list(first)
     with suppress(ObjectNotFound):
-        # Registration replaces all schedules, so it must pass those that users made in Prefect
-        # again; that of `reconcile` has a slug.
+        # Registration replaces all schedules, so it must pass those that users made, paused or
+        # resumed again, and none that they removed. A run tells its schedule by the slug alone.
         schedules = [
             DeploymentScheduleCreate(
                 schedule=schedule.schedule,
                 active=schedule.active,
                 max_scheduled_runs=schedule.max_scheduled_runs,
                 parameters=schedule.parameters,
-                slug=schedule.slug,
+                slug=schedule_name(schedule),
             )
             for schedule in client.read_deployment_by_name(f"{flow}/{name}").schedules
             if schedule.slug != "reconcile"
         ]
-    if every is not None:
-        schedules.append(DeploymentScheduleCreate(schedule=every, slug=flow))
+    if own is not None:
+        schedules.append(DeploymentScheduleCreate(schedule=own, slug=flow))
     return client.create_deployment(
         client.create_flow_from_name(flow),
         name,

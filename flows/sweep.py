@@ -15,7 +15,8 @@ import math
 import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,7 +35,7 @@ from flows.registry import FLOWS, load_flow
 from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, PAGE_FOLDER, run_page
+from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, PAGE_FOLDER, compare_page, run_page
 from tasks.runtime.track.progress import inside_prefect_run, slug
 from tasks.runtime.track.runs import shown_params
 from tasks.runtime.track.tail import MetricLine, watched_by
@@ -45,8 +46,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RUN_ID = "mlflow_run_id"
+RUN_ID, MEASURED = "mlflow_run_id", "measured"
+ENOUGH_TRIALS = 8  # complete ones, before the importance of settings is told
+PATH_POINTS = 100
+LOGP = "probe/chosen/logp"
+BESIDE = (LOGP, "probe/rejected/logp", "squeeze/gap", "train/margin")
+"""Metrics that are shown beside those of the sweep."""
+
 RUN_CREATION_SECONDS = 30.0
+_METRIC = re.compile(
+    r"(train|rollout|data)/.+|squeeze/(gap|rise)|probe/([^/]+/(logp(_per_token)?|outside_mass)|seconds)"
+)  # of a training; only the training itself knows all that begin with train/
 _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 
 
@@ -89,12 +99,25 @@ class Dimension(BaseModel):
         return self
 
 
+Direction = Literal["maximize", "minimize"]
+
+
 class PruneConfig(BaseModel):
-    """Pruning of trials whose metric is worse than the median of the others so far."""
+    """Pruning of trials whose metric is worse than that of others after as many steps.
+
+    Successive halving: Li et al., arXiv 1810.05934; Hyperband: Li et al., arXiv 1603.06560.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    after_trials: int = Field(4, ge=1, description="Complete trials before any is pruned.")
+    rule: Literal["median", "asha", "hyperband"] = Field(
+        "median",
+        description="What a trial has to reach to go on: the median of the others; the best of "
+        "`factor` trials, at every `factor` times as many steps (asynchronous successive halving); "
+        "the same with different first checks (Hyperband).",
+    )
+    after_trials: int = Field(4, ge=1, description="median: complete trials before any is pruned.")
     after_steps: int = Field(0, ge=0, description="Steps of a trial before it can be pruned.")
+    factor: int = Field(3, ge=2, description="asha, hyperband: of so many trials one goes on.")
     every: int = Field(10, ge=1, description="Steps between two checks of the metric.")
 
 
@@ -121,8 +144,13 @@ class SweepParameters(FlowParameters):
         "probe/chosen/logp_per_token",
         description="Name of the metric in MLflow; its last value counts.",
     )
-    direction: Literal["maximize", "minimize"] = Field(
+    direction: Direction = Field(
         "maximize", description="Whether to maximise or minimise the metric."
+    )
+    also: dict[str, Direction] = Field(
+        {},
+        description="Further metrics → maximize or minimize. The best trials are then those that "
+        "no other trial beats in all metrics: the Pareto front.",
     )
     prune: PruneConfig | None = Field(
         None, description="Ends unpromising trials early; null: none."
@@ -130,6 +158,8 @@ class SweepParameters(FlowParameters):
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> SweepParameters:
+        if self.also and self.prune is not None:
+            raise ConfigError("prune", self.prune.rule, "needs a single metric; leave out `also`")
         if self.sampler != "grid" and self.trials is None:
             raise ConfigError("trials", None, f"set the number of trials that {self.sampler} draws")
         if self.sampler == "grid":
@@ -141,6 +171,11 @@ class SweepParameters(FlowParameters):
                         "a grid needs values; list them, or choose random or tpe",
                     )
         return self
+
+    @property
+    def objectives(self) -> dict[str, Direction]:
+        """The metrics that decide, the first one first, and their directions."""
+        return {self.metric: self.direction, **self.also}
 
     @property
     def total(self) -> int:
@@ -158,7 +193,7 @@ class SweepParameters(FlowParameters):
 
 
 def check_sweep(parameters: SweepParameters) -> None:
-    """Raises `ConfigError`, before any trial, for an unknown flow and for invalid settings.
+    """Raises `ConfigError`, before any trial, for an unknown flow, step, metric or setting.
 
     Checks each value of a setting together with the first values of the others.
     """
@@ -169,7 +204,17 @@ def check_sweep(parameters: SweepParameters) -> None:
     }
     for name, dimension in parameters.space.items():
         for value in dimension.values or (dimension.low, dimension.high):
-            trial_of(parameters, first | {name: value})
+            flow, settings = trial_of(parameters, first | {name: value})
+    steps = [step.name for step in flow.plan(settings, planning_platform()).steps]
+    check_known("stage", parameters.stage, steps)
+    for metric in parameters.objectives:
+        if parameters.stage in ("sft", "preference") and not _METRIC.fullmatch(metric):
+            raise ConfigError(
+                "metric",
+                metric,
+                "no training has it; choose train/margin, "
+                "probe/chosen/logp, squeeze/gap or another that MLflow shows of a training",
+            )
 
 
 def trial_of(parameters: SweepParameters, point: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -204,15 +249,12 @@ class SweepStudy:
         address = os.environ.get("DYNOLAB_SWEEPS") or f"sqlite:///{home}/sweeps.db"
         # SQLite's default of five seconds is short for several writers.
         options = {"connect_args": {"timeout": 60}} if address.startswith("sqlite:") else {}
-        pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-        if (rule := parameters.prune) is not None:
-            pruner = optuna.pruners.MedianPruner(rule.after_trials, rule.after_steps)
         self._study = optuna.create_study(
             storage=optuna.storages.RDBStorage(address, engine_kwargs=options),
             study_name=self.name,
-            direction=parameters.direction,
+            directions=list(parameters.objectives.values()),
             load_if_exists=True,
-            pruner=pruner,
+            pruner=_pruner(parameters.prune),
         )
         # The seed counts the begun trials, so that a resumed sweep draws new ones.
         seed = parameters.seed + len(self._study.trials)
@@ -245,22 +287,77 @@ class SweepStudy:
         """Whether a trial's end is recorded."""
         return self._study.trials[trial.number].state.is_finished()
 
-    def end(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
-        """Records how a trial ended, unless its end is recorded; `value` of a complete one."""
+    def end(
+        self, trial: optuna.Trial, state: TrialState, values: Mapping[str, float] | None = None
+    ) -> None:
+        """Records how a trial ended, unless its end is recorded; `values` of a complete one."""
         import optuna
 
         ended = next(name for name, ours in _STATES.items() if ours == state)
-        self._study.tell(trial, value, state=optuna.trial.TrialState[ended], skip_if_finished=True)
+        told = [values[metric] for metric in self.parameters.objectives] if values else None
+        self._study.tell(trial, told, state=optuna.trial.TrialState[ended], skip_if_finished=True)
 
     def rows(self) -> list[TrialRow]:
         """Every trial that was begun."""
-        return [_row(trial) for trial in self._study.trials if trial.state.name != "WAITING"]
+        return [
+            TrialRow(
+                number=trial.number,
+                state=_STATES.get(trial.state.name, "running"),
+                settings=trial.params,
+                mlflow_run_id=trial.user_attrs.get(RUN_ID),
+                **self._measured(trial),
+            )
+            for trial in self._study.trials
+            if trial.state.name != "WAITING"
+        ]
 
-    def best(self) -> TrialRow | None:
-        """The best complete trial, or None."""
-        complete = [row for row in self.rows() if row.state == "complete" and row.value is not None]
-        sign = 1 if self.parameters.direction == "maximize" else -1
-        return max(complete, key=lambda row: sign * (row.value or 0.0), default=None)
+    def _measured(self, trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+        """Values and paths of a trial: at its end, else as far as they were checked for pruning."""
+        metric, checked = self.parameters.metric, sorted(trial.intermediate_values.items())
+        so_far = {"values": {metric: checked[-1][1]}, "paths": {metric: checked}} if checked else {}
+        return trial.user_attrs.get(MEASURED) or so_far
+
+    def best(self) -> list[TrialRow]:
+        """The best complete trial; of several metrics, all on their Pareto front."""
+        front = {trial.number for trial in self._study.best_trials}
+        best = [row for row in self.rows() if row.number in front]
+        return best if self.parameters.also else best[:1]
+
+    def importances(self) -> dict[str, dict[str, float]]:
+        """Metric → setting → share of the metric's variance over trials that the setting explains.
+
+        By fANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014). Empty for one setting, and for few
+        trials; without a metric that all trials have the same value of.
+        """
+        from optuna.importance import FanovaImportanceEvaluator
+
+        shares: dict[str, dict[str, float]] = {}
+        complete = sum(row.state == "complete" for row in self.rows())
+        if len(self.parameters.space) < 2 or complete < ENOUGH_TRIALS:
+            return shares
+        for place, metric in enumerate(self.parameters.objectives):
+
+            def target(trial: optuna.trial.FrozenTrial, place: int = place) -> float:
+                return float(trial.values[place])
+
+            with suppress(RuntimeError):  # there is no variance
+                shares[metric] = FanovaImportanceEvaluator(seed=0).evaluate(
+                    self._study, target=target
+                )
+        return shares
+
+
+def _pruner(config: PruneConfig | None) -> optuna.pruners.BasePruner:
+    from optuna import pruners
+
+    if config is None:
+        return pruners.NopPruner()
+    first = max(config.after_steps, config.every)
+    if config.rule == "asha":
+        return pruners.SuccessiveHalvingPruner(first, config.factor)
+    if config.rule == "hyperband":
+        return pruners.HyperbandPruner(first, reduction_factor=config.factor)
+    return pruners.MedianPruner(config.after_trials, config.after_steps)
 
 
 def study_name(parameters: SweepParameters) -> str:
@@ -269,6 +366,11 @@ def study_name(parameters: SweepParameters) -> str:
     if parameters.study_path is not None:
         content += parameters.study_path.read_bytes()
     return f"{parameters.name}-{hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def short(value: Scalar) -> str:
+    """A setting's value or a metric for a table or a name."""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def grid_points(parameters: SweepParameters) -> list[dict[str, Scalar]]:
@@ -292,17 +394,6 @@ def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution
 
 
 _STATES: dict[str, TrialState] = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
-
-
-def _row(trial: optuna.trial.FrozenTrial) -> TrialRow:
-    last = trial.intermediate_values.get(trial.last_step) if trial.last_step is not None else None
-    return TrialRow(
-        number=trial.number,
-        state=_STATES.get(trial.state.name, "running"),
-        settings=trial.params,
-        value=trial.value if trial.value is not None else last,
-        mlflow_run_id=trial.user_attrs.get(RUN_ID),
-    )
 
 
 def sweep(parameters: SweepParameters) -> dict[str, Any]:
@@ -357,7 +448,9 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         log.warning("trial %d failed: %s", trial.number, error)
         study.end(trial, "failed")
         return
-    pairs = ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, value in point.items())
+    pairs = ", ".join(
+        f"{name.rpartition('.')[2]} = {short(value)}" for name, value in point.items()
+    )
     run = platform.tracking.start_run(
         f"{pairs} ({sweep.name} {trial.number})"[:120],
         parent=platform.parent_run,
@@ -378,18 +471,24 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
             raise Pruned(stage, line.step, sweep.metric, value)
 
     state: TrialState = "failed"
-    value = None
+    values: dict[str, float] | None = None
     try:
         from flows.run import run_on
 
         with watched_by(watch):
             planned = replace(flow.plan(settings, planning_platform()), trained=sweep.stage)
             results = run_on(own, planned, fresh=False)
-        values = final_metrics(sweep, results, platform)
-        if sweep.metric in results[sweep.stage].metrics:
-            run.log_metrics({sweep.metric: values[sweep.metric]}, 0)
+        paths = metric_paths(sweep, results, platform)
+        values = {name: path[-1][1] for name, path in paths.items()}
+        of_stage = results[sweep.stage].metrics  # the others are logged at every step
+        run.log_metrics({name: values[name] for name in sweep.objectives if name in of_stage}, 0)
+        trial.set_user_attr(MEASURED, _kept(sweep, paths))
         run.wait_created(RUN_CREATION_SECONDS)
-        state, value = "complete", values[sweep.metric]
+        state = "complete"
+    except UnknownMetric:  # no trial has it
+        run.finish("FAILED")
+        study.end(trial, state)
+        raise
     except Pruned as pruned:
         log.info("trial %d: %s", trial.number, pruned)
         state = "pruned"
@@ -400,102 +499,147 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         run.finish("KILLED")
         raise
     trial.set_user_attr(RUN_ID, run.run_id)
-    study.end(trial, state, value)
+    study.end(trial, state, values)
     run.set_tags({"trial.state": state})
     run.finish("FAILED" if state == "failed" else "FINISHED")
 
 
-def final_metrics(
-    sweep: SweepParameters, results: Mapping[str, StageResult], platform: Platform
-) -> dict[str, float]:
-    """Metrics of the sweep's step, with the last value of every one that it logged in training.
+class UnknownMetric(ConfigError):
+    """The sweep's step has no metric of this name."""
 
-    **Raises** `ConfigError` for an unknown step, and unless the sweep's metric is a finite number.
+
+def metric_paths(
+    sweep: SweepParameters, results: Mapping[str, StageResult], platform: Platform
+) -> dict[str, list[tuple[int, float]]]:
+    """Metrics of the sweep's step → steps and values; one that is no training's has one, at 0.
+
+    **Raises** `UnknownMetric` without a metric of the sweep, and `ConfigError` unless their last
+    values are finite numbers.
     """
-    if sweep.stage not in results:
-        known = ", ".join(results)
-        raise ConfigError("stage", sweep.stage, f"choose a step of the flow: {known}")
     result = results[sweep.stage]
-    values = dict(result.metrics)
+    paths = {name: [(0, value)] for name, value in result.metrics.items()}
     if "metrics.jsonl" in platform.store.manifest(result.address, result.digest).files:
+        logged: dict[str, list[tuple[int, float]]] = {}
         folder = platform.store.folder(result.address, result.digest)
         for line in read_rows(folder / "metrics.jsonl", MetricsLine):
-            values |= line.metrics
-    if sweep.metric not in values:
-        metrics = ", ".join(sorted(values)) or "none"
-        raise ConfigError("metric", sweep.metric, f"choose a metric of {sweep.stage}: {metrics}")
-    if not math.isfinite(values[sweep.metric]):
-        raise ConfigError(
-            "metric", sweep.metric, "is not finite at the end; lower the learning rate"
-        )
-    return values
+            for name, value in line.metrics.items():
+                logged.setdefault(name, []).append((line.step, value))
+        paths |= logged
+    for metric in sweep.objectives:
+        if metric not in paths:
+            known = ", ".join(sorted(paths)) or "none"
+            raise UnknownMetric("metric", metric, f"choose a metric of {sweep.stage}: {known}")
+        if not math.isfinite(paths[metric][-1][1]):
+            raise ConfigError("metric", metric, "is not finite at the end; lower the learning rate")
+    return paths
+
+
+def _kept(
+    sweep: SweepParameters, paths: Mapping[str, list[tuple[int, float]]]
+) -> dict[str, dict[str, Any]]:
+    """What the sweep's page shows of a trial: last values of some metrics, and two paths."""
+    shown = [name for name in dict.fromkeys((*sweep.objectives, *BESIDE)) if name in paths]
+    kept = {}
+    per_token = any(name.startswith(LOGP) for name in sweep.objectives)
+    for name in (*sweep.objectives, *([] if per_token else [LOGP])):
+        finite = [point for point in paths.get(name, ()) if math.isfinite(point[1])]
+        if len(finite) > 1:
+            kept[name] = finite[:: -math.ceil(len(finite) / PATH_POINTS)][::-1]
+    last = {name: paths[name][-1][1] for name in shown}
+    return {
+        "values": {name: last[name] for name in last if math.isfinite(last[name])},
+        "paths": kept,
+    }
 
 
 def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
     """Returns the trials as rows; logs the best trial to MLflow."""
-    show_trials(study, platform)
+    compare = show_trials(study, platform)
     rows, best, run = study.rows(), study.best(), platform.parent_run
     assert run is not None
     states = [row.state for row in rows]
     run.log_metrics(
         {f"sweep/{name}": float(states.count(name)) for name in ("complete", "pruned", "failed")}, 0
     )
-    if best is None:
+    if not best:
         raise SweepFailed(study.parameters.name, len(rows))
-    run.log_metrics({study.parameters.metric: best.value or 0.0}, 0)
+    run.log_metrics({name: best[0].values[name] for name in study.parameters.objectives}, 0)
     run.set_tags(
-        {"best.trial": str(best.number)}
-        | {f"best.{name}": str(value) for name, value in best.settings.items()}
+        {"best.trial": ", ".join(str(row.number) for row in best)}
+        | {f"best.{name}": str(value) for name, value in best[0].settings.items() if len(best) == 1}
     )
-    return {"trials": [row.model_dump(mode="json") for row in rows], "best": best.number}
+    return {
+        "trials": [row.model_dump(mode="json", exclude={"paths"}) for row in rows],
+        "best": [row.number for row in best],
+        "compare": compare,
+    }
 
 
-def show_trials(study: SweepStudy, platform: Platform) -> None:
+def show_trials(study: SweepStudy, platform: Platform) -> str:
     """Writes the page of the trials so far; MLflow's run and Prefect's lead to it.
 
-    They also say which trial is best; Prefect's run has a table of all.
+    They also say which trials are best; Prefect's run has a table of all. **Returns** the address
+    of MLflow's comparison of the trials; empty for fewer than two.
     """
     from dynolab.report.comparison.sweep import write_sweep_page
 
     parameters, rows, best = study.parameters, study.rows(), study.best()
+    run = platform.parent_run
+    ids = [row.mlflow_run_id for row in rows if row.mlflow_run_id]
+    compare = compare_page(run.run, ids) if run and run.run and len(ids) > 1 else ""
     page = platform.settings.reports / f"{parameters.name}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     write_sweep_page(
         page,
         name=parameters.name,
-        metric=parameters.metric,
-        direction=parameters.direction,
+        objectives=parameters.objectives,
         rows=rows,
+        best=[row.number for row in best],
+        importances=study.importances(),
+        compare=f"{run.server}/{compare}" if run and compare else "",
     )
     text = f"{sum(row.state != 'running' for row in rows)} of {parameters.total} trials have ended."
-    if best is not None:
-        point = ", ".join(f"{name} = {value}" for name, value in best.settings.items())
-        text = f"Best {parameters.metric}: {best.value:.5g}, with {point}. {text}"
+    for row in best:
+        point = ", ".join(f"{name} = {short(value)}" for name, value in row.settings.items())
+        reached = ", ".join(f"{name} {short(row.values[name])}" for name in parameters.objectives)
+        text = f"Best: {reached}, with {point}. {text}"
     log.info(text)
-    if run := platform.parent_run:
+    if run:
         run.log_artifact(page, PAGE_FOLDER)
         if run.run:
-            address = run_page(run.run, f"{PAGE_FOLDER}/{page.name}")
-            run.set_tags({DESCRIPTION_TAG: f"{text} [Report]({address})"})
-            text += f" [Report]({run.server}/{address})"
-    if not inside_prefect_run():
-        return
+            links = {"Report": run_page(run.run, f"{PAGE_FOLDER}/{page.name}"), "Compare": compare}
+            own, full = (
+                " · ".join(f"[{name}]({start}{end})" for name, end in links.items() if end)
+                for start in ("", f"{run.server}/")
+            )
+            run.set_tags({DESCRIPTION_TAG: f"{text} {own}"})
+            text += f" {full}"
+    if inside_prefect_run():
+        _show_in_prefect(study, rows, best, text)
+    return f"{run.server}/{compare}" if run and compare else ""
+
+
+def _show_in_prefect(
+    study: SweepStudy, rows: Sequence[TrialRow], best: Sequence[TrialRow], text: str
+) -> None:
+    """Makes or updates the run's table of trials in Prefect."""
     from prefect.artifacts import create_table_artifact
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import ArtifactUpdate
 
     table = [
         {
-            "trial": f"{row.number}{' (best)' if row == best else ''}",
+            "trial": f"{row.number}{' (best)' if row in best else ''}",
             "ended": row.state,
             **row.settings,
-            parameters.metric: None if row.value is None else float(f"{row.value:.5g}"),
+            **{name: float(f"{value:.5g}") for name, value in row.values.items()},
         }
         for row in rows
     ]
     try:
         if study.artifact is None:
-            study.artifact = create_table_artifact(table, f"trials-{slug(parameters.name)}", text)
+            key = f"trials-{slug(study.parameters.name)}"
+            study.artifact = create_table_artifact(table, key, text)
         else:
             update = ArtifactUpdate(data=json.dumps(table), description=text)
             get_client(sync_client=True).update_artifact(study.artifact, update)

@@ -52,6 +52,9 @@ def start(
         tracking = Tracking(services.by_name[MLFLOW].url, home / "outbox", experiment="")
         stack.callback(tracking.close, SENDING_SECONDS)
         workers = stack.enter_context(work_for(services))
+        for line in last_lines(home / "logs" / "register.log", 100):
+            if line.startswith("missed"):  # schedules that came due while nothing ran
+                announce(line)
         exports = shlex.join(
             f"{name}={value}"
             for name, value in client_variables(home, services.by_name).items()

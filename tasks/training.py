@@ -170,6 +170,7 @@ def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> 
 
         if job.config.engine.kind == "plain":
             run(job)
+            check()
         else:
             file = work.scratch / "job.json"
             file.write_text(job.model_dump_json(indent=1))

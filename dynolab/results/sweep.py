@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from dynolab.data.rows import Row
 
 TrialState = Literal["complete", "pruned", "failed", "running"]
@@ -13,11 +15,13 @@ Scalar = bool | int | float | str
 class TrialRow(Row):
     """Settings and outcome of one trial.
 
-    `value` is the metric of the sweep; for a pruned trial, its last known value.
+    `values`: metrics at its end by name; of a pruned trial, the last known one. `paths`: metric →
+    steps of the training and the values there.
     """
 
     number: int
     state: TrialState
     settings: dict[str, Scalar]
-    value: float | None = None
+    values: dict[str, float] = Field(default_factory=dict)
+    paths: dict[str, list[tuple[int, float]]] = Field(default_factory=dict)
     mlflow_run_id: str | None = None

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from dynolab.store import hash_file
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 
+STOP = "stop"
+
 
 class TrainJob(BaseModel):
     """One training run on local files.
@@ -42,7 +44,7 @@ class TrainJob(BaseModel):
     @property
     def stop(self) -> Path:
         """A file that asks the training to save its state after the current step, and to end."""
-        return self.resume_out / "stop"
+        return self.resume_out / STOP
 
     def input_digests(self) -> dict[str, str]:
         """Sha256 of the examples and of the initial model's files, by file name."""

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from dynolab.training.alarm import GAP, RANG, RISE
+from dynolab.training.job import STOP
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import StepReporter, emit_event, outcome_of
 from tasks.runtime.track.reports import Report
@@ -39,7 +40,7 @@ class TrainingMonitor:
         self._work, self._states = work, states
         self._progress = work.progress.stage(work.name, total_steps)
         metrics = work.output / "metrics.jsonl"
-        self._watched = Watched(work.name)
+        self._watched = Watched(work.name, states / STOP)
         steps, alarm = StepReporter(self._progress), AlarmReporter(work)
         tail = MetricsTail(metrics, steps, alarm, self._watched)
 

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolUpdate
-from prefect.client.schemas.schedules import CronSchedule
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_CUSTOM_HEADERS,
     temporary_settings,
 )
 
+from dynolab.errors import ConfigError
 from flows import deploy
+from flows.commands import use_platform
+from flows.parameters import STUDIES
+from flows.schedule import change_schedules
+from tests.flows.lab import SMALL, until
 
 pytestmark = pytest.mark.services
 
@@ -67,3 +81,111 @@ def test_what_people_start_most_is_listed_first_and_former_names_go(
     assert sorted(by_name)[:3] == ["a-study", "a-sweep", "all-remedies"]
     assert "their own" in by_name and "former" not in by_name
     assert by_name["~chapter-transfer"].tags == [deploy.TAG, "chapter"]
+
+
+DAILY = "0 4 * * *"
+SWEEP = STUDIES / "sweep_beta.yaml"
+
+
+@pytest.fixture
+def own_server(
+    client: SyncPrefectClient, servers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> SyncPrefectClient:
+    monkeypatch.setenv("PREFECT_API_URL", servers["PREFECT_API_URL"])
+    return client
+
+
+def schedule(
+    file: Path | None = None,
+    cron: str | None = None,
+    name: str | None = None,
+    changes: Sequence[str] = (),
+    **switched: str,
+) -> dict[str, dict[str, Any]]:
+    """What `dynolab schedule` shows, by name."""
+    kinds: dict[bool | None, str | None] = {
+        {"resume": True, "pause": False, "remove": None}[kind]: of for kind, of in switched.items()
+    }
+    return {row["name"]: row for row in change_schedules((file, cron, name, changes), kinds)}
+
+
+def test_a_shipped_schedule_is_switched_on_and_what_people_chose_of_it_stays(
+    own_server: SyncPrefectClient,
+) -> None:
+    assert not schedule()["nightly-beta"]["active"]
+    assert schedule(resume="nightly-beta")["nightly-beta"]["next run"]
+    deploy.main()
+    assert schedule()["nightly-beta"]["active"]
+    assert "nightly-beta" not in schedule(remove="nightly-beta")
+    deploy.main()
+    assert "nightly-beta" not in schedule(), "it is not made again"
+
+
+def test_a_study_file_is_scheduled_paused_and_removed(
+    own_server: SyncPrefectClient, tmp_path: Path
+) -> None:
+    made = schedule(SWEEP, DAILY, None, ["trials=2"])["beta"]
+    assert (made["deployment"], made["active"], made["last run"]) == ("a-sweep", True, "")
+    deploy.main()
+    own = tmp_path / "mine.yaml"
+    own.write_text(SMALL.read_text() + "contrasts: []\n")
+    assert schedule(own, DAILY, "own")["own"]["deployment"] == "a-study"
+    assert not schedule(pause="beta")["beta"]["active"]
+    (one,) = own_server.read_deployment_by_name("sweep/a-sweep").schedules
+    asked = {"study_file": SWEEP.name, "other_settings": ["trials=2"]}
+    assert one.parameters == {deploy.PARAMETER: asked}
+    own.unlink()
+    assert "own" in schedule() and not schedule(remove="own").keys() & {"own"}
+    schedule(remove="beta")
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ((SWEEP, "0 0 30 2 *"), "--cron"),  # no such day
+        ((SWEEP, "at night"), "--cron"),
+        ((SWEEP, None), "--cron"),
+        ((STUDIES / "gone.yaml", DAILY), "config"),
+        ((SWEEP, DAILY, None, ["metric="]), "metric"),
+    ],
+)
+def test_a_schedule_that_cannot_work_is_not_made(
+    given: tuple[Any, ...], field: str, own_server: SyncPrefectClient
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{field} = "):
+        schedule(*given)
+    assert "beta" not in schedule()
+
+
+def test_without_a_platform_no_schedule_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("DYNOLAB_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="no platform runs"):
+        use_platform()
+
+
+def test_of_runs_that_came_due_while_nothing_ran_one_is_left_and_said(
+    own_server: SyncPrefectClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    often_due = IntervalSchedule(interval=timedelta(seconds=2))
+    one = own_server.read_deployment_by_name("study/a-study")
+    made = [DeploymentScheduleCreate(schedule=often_due, slug="often")]
+    own_server.create_deployment_schedules(one.id, made)
+
+    def due() -> list[datetime]:
+        often = FlowRunFilter(
+            deployment_id=FlowRunFilterDeploymentId(any_=[one.id]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+        )
+        runs = own_server.read_flow_runs(flow_run_filter=often)
+        times = [run.expected_start_time for run in runs if run.expected_start_time]
+        return [time for time in times if time < datetime.now(UTC)]
+
+    until(lambda: len(due()) > 5, 200)
+    newest = max(due())
+    deploy.keep_one_late_run(own_server)
+    assert capsys.readouterr().out.startswith("missed  often, ")
+    assert newest in due() and len(due()) < 5
+    schedule(remove="often")

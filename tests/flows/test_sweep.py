@@ -76,7 +76,7 @@ def test_draws_stay_in_their_ranges_and_go_on_after_a_crash(sampler: str) -> Non
         study = SweepStudy(parameters)  # each time as after a crash
         for _ in range(2):
             trial = begun(study)
-            study.end(trial, "complete", float(trial.params["a"]))
+            study.end(trial, "complete", {"loss": float(trial.params["a"])})
     rows = SweepStudy(parameters).rows()
     assert SweepStudy(parameters).ask() is None and len(rows) == 12
     assert len({row.settings["a"] for row in rows}) == 12, "no draw is made twice"
@@ -142,7 +142,7 @@ def test_an_error_ends_its_trial_and_an_interruption_the_sweep_which_goes_on_the
     monkeypatch.setattr(run, "run_on", Trainings(0.5))
     run_trials(study, platform)
     assert [row.state for row in study.rows()] == ["failed", "complete"]
-    assert study.best() == study.rows()[1]
+    assert study.best() == [study.rows()[1]]
 
 
 def test_a_trial_that_another_process_runs_is_left_to_it(
@@ -167,7 +167,48 @@ def test_a_trial_worse_than_the_median_is_pruned(
     )
     run_trials(study, platform)
     assert [row.state for row in study.rows()] == ["complete", "complete", "pruned"]
-    assert study.rows()[2].value == 3.0 and statuses(platform) == ["FINISHED"] * 3
+    assert study.rows()[2].values == {"loss": 3.0} and statuses(platform) == ["FINISHED"] * 3
+    assert study.rows()[2].paths == {"loss": [(10, 3.0)]}
+
+
+@pytest.mark.parametrize("rule", ["asha", "hyperband"])
+def test_of_three_trials_the_best_goes_on(
+    rule: str, platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "run_on", Trainings(*(float(n) for n in range(12))))
+    betas = [0.1 + n for n in range(12)]
+    prune = {"rule": rule, "every": 10, "factor": 3}
+    study = SweepStudy(a_sweep(prune=prune, space={BETA: {"values": betas}}))
+    run_trials(study, platform)
+    states = [row.state for row in study.rows()]
+    assert states[0] == "complete" and states.count("pruned") > 3
+
+
+def test_of_two_metrics_the_trials_that_no_other_beats_in_both_are_best() -> None:
+    study = SweepStudy(
+        a_sweep(
+            also={"margin": "maximize"},
+            space={"a": {"values": [0, 1, 2]}, "b": {"values": [0, 1, 2]}},
+        )
+    )
+    ends = {}
+    while (trial := study.ask()) is not None:
+        a, b = trial.params["a"], trial.params["b"]
+        ends[trial.number] = (a, b)
+        study.end(trial, "complete", {"loss": float(a), "margin": 2.0 * a - b})
+    assert {ends[row.number] for row in study.best()} == {(0, 0), (1, 0), (2, 0)}
+    shares = study.importances()
+    assert shares["loss"]["a"] > 0.9 and 0 < shares["margin"]["b"] < shares["margin"]["a"]
+
+
+def test_a_metric_that_no_training_has_ends_the_sweep(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings = Trainings(1.0, 2.0)
+    monkeypatch.setattr(run, "run_on", trainings)
+    with pytest.raises(ConfigError, match="metric = 'los': choose a metric of preference: loss"):
+        run_trials(SweepStudy(a_sweep(metric="los")), platform)
+    assert trainings.begun == 1 and statuses(platform) == ["FAILED"]
 
 
 def test_a_combination_that_cannot_work_is_that_trials_failure(platform: Platform) -> None:
@@ -203,6 +244,7 @@ def test_a_trial_of_a_study_file_that_has_changed_is_refused(
         ({"space": {"a": {"low": 0.5, "high": 2, "integer": True}}}, "whole numbers"),
         ({"sampler": "tpe"}, "trials = None: set the number of trials that tpe draws"),
         ({"trials": 0}, "trials = 0"),
+        ({"also": {"margin": "maximize"}, "prune": {}}, "prune = .*single metric"),
     ],
 )
 def test_a_sweep_that_cannot_be_drawn_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -219,6 +261,9 @@ def test_a_sweep_that_cannot_be_drawn_is_refused(changes: dict[str, Any], messag
         ({"space": {"preference.objective.gamma": {"values": [1]}}}, "there is no such setting"),
         ({"settings": ["nothing"]}, "write it as key=value"),
         ({"study": "none.yaml"}, "cannot be read"),
+        ({"stage": "tuning"}, "stage = 'tuning': choose one of"),
+        ({"metric": "probe/chosen/loss"}, "metric = 'probe/chosen/loss'"),
+        ({"also": {"margin": "maximize"}, "metric": "train/loss"}, "metric = 'margin'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_any_trial(
@@ -228,22 +273,39 @@ def test_settings_that_cannot_work_are_refused_before_any_trial(
         check_sweep(a_sweep(**changes))
 
 
-def test_the_page_tells_the_best_trial_and_escapes_names(tmp_path: Path) -> None:
+def test_the_page_tells_the_best_trials_and_escapes_names(tmp_path: Path) -> None:
     rows = [
         TrialRow(
             number=n,
             state="pruned" if n == 2 else "complete",
-            value=-n / 2.0,
+            values={"m": -n / 2.0, "n": n - 1.0},
             settings={BETA: 10.0**-n, "name": "<b>x</b>"},
+            paths={"m": [(1, 0.0), (2, -n / 2.0)]},
         )
         for n in range(3)
     ]
     file = tmp_path / "s.html"
-    write_sweep_page(file, name="<i>s</i>", metric="m", direction="minimize", rows=rows)
+    one = {"m": "minimize"}
+    write_sweep_page(
+        file,
+        name="<i>s</i>",
+        objectives=one,
+        rows=rows,
+        best=[1],
+        compare="http://x/#/compare-runs",
+    )
     page = file.read_text()
     assert "Trial 1 is best" in page and "2 complete, 1 pruned" in page
+    assert '<a href="http://x/#/compare-runs"' in page
     assert "<i>s</i>" not in page and "<b>x</b>" not in page
-    write_sweep_page(file, name="none", metric="m", direction="minimize", rows=[])
+    shares = {"m": {BETA: 0.75, "name": 0.0}, "n": {BETA: 1.0, "name": 0.0}}
+    two = one | {"n": "minimize"}
+    write_sweep_page(file, name="two", objectives=two, rows=rows, best=[0, 1], importances=shares)
+    page = file.read_text()
+    assert "Trial 0 has the best n" in page and "beta explains 75% of the variance of m" in page
+    drawn = ("values", "front", "parallel", "importance", "paths")
+    assert all(f'id="plot-{name}"' in page for name in drawn)
+    write_sweep_page(file, name="none", objectives=one, rows=[])
     assert "0 trials" in file.read_text()
 
 
@@ -271,7 +333,8 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     monkeypatch.setenv("DYNOLAB_HOME", str(lab.home))
     died = SweepStudy(parameters)
     assert begun(died).number == 0
-    assert run_sweep(lab, tmp_path / "tried.yaml", parameters).count(" complete ") == 2
+    printed = run_sweep(lab, tmp_path / "tried.yaml", parameters)
+    assert printed.count(" complete ") == 2
     assert died.ask() is None
     stages = lab.home / "store" / "stages"
     computed = {path.name: len(list(path.glob("*/COMMITTED"))) for path in stages.iterdir()}
@@ -291,6 +354,7 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
         json={"artifacts": {"key": {"any_": ["trials-tried"]}}},
         timeout=30,
     ).json()
+    assert all(trial.info.run_id in printed for trial in trials), "the comparison's address"
     (table,) = (json.loads(artifact["data"]) for artifact in artifacts)
     (best,) = (row for row in table if "best" in row["trial"])
     assert len(table) == 2 and best["train/loss"] == pytest.approx(min(values), rel=1e-4)

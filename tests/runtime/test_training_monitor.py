@@ -232,7 +232,7 @@ def metric_line(step: int, value: float) -> MetricLine:
     return MetricLine(step, step, 0.0, {"loss": value})
 
 
-def test_a_watcher_ends_the_training_from_its_own_thread() -> None:
+def test_a_watcher_ends_the_training_from_its_own_thread(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
     def watch(stage: str, row: MetricLine) -> None:
@@ -241,7 +241,7 @@ def test_a_watcher_ends_the_training_from_its_own_thread() -> None:
             raise Pruned(stage, row.step, "loss", row.metrics["loss"])
 
     with watched_by(watch):
-        watched = Watched("sft")
+        watched = Watched("sft", tmp_path / "stop")
 
     def read() -> None:  # as the supervisor does, on a thread of its own
         for step, value in enumerate([0.5, 2.0, 3.0]):
@@ -252,5 +252,6 @@ def test_a_watcher_ends_the_training_from_its_own_thread() -> None:
     reader.start()
     reader.join()
     assert seen == [("sft", 0), ("sft", 1)], "after its end nobody watches"
+    assert (tmp_path / "stop").exists(), "a training in this process sees it"
     with pytest.raises(Pruned, match="sft ended early at step 1: loss = 2"):
         watched.check()

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from tasks.runtime.track.runs import Run
@@ -63,6 +64,14 @@ def run_page(run: Run, artifact: str = "") -> str:
     """Address of a run's page on its server, or of one of its artifacts there."""
     page = f"#/experiments/{run.experiment_id}/runs/{run.run_id}"
     return f"{page}/artifacts/{artifact}?{WORKFLOW}" if artifact else f"{page}?{WORKFLOW}"
+
+
+def compare_page(run: Run, compared: Sequence[str]) -> str:
+    """Address of MLflow's comparison of runs, by their ids, of a run's experiment."""
+    runs, experiments = (
+        json.dumps(ids, separators=(",", ":")) for ids in (list(compared), [run.experiment_id])
+    )
+    return f"#/compare-runs?runs={quote(runs)}&experiments={quote(experiments)}&{WORKFLOW}"
 
 
 def charts_page(run: Run) -> str:

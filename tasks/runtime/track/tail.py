@@ -85,11 +85,11 @@ class Watched:
     """Passes one training's metric lines to the flow's watcher; create it on the flow's thread.
 
     The watcher runs on the thread that reads the lines; `check` raises its `Pruned` in the
-    training's thread. A training in this process never calls `check`, and runs to its end.
+    training's thread. `stop`: a file that is made then, at which a training in this process ends.
     """
 
-    def __init__(self, stage: str) -> None:
-        self._stage, self._watcher = stage, _watcher.get()
+    def __init__(self, stage: str, stop: Path | None = None) -> None:
+        self._stage, self._watcher, self._stop = stage, _watcher.get(), stop
         self._pruned: Pruned | None = None
 
     def __call__(self, line: MetricLine) -> None:
@@ -100,6 +100,8 @@ class Watched:
             self._watcher(self._stage, line)
         except Pruned as pruned:
             self._pruned = pruned
+            if self._stop is not None:
+                self._stop.touch()
 
     def check(self) -> None:
         """Raise `Pruned` if the watcher has ended the training."""
