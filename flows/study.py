@@ -148,12 +148,12 @@ class StudyParameters(FlowParameters):
         build_objective(self.preference.objective)  # a loss of one's own may not be one
         objective = self.preference.objective.name
         labelled = self.data.format == "unpaired"
-        if labelled != (objective == "apo_zero_unpaired"):
+        if labelled != (objective == "kto"):
             raise ConfigError(
                 "data.format",
                 self.data.format,
-                f"does not fit {objective}: rows with labels (unpaired) are for apo_zero_unpaired, "
-                "pairs for the others",
+                f"does not fit {objective}: rows with labels (unpaired) are for kto, pairs for the "
+                "others",
             )
         if self.preference_filter is not None and objective not in PAIR_OBJECTIVES:
             raise ConfigError(

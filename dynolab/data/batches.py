@@ -61,7 +61,7 @@ class TokenBatch:
     log-probability under the policy that sampled it (None: the current policy, as in the first
     update after sampling); `top`, that policy's likeliest tokens. Per sequence: `wins`, the
     probability that the response is preferred to one of the policy's; `weight`, the factor of its
-    example's loss.
+    example's loss. Of the whole step: `drift`, the policy's mean log-ratio on unrelated answers.
     """
 
     input_ids: Int[Tensor, "rows length"]
@@ -80,6 +80,7 @@ class TokenBatch:
     top: TopTokens | None = None
     wins: Float[Tensor, " sequences"] | None = None
     weight: Float[Tensor, " sequences"] | None = None
+    drift: float | None = None
     dose: Float[Tensor, " tokens"] | None = None
     temperature: float = 1.0
 

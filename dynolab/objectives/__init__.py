@@ -15,6 +15,7 @@ from dynolab.objectives.custom import Custom, CustomConfig
 from dynolab.objectives.dpo import DPO, DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig
 from dynolab.objectives.ipo import IPO, IPOConfig
+from dynolab.objectives.kto import KTO, KTOConfig
 from dynolab.objectives.pairs import Answers
 from dynolab.objectives.registry import (
     GroupObjectiveConfig,
@@ -27,13 +28,13 @@ from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
 from dynolab.objectives.slic import SLiC, SLiCConfig
 from dynolab.objectives.sppo import SPPO, SPPOConfig
-from dynolab.objectives.unpaired import Unpaired, UnpairedConfig
 
 __all__ = [
     "CPO",
     "DPO",
     "GRPO",
     "IPO",
+    "KTO",
     "ORPO",
     "SFT",
     "SPPO",
@@ -47,6 +48,7 @@ __all__ = [
     "GroupObjectiveConfig",
     "HingeConfig",
     "IPOConfig",
+    "KTOConfig",
     "ORPOConfig",
     "Objective",
     "ObjectiveConfig",
@@ -63,8 +65,6 @@ __all__ = [
     "SimKOConfig",
     "SimPO",
     "SimPOConfig",
-    "Unpaired",
-    "UnpairedConfig",
     "build_objective",
     "force",
     "group_advantages",

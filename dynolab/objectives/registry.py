@@ -13,13 +13,13 @@ from dynolab.objectives.custom import Custom, CustomConfig
 from dynolab.objectives.dpo import DPO, DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig
 from dynolab.objectives.ipo import IPO, IPOConfig
+from dynolab.objectives.kto import KTO, KTOConfig
 from dynolab.objectives.pairs import PairConfig
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
 from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
 from dynolab.objectives.slic import SLiC, SLiCConfig
 from dynolab.objectives.sppo import SPPO, SPPOConfig
-from dynolab.objectives.unpaired import Unpaired, UnpairedConfig
 
 RowConfig = (
     SFTConfig
@@ -34,7 +34,7 @@ RowConfig = (
     | CPOConfig
     | ORPOConfig
     | CustomConfig
-    | UnpairedConfig
+    | KTOConfig
 )
 GroupConfig = GRPOConfig | SimKOConfig
 AnyConfig = RowConfig | GroupConfig | SPINConfig
@@ -61,7 +61,7 @@ _CLASSES: dict[str, Callable[[Any], Objective]] = {
     "cpo": CPO,
     "orpo": ORPO,
     "custom": Custom,
-    "apo_zero_unpaired": Unpaired,
+    "kto": KTO,
     "spin": lambda config: _dpo(config, "sigmoid"),
 }
 

@@ -10,12 +10,12 @@ from typing import Protocol
 
 from dynolab import distributed
 from dynolab.data.batches import draw
-from dynolab.data.encode import EncodedExample
+from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.likelihood.token_logps import ResponseLogits
-from dynolab.objectives import Objective
+from dynolab.objectives import KTO, Objective
 from dynolab.training.engine import Engine
 from dynolab.training.job import TrainJob
-from dynolab.training.reference import SideLogps, score_sides
+from dynolab.training.reference import SideLogps, score_responses, score_sides
 from dynolab.training.reference_cache import cached_reference
 from dynolab.training.step_batch import ScoredRow, StepExample
 
@@ -51,6 +51,18 @@ class Source(Protocol):
         """Reads what `save` wrote for the same step."""
 
 
+def unrelated(examples: Sequence[EncodedExample]) -> list[Encoded]:
+    """Each row's prompt with the answer of the row before it, cut to the longest row."""
+    longest = max(len(example.chosen.ids) for example in examples)
+    found = []
+    for example, other in zip(examples, [examples[-1], *examples[:-1]], strict=True):
+        prompt = example.chosen.ids[: example.chosen.prompt_length]
+        answer = other.chosen.ids[other.chosen.prompt_length :]
+        room = max(1, longest - len(prompt))
+        found.append(Encoded(prompt + answer[:room], len(prompt)))
+    return found
+
+
 class Offline:
     """Rows in seeded permutations (`draw`); the reference is scored once, at the beginning."""
 
@@ -63,11 +75,17 @@ class Offline:
         self._job, self._config = job, job.config
         self._pad_id = pad_id
         self._reference: list[SideLogps] = [{} for _ in examples]
+        self._policy: ResponseLogits | None = None
+        self._unrelated: list[Encoded] = []
+        self._before: list[float] = []
 
     def begin(self, logits: ResponseLogits) -> None:
         """Scores the reference, which is the initial policy."""
         if not self._objective.needs_reference:
             return
+        if isinstance(self._objective, KTO) and self._objective.config.loss_type == "kto":
+            self._policy, self._unrelated = logits, unrelated(self._examples)
+            self._before = self._totals(range(len(self._examples)))
         sides, batch = self._objective.sides, self._config.micro_examples
         order = self._scoring_order()
 
@@ -90,10 +108,23 @@ class Offline:
         self._reference = cached_reference(folder, score, self._examples, sides, made_by)
 
     def draw(self, engine: Engine, step: int) -> Drawn:
-        """Returns the step's rows; does not use the engine."""
-        return Drawn(
-            [ScoredRow(self._examples[row], self._reference[row]) for row in self._rows(step)]
-        )
+        """Returns the step's rows, and for KTO how far the policy has drifted."""
+        rows, drift = self._rows(step), None
+        if self._policy is not None:
+            with engine.gathered():
+                now = self._totals(rows)
+            gains = [after - self._before[row] for row, after in zip(rows, now, strict=True)]
+            drift = max(0.0, sum(gains) / len(gains))
+        scored = [ScoredRow(self._examples[row], self._reference[row], drift=drift) for row in rows]
+        return Drawn(scored, {} if drift is None else {"train/drift": drift})
+
+    def _totals(self, rows: Sequence[int]) -> list[float]:
+        """The policy's log-probability of the unrelated answers of some rows, in nats."""
+        assert self._policy is not None
+        sequences = [self._unrelated[row] for row in rows]
+        batch = self._config.micro_examples
+        scored = score_responses(self._policy, sequences, self._pad_id, batch)
+        return [float(own.double().sum()) for own in scored]
 
     def _rows(self, step: int) -> list[int]:
         return draw(step, self._config.batch_size, len(self._examples), self._config.seed)

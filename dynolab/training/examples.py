@@ -11,10 +11,10 @@ from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example, PromptRow, read_rows
 from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
+from dynolab.objectives.kto import KTOConfig
 from dynolab.objectives.registry import AnyConfig
 from dynolab.objectives.sft import SFTConfig
 from dynolab.objectives.sppo import reads_wins
-from dynolab.objectives.unpaired import UnpairedConfig
 from dynolab.training.config import LoopConfig
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def load_prompts(
 def check_rows(rows: Sequence[Example], objective: AnyConfig) -> None:
     """Raises ConfigError for rows that lack the rejected answer or `wins` the objective reads."""
     labels = [row.label for row in rows]
-    if isinstance(objective, UnpairedConfig):
+    if isinstance(objective, KTOConfig):
         if set(labels) != {True, False}:
             raise ConfigError(
                 "data.label",
@@ -89,8 +89,7 @@ def check_rows(rows: Sequence[Example], objective: AnyConfig) -> None:
         raise ConfigError(
             "data.format",
             "unpaired",
-            f"objective {objective.name} compares two answers; give pairs, or use "
-            "apo_zero_unpaired",
+            f"objective {objective.name} compares two answers; give pairs, or use kto",
         )
     else:
         check_sides(rows, build_objective(objective).sides, objective.name)

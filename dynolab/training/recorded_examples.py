@@ -37,6 +37,7 @@ class RecordedExample(_Recorded):
     rejected_dose: list[float] | None = Field(None, exclude_if=lambda dose: dose is None)
     weight: float | None = Field(None, exclude_if=lambda weight: weight is None)
     label: bool | None = Field(None, exclude_if=lambda label: label is None)
+    drift: float | None = Field(None, exclude_if=lambda drift: drift is None)
 
     def encoded(self) -> EncodedExample:
         """Converts to the example that collation takes."""
@@ -65,7 +66,7 @@ class RecordedExample(_Recorded):
             if values is not None
         }
         dose = None if self.rejected_dose is None else torch.tensor(self.rejected_dose, dtype=dtype)
-        return ScoredRow(self.encoded(), reference, dose)
+        return ScoredRow(self.encoded(), reference, dose, self.drift)
 
 
 class RecordedTop(_Recorded):
@@ -163,6 +164,7 @@ def recorded(example: StepExample, sides: Sequence[int], temperature: float = 1.
         weight=encoded.weight,
         label=encoded.label,
         rejected_dose=_listed(example.dose),
+        drift=example.drift,
     )
 
 

@@ -20,12 +20,13 @@ class ScoredRow:
     """A row of answers with the reference's log-probabilities by side, in nats.
 
     `reference` is empty for objectives without a reference. `dose` is the factor on the push of
-    every rejected token, where the step has chosen it.
+    every rejected token, where the step has chosen it; `drift` is the step's (`TokenBatch`).
     """
 
     encoded: EncodedExample
     reference: Mapping[int, Float[Tensor, " response"]] = field(default_factory=dict)
     dose: Float[Tensor, " rejected"] | None = None
+    drift: float | None = None
 
     @property
     def id(self) -> str:
@@ -63,7 +64,7 @@ def collate_step(
     if groups:
         return collate_groups(groups, pad_id, totals, temperature=temperature)
     batch = collate_examples([row.encoded for row in rows], pad_id, objective.sides, totals)
-    batch = replace(batch, dose=_doses(rows))
+    batch = replace(batch, dose=_doses(rows), drift=rows[0].drift)
     if not objective.needs_reference:
         return batch
     parts = [

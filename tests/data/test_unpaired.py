@@ -11,7 +11,7 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import write_rows
 from dynolab.data.sources.load import load_data
 from dynolab.errors import ConfigError
-from dynolab.objectives import DPOConfig, SFTConfig, UnpairedConfig
+from dynolab.objectives import DPOConfig, KTOConfig, SFTConfig
 from dynolab.training.examples import load_examples
 from tests.data.rows_files import file_config, write
 from tests.training.small import make_tokenizer
@@ -50,7 +50,7 @@ def test_an_objective_takes_the_rows_that_it_is_for(tmp_path: Path) -> None:
     data, encoder = load_data(config(tmp_path, ROWS)), Encoder(make_tokenizer(), 32, "error")
     file = tmp_path / "train.jsonl"
     write_rows(file, data.pairs)
-    labelled = load_examples(file, encoder, UnpairedConfig())
+    labelled = load_examples(file, encoder, KTOConfig())
     assert [one.label for one in labelled] == [row.label for row in data.pairs]
     good = load_examples(file, encoder, SFTConfig())
     assert [one.id for one in good] == [row.id for row in data.pairs if row.label]
@@ -59,7 +59,7 @@ def test_an_objective_takes_the_rows_that_it_is_for(tmp_path: Path) -> None:
         load_examples(file, encoder, DPOConfig())
     write_rows(file, [row for row in data.pairs if row.label])
     with pytest.raises(ConfigError, match=r"data\.label"):
-        load_examples(file, encoder, UnpairedConfig())
+        load_examples(file, encoder, KTOConfig())
     write_rows(file, [row.model_copy(update={"label": None}) for row in data.pairs])
     with pytest.raises(ConfigError, match=r"data\.label"):
-        load_examples(file, encoder, UnpairedConfig())
+        load_examples(file, encoder, KTOConfig())

@@ -93,7 +93,7 @@ QUICK = [
 ]
 
 
-ON_LABELS = "apo_zero_unpaired"
+ON_LABELS = "kto"
 
 
 @pytest.mark.parametrize("objective", sorted({*OBJECTIVES} - {"sft", ON_LABELS}))

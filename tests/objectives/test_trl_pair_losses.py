@@ -24,11 +24,11 @@ from dynolab.objectives import (
     DPOConfig,
     HingeConfig,
     IPOConfig,
+    KTOConfig,
     ORPOConfig,
     RobustDPOConfig,
     SimPOConfig,
     SPPOConfig,
-    UnpairedConfig,
     build_objective,
 )
 from dynolab.objectives.dpo import LossType
@@ -209,18 +209,23 @@ def test_loss_and_weights_are_trl_s(name: str, seed: int) -> None:
     assert pushed.abs().min() > 0
 
 
-def test_unpaired_loss_and_weights_are_trl_s() -> None:
-    """`KTOTrainer._compute_loss` with `apo_zero_unpaired`, whose rows have one answer each."""
-    config = UnpairedConfig(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5)
+@pytest.mark.parametrize("drift", [None, 0.0, 0.8])
+def test_unpaired_loss_and_weights_are_trl_s(drift: float | None) -> None:
+    """`KTOTrainer._compute_loss`, whose rows have one answer each; without drift it is APO-zero."""
+    loss_type = "apo_zero_unpaired" if drift is None else "kto"
+    config = KTOConfig(beta=0.3, loss_type=loss_type, desirable_weight=1.5, undesirable_weight=0.5)
     tokens, objective = batch(), build_objective(config)
-    tokens = replace(tokens, totals=replace(tokens.totals, examples=len(tokens.side)))
+    totals = replace(tokens.totals, examples=len(tokens.side))
+    tokens = replace(tokens, totals=totals, drift=drift)
     logps = log_probabilities(10, len(tokens.token)).requires_grad_()
     trainer = object.__new__(KTOTrainer)
     trainer.model = SimpleNamespace(training=True)
     trainer.accelerator = Accelerator(cpu=True)
-    trainer.aux_loss_enabled = trainer.calculate_KL = False
+    trainer.aux_loss_enabled, trainer.calculate_KL = False, drift is not None
+    after = torch.tensor([drift or 0.0, 3 * (drift or 0.0)], dtype=torch.float64)
+    trainer._compute_kl_logps = lambda *_: after / 2
     trainer.precompute_ref_logps = True
-    trainer.loss_type, trainer.beta = config.name, config.beta
+    trainer.loss_type, trainer.beta = config.loss_type, config.beta
     trainer.desirable_weight = config.desirable_weight
     trainer.undesirable_weight = config.undesirable_weight
     trainer._metrics = {"train": defaultdict(list)}
@@ -234,6 +239,7 @@ def test_unpaired_loss_and_weights_are_trl_s() -> None:
         "attention_mask": torch.ones_like(mask),
         "completion_mask": mask,
         "label": (torch.arange(len(mask)) < len(mask) // 2),
+        "ref_KL_logps": torch.zeros_like(after),
         "ref_logps": padded(tokens.reference, tokens).sum(1),
     }
     oracle = trainer._compute_loss(lambda **_: answer, inputs, False)

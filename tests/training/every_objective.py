@@ -25,7 +25,8 @@ ON_ROWS: dict[str, dict[str, Any]] = {
     "cpo": {"name": "cpo"},
     "orpo": {"name": "orpo"},
     "custom": {"name": "custom", "loss": "tests.objectives.losses.margin"},
-    "apo_zero_unpaired": {"name": "apo_zero_unpaired"},
+    "kto": {"name": "kto"},
+    "kto without drift": {"name": "kto", "loss_type": "apo_zero_unpaired"},
     "sppo": {"name": "sppo"},
     "sppo soft": {"name": "sppo", "beta": 0.1, "labels": "soft"},
 }

@@ -150,7 +150,7 @@ def make_job(
 ) -> TrainJob:
     (folder / "resume").mkdir(parents=True, exist_ok=True)
     sampled = isinstance(config, GroupTrainConfig)
-    labelled = config.objective.name == "apo_zero_unpaired"
+    labelled = config.objective.name == "kto"
     rows = "labelled" if labelled else "prompts" if sampled else "train"
     return TrainJob(
         config=config,

@@ -13,11 +13,16 @@ from dynolab.data.batches import CHOSEN, TokenBatch
 from dynolab.objectives.base import Objective
 
 
-class UnpairedConfig(BaseModel):
-    """Settings of APO-zero on single answers; names and defaults are those of TRL's `KTOConfig`."""
+class KTOConfig(BaseModel):
+    """Settings of Kahneman-Tversky optimisation; names and defaults are TRL's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    name: Literal["apo_zero_unpaired"] = "apo_zero_unpaired"
+    name: Literal["kto"] = "kto"
+    loss_type: Literal["kto", "apo_zero_unpaired"] = Field(
+        default="kto",
+        description="kto: log-ratios are measured from the policy's drift, estimated by each step. "
+        "apo_zero_unpaired: from zero.",
+    )
     beta: float = Field(
         default=0.1, gt=0, description="Inverse temperature β of the implicit reward."
     )
@@ -25,17 +30,19 @@ class UnpairedConfig(BaseModel):
     undesirable_weight: float = Field(default=1.0, ge=0, description="Weight λ of bad answers.")
 
 
-class Unpaired(Objective):
-    """`L = mean over rows of λ σ(∓β h)`, h a response's log-ratio; minus for good, plus for bad.
+class KTO(Objective):
+    """`L = mean over rows of λ σ(∓β(h − z))`, h a response's log-ratio; minus for good ones.
 
-    D'Oosterlinck et al., arXiv 2408.06266 (unpaired eq. 7); KTO's loss (arXiv 2402.01306, eq. 7)
-    with its reference point at zero, where KTO takes a batch's estimate of the divergence. Force:
-    `c_l = ±λβ σ(βh)σ(−βh)`, plus on good and minus on bad answers, divided by the step's rows.
+    Ethayarajh et al., arXiv 2402.01306, eq. 7: z is the mean log-ratio of the step's prompts with
+    other rows' answers, at least 0, which the step holds constant (`TokenBatch.drift`; 0 where none
+    is given, as at the reference itself). Without z it is the unpaired APO-zero (D'Oosterlinck et
+    al., arXiv 2408.06266). Force: `c_l = ±λβ σ(β(h − z))σ(−β(h − z))`, plus on good and minus on
+    bad answers, divided by the step's rows.
     """
 
     needs_reference = True
 
-    def __init__(self, config: UnpairedConfig) -> None:
+    def __init__(self, config: KTOConfig) -> None:
         self.config = config
 
     def _ratio(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Tensor:
@@ -45,7 +52,8 @@ class Unpaired(Objective):
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's loss."""
         good = batch.side == CHOSEN
-        ratio = self.config.beta * self._ratio(logps, batch)
+        drift = batch.drift or 0.0 if self.config.loss_type == "kto" else 0.0
+        ratio = self.config.beta * (self._ratio(logps, batch) - drift)
         weight = torch.full_like(ratio, self.config.undesirable_weight)
         weight = weight.masked_fill(good, self.config.desirable_weight)
         if batch.weight is not None:
