@@ -21,12 +21,10 @@ ON_ROWS: dict[str, dict[str, Any]] = {
     "slic": {"name": "slic"},
     "hinge": {"name": "hinge"},
     "simpo": {"name": "simpo"},
-    "dpo mixture": {"name": "dpo", "loss_type": ["sigmoid", "sft"], "ld_alpha": 0.5},
     "cpo": {"name": "cpo"},
     "orpo": {"name": "orpo"},
     "custom": {"name": "custom", "loss": "tests.objectives.losses.margin"},
     "kto": {"name": "kto"},
-    "kto without drift": {"name": "kto", "loss_type": "apo_zero_unpaired"},
     "sppo": {"name": "sppo"},
     "sppo soft": {"name": "sppo", "beta": 0.1, "labels": "soft"},
 }
@@ -42,7 +40,6 @@ ON_GROUPS: dict[str, dict[str, Any]] = {
         "leave_one_out": True,
         "kl_in_reward": 0.05,
     },
-    "cispo": {"name": "grpo", "surrogate": "cispo", "clip_high": 5.0, "aggregation": "dapo"},
     "grpo entropy": {"name": "grpo", "entropy": 0.1},
     "grpo sequence ratio": {"name": "grpo", "ratio": "sequence", "aggregation": "grpo"},
     **{
