@@ -14,7 +14,7 @@ from dynolab.training.example_source import unrelated
 from models.language import load_language_model
 from tests.training.small import metrics, run_small, settings, step_record
 
-STEEP = {"name": "sgd", "learning_rate": 10.0}
+STEEP = {"name": "sgd", "learning_rate": 3.3}
 
 
 def test_unrelated_answers_are_those_of_the_row_before_cut_to_the_longest_row() -> None:
@@ -35,8 +35,10 @@ def test_the_drift_is_the_mean_log_ratio_on_unrelated_answers(inputs: Path, tmp_
     config = settings(
         objective={"name": "kto", "beta": 0.5, "undesirable_weight": 0.1},
         optimizer=STEEP,
-        steps=4,
-        record_steps=[3],
+        steps=2,
+        checkpoint_every=0,
+        warmup_steps=0,
+        record_steps=[1],
     )
     job = run_small(inputs, tmp_path, config)
     drifts = [values["train/drift"] for values in metrics(job) if "train/drift" in values]
