@@ -70,7 +70,7 @@ class Runs:
 
 
 def packed(content: bytes) -> bytes:
-    return gzip.compress(content)
+    return gzip.compress(content, mtime=0)
 
 
 def array(values: np.ndarray) -> bytes:
@@ -100,6 +100,7 @@ def array(values: np.ndarray) -> bytes:
         (f"{NUMBERS}.gz", array(np.float64(1))),
         (f"{NUMBERS}.gz", array(np.array(["text"]))),
     ],
+    ids=map(str, range(17)),
 )
 def test_damaged_files_give_one_message(tmp_path: Path, name: str, content: bytes | None) -> None:
     folder = write_log(tmp_path / "run", made_up())
