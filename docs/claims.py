@@ -36,6 +36,7 @@ COLUMNS = ("built-in worlds", "real data", "the authors' own runs")
 BUILT_IN, REAL, AUTHORS = range(3)
 PLACES = {
     "tinystories": (REAL, "HH"),
+    "hh": (REAL, "HH harmless"),
     "mnist": (REAL, "MNIST"),
     "degeneration": (REAL, "HH"),
     "logs": (AUTHORS, ""),
