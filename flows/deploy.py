@@ -128,6 +128,9 @@ SILENCE = timedelta(minutes=10)
 
 AUTOMATION = "dynolab: flow runs that fell silent have crashed"
 TAG = "dynolab"
+FIRST = ("model", "data_source", "objective", "beta", "steps")
+"""Fields that a form begins with, after the study file: what people change most."""
+
 OTHER_TRIED = "other_values"
 
 
@@ -210,6 +213,9 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
     about = {
         "study_file": "Settings to start from; a file of deploy/studies. An empty field below "
         "leaves the file's setting.",
+        "data_source": "The built-in world, a local file (give its Data Path below), or a data set "
+        "of the Hub (give its Hub Name).",
+        "objective": "The loss; its other settings start from their defaults.",
         OTHER_TRIED: "Values of any other setting, such as sft.steps=20, 40. What is written here "
         "and in the fields above replaces the file's `space`.",
     } | {
@@ -226,7 +232,7 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
         kind, description, limits = _setting(owner, setting)
         if name == "objective":
             kind = Literal[form.objectives] if form.objectives else kind
-            description = "The loss; its other settings start from their defaults."
+        description = about.get(name, description)
         fields[name] = (
             kind,
             Field(default_factory=lambda: None, description=description, json_schema_extra=limits),
@@ -311,7 +317,9 @@ class Deployment:
         shown = schema["definitions"][self.form_model.__name__]["properties"]
         shown["study_file"]["enum"] = study_files(self.flow.name)
         rare = ("other_settings", "study_text", "fresh")
-        for position, name in enumerate(sorted(shown, key=lambda name: name in rare)):
+        first = ("study_file", *self.form.tried, *FIRST)
+        order = sorted(shown, key=lambda name: (name in rare) - (name in first))
+        for position, name in enumerate(order):
             shown[name]["position"] = position
         return schema
 

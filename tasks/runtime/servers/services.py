@@ -40,7 +40,9 @@ START_SECONDS = 120.0
 _HEALTH_PATH = {PREFECT: "/api/health", MLFLOW: "/health"}
 _ATTEMPT_SECONDS = 2.0
 _LABELS = {PREFECT: "Prefect", MLFLOW: "MLflow"}
-_FIRST_PAGES = {MLFLOW: FIRST_RUNS}
+_FIRST_PAGES = {PREFECT: ("v2/deployments", ""), MLFLOW: ("", FIRST_RUNS)}
+"""Server → path and fragment of the page that its link opens."""
+
 _QUIET = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow reads only "true" in DO_NOT_TRACK
@@ -284,7 +286,7 @@ def login_links(services: Services) -> list[str]:
     """A line for each server: its name, and the link that logs a browser in."""
     token = login_token(services.home)
     return [
-        f"{_LABELS[service.name]:8}{service.url}/?token={token}{_FIRST_PAGES.get(service.name, '')}"
+        f"{_LABELS[service.name]:8}{service.url}/{f'?token={token}'.join(_FIRST_PAGES[service.name])}"
         for service in services.services
     ]
 
