@@ -12,7 +12,7 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,8 +254,14 @@ def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
 
 
 @contextmanager
-def standing_services(home: Path, ports: Mapping[str, int] = DEFAULT_PORTS) -> Iterator[Services]:
+def standing_services(
+    home: Path,
+    ports: Mapping[str, int] = DEFAULT_PORTS,
+    meanwhile: Callable[[Services], None] = lambda _: None,
+) -> Iterator[Services]:
     """Start both servers on these ports, wait until they answer, register them.
+
+    **Arguments:** `meanwhile`: is called with the started servers before the wait.
 
     **Raises** `ConfigError` if the home's servers are already running or a port is taken,
     `ServiceFailed` if a server does not become ready.
@@ -268,6 +274,7 @@ def standing_services(home: Path, ports: Mapping[str, int] = DEFAULT_PORTS) -> I
             f" {running.pid}); use it, or end the command that started it",
         )
     with start_services(home, ports=ports, standing=True) as services:
+        meanwhile(services)
         services.wait_ready()
         content = {
             service.name: {"url": service.url, "pid": service.pid} for service in services.services
