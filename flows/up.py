@@ -81,8 +81,12 @@ def register(services: Services) -> Process:
     Importing the flows takes as long as the servers' start, so both go on at once.
     """
     log = services.home / "logs" / "register.log"
-    waiting = _environment(services) | {"PREFECT_API_REQUEST_TIMEOUT": str(START_SECONDS)}
-    return start_child("flows.deploy", ["alone"], environment=waiting, log=log)
+    waiting = {
+        "PREFECT_API_REQUEST_TIMEOUT": str(START_SECONDS),
+        "PREFECT_CLIENT_MAX_RETRIES": "50",
+    }
+    environment = _environment(services) | waiting
+    return start_child("flows.deploy", ["alone"], environment=environment, log=log)
 
 
 @contextmanager
