@@ -90,7 +90,7 @@ def schedule(lab: Lab, *arguments: str) -> dict[str, Any]:
 def first_run(platform: Platform, page: Any) -> dict[str, float]:
     """A study started by clicks from the printed link; it is cancelled."""
     person, clicks = Person(page, platform.lab.temporary), list[str]()
-    page.expose_function("clicked", clicks.append)
+    page.expose_function("clicked", lambda kind: clicks.append(kind))
     page.add_init_script("addEventListener('click', (event) => clicked(event.type), true)")
     page.goto(platform.link("Prefect"))
     person.click(page.get_by_role("link", name="a-study").first, "/deployments/deployment/")
