@@ -8,6 +8,7 @@ program, so that the command that starts the servers need not load the flows.
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import shlex
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 from uuid import UUID
 
+import httpx
 import prefect
 from annotated_types import Ge, Gt, Le, Lt
 from pendulum.tz.local_timezone import get_local_timezone
@@ -128,6 +130,9 @@ SILENCE = timedelta(minutes=10)
 
 AUTOMATION = "dynolab: flow runs that fell silent have crashed"
 TAG = "dynolab"
+FIRST = ("model", "data_source", "objective", "beta", "steps")
+"""Fields that a form begins with, after the study file: what people change most."""
+
 OTHER_TRIED = "other_values"
 
 
@@ -210,6 +215,9 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
     about = {
         "study_file": "Settings to start from; a file of deploy/studies. An empty field below "
         "leaves the file's setting.",
+        "data_source": "The built-in world, a local file (give its Data Path below), or a data set "
+        "of the Hub (give its Hub Name).",
+        "objective": "The loss; its other settings start from their defaults.",
         OTHER_TRIED: "Values of any other setting, such as sft.steps=20, 40. What is written here "
         "and in the fields above replaces the file's `space`.",
     } | {
@@ -226,7 +234,7 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
         kind, description, limits = _setting(owner, setting)
         if name == "objective":
             kind = Literal[form.objectives] if form.objectives else kind
-            description = "The loss; its other settings start from their defaults."
+        description = about.get(name, description)
         fields[name] = (
             kind,
             Field(default_factory=lambda: None, description=description, json_schema_extra=limits),
@@ -311,7 +319,9 @@ class Deployment:
         shown = schema["definitions"][self.form_model.__name__]["properties"]
         shown["study_file"]["enum"] = study_files(self.flow.name)
         rare = ("other_settings", "study_text", "fresh")
-        for position, name in enumerate(sorted(shown, key=lambda name: name in rare)):
+        first = ("study_file", *self.form.tried, *FIRST)
+        order = sorted(shown, key=lambda name: (name in rare) - (name in first))
+        for position, name in enumerate(order):
             shown[name]["position"] = position
         return schema
 
@@ -323,6 +333,7 @@ class Deployment:
         """The flow that a worker runs: form → parameters → the same stages as the command."""
 
         def start(**arguments: FilledForm) -> Any:
+            gc.enable()  # see tasks.runtime.flow_run_process
             form = arguments[PARAMETER]
             try:
                 return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
@@ -380,7 +391,8 @@ def main(*, alone: bool = False) -> None:
 
     **Arguments:** `alone`: no worker runs yet, so runs that the server lists as running are lost.
     """
-    with get_client(sync_client=True) as client:
+    hooks = {"event_hooks": {"response": [_retry_soon]}}
+    with get_client(httpx_settings=hooks, sync_client=True) as client:
         if alone:
             close_lost_runs(client)
             keep_one_late_run(client)
@@ -439,6 +451,12 @@ def main(*, alone: bool = False) -> None:
             if ours and former.id not in registered and not former.schedules:
                 client.delete_deployment(former.id)
         register_automations(client)
+
+
+def _retry_soon(response: httpx.Response) -> None:
+    """Has Prefect's client wait less than 2, 4, … seconds where SQLite had another writer (503)."""
+    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        response.headers.setdefault("Retry-After", "0.2")
 
 
 @prefect.flow(name="reconcile")

@@ -14,6 +14,7 @@ from tasks.runtime.cleanup import reap_orphans
 from tasks.runtime.servers.services import (
     MLFLOW,
     PREFECT,
+    START_SECONDS,
     Service,
     Services,
     client_variables,
@@ -22,7 +23,13 @@ from tasks.runtime.servers.services import (
     watch,
 )
 from tasks.runtime.system.computing import COMPUTING
-from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
+from tasks.runtime.system.processes import (
+    Process,
+    kill_marked,
+    last_lines,
+    start_child,
+    stop_group,
+)
 from tasks.runtime.system.secret_files import own_folder
 from tasks.runtime.track.client import use_login
 from tasks.runtime.track.runs import Tracking
@@ -43,15 +50,18 @@ def start(
     home = own_folder(home.resolve())
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         ports = {PREFECT: prefect_port, MLFLOW: mlflow_port}
-        services = stack.enter_context(standing_services(home, ports))
+        reap_orphans()
+        registering: list[Process] = []
+        services = stack.enter_context(
+            standing_services(home, ports, lambda begun: registering.append(register(begun)))
+        )
         for line in login_links(services):
             announce(line)
-        reap_orphans()
         use_login(services.environment())
         # Sends what dead processes left, also those that die later and that nobody retries.
         tracking = Tracking(services.by_name[MLFLOW].url, home / "outbox", experiment="")
         stack.callback(tracking.close, SENDING_SECONDS)
-        workers = stack.enter_context(work_for(services))
+        workers = stack.enter_context(work_for(services, registering.pop()))
         for line in last_lines(home / "logs" / "register.log", 100):
             if line.startswith("missed"):  # schedules that came due while nothing ran
                 announce(line)
@@ -65,32 +75,30 @@ def start(
         watch(services, workers)
 
 
+def register(services: Services) -> Process:
+    """Starts the registration of the deployments, which waits for the servers to answer.
+
+    Importing the flows takes as long as the servers' start, so both go on at once.
+    """
+    log = services.home / "logs" / "register.log"
+    waiting = {
+        "PREFECT_API_REQUEST_TIMEOUT": str(START_SECONDS),
+        "PREFECT_CLIENT_MAX_RETRIES": "50",
+    }
+    environment = _environment(services) | waiting
+    return start_child("flows.deploy", ["alone"], environment=environment, log=log)
+
+
 @contextmanager
-def work_for(services: Services) -> Iterator[Services]:
-    """Registers the deployments with the running servers, and runs their workers.
+def work_for(services: Services, registering: Process | None = None) -> Iterator[Services]:
+    """Waits until the deployments are registered with the servers, and runs their workers.
+
+    **Arguments:** `registering`: the registration, if it has begun.
 
     **Raises** `ServiceFailed` if the registration fails.
     """
-    home, mark = services.home, f"{os.getpid()}-{services.by_name[PREFECT].pid}"
-    environment = {
-        **COMPUTING,
-        **os.environ,
-        **services.environment(),
-        "DYNOLAB_HOME": str(home),
-        _MARK: mark,
-    }
-    _register(home, environment)
-    workers = Services(home, tuple(_worker(home, pool, environment) for pool in POOLS))
-    try:
-        with workers:
-            yield workers
-    finally:
-        kill_marked(f"{_MARK}={mark}")
-
-
-def _register(home: Path, environment: Mapping[str, str]) -> None:
-    log = home / "logs" / "register.log"
-    process = start_child("flows.deploy", ["alone"], environment=environment, log=log)
+    home, environment = services.home, _environment(services)
+    process, log = registering or register(services), home / "logs" / "register.log"
     try:
         if process.wait(REGISTER_SECONDS) != 0:
             raise ServiceFailed("the registration of deployments", last_lines(log))
@@ -98,6 +106,23 @@ def _register(home: Path, environment: Mapping[str, str]) -> None:
         raise ServiceFailed("the registration of deployments", last_lines(log)) from error
     finally:
         stop_group(process)
+    workers = Services(home, tuple(_worker(home, pool, environment) for pool in POOLS))
+    try:
+        with workers:
+            yield workers
+    finally:
+        kill_marked(f"{_MARK}={environment[_MARK]}")
+
+
+def _environment(services: Services) -> dict[str, str]:
+    """Of the registration and the workers; it marks all processes that come from them."""
+    return {
+        **COMPUTING,
+        **os.environ,
+        **services.environment(),
+        "DYNOLAB_HOME": str(services.home),
+        _MARK: f"{os.getpid()}-{services.by_name[PREFECT].pid}",
+    }
 
 
 def worker_arguments(pool: str, name: str | None = None) -> list[str]:
@@ -120,6 +145,6 @@ def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:
     """Starts a pool's process worker, which starts one process for each flow run."""
     log = home / "logs" / f"worker-{pool}.log"
     # By default a worker asks for new runs every ten seconds.
-    variables = {"PREFECT_WORKER_QUERY_SECONDS": "2", **environment}
+    variables = {"PREFECT_WORKER_QUERY_SECONDS": "1", **environment}
     process = start_child("prefect", worker_arguments(pool), environment=variables, log=log)
     return Service(f"the {pool} worker", "", process.pid, log, process)

@@ -52,6 +52,13 @@ def test_a_form_is_described_ordered_and_typed(deployment: Deployment) -> None:
         validate(given, schema, raise_on_error=True)
 
 
+def test_a_form_begins_with_what_people_change() -> None:
+    for name, last in (("study", "steps"), ("sweep", "steps"), ("audit", "beta")):
+        form = KNOWN[name]
+        fields = form.schema["definitions"][form.form_model.__name__]["properties"]
+        assert fields[last]["position"] < 6, name
+
+
 def test_an_empty_form_is_the_study_file(deployment: Deployment) -> None:
     file = STUDIES / deployment.first_file
     assert deployment.first_file in deployment.description

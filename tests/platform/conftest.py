@@ -30,7 +30,7 @@ class Platform(Served):
 
     @property
     def prefect(self) -> str:
-        return self.link("Prefect").partition("/?token=")[0] + "/api"
+        return self.link("Prefect").partition("/v2/")[0] + "/api"
 
     @property
     def mlflow(self) -> str:
@@ -38,7 +38,7 @@ class Platform(Served):
 
     @property
     def login(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.link('Prefect').partition('/?token=')[2]}"}
+        return {"Authorization": f"Bearer {self.link('Prefect').partition('?token=')[2]}"}
 
     def stop(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)

@@ -72,7 +72,7 @@ def test_a_killed_process_ends_in_mlflow_though_nobody_retries(platform: Platfor
     engine = next(one for one in rank.parents() if "flow_run_process" in " ".join(one.cmdline()))
     engine.kill()
     assert platform.end(run) == "Crashed"
-    user = f":{platform.link('Prefect').partition('/?token=')[2]}@"
+    user = f":{platform.link('Prefect').partition('?token=')[2]}@"
     mlflow = platform.mlflow.replace("//", f"//{user}")
     until(lambda: "RUNNING" not in {one.status for one in histories(mlflow, "dynolab", "")}, 30)
     assert {one.status for one in histories(mlflow, "dynolab", "killed")} == {"KILLED"}

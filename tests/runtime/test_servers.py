@@ -75,12 +75,14 @@ def test_standing_servers_serve_until_sigterm(
         running = running_services(tmp_path)
         assert set(running) == {PREFECT, MLFLOW}
         query = f"/?token={login_token(tmp_path)}"
-        assert lines[0].split() == ["Prefect", running[PREFECT].url + query]
+        listed = query.replace("/?", "/v2/deployments?")
+        assert lines[0].split() == ["Prefect", running[PREFECT].url + listed]
         runs = "#/experiments/1/runs?viewStateShareKey=runs&workflowType=machine_learning"
         assert lines[1].split() == ["MLflow", running[MLFLOW].url + query + runs]
         pages = {PREFECT: "/api/admin/version", MLFLOW: "/version"}
         for name, address in running.items():
             _its_link_logs_a_browser_in(address.url + query, address.url + pages[name])
+        _its_link_logs_a_browser_in(lines[0].split()[1], running[PREFECT].url + pages[PREFECT])
         assert (tmp_path / "prefect" / "prefect.db").exists()
         _another_command_logs_a_run(tmp_path, monkeypatch)
         for name, value in client_variables(tmp_path, running).items():

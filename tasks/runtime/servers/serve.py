@@ -31,8 +31,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, partialmethod
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from tasks.runtime.servers.guard import Guard
 from tasks.runtime.system.processes import listening_socket
@@ -54,6 +58,13 @@ _REMEMBERED = {
 """What a browser keeps for a server's pages from the first one on.
 
 MLflow's pages then open on runs and their curves, not on traces of language models' calls.
+"""
+
+
+_ANALYTICS_KEY = b"c97dd2acbf306ab7bf54aca0aeb7ffa1"
+"""Prefect's key at amplitude.com in its pages' script, which sends nothing without a key.
+
+With the key, each page asks there for its settings, although the server's analytics are off.
 """
 
 
@@ -91,6 +102,7 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": str(standing),
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": str(standing),
     }
+    import prefect
     from prefect.server.api.server import create_app
     from prefect.server.schemas.actions import DeploymentScheduleUpdate
 
@@ -99,7 +111,17 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
     DeploymentScheduleUpdate.model_dump = partialmethod(  # type: ignore[assignment]
         DeploymentScheduleUpdate.model_dump, exclude_unset=True
     )
-    return create_app(final=True, webserver_only=api_only)
+    application = create_app(final=True, webserver_only=api_only)
+    pages = Path(prefect.__ui_v2_static_subpath__)
+    own = {f"/v2/assets/{script.name}": script for script in pages.glob("assets/index-*.js")}
+    own |= {
+        f"/{icon.name}": icon for icon in pages.glob("ico/*.ico")
+    }  # linked there, kept elsewhere
+    for address, file in own.items():
+        kind, _ = guess_type(file.name)
+        answer = Response(file.read_bytes().replace(_ANALYTICS_KEY, b""), media_type=kind)
+        application.router.routes.insert(0, Route(address, answer))
+    return application
 
 
 def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
@@ -131,6 +153,9 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
         store.create_experiment("dynolab", artifact_location=None, tags=tags)
     from mlflow.server.fastapi_app import app
 
+    # Its pages ask who is logged in, also without its own login; a 404 is an error in the console.
+    nobody = Route("/ajax-api/2.0/mlflow/users/current", JSONResponse({}))
+    app.router.routes.insert(0, nobody)
     return app
 
 

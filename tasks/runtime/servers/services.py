@@ -12,7 +12,7 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +40,9 @@ START_SECONDS = 120.0
 _HEALTH_PATH = {PREFECT: "/api/health", MLFLOW: "/health"}
 _ATTEMPT_SECONDS = 2.0
 _LABELS = {PREFECT: "Prefect", MLFLOW: "MLflow"}
-_FIRST_PAGES = {MLFLOW: FIRST_RUNS}
+_FIRST_PAGES = {PREFECT: ("v2/deployments", ""), MLFLOW: ("", FIRST_RUNS)}
+"""Server → path and fragment of the page that its link opens."""
+
 _QUIET = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow reads only "true" in DO_NOT_TRACK
@@ -252,8 +254,14 @@ def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
 
 
 @contextmanager
-def standing_services(home: Path, ports: Mapping[str, int] = DEFAULT_PORTS) -> Iterator[Services]:
+def standing_services(
+    home: Path,
+    ports: Mapping[str, int] = DEFAULT_PORTS,
+    meanwhile: Callable[[Services], None] = lambda _: None,
+) -> Iterator[Services]:
     """Start both servers on these ports, wait until they answer, register them.
+
+    **Arguments:** `meanwhile`: is called with the started servers before the wait.
 
     **Raises** `ConfigError` if the home's servers are already running or a port is taken,
     `ServiceFailed` if a server does not become ready.
@@ -266,6 +274,7 @@ def standing_services(home: Path, ports: Mapping[str, int] = DEFAULT_PORTS) -> I
             f" {running.pid}); use it, or end the command that started it",
         )
     with start_services(home, ports=ports, standing=True) as services:
+        meanwhile(services)
         services.wait_ready()
         content = {
             service.name: {"url": service.url, "pid": service.pid} for service in services.services
@@ -284,7 +293,7 @@ def login_links(services: Services) -> list[str]:
     """A line for each server: its name, and the link that logs a browser in."""
     token = login_token(services.home)
     return [
-        f"{_LABELS[service.name]:8}{service.url}/?token={token}{_FIRST_PAGES.get(service.name, '')}"
+        f"{_LABELS[service.name]:8}{service.url}/{f'?token={token}'.join(_FIRST_PAGES[service.name])}"
         for service in services.services
     ]
 

@@ -364,7 +364,13 @@ class Tracking:
                 self._runs[folder.name] = RunTracker(self, folder, record, lock, live=False)
 
     def _work(self) -> None:
-        self._adopt()  # before the import, which takes seconds
+        self._adopt()
+        while not (self._runs or self._stop.is_set()):  # the import takes seconds and 150 MB
+            self._wake.wait(SEND_SECONDS)
+            self._wake.clear()
+            self._adopt()
+        if not self._runs:
+            return
         try:
             client = connect(self.uri)
         finally:
