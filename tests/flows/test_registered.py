@@ -166,6 +166,7 @@ def test_without_a_platform_no_schedule_is_asked_for(
         use_platform()
 
 
+@pytest.mark.faults  # waits for Prefect's own loop
 def test_of_runs_that_came_due_while_nothing_ran_one_is_left_and_said(
     own_server: SyncPrefectClient, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,7 @@ from dynolab.forces.ledger.account import Ledger
 from dynolab.functions import ALLOWED
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives.dpo import DPO
-from dynolab.objectives.pairs import Pairs
+from dynolab.objectives.pairs import Answers, Pairs
 from dynolab.probes.score import score_probes
 from dynolab.rollouts.sample import SampleConfig, sample_responses
 from dynolab.training.loop import Trainer
@@ -138,8 +138,8 @@ def host_tensor_in_a_loss(folder: Path) -> None:
     make_files(folder)
     own = DPO.pair_loss
 
-    def mistaken(self: DPO, chosen: Pairs, rejected: Pairs) -> Pairs:
-        return own(self, chosen, rejected) + torch.zeros(len(chosen))
+    def mistaken(self: DPO, chosen: Answers, rejected: Answers) -> Pairs:
+        return own(self, chosen, rejected) + torch.zeros(len(chosen.logp))
 
     with patch.object(DPO, "pair_loss", mistaken):
         run(make_job(folder, folder / "trained", settings(steps=1, record_steps=[])))
