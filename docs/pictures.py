@@ -225,7 +225,7 @@ def finding_authors() -> None:
 
 
 def finding_foresight() -> None:
-    """How well rankings before training foretell which chosen answers fall."""
+    """How well rankings before training predict which chosen answers fall."""
     rankings = {
         "force of all pairs": "from_all",
         "the pair's push-down": "push_down",

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RUN_ID, MEASURED = "mlflow_run_id", "measured"
-ENOUGH_TRIALS = 8  # complete ones, before the importance of settings is told
+ENOUGH_TRIALS = 8  # complete ones, before the importance of settings is shown
 PATH_POINTS = 100
 LOGP = "probe/chosen/logp"
 BESIDE = (LOGP, "probe/rejected/logp", "squeeze/gap", "train/margin")

@@ -13,7 +13,7 @@ Prints one JSON object; nothing is run but the comparison of texts and tables.
   decide the share `claims_decided_on_authors_logs`.
 - `headline_seeds_min`: seeds of the tables that README's figures are from, the fewest.
 - `studies_without_result`: study files without a kept table.
-- `lds_groups`: groups left out for the LDS that is told; `baselines_compared`: other estimates of
+- `lds_groups`: groups left out for the LDS in the texts; `baselines_compared`: other estimates of
   influence beside the ledger's there.
 """
 

@@ -90,7 +90,7 @@ def test_a_mix_that_cannot_be_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValidationError):
             DataConfig.model_validate(settings | wrong)
     tiny = config.also["tales"].model_copy(update={"share": 1e-3})
-    with pytest.raises(ConfigError, match=r"data\.tales\.share"):
+    with pytest.raises(ConfigError, match=r"data\.also\.tales\.share"):
         load_data(config.model_copy(update={"also": {"tales": tiny}}))
     with pytest.raises(ConfigError, match=r"data\.also"):
         load_prompts(config)

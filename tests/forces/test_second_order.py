@@ -74,7 +74,7 @@ def validity(optimizer, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_steps_radius_foretells_where_longer_steps_leave_first_order(optimizer):
+def test_a_steps_radius_predicts_where_longer_steps_leave_first_order(optimizer):
     rate = 1e-2 if optimizer == "sgd" else 1e-3
     made = validity(OptimizerConfig(name=optimizer, learning_rate=rate))
     assert made.answers == len(PROBES) + 2  # the argmax of both chosen answers

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_the_first_order_foretells_a_push_and_its_tokens_fall() -> None:
+def test_the_first_order_predicts_a_push_and_its_tokens_fall() -> None:
     folder = Path(os.environ["DYNOLAB_TEST_DATA"])
     source = folder / "data/probes/hh_helpful_probe_train.jsonl.gz"
     data = load_data(DataConfig(source="file", path=str(source), format="probe_file"))

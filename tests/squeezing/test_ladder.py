@@ -116,7 +116,7 @@ def test_a_shared_table_has_a_rung_of_its_own():
 
 
 @pytest.mark.parametrize("optimizer", [MOMENTUM, OptimizerConfig(learning_rate=1e-6)])
-def test_the_last_rung_foretells_a_small_step(optimizer):
+def test_the_last_rung_predicts_a_small_step(optimizer):
     model = neox()
     record = recorded(model, optimizer, count=3)
     rows = ladder(record, PolicyFunction(model, torch.float64), training="dpo")

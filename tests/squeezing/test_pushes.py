@@ -1,4 +1,4 @@
-"""Pushes on a language model's answers: the step itself, and what each picture foretells of it."""
+"""Pushes on a language model's answers: the step itself, and what each picture predicts of it."""
 
 from __future__ import annotations
 

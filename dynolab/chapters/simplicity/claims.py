@@ -95,7 +95,7 @@ def _claims(rows: pd.DataFrame) -> Iterator[Claimed]:
         )
     yield (
         "explains",
-        "Cooperation before training foretells the speed of all mappings",
+        "Cooperation before training predicts the speed of all mappings",
         "ρ(cooperation, area) < 0",
         below("ρ", correlation(rows, "start_cooperation"), unit=""),
     )

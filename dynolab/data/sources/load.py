@@ -129,7 +129,9 @@ def _mixed(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Loa
         count = round(part.share * whole)
         if count < 1:
             raise ConfigError(
-                f"data.{name}.share", part.share, f"leaves no row of {len(rows)}; raise it"
+                f"data.also.{name}.share" if name in config.also else "data.share",
+                part.share,
+                f"leaves no row of {len(rows)}; raise it",
             )
         kept = random.Random(f"{config.seed}/{name}").sample(range(len(rows)), count)
         train += [rows[number] for number in sorted(kept)]
