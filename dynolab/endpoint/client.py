@@ -17,6 +17,8 @@ from dynolab.errors import ConfigError, EndpointFailed, to_install
 FAILURES_IN_A_ROW = 10
 """Answers given up in a row after which the endpoint counts as unreachable."""
 
+STOPPED = Failure(reason="stopped before it was sent")
+
 FILTERED = "(taken by the endpoint's content filter)"
 
 Answer = Answered | Failure
@@ -127,7 +129,8 @@ class Endpoint:
                 if isinstance(given, Answered):
                     self.answered.add(sent[done])
                 on_progress(len(answers), len(wanted))
-                failures = failures + 1 if isinstance(given, Failure) else 0
+                # Those stopped by another request's error say nothing; that error is yet to come.
+                failures = (failures + 1) * (isinstance(given, Failure) and given is not STOPPED)
                 if isinstance(given, Failure) and failures == FAILURES_IN_A_ROW:
                     raise EndpointFailed(self.config.model, failures, given.reason)
         finally:
@@ -136,11 +139,10 @@ class Endpoint:
         return [answers[key] for key in keys]
 
     def _answer(self, key: str, request: Request, stopped: threading.Event) -> Answer:
-        outcome: Answer = Failure(reason="stopped before it was sent")
         for _ in range(self.config.attempts):
             self._keep_pace(stopped)
             if stopped.is_set():
-                return outcome
+                return STOPPED
             outcome = self._request(request)
             if isinstance(outcome, Failure):
                 break
