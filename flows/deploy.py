@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 from uuid import UUID
 
-import httpx
 import prefect
 from annotated_types import Ge, Gt, Le, Lt
 from pendulum.tz.local_timezone import get_local_timezone
@@ -391,8 +390,7 @@ def main(*, alone: bool = False) -> None:
 
     **Arguments:** `alone`: no worker runs yet, so runs that the server lists as running are lost.
     """
-    hooks = {"event_hooks": {"response": [_retry_soon]}}
-    with get_client(httpx_settings=hooks, sync_client=True) as client:
+    with get_client(sync_client=True) as client:
         if alone:
             close_lost_runs(client)
             keep_one_late_run(client)
@@ -451,12 +449,6 @@ def main(*, alone: bool = False) -> None:
             if ours and former.id not in registered and not former.schedules:
                 client.delete_deployment(former.id)
         register_automations(client)
-
-
-def _retry_soon(response: httpx.Response) -> None:
-    """Has Prefect's client wait less than 2, 4, … seconds where SQLite had another writer (503)."""
-    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-        response.headers.setdefault("Retry-After", "0.2")
 
 
 @prefect.flow(name="reconcile")

@@ -8,9 +8,15 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from dynolab.errors import ConfigError
 from tasks.runtime.servers.guard import Guard
+from tasks.runtime.servers.serve import retrying
 from tasks.runtime.system.secret_files import check_token
 
 TOKEN = "0123456789abcdef" * 2
@@ -242,3 +248,20 @@ def test_a_token_that_is_none_is_refused_without_being_shown(text: str) -> None:
     with pytest.raises(ConfigError, match=r"DYNOLAB_TOKEN = '…': give at least 32") as error:
         check_token(text)
     assert not text or text not in str(error.value)
+
+
+def test_a_request_that_loses_to_sqlites_other_writer_is_repeated_whole() -> None:
+    sent: list[bytes] = []
+
+    async def create(request: Request) -> Response:
+        sent.append(await request.body())
+        if len(sent) < 3:
+            raise OSError("database is locked")
+        return Response(status_code=201)
+
+    busy = Starlette(
+        routes=[Route("/", create, methods=["POST"])],
+        exception_handlers={Exception: lambda request, error: Response(status_code=503)},
+    )
+    assert TestClient(retrying(busy)).post("/", content=b"a run").status_code == 201
+    assert sent == [b"a run"] * 3

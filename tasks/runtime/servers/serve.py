@@ -22,6 +22,7 @@ PYTHONDONTWRITEBYTECODE, compiling adds 5 s to each):
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import gc
 import os
@@ -29,14 +30,17 @@ import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial, partialmethod
+from http import HTTPStatus
 from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.runtime.servers.guard import Guard
 from tasks.runtime.system.processes import listening_socket
@@ -60,6 +64,8 @@ _REMEMBERED = {
 MLflow's pages then open on runs and their curves, not on traces of language models' calls.
 """
 
+
+_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 
 _ANALYTICS_KEY = b"c97dd2acbf306ab7bf54aca0aeb7ffa1"
 """Prefect's key at amplitude.com in its pages' script, which sends nothing without a key.
@@ -121,7 +127,39 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         kind, _ = guess_type(file.name)
         answer = Response(file.read_bytes().replace(_ANALYTICS_KEY, b""), media_type=kind)
         application.router.routes.insert(0, Route(address, answer))
-    return application
+    return retrying(application)
+
+
+def retrying(application: ASGIApp) -> ASGIApp:
+    """Repeats requests that Prefect answers with 503: SQLite had another writer, nothing changed.
+
+    Prefect's client repeats them seconds later; its pages show an error.
+    """
+
+    async def repeated(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] == "GET":
+            await application(scope, receive, send)
+            return
+        body = await Request(scope, receive).body()
+        unread, answer = list[Message](), list[Message]()
+
+        async def read() -> Message:
+            return unread.pop() if unread else await receive()
+
+        async def hold(part: Message) -> None:
+            answer.append(part)
+
+        for seconds in _RETRY_SECONDS:
+            unread[:], answer[:] = [{"type": "http.request", "body": body}], []
+            with suppress(Exception):  # raised once more after Prefect has answered and logged it
+                await application(dict(scope), read, hold)
+            if not answer or answer[0]["status"] != HTTPStatus.SERVICE_UNAVAILABLE:
+                break
+            await asyncio.sleep(seconds)
+        for part in answer:
+            await send(part)
+
+    return repeated
 
 
 def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
