@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,18 @@ def test_an_account_is_shown_step_by_step(study: Study) -> None:
     assert np.add(chosen.y, rejected.y) == pytest.approx(both.y)
     assert "Step by step, by all pairs" in view(study, State())
     assert lines.of_pair(pair).pairs == [pair]
+
+
+def test_pushers_of_mixed_data_are_summed_by_source(study: Study) -> None:
+    training = study.training("preference")
+    lines = training.lines_to(training.answers["chosen"][0].row, STEPS, State().asked)
+    names = {pair: f"{'ab'[place % 2]}/{pair}" for place, pair in enumerate(lines.pairs)}
+    mixed = replace(lines, pair=np.array([names[pair] for pair in lines.pair]))
+    heading, sums, *more = pushers.tables(study, mixed, State())
+    rows = [[cell.children for cell in row.children] for row in sums.children.children[1].children]
+    own = parts.nats(lines.nats[np.char.startswith(mixed.pair, "a/")].sum())
+    assert heading.children == "By source" and ["a", own] in [row[:2] for row in rows]
+    assert len(pushers.tables(study, lines, State())) == len(more)
 
 
 def test_a_long_answer_is_drawn_to_a_bound_and_says_what_is_left() -> None:

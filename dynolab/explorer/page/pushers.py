@@ -7,6 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import html
 
+from dynolab.data.rows import rows_by_source
 from dynolab.explorer.lines import CHOSEN, REJECTED, Lines
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import State
@@ -24,17 +25,26 @@ PLOT_HEIGHT = 210
 HEAD = ("pair", "nats", "its chosen", "its rejected", "at steps", "its answers", "")
 
 
+_SUMS = ("total", "from_chosen", "from_rejected")
+
+
 def tables(
     study: Study, lines: Lines, state: State, what: str = "it", when: str = "", most: int = SHOWN
 ) -> list[Any]:
-    """Who pulled the only answer of `lines` down, and who held it up, hardest first.
+    """Who pulled the only answer of `lines` down, and who held it up, hardest first; before them
+    the sums of each source of mixed data.
 
     **Arguments:** `what`: its name in the headings, and `when`: what follows it.
     """
     pushes = lines.pushers(0)
     down = [push for push in pushes if push.total < 0][:most]
     up = [push for push in reversed(pushes) if push.total > 0][:most]
-    return [
+    sources = [
+        [source, *(parts.nats(sum(getattr(pushes[at], side) for at in places)) for side in _SUMS)]
+        for source, places in rows_by_source([push.example for push in pushes]).items()
+    ]
+    by_source = [html.H3(f"By source{when}"), parts.table(("source", *HEAD[1:4]), sources, "snnn")]
+    return by_source * bool(sources) + [
         part
         for title, own in ((f"Who pulled {what} down", down), (f"Who held {what} up", up))
         if own
