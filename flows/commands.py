@@ -95,6 +95,12 @@ def start(
     file = store.folder(shown.address, shown.digest) / ANSWER
     answer = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     show_results(console, flow.name, results, page, seconds, answer)
+    files = stages.get("preference", shown).short
+    fetched = f"files   {invocation()} path {files} fetches them from {settings.store}"
+    console.print(fetched, soft_wrap=True, markup=False, highlight=False)
+    if not running_services(settings.home):
+        later = f"later   {invocation()} up shows these runs in Prefect and MLflow"
+        console.print(later, soft_wrap=True, markup=False, highlight=False)
     if page.with_name(f"{parameters.name}-{REMEDIES}").exists() and REMEDIES in flow.beside:
         command = remedies_command(parameters.name)
         console.print(f"next    {command}", soft_wrap=True, markup=False, highlight=False)
@@ -266,7 +272,7 @@ def show_results(
     seconds: float,
     answer: Sequence[str],
 ) -> None:
-    """Prints what became of a run's rows, its page's place, its `answer`, and where runs show."""
+    """Prints what became of a run's rows, its page's place and its `answer`."""
     for line in _about_rows(results):
         console.print(line, highlight=False, soft_wrap=True)
     for line in _overlong(results):
@@ -291,10 +297,6 @@ def show_results(
     for sentence in ("", *answer, "") if answer else ():
         # A line end within a command would end it where it is pasted.
         console.print(sentence, markup=False, highlight=False, soft_wrap=" --set " in sentence)
-    console.print(
-        f"later   [bold]{escape(invocation())} up[/bold] shows these runs in Prefect and MLflow",
-        soft_wrap=True,
-    )
 
 
 def _overlong(results: Results) -> Iterator[str]:

@@ -217,8 +217,10 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
         "data_source": "The built-in world, a local file (give its Data Path below), or a data set "
         "of the Hub (give its Hub Name).",
         "objective": "The loss; its other settings start from their defaults.",
-        OTHER_TRIED: "Values of any other setting, such as sft.steps=20, 40. What is written here "
-        "and in the fields above replaces the file's `space`.",
+        OTHER_TRIED: "Values of any other setting of the study, one or several, such as "
+        "sft.steps=20, 40. With the fields above they replace the file's `space`.",
+        "other_settings": "Any other setting of the sweep itself, such as seed=1; those of "
+        "the study are Other Values.",
     } | {
         name: f"Values of {setting} to try, separated by commas. To draw from a range, write it "
         "like this: low: 1, high: 10."
@@ -227,7 +229,8 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
     fields: dict[str, Any] = {"study_file": (str, Field(file, description=about["study_file"]))}
     fields |= {name: (str, Field("", description=about[name])) for name in form.tried}
     if form.tried:
-        fields[OTHER_TRIED] = (tuple[str, ...], Field((), description=about[OTHER_TRIED]))
+        for name in (OTHER_TRIED, "other_settings"):
+            fields[name] = (tuple[str, ...], Field((), description=about[name]))
     for name, setting in settings.items():
         owner = FlowParameters if name in FlowParameters.model_fields else parameters
         kind, description, limits = _setting(owner, setting)

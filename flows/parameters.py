@@ -9,6 +9,8 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -100,7 +102,21 @@ def parse_parameters(
         content = with_paths(kind, content, folder)
     for change in changes:
         _apply(kind, content, change)
-    return validated(kind, with_defaults(kind, _with_variables(content, "config")))
+    content = with_defaults(kind, _with_variables(content, "config"))
+    _record_within(content, {change.partition("=")[0] for change in changes})
+    return validated(kind, content)
+
+
+def _record_within(content: dict[str, Any], changed: set[str]) -> None:
+    """Moves recorded steps behind the end of a training that was made shorter to its last step."""
+    for name in changed:
+        section, _, leaf = name.rpartition(".")
+        training = reduce(lambda inner, part: inner.get(part) or {}, section.split("."), content)
+        recorded: Any = training.get("record_steps")
+        if leaf == "steps" and recorded and f"{section}.record_steps" not in changed:
+            with suppress(TypeError):  # validation names what is no number
+                last = training["steps"] - 1
+                training["record_steps"] = sorted({min(step, last) for step in recorded})
 
 
 def _unreadable(origin: str, error: Exception) -> ConfigError:

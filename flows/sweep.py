@@ -72,6 +72,11 @@ class Dimension(BaseModel):
     log: bool = Field(False, description="Draw on a log scale.")
     integer: bool = Field(False, description="Whole numbers.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_list(cls, given: Any) -> Any:
+        return {"values": given} if isinstance(given, list) else given
+
     @field_validator("values")
     @classmethod
     def _numbers(cls, values: tuple[Scalar, ...] | None) -> tuple[Scalar, ...] | None:

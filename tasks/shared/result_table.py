@@ -34,7 +34,7 @@ def result_table(
       computed it;
     - `verdicts`: every claim's outcome;
     - `estimates`: `{mean, low, high, n}` by name: `<claim>/<quantity>`, a page's `means/…`,
-      `differences/…`, `changes/…` and `rates/<policy>/<judge>`;
+      `differences/…`, `matched/…`, `changes/…` and `rates/<policy>/<judge>`;
     - `numbers`: every step's metrics as `<step>/<metric>`.
     """
     folder = store.folder(results[page].address, results[page].digest)
@@ -100,7 +100,7 @@ def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for row in summary.get("verdicts", ()):
         for name, interval in row["measured"].items():
             yield f"{row['id']}/{name}", interval
-    for kind in ("changes", "means", "differences"):
+    for kind in ("changes", "means", "differences", "matched"):
         for name, interval in summary.get(kind, {}).items():
             yield f"{kind}/{name}", interval
     for row in summary.get("rates", ()):

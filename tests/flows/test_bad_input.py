@@ -189,7 +189,7 @@ def test_a_port_in_use(refused: Refused) -> None:
     with listening_socket() as taken:
         port = taken.getsockname()[1]
         message = refused("up", "--prefect-port", str(port))
-    assert f"prefect_port = {port}: another program uses this port; stop that program" in message
+    assert f"prefect_port = {port}: another program uses this port" in message
 
 
 REFUSED = {

@@ -33,6 +33,14 @@ def test_a_setting_changes_only_what_it_names(text: str, changes: list[str]) -> 
     assert changed.sft == default.sft
 
 
+def test_a_shorter_training_records_its_last_step_in_place_of_those_behind_it() -> None:
+    text = "sft: {record_steps: [1, 8, 9], steps: 10}"
+    assert study(text, "sft.steps=5").sft.record_steps == (1, 4)
+    assert study(text, "preference.steps=5").sft.record_steps == (1, 8, 9)
+    with pytest.raises(ConfigError, match="must lie in"):
+        study(text, "sft.steps=5", "sft.record_steps=[7]")
+
+
 def test_one_of_the_default_arms_is_changed_and_the_others_stay() -> None:
     changed = load_parameters(MitigationParameters, None, ["arms.dose-03.objective.beta=0.3"])
     objective = changed.arms["dose-03"].objective.model_dump()

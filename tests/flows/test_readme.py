@@ -103,6 +103,8 @@ def test_every_study_file_is_named_and_holds_settings_of_its_flow(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
+    monkeypatch.setenv("DYNOLAB_MODULES", "stories")
+    monkeypatch.syspath_prepend(STUDIES)
     flow = file.removesuffix(".yaml").split("_")[0]
     known = load_parameters(FLOWS.get(flow, FLOWS["study"]).flow.parameters, STUDIES / file)
     assert len(shown_params(known)) <= 40 and (

@@ -58,7 +58,7 @@ def test_processes_that_share_a_sweep_try_every_point_of_the_grid_once() -> None
     tried = [tuple(begun(studies[n % 2]).params.values()) for n in range(6)]
     assert [study.ask() for study in studies] == [None, None]
     assert sorted(tried) == [(a, b) for a in (1, 2) for b in "xyz"]
-    some = SweepStudy(a_sweep(space={"a": {"values": [1, 2, 3]}}, trials=2))
+    some = SweepStudy(a_sweep(space={"a": [1, 2, 3]}, trials=2))
     assert len({begun(some).params["a"] for _ in range(2)}) == 2 and some.ask() is None
 
 

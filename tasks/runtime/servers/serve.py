@@ -31,7 +31,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial, partialmethod
+from functools import partial
 from http import HTTPStatus
 from mimetypes import guess_type
 from pathlib import Path
@@ -99,6 +99,8 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         "PREFECT_UI_API_URL": "/api",  # relative to the address that the browser uses
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "",  # none; by default all
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # Changing one schedule of a deployment deletes the coming runs of all, until the next loop.
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "10",  # by default 60
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         # With leases in memory, slots leased when a server ends would never be released.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": os.environ.get(
@@ -114,9 +116,10 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
 
     # What a request leaves out keeps its value. Without this, pausing or resuming a schedule would
     # set its parameters to the class's default, {}.
-    DeploymentScheduleUpdate.model_dump = partialmethod(  # type: ignore[assignment]
-        DeploymentScheduleUpdate.model_dump, exclude_unset=True
-    )
+    whole = DeploymentScheduleUpdate.model_dump
+    DeploymentScheduleUpdate.model_dump = lambda self, **how: {  # type: ignore[method-assign]
+        name: value for name, value in whole(self, **how).items() if name in self.model_fields_set
+    }
     application = create_app(final=True, webserver_only=api_only)
     pages = Path(prefect.__ui_v2_static_subpath__)
     own = {f"/v2/assets/{script.name}": script for script in pages.glob("assets/index-*.js")}

@@ -194,7 +194,7 @@ def _start(home: Path, name: str, port: int, standing: bool) -> Service:
         raise ConfigError(
             f"{name}_port",
             port,
-            "another program uses this port; stop that program or choose another port",
+            f"another program uses this port; stop it, or give another with --{name}-port",
         ) from error
     with listener:
         host, port = listener.getsockname()
