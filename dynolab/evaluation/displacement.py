@@ -45,10 +45,6 @@ class Displacement:
         """Mean change over the right answers."""
         return sum(self.changes) / len(self.changes)
 
-    def lazy(self, epsilon: float = 0.0) -> bool:
-        """Whether the right answers rose by at most ε on average."""
-        return self.mean <= epsilon
-
 
 def likelihood_displacement(
     logits: ResponseLogits, questions: Iterable[Question], update: Update

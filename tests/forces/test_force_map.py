@@ -24,7 +24,7 @@ from dynolab.forces.function.rules import subspace
 from dynolab.forces.map.gram import TokenGradients, block_by_name
 from dynolab.forces.map.problem import pose
 from dynolab.objectives import SFTConfig, build_objective
-from tests.forces.families import DPO_LOSS, FAMILIES, OBSERVED, build, case, map_by_tokens
+from tests.forces.families import DPO_LOSS, ETA, FAMILIES, OBSERVED, build, case, map_by_tokens
 from tests.forces.lora import adapted
 from tests.forces.small_models import (
     encoded,
@@ -132,8 +132,12 @@ BLOCKS = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_part_has_its_name(family):
     here = case(family)
-    found = breakdown(here.policy, OBSERVED, here.examples, DPO_LOSS)
+    # Little memory: in parts.
+    found = breakdown(
+        here.policy, OBSERVED, here.examples, DPO_LOSS, update=ETA, memory_bytes=2**20
+    )
     assert set(found.parts) == BLOCKS[family]
+    assert relative(found.force, here.map_by_tokens()) < 1e-10
 
 
 @pytest.mark.parametrize(
