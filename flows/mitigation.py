@@ -41,7 +41,6 @@ from flows.comparison import (
 )
 from flows.flow import Name, Plan, StagedFlow
 from tasks.arm import ArmConfig
-from tasks.audit import AuditConfig
 from tasks.base import BaseConfig
 from tasks.filter import FilterConfig
 from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
@@ -179,21 +178,18 @@ FLOW = StagedFlow(
 )
 
 
-DOSE, DROP, WARMUP = 0.8, 0.3, 5
-"""Of the push on rejected answers what is left, of the pairs what is left out, and one in how many
-steps warms up.
-
-A much smaller push lets rejected answers rise as fast as chosen ones where the preference is not
-learned yet.
-"""
+DOSE, WARMUP = 0.3, 5
+"""Of the push on rejected answers what is left, and one in how many steps warms up."""
 
 _ABOUT = """\
-# Made by the study {name}: its preference training as it was; with a smaller push on rejected
-# answers (softer); with the largest push, step by step, that to first order lowers no other chosen
-# answer (designed); with smaller first steps, where the study has no warm-up (warmed-up); without
-# the pairs that an audit says lower the others' chosen answers most (filtered); and, after a study
-# with an account, without those that pulled its fallen answers down (without-named). What comes
-# before the training has the study's settings. The page follows the fallen answers (follow).
+# Made by the study {name}: its preference training as it was, and what kept chosen answers higher
+# at the same margin on pairs of HH (mitigation_hh.yaml): a smaller push on rejected answers
+# (softer); the largest push, step by step, that to first order lowers no other chosen answer
+# (designed); a penalty where a chosen answer falls below the reference (positive); SFT on both
+# answers before (extended). Besides, smaller first steps, where the study has no warm-up
+# (warmed-up); and, after a study with an account, without the pairs that pulled its fallen answers
+# down (without-named). What comes before the training has the study's settings. The page follows
+# the fallen answers (follow).
 """
 
 
@@ -204,7 +200,6 @@ def remedies_file(
     base: BaseConfig,
     probe_set: ProbeSetConfig | None,
     sft: TrainConfig | None,
-    audit: AuditConfig | None,
     trained: TrainConfig,
 ) -> str:
     """A study file of `mitigation`; empty for a training that it cannot compare.
@@ -226,13 +221,15 @@ def remedies_file(
         **({} if probe_set is None else {"probe_set": _given(probe_set)}),
         "sft": None if sft is None else _given(sft),
         "training": training,
-        "audit": _given(audit or AuditConfig()),
     }
     if not data.states_facts:
         settings["judge"] = {"name": "log_prob"}
         settings["answers"] = {"prompts": 40, "samples": 1}
     # The arms come last, so that the study's report can add one.
-    settings["arms"] = {label: _given(arm) for label, arm in _arms(trained).items()}
+    arms = _arms(trained)
+    if sft is not None:
+        arms["extended"] = ArmConfig(objective=trained.objective, start="extended")
+    settings["arms"] = {label: _given(arm) for label, arm in arms.items()}
     try:
         MitigationParameters.model_validate(settings)
     except (ConfigError, ValidationError):
@@ -247,25 +244,26 @@ def _given(config: BaseModel) -> dict[str, Any]:
 
 def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:
     objective: Any = trained.objective
-    gentler: dict[str, Any] = {}
-    if isinstance(objective, DPOConfig) and objective.designed_dose is None:
-        dose = round(DOSE * objective.negative_dose, 6)
-        gentler["softer"] = objective.model_copy(update={"negative_dose": dose})
+    changes: dict[str, dict[str, Any]] = {}
     if isinstance(objective, PairConfig) and objective.designed_dose is None:
-        chosen_by_forces: dict[str, Any] = {"designed_dose": DesignedDoseConfig()}
+        changes["designed"] = {"designed_dose": DesignedDoseConfig()}
         if isinstance(objective, DPOConfig):
-            chosen_by_forces["negative_dose"] = 1.0
-        designed = objective.model_copy(update=chosen_by_forces)
-        if _is_possible(trained, designed):
-            gentler["designed"] = designed
+            changes["designed"]["negative_dose"] = 1.0
+            changes["softer"] = {"negative_dose": round(DOSE * objective.negative_dose, 6)}
+            if objective.loss_type == ("sigmoid",):
+                changes["positive"] = {"loss_type": ("dpop",), "dpop_lambda": 5.0}
+    losses = {label: objective.model_copy(update=change) for label, change in changes.items()}
     steps = 0 if trained.warmup_steps else trained.steps // WARMUP
     # Without it Adam's first steps are as long as any, from one batch each, and pull hardest.
     warmed = {"warmed-up": ArmConfig(objective=objective, warmup_steps=steps)} if steps else {}
     return {
         "as-it-was": ArmConfig(objective=objective),
-        **{label: ArmConfig(objective=own) for label, own in gentler.items()},
+        **{
+            label: ArmConfig(objective=own)
+            for label, own in losses.items()
+            if _is_possible(trained, own)
+        },
         **warmed,
-        "filtered": ArmConfig(objective=objective, filter=FilterConfig(by="on_all", drop=DROP)),
     }
 
 

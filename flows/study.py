@@ -256,7 +256,6 @@ def study_steps(
             study.base,
             study.probe_set,
             study.sft,
-            study.audit,
             study.preference,
         ),
     )

@@ -28,7 +28,7 @@ def study(*changes: str) -> StudyParameters:
 
 def file_of(own: StudyParameters) -> str:
     return remedies_file(
-        own.name, own.seed, own.data, own.base, own.probe_set, own.sft, own.audit, own.preference
+        own.name, own.seed, own.data, own.base, own.probe_set, own.sft, own.preference
     )
 
 
@@ -63,8 +63,7 @@ def test_the_baseline_is_the_studys_own_training(changes: tuple[str, ...], tmp_p
     assert arm.start == own.start
     arms = comparison.arms
     own_objective = [label for label in arms if arms[label].objective == arm.objective]
-    assert own_objective == ["as-it-was", "filtered"]
-    assert arms["filtered"].filter is not None
+    assert own_objective == ["as-it-was", "extended"][: 1 + (own.sft is not None)]
 
 
 @pytest.mark.parametrize("changes", [(), ("probe_set={kinds: [chosen, rejected]}",)])
