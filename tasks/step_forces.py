@@ -118,7 +118,7 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
             update=push.update,
         )
         (work.output / "token_map.json").write_text(token_map.model_dump_json())
-    # Of the last change, that of all steps if several were recorded.
+    # The last validity is that of all steps together if several were recorded.
     first_order = {
         f"first_order/{name}": value
         for last in validities[-1:]
@@ -158,7 +158,7 @@ def _mapped_answers(
 ) -> list[tuple[ProbeRow, Encoded]]:
     """The chosen answers of training pairs that fell most over the training; rose, with `up`.
 
-    Of those that a map has room for, if there are any.
+    Only answers that a map has room for, if there are any.
     """
     from dynolab.forces.step.token_map import MAP_TOKENS
 

@@ -110,7 +110,7 @@ class RecordCache:
                 shutil.move(file, unfinished / file.name)
             unfinished.rename(place)
         except OSError as error:
-            log.warning("the cache of recorded steps goes without one: %s", error)
+            log.warning("a recorded step could not be cached: %s", error)
             shutil.rmtree(unfinished, ignore_errors=True)
 
 

@@ -1,1 +1,1 @@
-"""The account of a whole training: who moved which answer, at which step, and what pushed back."""
+"""The ledger of a training: how much each example moved each answer, step by step."""

@@ -66,7 +66,7 @@ def paper_influence(
 
 @dataclass(frozen=True)
 class SourceMeasures:
-    """Of one step and one answer.
+    """What the papers' measures say of one step and one answer.
 
     `lbk`, `sign_delta`: as Ren & Sutherland compute them (`paper_influence`); neither bounds
     anything as written. `kernel_bound`: the largest `kernel_lower_bound` of the answer's tokens, of

@@ -1,4 +1,4 @@
-"""Keeps gradients of functionals on disk while those of other functionals have the memory."""
+"""Keeps gradients of functionals on disk while memory holds those of others."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Question:
 
     @property
     def parameters(self) -> set[str] | None:
-        """Those that move; None for all that are trained."""
+        """Names of the parameters that move; None for all that are trained."""
         return None if self.last_layers is None else last_layers(self.policy, self.last_layers)
 
     def in_metric_of(self, record: StepRecord, update: FrozenUpdate) -> Question:
@@ -88,7 +88,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The answer: the map, its sums by observed answer and updating pair, its parts by block."""
+    """A map, its sums by observed answer and updating pair, its parts by block."""
 
     force_map: ForceMap
     totals: list[PairForce]

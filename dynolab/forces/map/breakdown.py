@@ -31,7 +31,7 @@ class Breakdown:
 
     @classmethod
     def of(cls, whole: ForceMap) -> Breakdown:
-        """That of a map made `by_block`."""
+        """The breakdown of a map that was made `by_block`."""
         assert whole.parts is not None
         return cls({name: torch.from_numpy(np.array(p)) for name, p in whole.parts.items()})
 

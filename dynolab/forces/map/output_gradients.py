@@ -70,7 +70,7 @@ class Places:
 
     @classmethod
     def of(cls, responses: Sequence[WeightedResponse], batch: TokenBatch) -> Places:
-        """Those of the responses that make a batch."""
+        """The places of a batch's responses."""
         lengths = [len(response.weights) for response in responses]
         starts = [0, *accumulate(lengths)]
         return cls(

@@ -22,8 +22,8 @@ DIFFERENCES = "differences of 16-bit log-probabilities are off by 12 to 80 % and
 class OneStep:
     """What one change of the weights does at every response position of a batch.
 
-    Of log π, in nats: one number a position for the realised token, or one for each token of a
-    view. Of hidden features (`feature_step`): a vector a position.
+    For log π, in nats: a number at each position for the realised token, or for each token of a
+    view. For hidden features (`feature_step`): a vector at each position.
     """
 
     measured: Float[Tensor, "tokens ..."]

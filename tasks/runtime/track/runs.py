@@ -1,6 +1,6 @@
 """Writes runs to files, which a background thread sends to MLflow.
 
-An error of tracking ends no training, and no training waits for the server.
+A training neither waits for the server nor fails because tracking does.
 
 A run is a folder of the home's `outbox`: `run.json` holds all but its metrics, `*.jsonl` hold lines
 of metrics in the format of a training's metrics.jsonl, `artifacts/` holds files. A background
