@@ -23,6 +23,7 @@ from dynolab.chapters.supervision.supervision import SupervisionConfig
 from dynolab.chapters.transfer.topics import TopicConfig
 from dynolab.chapters.transfer.transfer import TransferConfig
 from dynolab.errors import ConfigError
+from dynolab.grouping import grouped
 from models.vision import ClassifierName
 from tasks.audit import read_pairs
 from tasks.runtime.stage import Stage
@@ -210,9 +211,7 @@ def _mean(values: Iterable[float]) -> float:
 
 def _means(rows: Iterable[dict[str, Any]], column: str, name: str) -> dict[str, float]:
     """Means of a column over the rows with the same metric's name, a format of columns."""
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        values.setdefault(name.format(**row), []).append(row[column])
+    values = grouped((name.format(**row), row[column]) for row in rows)
     return {metric: _mean(own) for metric, own in values.items()}
 
 

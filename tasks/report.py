@@ -14,6 +14,7 @@ from pydantic import Field
 
 from dynolab.data.rows import read_rows
 from dynolab.data.sources.config import rows_line
+from dynolab.grouping import grouped
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig, changed_settings
 from dynolab.results.study import PairChange
 from dynolab.store import Store
@@ -98,9 +99,7 @@ def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
         return remedies
     baseline = next(iter(yaml.safe_load(remedies)["arms"].values()))
     arm = {"without-named": baseline | {"filter": {"pairs": named}}}
-    fallen: dict[str, list[str]] = {}
-    for account in fallen_accounts(ledger):
-        fallen.setdefault(account.row.split, []).append(account.row.name)
+    fallen = grouped((one.row.split, one.row.name) for one in fallen_accounts(ledger))
     follow = {"follow": [name for names in fallen.values() for name in names[:EACH]]}
     added = textwrap.indent(yaml.safe_dump(arm, sort_keys=False), "  ")
     return remedies + added + yaml.safe_dump(follow)

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
+from dynolab.grouping import grouped
 from dynolab.results.squeezing import Generation, RisenMass
 from dynolab.results.study import Answer, TrainingSummary
 from tasks.runtime.stage import Stage
@@ -202,10 +203,7 @@ def _means(work: Work[SqueezingJob], forecasts: Records, rungs: Records) -> dict
 
 def _repeaters(generations: Sequence[Generation]) -> dict[str, float]:
     """The share of every model's held-out answers that repeat themselves."""
-    flags: dict[str, list[bool]] = {}
-    for generation in generations:
-        if generation.split == "heldout":
-            flags.setdefault(generation.model, []).append(generation.repeater)
+    flags = grouped((one.model, one.repeater) for one in generations if one.split == "heldout")
     return {f"squeeze/repeaters/{name}": sum(each) / len(each) for name, each in flags.items()}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from dynolab.data.rows import Split
 from dynolab.data.world.answer_kinds import WRONG, answer_kind
 from dynolab.data.world.lexicon import answered
+from dynolab.grouping import grouped
 from dynolab.judges.win_rate import both_orders, worth_to_a
 from dynolab.probes.paths import change, learning_paths
 from dynolab.results.judges import Judgement, PolicyAnswer
@@ -120,9 +121,9 @@ def answer_figures(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
             name: _over_prompts((sample.answer.id, of(sample)) for sample in own)
             for name, of in _ANSWER_FIGURES.items()
         }
-        texts: dict[str, list[str]] = {}
-        for sample in own:
-            texts.setdefault(_prompt_of(sample.answer.id), []).append(sample.answer.answer.strip())
+        texts = grouped(
+            (_prompt_of(sample.answer.id), sample.answer.answer.strip()) for sample in own
+        )
         shares = [len(set(said)) / len(said) for said in texts.values()]
         measured["different"] = mean_interval(np.array(shares))
         figures |= {f"{split}/{name}": mean for name, mean in measured.items() if mean.n}
@@ -158,8 +159,5 @@ def _prompt_of(answer: str) -> str:
 
 def _over_prompts(values: Iterable[tuple[str, float | None]]) -> Interval:
     """Mean over prompts of the means over their answers, so that the prompt is the unit."""
-    by_prompt: dict[str, list[float]] = {}
-    for name, value in values:
-        if value is not None:
-            by_prompt.setdefault(_prompt_of(name), []).append(value)
+    by_prompt = grouped((_prompt_of(name), value) for name, value in values if value is not None)
     return mean_interval(np.array([np.mean(own) for own in by_prompt.values()], dtype=float))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from dynolab.data.rows import Example, ProbeRow, Turn, common_length
 from dynolab.data.unknown import UnknownTokens
 from dynolab.errors import ConfigError
+from dynolab.grouping import grouped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -132,9 +133,7 @@ class Encoder:
 
     def probes(self, rows: Sequence[ProbeRow]) -> list[Encoded | None]:
         """Encodes rows; rows with the same prompt are encoded together by `responses`."""
-        by_prompt: dict[tuple[str, Turn | None], list[int]] = {}
-        for number, row in enumerate(rows):
-            by_prompt.setdefault((row.prompt, row.turn), []).append(number)
+        by_prompt = grouped(((row.prompt, row.turn), number) for number, row in enumerate(rows))
         encoded_rows: list[Encoded | None] = [None] * len(rows)
         for (prompt, turn), members in by_prompt.items():
             texts = [rows[number].response for number in members]

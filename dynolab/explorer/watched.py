@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from dynolab.data.rows import ProbeRow, Split, read_rows
+from dynolab.grouping import grouped
 from dynolab.probes.pairs import complete_pairs
 from dynolab.results.study import ProbeScore
 
@@ -39,10 +40,11 @@ def read_answers(
     for score in complete_pairs(scores) if on_pairs else scores:
         path = ends.setdefault((score.pair_id, score.kind), [score.logp, score.logp])
         path[1] = score.logp
-    kinds: dict[str, list[Answer]] = {}
-    for row in watched:
-        if known := ends.get((row.pair_id, row.kind)):
-            kinds.setdefault(row.kind, []).append(Answer(row, *known))
+    kinds = grouped(
+        (row.kind, Answer(row, *known))
+        for row in watched
+        if (known := ends.get((row.pair_id, row.kind)))
+    )
     return {kind: sorted(own, key=lambda answer: answer.change) for kind, own in kinds.items()}
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from dynolab.grouping import grouped
 from dynolab.results.study import ARGMAX, Score
 
 
 def mean_by_kind(scores: Sequence[Score]) -> dict[str, float]:
     """Metrics `probe/<kind>/logp` etc.: means over the training pairs' rows of each kind."""
-    groups: dict[str, list[Score]] = {}
-    for score in scores:
-        if score.split == "train":
-            groups.setdefault(score.kind, []).append(score)
+    groups = grouped((score.kind, score) for score in scores if score.split == "train")
     means: dict[str, float] = {}
     for kind, members in groups.items():
         total = math.fsum(score.logp for score in members)

@@ -31,6 +31,7 @@ from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.breakdown import LastLayer
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.split import step_batches
+from dynolab.grouping import grouped
 from dynolab.objectives import build_objective, force, read_logps
 from dynolab.squeezing.rule import logp_change
 from dynolab.statistics import auc
@@ -78,11 +79,12 @@ def forecasts(
     **Returns:** one row for each side that was pushed.
     """
     objective = build_objective(record.facts.objective)
-    by_side: dict[int, list[PositionForecasts]] = {}
     stride = _stride(record, policy)
-    for _, batch in step_batches(record.examples, objective, policy, batch_tokens):
-        for side, part in _forecast_positions(record, policy, batch, stride):
-            by_side.setdefault(side, []).append(part)
+    by_side = grouped(
+        part
+        for _, batch in step_batches(record.examples, objective, policy, batch_tokens)
+        for part in _forecast_positions(record, policy, batch, stride)
+    )
     return [_row(record, training, SIDES[side], parts) for side, parts in sorted(by_side.items())]
 
 

@@ -39,6 +39,7 @@ from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_logps, record_batch, split_step
+from dynolab.grouping import grouped
 from dynolab.objectives import Objective, build_objective, force, read_logps
 from dynolab.squeezing.forecast import SIDES, head_names, head_output
 from dynolab.statistics import auc
@@ -73,10 +74,8 @@ def ladder(record: StepRecord, policy: PolicyFunction, *, training: str) -> list
     **Raises:** `ConfigError` for a model without forward derivatives.
     """
     update = split_step(record, policy).update
-    seen: dict[int, list[Pictures]] = {}
-    for number in range(min(EXAMPLES, len(record.examples))):
-        for side, answer in pictures(record, policy, update, number):
-            seen.setdefault(side, []).append(answer)
+    numbers = range(min(EXAMPLES, len(record.examples)))
+    seen = grouped(one for number in numbers for one in pictures(record, policy, update, number))
     return [
         row
         for side, answers in sorted(seen.items())

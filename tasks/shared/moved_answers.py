@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dynolab.data.rows import Split, read_rows
+from dynolab.grouping import grouped
 from dynolab.results.study import ProbeScore
 
 
@@ -18,12 +19,13 @@ def moved_most(trained: Path, split: Split, count: int, *, up: bool = False) -> 
     """
     from dynolab.probes.pairs import complete_pairs
 
-    scores: dict[str, list[ProbeScore]] = {}
     file = trained / "probes.jsonl"
     if not count or not file.exists():
         return []
-    for score in complete_pairs(list(read_rows(file, ProbeScore))):
-        if score.split == split and score.kind == "chosen":
-            scores.setdefault(score.pair_id, []).append(score)
+    scores = grouped(
+        (score.pair_id, score)
+        for score in complete_pairs(list(read_rows(file, ProbeScore)))
+        if score.split == split and score.kind == "chosen"
+    )
     change = {pair: path[-1].logp - path[0].logp for pair, path in scores.items()}
     return sorted(change, key=change.__getitem__, reverse=up)[:count]

@@ -29,6 +29,7 @@ from dynolab.data.sources.files import hub_records, read_records, with_replaced_
 from dynolab.data.world.rows import WorldRows
 from dynolab.data.world.worlds import build_any_world
 from dynolab.errors import ConfigError
+from dynolab.grouping import grouped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -323,9 +324,7 @@ def _split(
             f"the source has {len(examples)} rows and at least two must remain for training; "
             "lower it, or give more rows",
         )
-    groups: dict[str, list[int]] = {}
-    for number, example in enumerate(examples):
-        groups.setdefault(bare(example.prompt), []).append(number)
+    groups = grouped((bare(example.prompt), number) for number, example in enumerate(examples))
     rng = random.Random(f"{config.seed}/heldout")
     drawn = rng.sample(list(groups.values()), min(count, len(groups)))
     heldout: set[int] = set()

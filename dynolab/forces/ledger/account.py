@@ -60,6 +60,7 @@ from dynolab.forces.ledger.waiting import Waiting
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.terms import TokenTerms
 from dynolab.forces.map.weighted import scores_along
+from dynolab.grouping import grouped
 from dynolab.training.step_record import StepRecord
 
 HARDEST = 3
@@ -231,9 +232,7 @@ class Ledger:
         **Arguments:** `pulled`: responses, and the functionals of their lines.
         """
         before = self._policy.cast(record.before)
-        together: dict[tuple[int, ...], list[int]] = {}
-        for response, functionals in pulled.items():
-            together.setdefault(tuple(functionals), []).append(response)
+        together = grouped((tuple(own), response) for response, own in pulled.items())
         for functionals, numbers in together.items():
             chosen = [responses.weighted[number] for number in numbers]
             for some in by_length([response.sequence for response in chosen], self._batch_tokens):
@@ -330,9 +329,7 @@ class HardestPulls:
     def enter(self, lines: Float[Tensor, " responses"], examples: Sequence[str]) -> list[int]:
         """The numbers of a step's responses to split: of every example whose lines' sum is among
         the hardest pulls, the one that pulls hardest."""
-        numbers: dict[str, list[int]] = {}
-        for number, example in enumerate(examples):
-            numbers.setdefault(example, []).append(number)
+        numbers = grouped((example, number) for number, example in enumerate(examples))
         own = lines.cpu().double()
         sums = torch.stack([own[rows].sum() for rows in numbers.values()])
         self.nats = torch.cat([self.nats, sums]).sort().values[:HARDEST]

@@ -10,6 +10,7 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, Split, first_pairs
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.functional import Functional
+from dynolab.grouping import grouped
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX
 
@@ -22,9 +23,7 @@ def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[W
     Beside the chosen answers it has the policy's own likeliest tokens, kind `argmax`. Answers
     that do not fit the model's context are left out.
     """
-    members: dict[tuple[Split, str], list[ProbeRow]] = {}
-    for row in first_pairs(rows, pairs):
-        members.setdefault((row.split, row.kind), []).append(row)
+    members = grouped(((row.split, row.kind), row) for row in first_pairs(rows, pairs))
     groups = dict(members)
     for split, kind in members:
         if kind == "chosen":

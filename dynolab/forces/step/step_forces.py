@@ -19,6 +19,7 @@ from dynolab.forces.step.one_step import change_of, midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import PARTS, replay_error, rounding_floor, split_step
 from dynolab.forces.step.watch import Watched, encode_probes, watch
+from dynolab.grouping import grouped
 from dynolab.results.study import ForceRow, ReplayFacts
 from dynolab.training.step_record import StepRecord
 
@@ -112,10 +113,7 @@ def step_forces(
 
 def force_metrics(rows: Sequence[ForceRow]) -> dict[str, float]:
     """`force/<kind>/<part>`: means over the training pairs' answers, in nats per step."""
-    groups: dict[str, list[ForceRow]] = {}
-    for row in rows:
-        if row.split == "train":
-            groups.setdefault(row.kind, []).append(row)
+    groups = grouped((row.kind, row) for row in rows if row.split == "train")
     return {
         f"force/{kind}/{part}": math.fsum(getattr(row, part) for row in members) / len(members)
         for kind, members in groups.items()

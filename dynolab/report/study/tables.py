@@ -6,7 +6,6 @@ Checks say how far a study's page can be trusted: replay, first order, the softm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -14,6 +13,7 @@ from numpy import ndarray
 
 from dynolab.claims.study import unexplained
 from dynolab.data.rows import ProbeRow
+from dynolab.grouping import grouped
 from dynolab.probes.events import GAP, Event
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 from dynolab.report.inputs.study import Squeezing, Training
@@ -231,9 +231,8 @@ def forecast_section(
         )
         for row in squeezing.forecasts
     ]
-    by_part: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for row in sorted(squeezing.ladder, key=lambda row: list(_FORECASTS).index(row["rung"])):
-        by_part.setdefault((row["training"], row["side"], row["rung"]), []).append(row)
+    ladder = sorted(squeezing.ladder, key=lambda row: list(_FORECASTS).index(row["rung"]))
+    by_part = grouped(((row["training"], row["side"], row["rung"]), row) for row in ladder)
     parts = [
         (
             titles.get(training, training),
