@@ -354,6 +354,7 @@ PREFERENCE_FIELDS = {
     "ranks": "preference.engine.ranks",
     "probe_every": "preference.probe_every",
     "sft_steps": "sft.steps",
+    "base_steps": "base.training.steps",
 }
 """Fields of a form for preference training and the SFT before it."""
 
