@@ -37,6 +37,8 @@ BUILT_IN, REAL, AUTHORS = range(3)
 PLACES = {
     "tinystories": (REAL, "HH"),
     "hh": (REAL, "HH harmless"),
+    "helpful": (REAL, "HH helpful"),
+    "stories": (REAL, "stories"),
     "mnist": (REAL, "MNIST"),
     "degeneration": (REAL, "HH"),
     "logs": (AUTHORS, ""),
@@ -74,7 +76,10 @@ class Cell:
         n = self.figures[0].n
         unit = "seeds" if n == self.seeds else "prompts" if self.column == AUTHORS else "cases"
         size = f"{n:,} {unit}" if n > 1 else "one run" if self.column != AUTHORS else "means alone"
-        study = f"./{self.table.replace('-', '_')}.yaml"
+        name = self.table.removesuffix("-helpful").replace(
+            "-", "_"
+        )  # whose settings are in its file
+        study = f"./{name}.yaml"
         study = AUTHORS_FILE if self.column == AUTHORS else study
         place = f"{self.place}: " if self.place else ""
         mark = f"[{MARKS[self.outcome]}{'°' * self.stale}](./results/{self.table}.json)"

@@ -12,7 +12,7 @@ Needs DYNOLAB_TEST_DATA for the dose's cost. Prints one JSON object on its last 
   HH with a model of 3M weights; `designed_precomputed_cost`: the same where the reference was
   scored before. `designed_in_trl`: 1 if every step had its dose.
 - `remedies_decided`: of remedies × data sets and models of HH in the kept tables, how many raise or
-  lower held-out chosen answers against DPO, their interval clear of zero.
+  lower chosen answers against DPO, held out and, in training, at the same margin.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def remedies() -> dict[str, float]:
         change
         for table in tables
         for name, change in table["estimates"].items()
-        if re.fullmatch("differences/[^/]+/heldout/chosen", name)
+        if re.fullmatch("(differences/[^/]+/heldout|matched/[^/]+)/chosen", name)
     ]
     decided = sum(change["low"] * change["high"] > 0 for change in changes)
     return {"remedies_decided": decided / len(changes)}
