@@ -186,10 +186,10 @@ _ABOUT = """\
 # at the same margin on pairs of HH (mitigation_hh.yaml): a smaller push on rejected answers
 # (softer); the largest push, step by step, that to first order lowers no other chosen answer
 # (designed); SFT on the chosen answer beside (rpo); a penalty where it falls below the reference
-# (positive); SFT on both answers before (extended). Besides, smaller first steps, where the study has no warm-up
-# (warmed-up); and, after a study with an account, without the pairs that pulled its fallen answers
-# down (without-named). What comes before the training has the study's settings. The page follows
-# the fallen answers (follow).
+# (positive); SFT on both answers before (extended). Besides, smaller first steps, where the study
+# has no warm-up (warmed-up); and, after a study with an account, without the pairs that pulled its
+# fallen answers down (without-named). What comes before the training has the study's settings. The
+# page follows the fallen answers (follow).
 """
 
 
@@ -251,8 +251,10 @@ def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:
             changes["designed"]["negative_dose"] = 1.0
             changes["softer"] = {"negative_dose": round(DOSE * objective.negative_dose, 6)}
             if objective.loss_type == ("sigmoid",):
-                changes["rpo"] = {"loss_type": ("sigmoid", "sft")}
-                changes["positive"] = {"loss_type": ("dpop",), "dpop_lambda": 5.0}
+                changes |= {
+                    "rpo": {"loss_type": ("sigmoid", "sft")},
+                    "positive": {"loss_type": ("dpop",), "dpop_lambda": 5.0},
+                }
     losses = {label: objective.model_copy(update=change) for label, change in changes.items()}
     steps = 0 if trained.warmup_steps else trained.steps // WARMUP
     # Without it Adam's first steps are as long as any, from one batch each, and pull hardest.
