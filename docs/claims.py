@@ -76,10 +76,8 @@ class Cell:
         n = self.figures[0].n
         unit = "seeds" if n == self.seeds else "prompts" if self.column == AUTHORS else "cases"
         size = f"{n:,} {unit}" if n > 1 else "one run" if self.column != AUTHORS else "means alone"
-        name = self.table.removesuffix("-helpful").replace(
-            "-", "_"
-        )  # whose settings are in its file
-        study = f"./{name}.yaml"
+        # The file of `mitigation-hh` has the settings of `-helpful`, too.
+        study = f"./{self.table.removesuffix('-helpful').replace('-', '_')}.yaml"
         study = AUTHORS_FILE if self.column == AUTHORS else study
         place = f"{self.place}: " if self.place else ""
         mark = f"[{MARKS[self.outcome]}{'°' * self.stale}](./results/{self.table}.json)"
