@@ -4,12 +4,14 @@
 
 writes `deploy/studies/results/NAME.json` from the tables that the runs left in
 `.dynolab/reports`: every estimate and number that all of them have as its mean over seeds with
-Student's interval. A claim appears, or does not, if it does so in every run.
+Student's interval, which ends at 0 and 1 for areas under curves, shares of risen probability and
+wins. A claim appears, or does not, if it does so in every run.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,16 +25,19 @@ sys.path.insert(0, str(ROOT))
 from dynolab.statistics import mean_interval  # noqa: E402
 from tasks.shared.result_table import write_table  # noqa: E402
 
+WITHIN_0_AND_1 = re.compile(r"(^|[/_])(auc|ladder|index|rates)(/|$)")
+
 
 def over_seeds(name: str, seeds: Sequence[int], tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The table of all runs; its steps are named as those of comparisons, `<step>-<seed>`."""
     found: list[dict[str, float | None]] = []
     verdicts: list[dict[str, str]] = [table["verdicts"] for table in tables]
     for table in tables:
-        means = {figure: known["mean"] for figure, known in table["estimates"].items()}
+        own = {figure: known["mean"] for figure, known in table["estimates"].items()}
         ends = ("_low", "_high")  # of an interval over the cases of one run
-        found.append({k: x for k, x in table["numbers"].items() if not k.endswith(ends)} | means)
+        found.append({k: x for k, x in table["numbers"].items() if not k.endswith(ends)} | own)
     shared = [figure for figure in found[0] if all(own.get(figure) is not None for own in found)]
+    means = {f: mean_interval(np.array([own[f] for own in found], float)) for f in shared}
     return {
         "name": name,
         "seeds": list(seeds),
@@ -47,8 +52,8 @@ def over_seeds(name: str, seeds: Sequence[int], tables: Sequence[dict[str, Any]]
             for claim, outcome in verdicts[0].items()
         },
         "estimates": {
-            figure: mean_interval(np.array([own[figure] for own in found], float)).as_dict()
-            for figure in shared
+            figure: (known.within(0, 1) if WITHIN_0_AND_1.search(figure) else known).as_dict()
+            for figure, known in means.items()
         },
         "numbers": {},
     }
