@@ -185,11 +185,11 @@ def finding_squeezing() -> None:
     index, gap = "means/squeeze/index", "Δ (y* − chosen)"
     _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
     shares = [
-        ("SFT, built-in", estimate("builtin", f"{index}/sft", 100), UP),
-        ("DPO, built-in", estimate("builtin", f"{index}/preference", 100), DOWN),
-        ("DPO, resampled, built-in", estimate("builtin", f"{index}/resampled", 100), DOWN),
-        ("SFT, HH", estimate("hh-tinystories", f"{index}/sft", 100), UP),
-        ("DPO, HH", estimate("hh-tinystories", f"{index}/preference", 100), DOWN),
+        ("SFT, built-in", estimate("seeds-builtin", f"{index}/sft", 100), UP),
+        ("DPO, built-in", estimate("seeds-builtin", f"{index}/preference", 100), DOWN),
+        ("DPO, resampled, built-in", estimate("seeds-builtin", f"{index}/resampled", 100), DOWN),
+        ("SFT, HH", estimate("seeds-tinystories", f"{index}/sft", 100), UP),
+        ("DPO, HH", estimate("seeds-tinystories", f"{index}/preference", 100), DOWN),
     ]
     forest(left, shares, "y*'s share of the probability that rises, %")
     gaps = [
@@ -233,7 +233,7 @@ def finding_foresight() -> None:
         "how likely the answers were": "likelihood_gap",
     }
     _, axes = plt.subplots(1, 2, figsize=(10, 2.8), sharey=True, sharex=True)
-    titles = {"audit-builtin": "built-in world", "hh-tinystories": "HH, story model"}
+    titles = {"seeds-builtin": "built-in world", "seeds-tinystories": "HH, story model"}
     for axis, (table, title) in zip(axes, titles.items(), strict=True):
         rows = [
             (label, estimate(table, f"foresight/foresight/train/{name}/auc"), UP)

@@ -30,7 +30,7 @@ import pytest
 import yaml
 
 pytest.importorskip("matplotlib", reason="the manual's pictures")
-from docs import claims, pictures
+from docs import claims, pictures, seeds
 from tests.flows.lab import ROOT
 
 STUDIES = ROOT / "deploy" / "studies"
@@ -59,20 +59,17 @@ EXAMPLES = [
 """Numbers of the example on one softmax."""
 
 DUE = {
-    "builtin",
     "counterfactual-tinystories",
     "coupling-builtin",
     "grpo-builtin",
     "grpo-strategies",
     "grpo-sums",
     "hh-tinystories",
-    "judge-builtin",
     "mitigation-builtin",
     "mitigation-degeneration",
     "mitigation-doses",
     "reproduce-builtin",
     "reproduce-tinystories",
-    "squeezing-builtin",
 }
 """Tables made before a stage of theirs was changed; this only shrinks."""
 
@@ -209,6 +206,29 @@ def test_what_is_due_to_be_measured_again_is_known() -> None:
     assert {name for name, table in tables.items() if claims.stale(table)} == DUE
     raised = {"stages": {"a": {"stage": "sft", "version": 1}, "b": {"key": "of a log"}}}
     assert claims.stale(raised) == ["a"]
+
+
+def test_runs_of_one_seed_each_make_one_table_over_seeds() -> None:
+    estimates = {"up": {"mean": 1.0, "low": 0.0, "high": 2.0, "n": 72}, "once": {"mean": 9.0}}
+    one = {
+        "date": "2026-11-27",
+        "stages": {"sft": {"stage": "sft"}},
+        "verdicts": {"sft/up": "appears", "sft/down": "does not"},
+        "estimates": estimates,
+        "numbers": {"auc": 0.7, "auc_low": 0.6},
+    }
+    two = one | {
+        "verdicts": {"sft/up": "appears", "sft/down": "appears"},
+        "estimates": {"up": {"mean": 3.0}, "once": {"mean": None}},
+        "numbers": {"auc": 0.9, "auc_low": 0.8},
+    }
+    table = seeds.over_seeds("both", [0, 1], [one, two])
+    assert table["seeds"] == [0, 1] and list(table["stages"]) == ["sft-0", "sft-1"]
+    assert table["verdicts"] == {"sft/up": "appears", "sft/down": "unclear"}
+    half = 12.7062  # t₀.₉₇₅ of one degree of freedom, times s/√n = 1
+    expected = {"auc": [0.8, 0.0, 1.0, 2], "up": [2.0, 2 - half, 2 + half, 2]}
+    known = {name: list(own.values()) for name, own in table["estimates"].items()}
+    assert known == {name: pytest.approx(own, rel=1e-4) for name, own in expected.items()}
 
 
 @pytest.mark.parametrize("name", pictures.FINDINGS)
