@@ -11,7 +11,7 @@ Needs DYNOLAB_TEST_DATA for the dose's cost. Prints one JSON object on its last 
 - `designed_step_cost`: CPU time of a step of `DPOTrainer` with `DesignedDose` over one without, on
   HH with a model of 3M weights; `designed_precomputed_cost`: the same where the reference was
   scored before. `designed_in_trl`: 1 if every step had its dose.
-- `remedies_decided`: of remedies × data sets and models of HH in the kept tables, how many raise or
+- `remedies_decided`: of remedies × kinds of HH and stories in the kept tables, how many raise or
   lower chosen answers against DPO, held out and, in training, at the same margin.
 """
 
@@ -61,8 +61,10 @@ def share(test: str, file: str) -> float:
 
 
 def remedies() -> dict[str, float]:
-    """Read from the kept tables of `deploy/studies/mitigation_hh.yaml`."""
-    tables = [json.loads(file.read_text()) for file in STUDIES.glob("results/mitigation-hh*.json")]
+    """Read from the kept tables of `mitigation_hh.yaml` and `mitigation_stories.yaml`."""
+    names = ("hh", "hh-helpful", "stories")
+    files = [STUDIES / "results" / f"mitigation-{name}.json" for name in names]
+    tables = [json.loads(file.read_text()) for file in files]
     changes = [
         change
         for table in tables
