@@ -31,18 +31,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Example, ProbeRow, read_rows
@@ -61,54 +58,38 @@ from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.work import StageResult
 from tasks.shared.policies import load_encoder, load_policy
 from tasks.shared.result_table import result_table, write_table
+from tests.benchmarks.bergson_scores import scores
 from tests.benchmarks.figures import STUDIES, report
 from tests.benchmarks.speed import cpu_seconds
 from tests.flows.in_process import InProcess
 
-SCORES = Path(__file__).with_name("bergson_scores.py")
 COSTS = "seconds.json"
-BATCH_TOKENS = 1_024
-Results = dict[str, StageResult]
 
 
-def finished(lab: InProcess, home: Path) -> tuple[Results, Plan, dict[str, float]]:
-    """The study up to its ledger, its retrainings, and the CPU seconds of each step."""
+def finished(lab: InProcess, home: Path) -> tuple[dict[str, StageResult], Plan, dict[str, float]]:
+    """The study up to its ledger, the plan of its retrainings, which have run, and the CPU seconds
+    of each step."""
     costs = json.loads((home / COSTS).read_text()) if (home / COSTS).exists() else {}
+    results: dict[str, StageResult] = {}
 
-    def run(steps: Sequence[Step], existing: Mapping[str, StageResult]) -> Results:
-        results = dict(existing)
+    def run(steps: Sequence[Step]) -> None:
         for step in steps:
-            costs.setdefault(
-                step.name,
-                cpu_seconds(lambda step=step: results.update(lab.run_steps([step], results))),
-            )
+            took = cpu_seconds(lambda step=step: results.update(lab.run_steps([step], results)))
+            costs.setdefault(step.name, took)
             (home / COSTS).write_text(json.dumps(costs))
-        return results
 
-    file, changes = STUDIES / "builtin.yaml", ["audit.heldout_pairs=0"]
-    study = resolved(load_parameters(StudyParameters, file, changes))
-    wanted = list(takewhile(lambda step: step.name != "probe", study_steps(study)))
-    results = run([step for step in wanted if step.name != "foresight"], {})
+    study = load_parameters(StudyParameters, STUDIES / "builtin.yaml", ["audit.heldout_pairs=0"])
+    wanted = takewhile(lambda step: step.name != "probe", study_steps(resolved(study)))
+    run([step for step in wanted if step.name != "foresight"])
     file = STUDIES / "counterfactual_builtin.yaml"
     removals = load_parameters(CounterfactualParameters, file, ["further_seeds=0"])
     planned = plan_removals(removals, lab.platform)
-    return results | run(planned.steps, planned.existing), planned, costs
-
-
-def write_sequences(file: Path, sequences: Sequence[Encoded]) -> None:
-    """Tokens, with labels on the response alone."""
-    lines = (
-        {
-            "input_ids": one.ids,
-            "labels": [-100] * one.prompt_length + list(one.ids[one.prompt_length :]),
-        }
-        for one in sequences
-    )
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run(planned.steps)
+    return results, planned, costs
 
 
 @torch.no_grad()
-def logps(model: Path, sequences: Sequence[Encoded]) -> Float[Tensor, " sequences"]:
+def logps(model: Path, sequences: Sequence[Encoded]) -> Float[torch.Tensor, " sequences"]:
     """log π of each response."""
     policy = load_policy(model)
     batches = (policy.batch(sequences[at : at + 64]) for at in range(0, len(sequences), 64))
@@ -129,32 +110,17 @@ def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
     encoded = [encoder.example(row) for row in read_rows(data / "train.jsonl", Example)]
     pairs = [pair for pair in encoded if pair is not None and pair.rejected is not None]
     responses = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for model, place in models.items():
-            shutil.copytree(place, folder / model, copy_function=shutil.copyfile)
-            # Bergson takes no more tokens at once than a model says that its context has.
-            settings = json.loads((place / "config.json").read_text())
-            settings["max_position_embeddings"] = BATCH_TOKENS
-            (folder / model / "config.json").write_text(json.dumps(settings))
-        write_sequences(folder / "rows.jsonl", responses)
-        write_sequences(folder / "single.jsonl", answers)
-        write_sequences(folder / "chosen.jsonl", [pair.chosen for pair in pairs])
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        # -P: else this file would be imported in place of its package.
-        command = [bergson / "bin" / "python", "-P", SCORES, name, str(BATCH_TOKENS)]
-        subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
-        raw = {file.stem: np.load(file) for file in folder.glob("*.npy")}
-        took = json.loads((folder / COSTS).read_text())
+    queries = {"single": answers, "chosen": responses[: len(pairs)]}
+    raw, took = scores(bergson, models, responses, queries)
 
     # DPO weighs both responses of a pair by β σ(−β margin).
     up, down = (logps(models["after"], responses) - logps(models["before"], responses)).chunk(2)
     beta = planned.steps[0].config.objective.beta
     weights = {"before": torch.full_like(up, 0.5), "after": torch.sigmoid(-beta * (up - down))}
     of_pairs: dict[str, Float[np.ndarray, "pairs answers"]] = {}
-    for name, scores in raw.items():
+    for name, each in raw.items():
         method, model = name.split("-")
-        chosen, rejected = np.split(scores, 2)
+        chosen, rejected = np.split(each, 2)
         own = weights[model].numpy()[:, None] * (chosen - rejected)
         of_pairs[method] = of_pairs.get(method, 0.0) + own
         costs[f"bergson {method}"] = costs.get(f"bergson {method}", 0.0) + took[name]
@@ -183,19 +149,19 @@ def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
         score, low, high = lds(each, table("ledger", "measured"))
         figures |= {f"{name}/lds": score, f"{name}/lds_low": low, f"{name}/lds_high": high}
         figures |= {f"{name}/groups": len(groups), f"{name}/seconds": costs[name]}
-    for name in ("audit", "bergson audit"):
-        figures[f"{name}/seconds"] = costs[name]
     figures |= {
+        "audit/seconds": costs["audit"],
+        "bergson audit/seconds": costs["bergson audit"],
         "audit/agreement": float(agreement),
         "ledger_over_bergson": costs["ledger"] / costs["bergson ekfac"],
         "audit_over_bergson": costs["audit"] / costs["bergson audit"],
     }
-    kept = result_table(
-        lab.platform.store, "counterfactual", planned.parameters.model_dump(), results
-    )
+    own = {name: results[name] for name in [*planned.existing, *(s.name for s in planned.steps)]}
+    parameters = planned.parameters.model_dump()
+    kept = result_table(lab.platform.store, "counterfactual", parameters, own)
     write_table(kept, home / "counterfactual-builtin.json")
-    own = {"name": "bergson-builtin", "verdicts": {}, "estimates": {}, "numbers": figures}
-    write_table({**kept, **own}, home / "bergson-builtin.json")
+    beside = {"name": "bergson-builtin", "verdicts": {}, "estimates": {}, "numbers": figures}
+    write_table({**kept, **beside}, home / "bergson-builtin.json")
     return figures
 
 
