@@ -47,6 +47,7 @@ from dynolab.training.config import EngineConfig, OptimizerConfig
 from dynolab.training.step_record import StepRecord
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
+from tasks.audit import AuditConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import run_stage
 from tasks.runtime.system.computing import COMPUTING
@@ -90,13 +91,9 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, float]:
     """A study's preference training and what is measured of it, on one rank of this process."""
     lab, training = InProcess(home), parameters.preference
-    parameters = parameters.model_copy(
-        update={
-            "preference": training.model_copy(
-                update={"engine": EngineConfig(kind="plain", ranks=1)}
-            )
-        }
-    )
+    plain = training.model_copy(update={"engine": EngineConfig(kind="plain", ranks=1)})
+    audited = {"preference": plain, "audit": parameters.audit or AuditConfig()}
+    parameters = parameters.model_copy(update=audited)
     steps = {step.name: step for step in study_steps(resolved(parameters))}
     before = takewhile(lambda step: step.name != "preference", steps.values())
     results = lab.run_steps([step for step in before if step.name != "audit"])
