@@ -1,8 +1,10 @@
 """Bergson (arXiv 2606.11660) beside the ledger and the audit: seconds, and LDS against retraining.
 
-    python -m venv --system-site-packages /tmp/bergson   # from this environment's python
-    /tmp/bergson/bin/pip install --no-deps bergson==2.5.1 simple-parsing natsort petname \
-        torchopt ml_dtypes docstring-parser optree bitsandbytes
+    python -m venv /tmp/bergson
+    /tmp/bergson/bin/pip install --no-deps bergson==2.5.1 simple-parsing natsort petname torchopt \
+        ml_dtypes docstring-parser optree bitsandbytes
+    cd /tmp/bergson/lib/python3*/site-packages  # beside what this environment has, torch above all
+    python -c 'import site; print(*site.getsitepackages())' > beside.pth
     DYNOLAB_BERGSON=/tmp/bergson python -m tests.benchmarks.bergson [--home FOLDER]
 
 The built-in study's DPO, trained again without each random group of `counterfactual_builtin.yaml`,
