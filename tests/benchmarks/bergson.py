@@ -1,10 +1,10 @@
-"""Bergson (arXiv 2606.11660) beside the ledger and the audit: seconds, and LDS against retraining.
+r"""Bergson (arXiv 2606.11660) beside the ledger and the audit: seconds, and LDS against retraining.
 
     python -m venv /tmp/bergson
-    /tmp/bergson/bin/pip install --no-deps bergson==2.5.1 simple-parsing natsort petname torchopt \
-        ml_dtypes docstring-parser optree bitsandbytes
-    cd /tmp/bergson/lib/python3*/site-packages  # beside what this environment has, torch above all
-    python -c 'import site; print(*site.getsitepackages())' > beside.pth
+    /tmp/bergson/bin/pip install --no-deps bergson==2.5.1 simple-parsing natsort petname \
+        torchopt ml_dtypes docstring-parser optree bitsandbytes
+    python -c 'import site; print(*site.getsitepackages())' \
+        > $(echo /tmp/bergson/lib/python3*/site-packages)/beside.pth  # torch and more from here
     DYNOLAB_BERGSON=/tmp/bergson python -m tests.benchmarks.bergson [--home FOLDER]
 
 The built-in study's DPO, trained again without each random group of `counterfactual_builtin.yaml`,
