@@ -186,7 +186,7 @@ def _agreement(
         np.array([[getattr(known[g, name], part) for g in random] for name in names])
         for part in ("predicted", "measured")
     )
-    lds, low, high = _lds(predicted, measured)
+    score, low, high = lds(predicted, measured)
     size = np.linalg.norm(measured)
     blamed = sum(group.answer is not None for group in groups)
     seeds = len({repeat.seed for repeat in repeats}) or 1
@@ -197,7 +197,7 @@ def _agreement(
     return Agreement(
         estimate=estimate,
         groups=len(random),
-        lds=lds,
+        lds=score,
         lds_low=low,
         lds_high=high,
         error=float(np.linalg.norm(predicted - measured) / size) if size else float("nan"),
@@ -209,8 +209,8 @@ def _agreement(
     )
 
 
-def _lds(predicted: np.ndarray, measured: np.ndarray) -> tuple[float, float, float]:
-    """Functionals × groups; the interval is of a bootstrap over groups."""
+def lds(predicted: np.ndarray, measured: np.ndarray) -> tuple[float, float, float]:
+    """`Agreement.lds` with its interval, of functionals × groups."""
     count = predicted.shape[1]
     if count < 3:
         return float("nan"), float("nan"), float("nan")

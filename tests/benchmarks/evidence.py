@@ -97,7 +97,7 @@ def main() -> None:
             "headline_seeds_min": min(seeds[str(table)] for table in headlines),
             "studies_without_result": len(studies - tables.keys()),
             "lds_groups": min(groups, default=None),
-            "baselines_compared": len({k for _, k in lds}) - 1,
+            "baselines_compared": len({k.split("/")[-2] for _, k in lds}) - 1,
         },
         at_least=AT_LEAST,
         at_most=AT_MOST,

@@ -96,11 +96,10 @@ def first_page(home: Path) -> dict[str, float]:
     return {"first_page_s": took}
 
 
-def own_pairs(home: Path) -> dict[str, float]:
+def own_pairs(home: Path, model: str = "models/tinystories-656k") -> dict[str, float]:
     """README's commands on a folder's model and a file of pairs; runs the study to its end."""
-    model, source = real_inputs(
-        "models/tinystories-656k", "data/probes/hh_helpful_probe_train.jsonl.gz"
-    )
+    home.mkdir(exist_ok=True)
+    folder, source = real_inputs(model, "data/probes/hh_helpful_probe_train.jsonl.gz")
     with gzip.open(source, "rt") as lines, (home / "pairs.jsonl").open("w") as file:
         for line in itertools.islice(lines, PAIRS):
             row = json.loads(line)
@@ -108,7 +107,7 @@ def own_pairs(home: Path) -> dict[str, float]:
             file.write(json.dumps(pair) + "\n")
     began = time.perf_counter()
     dynolab = partial(started, home, sys.executable, "-m", "dynolab", cwd=home)
-    init = dynolab("init", "my_study.yaml", "--model", str(model), "--data", "pairs.jsonl")
+    init = dynolab("init", "my_study.yaml", "--model", str(folder), "--data", "pairs.jsonl")
     assert init.wait() == 0, "init failed; see its lines above"
     running = dynolab("study", "my_study.yaml")
     until(home / "reports" / "my_study.html", running, 'id="pushers"')

@@ -10,7 +10,14 @@ its last line. Costs are CPU seconds over those of the training alone, without p
   `ledger_sampled_over_training`: the same of one step in ten.
 - `forces_step_over_training_step`: all forces of a recorded step, over a step of the training.
 - `probes_share_of_training`: of the training as the study runs it.
-- `make_study_s`: wall seconds of the built-in study in an empty home, servers included.
+- `audit_over_training`: the audit of all pairs; `ledger_peak_bytes`: resident memory of the ledger
+  above what its process had before.
+- `line_invariance_max`: most that a line of the first recorded step moves, over the step's mean
+  line, in other batches and orders and on two threads. `same_numbers_max`: of a recorded step,
+  pushes of examples, forces on layers and gradients of sides beside the slow routes (token by
+  token, layer by layer, by autograd), over the largest number of each.
+- `make_study_s`: wall seconds of the built-in study in an empty home, servers included;
+  `own_pairs_to_culprits_s`: as of `first_minutes`, on HH and the model of 3M weights.
 - `closure`: largest |Σ entries + residual − measured| over the path's length; `residual_share`:
   largest |Σ residual| over it.
 """
@@ -23,28 +30,54 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from dynolab.forces import PolicyFunction, feature_forces, side_gradients, split_step, token_forces
+from dynolab.forces.function.blocks import flatten
+from dynolab.forces.function.layers import blocks_of
+from dynolab.forces.ledger.functional import Functional
+from dynolab.forces.ledger.responses import example_pushes, gradients_of, step_responses
+from dynolab.objectives import build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig
+from dynolab.training.step_record import StepRecord
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
+from tasks.audit import AuditConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import run_stage
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.work import StageResult
-from tests.benchmarks.figures import ROOT, STUDIES, gather, real_inputs, report, seconds
+from tasks.shared.policies import load_policy
+from tests.benchmarks.figures import (
+    ROOT,
+    STUDIES,
+    gather,
+    peak_above_start,
+    real_inputs,
+    report,
+    seconds,
+)
+from tests.benchmarks.first_minutes import own_pairs
 from tests.flows.in_process import InProcess
+from tests.forces.test_ledger import moved_lines
 
 SGD = OptimizerConfig(name="sgd", learning_rate=1e-2)
 ADAMW = OptimizerConfig(learning_rate=1e-4, weight_decay=0.01)
-ROWS, EVERY = 200, 10
+ROWS, EVERY, ANSWERS = 200, 10, 4
 AT_MOST = {
     "ledger_over_training": 5.0,
     "forces_step_over_training_step": 10.0,
     "probes_share_of_training": 0.2,
     "closure": 1e-6,
+    "line_invariance_max": 1e-4,
+    "same_numbers_max": 1e-5,
     "make_study_s": 240.0,
+    "own_pairs_to_culprits_s": 60.0,
 }
 
 
@@ -58,15 +91,12 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, float]:
     """A study's preference training and what is measured of it, on one rank of this process."""
     lab, training = InProcess(home), parameters.preference
-    parameters = parameters.model_copy(
-        update={
-            "preference": training.model_copy(
-                update={"engine": EngineConfig(kind="plain", ranks=1)}
-            )
-        }
-    )
+    plain = training.model_copy(update={"engine": EngineConfig(kind="plain", ranks=1)})
+    audited = {"preference": plain, "audit": parameters.audit or AuditConfig()}
+    parameters = parameters.model_copy(update=audited)
     steps = {step.name: step for step in study_steps(resolved(parameters))}
-    results = lab.run_steps(list(takewhile(lambda step: step.name != "preference", steps.values())))
+    before = takewhile(lambda step: step.name != "preference", steps.values())
+    results = lab.run_steps([step for step in before if step.name != "audit"])
 
     def cost(step: Step, **changes: object) -> float:
         def run() -> None:
@@ -79,19 +109,52 @@ def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, fl
         return cpu_seconds(run)
 
     alone = cost(steps["preference"], probe_every=0, record_steps=())
-    trained, whole = cost(steps["preference"]), cost(steps["ledger"])
+    trained, costs = cost(steps["preference"]), dict[str, float]()
+    peak = peak_above_start(lambda: costs.update(whole=cost(steps["ledger"])))
     forces = cost(steps["preference-forces"])
+    record = lab.record(results["preference"], training.record_steps[0])
+    policy = load_policy(lab.folder(results["preference"], "model"))
+    answers = [Functional.mean("", [example.chosen]) for example in record.examples[:ANSWERS]]
     figures = {
-        "ledger_over_training": whole / alone,
+        "ledger_over_training": costs["whole"] / alone,
         "ledger_sampled_over_training": cost(steps["ledger"], every=EVERY) / alone,
         "forces_step_over_training_step": forces
         / len(training.record_steps)
         * (training.steps / alone),
         "probes_share_of_training": 1 - alone / trained,
+        "audit_over_training": cost(steps["audit"]) / alone,
+        "ledger_peak_bytes": peak,
+        "line_invariance_max": moved_lines([record], policy, answers),
+        "same_numbers_max": difference(record, policy),
         "closure": results["ledger"].metrics["ledger/closure"],
         "residual_share": results["ledger"].metrics["ledger/residual_share"],
     }
     return {f"{figure}_{name}": value for figure, value in figures.items()}
+
+
+def difference(record: StepRecord, policy: PolicyFunction) -> float:
+    """Largest difference of a fast route from a slow one, over the largest number of the slow."""
+    objective, gradients = build_objective(record.facts.objective), gradients_of(record, policy)
+    update, pair = split_step(record, policy).update, replace(record, examples=record.examples[:1])
+    observed, blocks = record.examples[1].chosen, len(blocks_of(policy.causal) or ())
+    layers, sides = [0, blocks // 2, blocks], side_gradients(record, policy)
+    made = step_responses(record, gradients)
+    chosen = torch.tensor([label.side == "chosen" for label in made.labels])
+
+    def pulls(at: list[int]) -> Tensor:
+        forces = feature_forces(policy, pair.examples, objective, at, at=record.before)
+        return forces[0].total
+
+    routes = [
+        (
+            example_pushes(pair, gradients, update, [observed])[0].sum(),
+            token_forces(pair, policy, update, 0, observed).sum(),
+        ),
+        (pulls(layers), torch.cat([pulls([layer]) for layer in layers])),
+        (made.gradients[chosen].sum(0), flatten(sides.chosen)),
+        (made.gradients[~chosen].sum(0), flatten(sides.rejected)),
+    ]
+    return max(float((fast - slow).abs().max() / slow.abs().max()) for fast, slow in routes)
 
 
 def builtin(home: Path, optimizer: OptimizerConfig) -> dict[str, float]:
@@ -130,7 +193,7 @@ def main() -> None:
         parts = [lambda: cold_study(home)]
         parts += [lambda: builtin(home, SGD), lambda: builtin(home, ADAMW)]
         if "DYNOLAB_TEST_DATA" in os.environ:
-            parts.append(lambda: hh(home))
+            parts += [lambda: hh(home), lambda: own_pairs(home / "own", "models/stories-3m")]
         figures = gather(parts)
     bounds = AT_MOST.items()
     bars = {name: most for key, most in bounds for name in figures if name.startswith(key)}
