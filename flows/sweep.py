@@ -464,6 +464,7 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         tags={"kind": "trial", "flow": "trial", "sweep": sweep.name, "trial": str(trial.number)},
     )
     own = replace(platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run)
+    assert own.tracking is platform.tracking  # its run gets metrics, also if all stages are cached
 
     def watch(stage: str, line: MetricLine) -> None:
         value = line.metrics.get(sweep.metric)

@@ -360,3 +360,8 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     assert len(table) == 2 and best["train/loss"] == pytest.approx(min(values), rel=1e-4)
     assert parents[parent].data.metrics["train/loss"] == min(values)
     assert {run.info.status for run in runs} == {"FINISHED"}
+
+    run_sweep(lab, tmp_path / "again.yaml", parameters.model_copy(update={"name": "again"}))
+    again = [run for run in runs_of(lab.mlflow, "swept") if run.data.tags.get("sweep") == "again"]
+    cached = [run.data.metrics["train/loss"] for run in again if run.data.tags["flow"] == "trial"]
+    assert sorted(cached) == sorted(values)
