@@ -179,7 +179,7 @@ FLOW = StagedFlow(
 
 
 DOSE, WARMUP = 0.3, 5
-"""Of the push on rejected answers what is left, and one in how many steps warms up."""
+"""Factor on the push on rejected answers; of `WARMUP` steps one warms up."""
 
 _ABOUT = """\
 # Made by the study {name}: its preference training as it was, and what kept chosen answers higher
