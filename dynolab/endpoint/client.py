@@ -129,7 +129,7 @@ class Endpoint:
                 if isinstance(given, Answered):
                     self.answered.add(sent[done])
                 on_progress(len(answers), len(wanted))
-                # Requests that another's error stopped do not count: that error is still to be read.
+                # Requests that another's error stopped do not count: it is still to be read.
                 failures = (failures + 1) * (isinstance(given, Failure) and given is not STOPPED)
                 if isinstance(given, Failure) and failures == FAILURES_IN_A_ROW:
                     raise EndpointFailed(self.config.model, failures, given.reason)
