@@ -171,7 +171,7 @@ def test_an_interruption_while_servers_start_ends_them(tmp_path: Path) -> None:
 def test_a_taken_port_is_named_with_its_remedy(tmp_path: Path) -> None:
     with listening_socket() as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"mlflow_port = {port}: .*another port"):
+        with pytest.raises(ConfigError, match=rf"mlflow_port = {port}: .*--mlflow-port"):
             start_services(tmp_path, [MLFLOW], ports={MLFLOW: port})
 
 
