@@ -30,14 +30,16 @@ WITHIN_0_AND_1 = re.compile(r"(^|[/_])(auc|ladder|index|rates)(/|$)")
 
 def over_seeds(name: str, seeds: Sequence[int], tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The table of all runs; its steps are named as those of comparisons, `<step>-<seed>`."""
-    found: list[dict[str, float | None]] = []
+    figures: list[dict[str, float | None]] = []
     verdicts: list[dict[str, str]] = [table["verdicts"] for table in tables]
     for table in tables:
         own = {figure: known["mean"] for figure, known in table["estimates"].items()}
         ends = ("_low", "_high")  # of an interval over the cases of one run
-        found.append({k: x for k, x in table["numbers"].items() if not k.endswith(ends)} | own)
-    shared = [figure for figure in found[0] if all(own.get(figure) is not None for own in found)]
-    means = {f: mean_interval(np.array([own[f] for own in found], float)) for f in shared}
+        figures.append({k: x for k, x in table["numbers"].items() if not k.endswith(ends)} | own)
+    shared = [
+        figure for figure in figures[0] if all(own.get(figure) is not None for own in figures)
+    ]
+    means = {f: mean_interval(np.array([own[f] for own in figures], float)) for f in shared}
     return {
         "name": name,
         "seeds": list(seeds),

@@ -99,7 +99,7 @@ def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
         return remedies
     baseline = next(iter(yaml.safe_load(remedies)["arms"].values()))
     arm = {"without-named": baseline | {"filter": {"pairs": named}}}
-    fallen = grouped((one.row.split, one.row.name) for one in fallen_accounts(ledger))
+    fallen = grouped((account.row.split, account.row.name) for account in fallen_accounts(ledger))
     follow = {"follow": [name for names in fallen.values() for name in names[:EACH]]}
     added = textwrap.indent(yaml.safe_dump(arm, sort_keys=False), "  ")
     return remedies + added + yaml.safe_dump(follow)

@@ -203,7 +203,9 @@ def _means(work: Work[SqueezingJob], forecasts: Records, rungs: Records) -> dict
 
 def _repeaters(generations: Sequence[Generation]) -> dict[str, float]:
     """The share of every model's held-out answers that repeat themselves."""
-    flags = grouped((one.model, one.repeater) for one in generations if one.split == "heldout")
+    flags = grouped(
+        (answer.model, answer.repeater) for answer in generations if answer.split == "heldout"
+    )
     return {f"squeeze/repeaters/{name}": sum(each) / len(each) for name, each in flags.items()}
 
 

@@ -32,7 +32,7 @@ def beginnings(stories: Path) -> list[str]:
             re.split(r"(?<=[.!?])\s+", " ".join(story.split()))
             for story in text.read().split("<|endoftext|>")
         ]
-    return [" ".join(found[:2]) for found in sentences if len(found) > 4][:PROMPTS]
+    return [" ".join(story[:2]) for story in sentences if len(story) > 4][:PROMPTS]
 
 
 def main(model_name: str, stories: Path, pairs: Path) -> None:

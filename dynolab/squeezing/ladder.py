@@ -75,7 +75,9 @@ def ladder(record: StepRecord, policy: PolicyFunction, *, training: str) -> list
     """
     update = split_step(record, policy).update
     numbers = range(min(EXAMPLES, len(record.examples)))
-    seen = grouped(one for number in numbers for one in pictures(record, policy, update, number))
+    seen = grouped(
+        answer for number in numbers for answer in pictures(record, policy, update, number)
+    )
     return [
         row
         for side, answers in sorted(seen.items())

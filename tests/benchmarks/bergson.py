@@ -129,13 +129,13 @@ def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
 
     groups = [g for g in planned.steps[-1].config.groups if g.answer is None]
     effects = list(read_rows(lab.folder(results["counterfactual"]) / "effects.jsonl", Effect))
-    known = {(one.estimate, one.functional, one.group): one for one in effects}
+    known = {(effect.estimate, effect.functional, effect.group): effect for effect in effects}
 
     def table(estimate: str, part: str) -> Float[np.ndarray, "answers groups"]:
         each = [[known[estimate, row.name, g.name] for g in groups] for row in accounts]
-        return np.array([[getattr(one, part) for one in own] for own in each])
+        return np.array([[getattr(effect, part) for effect in own] for own in each])
 
-    estimates = dict.fromkeys(one.estimate for one in effects)
+    estimates = dict.fromkeys(effect.estimate for effect in effects)
     predicted: dict[str, np.ndarray] = {name: table(name, "predicted") for name in estimates}
     place = {pair.id: number for number, pair in enumerate(pairs)}
     members = [[place[example] for example in group.examples] for group in groups]

@@ -46,8 +46,8 @@ def scores(
             (folder / model / "config.json").write_text(json.dumps(settings))
         for file, sequences in {"rows": responses, **queries}.items():
             lines = (
-                (one.ids, (-100,) * one.prompt_length + one.ids[one.prompt_length :])
-                for one in sequences
+                (row.ids, (-100,) * row.prompt_length + row.ids[row.prompt_length :])
+                for row in sequences
             )
             rows = (json.dumps({"input_ids": ids, "labels": labels}) for ids, labels in lines)
             (folder / f"{file}.jsonl").write_text("\n".join(rows))
