@@ -456,15 +456,15 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
     pairs = ", ".join(
         f"{name.rpartition('.')[2]} = {short(value)}" for name, value in point.items()
     )
-    run = platform.tracking.start_run(
+    own = replace(platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run)
+    # Opened here, so that its run gets metrics also if every stage is cached.
+    run = own.tracking.start_run(
         f"{pairs} ({sweep.name} {trial.number})"[:120],
         parent=platform.parent_run,
         params=shown_params(settings) | point,
         settings_yaml=settings.as_yaml,
         tags={"kind": "trial", "flow": "trial", "sweep": sweep.name, "trial": str(trial.number)},
     )
-    own = replace(platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run)
-    assert own.tracking is platform.tracking  # its run gets metrics, also if all stages are cached
 
     def watch(stage: str, line: MetricLine) -> None:
         value = line.metrics.get(sweep.metric)
