@@ -20,7 +20,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.moved_answers import moved_most
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
-from tasks.shared.replay import Replay, learned_steps, segment_steps
+from tasks.shared.replay import Replay, learned_steps
 from tasks.training import STEPS
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class LedgerConfig(StageConfig):
     batch_tokens: int | None = Field(
         None, ge=1, description="Padded tokens of one forward; 1,024 on a CPU, 16,384 on a GPU."
     )
-    disk_bytes: int = Field(
-        2**31,
+    disk_bytes: int | None = Field(
+        None,
         ge=1,
         description="Of records and resume states at once, where so many are enough; more needs "
-        "fewer replays' starts.",
+        "fewer replays' starts. Default: half of what is free, 2 GiB at least.",
     )
 
 
@@ -127,7 +127,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         metrics=trained / "metrics.jsonl",
         steps=work.cache / STEPS / source.stage / source.key,
     )
-    segment = segment_steps(model, steps, config.disk_bytes, every=config.every)
+    segment = replay.segment(steps, config.disk_bytes, every=config.every)
     read = partial(token_string, tokenizer=encoder.tokenizer)
     tables = LedgerTables([row.name for row in rows], read, every=config.every)
     done = kept = _go_on(work, ledger, tables)

@@ -14,7 +14,7 @@ from dynolab.training.config import TrainConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
-from tasks.shared.replay import Replay, learned_steps, segment_steps
+from tasks.shared.replay import Replay, learned_steps
 
 if TYPE_CHECKING:
     from dynolab.forces.ledger.functional import Functional
@@ -25,7 +25,7 @@ class MetagradientConfig(StageConfig):
 
     training: TrainConfig
     batch_tokens: int | None = Field(ge=1, description="Padded tokens of one forward.")
-    disk_bytes: int = Field(ge=1, description="As of a ledger.")
+    disk_bytes: int | None = Field(ge=1, description="As of a ledger.")
 
 
 def differentiate(work: Work[MetagradientConfig]) -> dict[str, float]:
@@ -53,7 +53,7 @@ def differentiate(work: Work[MetagradientConfig]) -> dict[str, float]:
     with work.shown(steps) as progress:
         for record in replay.backwards(
             learned_steps(metrics),
-            segment_steps(model, steps, config.disk_bytes),
+            replay.segment(steps, config.disk_bytes),
             lambda text: progress.update(progress.step, text),
         ):
             found = backwards.enter(record)

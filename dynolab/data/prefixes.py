@@ -15,8 +15,8 @@ from dynolab.data.encode import Encoded
 from dynolab.data.packing import Row, packed_length, plan_rows, rows_by_length
 
 FILLED = 0.85
-"""Least part of a piece's length that each of its responses fills on a CPU: more calls of attention
-cost less there than padding."""
+"""Least part of a piece's length that each of its responses fills: on a CPU more calls of attention
+cost less than padding."""
 
 NEAR_TOKENS = 4096
 """Tokens of a batch on a CPU: the hidden states of more of them leave its cache."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dynolab import distributed
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.prefixes import FILLED, NEAR_TOKENS, collate_prefixes, plan_prefixes
+from dynolab.data.prefixes import NEAR_TOKENS, collate_prefixes, plan_prefixes
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_facts import TokenFacts, token_facts
@@ -44,7 +44,8 @@ def score_probes(
 class ProbeScorer:
     """Encodes and batches probe rows once, to score them repeatedly as the model learns.
 
-    Rows that the overlong rule drops have no score. Rows of one prompt share its forward; if the
+    Rows that the overlong rule drops have no score. On a CPU rows of one prompt share its forward;
+    a GPU reads the prompt again sooner than it starts a call of attention for every prompt. If the
     prompt is cut, it is cut alike for all of them.
 
     **Arguments:**
@@ -84,12 +85,13 @@ class ProbeScorer:
         _check_vocabulary(model, own)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        shared, near = shares_prompts(model), next(model.parameters()).device.type == "cpu"
-        most = min(batch_tokens, NEAR_TOKENS) if shared and near else batch_tokens
+        near = next(model.parameters()).device.type == "cpu"
+        shared = near and shares_prompts(model)
+        most = min(batch_tokens, NEAR_TOKENS) if shared else batch_tokens
 
         def batches_of(sequences: Sequence[Encoded]) -> list[tuple[TokenBatch, list[int]]]:
             return [
-                collate_prefixes(sequences, together, int(pad), FILLED if near else 0.0)
+                collate_prefixes(sequences, together, int(pad))
                 for together in plan_prefixes(sequences, most, shared)
             ]
 
@@ -121,7 +123,9 @@ class ProbeScorer:
                     _run(self.model, batch.to(target))
                     continue
                 rows = [self.rows[number] for number in members]
-                batch_scores = _score(self.model, rows, batch.to(target), per_token)
+                # Sums are taken on the host: a GPU may add float64 in another order each time.
+                table = _run(self.model, batch.to(target)).cpu().double()
+                batch_scores = _score(table, rows, batch, per_token)
                 scores |= dict(zip(members, batch_scores, strict=True))
         finally:
             self.model.train(training)
@@ -151,9 +155,11 @@ def _run(model: nn.Module, batch: TokenBatch) -> Float[Tensor, "tokens facts"]:
 
 
 def _score(
-    model: nn.Module, rows: Sequence[ProbeRow], batch: TokenBatch, per_token: bool
+    table: Float[Tensor, "tokens facts"],
+    rows: Sequence[ProbeRow],
+    batch: TokenBatch,
+    per_token: bool,
 ) -> list[Score]:
-    table = _run(model, batch).double()
     facts = TokenFacts.of_table(table)
     equal = (facts.argmax == batch.token).double()
     summed = torch.stack(

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -53,7 +54,10 @@ class RecordCache:
 
         Their sizes and hashes stay with the record.
         """
-        files = {file.name: hash_file(file) for file in sorted(record.glob("*.safetensors"))}
+        tensors = sorted(record.glob("*.safetensors"))
+        with ThreadPoolExecutor() as pool:
+            entries = pool.map(hash_file, tensors)
+        files = dict(zip((file.name for file in tensors), entries, strict=True))
         (record / TENSORS).write_bytes(_FILES.dump_json(files, indent=1))
         place, size = self._place(record), sum(entry.size for entry in files.values())
         if size <= self.limit_bytes and not place.exists():

@@ -117,6 +117,6 @@ class StepRecord:
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
-        name: tensor.detach().to("cpu", torch.float32).clone().contiguous()
+        name: tensor.detach().to("cpu", torch.float32).contiguous()
         for name, tensor in tensors.items()
     }

@@ -18,6 +18,9 @@ from dynolab.training.step_record import StepRecord
 from tasks.runtime.work import Work
 from tasks.training import COPIES, start
 
+DISK_BYTES = 2**31
+"""That a replay may take at least: records and states of trainings of small models."""
+
 STATE_COPIES = 3
 """A resume state: weights and the optimizer's tensors, at most three copies of the model."""
 
@@ -41,6 +44,14 @@ class Replay:
     examples: Path
     metrics: Path
     steps: Path | None = None
+
+    def segment(self, steps: int, disk_bytes: int | None, *, every: int = 1) -> int:
+        """How many steps a segment has (`segment_steps`).
+
+        **Arguments:** `disk_bytes`: default: half of what the disk has free, `DISK_BYTES` at least.
+        """
+        bound = disk_bytes or max(DISK_BYTES, shutil.disk_usage(self.work.scratch).free // 2)
+        return segment_steps(self.model, steps, bound, every=every)
 
     def backwards(
         self, steps: Sequence[int], segment: int, on_step: Callable[[str], None]

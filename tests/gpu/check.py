@@ -16,7 +16,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,15 +30,25 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 
 from dynolab.distributed import device
 from dynolab.errors import ConfigError
-from dynolab.forces import PolicyFunction, force_map
+from dynolab.forces import PolicyFunction, force_map, side_gradients, split_step
+from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.functional import Functional
 from dynolab.likelihood.arithmetic import reproducible
+from dynolab.training.config import TrainConfig
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.settings import Settings
 from tests.benchmarks.figures import ROOT
 from tests.benchmarks.pythia import PYTHIA_160M, pythia
 from tests.forces.families import DPO_LOSS, Case, build
-from tests.forces.small_models import neox, pair, pairs, relative, with_reference
+from tests.forces.small_models import (
+    neox,
+    pair,
+    pairs,
+    relative,
+    train_steps,
+    with_reference,
+)
 from tests.training.small import (
     apart,
     make_files,
@@ -130,19 +142,59 @@ def forces(_: Path) -> dict[str, float]:
 
 
 def trainings(folder: Path) -> dict[str, float]:
-    """Largest differences between the weights of trainings that should be the same."""
+    """Largest differences between the weights of trainings that should be the same, and how many
+    files of probes they wrote that differ from the first."""
     make_files(folder)
     whole, other = (run_small(folder, folder / name, settings()) for name in ("one", "other"))
     resumed = run_small(folder, folder / "resumed", settings(), state(whole, 3))
+    first, *others = ((job.output / "probes.jsonl").read_text() for job in (whole, other, resumed))
     return {
         "again": apart(whole, other),
         "resumed": apart(whole, resumed),
+        "probes_differ": float(sum(probes != first for probes in others)),
         "examples_per_s": statistics.median(
             line["train/examples_per_s"]
             for line in metrics(whole)
             if "train/examples_per_s" in line
         ),
     }
+
+
+def step(_: Path) -> dict[str, float]:
+    """Seconds that parts of an analysis take of a DPO step on eight pairs, and, on a GPU, the part
+    of the ledger's time in which the GPU computes."""
+    model = pythia(**PYTHIA_160M) if GPUS else neox(dtype=torch.float32)
+    sizes = (134, 62, 47) if GPUS else (4, 5, 4)
+    examples = with_reference(model, [pair(seed, *sizes) for seed in range(8)])
+    plain = {"objective": {"name": "dpo"}, "engine": {"kind": "plain", "ranks": 1}}
+    (record,) = train_steps(model, TrainConfig.model_validate(plain), examples, steps=1).records
+    policy = PolicyFunction(model.to(device()))
+    answers = [Functional.mean("", [example.chosen]) for example in examples]
+
+    def seconds(work: Callable[[], object]) -> float:
+        begun = time.perf_counter()
+        work()
+        if GPUS:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    def account() -> object:
+        return Ledger(policy, answers).enter(record)
+
+    for warm in (account, partial(split_step, record, policy)):
+        warm()
+    values = {
+        "gradients_s": seconds(partial(side_gradients, record, policy)),
+        "split_s": seconds(partial(split_step, record, policy)),
+        "ledger_step_s": seconds(account),
+    }
+    if GPUS:
+        with torch.profiler.profile() as profile:
+            whole = seconds(account)
+        busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
+        print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=12))
+        values["ledger_gpu_busy"] = busy / whole
+    return values
 
 
 def zero(folder: Path) -> dict[str, float]:
@@ -202,7 +254,8 @@ CHECKS = {
         {"float64_error": 1e-9, "float32_error": 1e-4, "memory_over_given": 1.0},
         on_gpu=frozenset({"memory_over_given"}),
     ),
-    "trainings": Check(trainings, {"again": 0.0, "resumed": 0.0}),
+    "trainings": Check(trainings, {"again": 0.0, "resumed": 0.0, "probes_differ": 0.0}),
+    "step": Check(step, {}),
     "zero": Check(
         zero,
         {f"zero{stage}_resumed": 0.0 for stage in STAGES}

@@ -188,6 +188,22 @@ def test_a_rank_that_dies_without_a_word_is_the_cause(
     assert job.left_behind() == []
 
 
+def test_a_rank_that_cannot_import_its_program_is_told_in_its_words(tmp_path: Path) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "pydantic.py").write_text("raise ImportError('pydantic is broken here')")
+    with pytest.raises(RankFailed) as failed:
+        launch_ranks(
+            "tests.runtime.fake_rank",
+            tmp_path / "job.json",
+            ranks=1,
+            logs=tmp_path / "logs",
+            environment={"PYTHONPATH": str(tmp_path / "path")},
+            while_running=lambda: None,
+        )
+    assert failed.value.rank == 0
+    assert any("pydantic is broken here" in line for line in failed.value.last_lines)
+
+
 def test_an_interruption_ends_the_ranks(tmp_path: Path) -> None:
     job = Job(tmp_path, [["lock", "sleep"], ["ignore-sigterm", "helper", "sleep"]])
 

@@ -243,6 +243,7 @@ def first_failure(failures: Path, logs: Path, agent_code: int) -> RankFailed:
     return RankFailed(
         int(rank),
         record["exit_code"] if record else ends[rank][0],
-        last_lines(logs / f"rank-{rank}.log"),
+        # A rank that could not even import its program wrote to torchrun's output.
+        last_lines(logs / f"rank-{rank}.log") or last_lines(logs / "torchrun.log"),
         record.get("reason"),
     )
