@@ -142,7 +142,7 @@ def copies_of(config: LoopConfig, shape: ModelShape) -> Copies:
 
     In bf16 each rank keeps `4 T`, the weights before they were rounded. Rank 0 gathers `4 T` to
     save the model. Before a recorded step it gathers `4 T (1 + s)`; after it has the weights again
-    and r = `recorded_states`, and copies each part as it writes it, `4 T (2 + r + max(1, r))`.
+    and r = `recorded_states`, `4 T (2 + r)`.
 
     Checked as `kept_bytes` is.
     """
@@ -151,7 +151,7 @@ def copies_of(config: LoopConfig, shape: ModelShape) -> Copies:
     every = whole if bytes_of(config) < FP32 else 0
     if not config.record_steps and config.ledger is None:
         return Copies(every, in_step=0, after=whole)
-    return Copies(every, in_step=(1 + s) * whole, after=(2 + r + max(1, r)) * whole)
+    return Copies(every, in_step=(1 + s) * whole, after=(2 + r) * whole)
 
 
 def bytes_of(config: LoopConfig) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
-from dynolab.forces.function.precision import log_softmax
+from dynolab.forces.function.precision import log_softmax, logps_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class View:
 
     def logps(self, logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, "tokens k"]:
         """`log π` of the observed tokens, in nats."""
+        if self.tokens is not None and self.tokens.shape[-1] == 1:
+            return logps_of(logits, self.tokens)
         logps = log_softmax(logits)
         return logps if self.tokens is None else logps.gather(-1, self.tokens)
 
