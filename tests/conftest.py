@@ -74,6 +74,8 @@ ON_SERVERS = {
 
 
 os.environ[ALLOWED] = "tests.objectives.losses"
+# Tests compute on the CPU wherever they run: `make check-gpu` is for GPUs.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -353,6 +353,7 @@ def test_a_stage_refuses_gpus_that_torch_cannot_use(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run(tmp_path)  # there are none here, though the list names some
     assert used == [torch.device("cpu")] * 2
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(devices, "_DEVICES", tmp_path)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
