@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from dynolab import distributed
 from dynolab.data.encode import Encoded, Encoder, Overlong
@@ -47,7 +52,7 @@ class ProbeCallback(Watching):
     - `overlong`: what to do with rows longer than the model's context.
     - `alarm`: on the squeezing gap; it can end the training early.
 
-    **Raises:** `ConfigError` for a trainer without a tokenizer or with weights split by FSDP, and
+    **Raises:** `ConfigError` for a trainer without a tokenizer or with weights split by FSDP 1, and
     for datasets without answers.
     """
 
@@ -67,7 +72,7 @@ class ProbeCallback(Watching):
             raise ConfigError("every", every, "must be 1 optimizer step or more")
         if rows is not None and not rows:
             raise ConfigError("rows", 0, "give at least one probe row")
-        check_trainer(trainer, "probes")
+        check_trainer(trainer, "probes", sharded=True)
         self._encoder = Encoder(trainer.processing_class, context_of(trainer), overlong)  # type: ignore[arg-type]
         self._sequences: Sequence[Encoded | None]
         if rows is None:
@@ -169,16 +174,43 @@ class ProbeCallback(Watching):
     def _scores(self) -> list[Score]:
         """Scores this rank's rows."""
         model: Any = unwrapped(self.trainer)
-        if self._scorer is None:
-            # Under ZeRO-3 every forward gathers weights from all ranks: all must run the same ones.
-            self._scores_all = any(hasattr(weights, "ds_id") for weights in model.parameters())
-            ranks = (distributed.rank(), distributed.world_size())
-            self._scorer = ProbeScorer(
-                ResponseLogits(model),
-                self.rows,
-                self._encoder,
-                batch_tokens=self._batch_tokens,
-                share=(0, 1) if self._scores_all else ranks,
-                sequences=self._sequences,
-            )
-        return self._scorer.score()
+        with _callable_in_parts(model):
+            if self._scorer is None:
+                # Under ZeRO-3 and FSDP2 every forward gathers weights from all ranks: all must run
+                # the same ones.
+                self._scores_all = isinstance(model, FSDPModule) or any(
+                    hasattr(weights, "ds_id") for weights in model.parameters()
+                )
+                ranks = (distributed.rank(), distributed.world_size())
+                self._scorer = ProbeScorer(
+                    ResponseLogits(model),
+                    self.rows,
+                    self._encoder,
+                    batch_tokens=self._batch_tokens,
+                    share=(0, 1) if self._scores_all else ranks,
+                    sequences=self._sequences,
+                )
+            return self._scorer.score()
+
+
+@contextmanager
+def _callable_in_parts(model: nn.Module) -> Iterator[None]:
+    """While open, decoder and head of a model that FSDP2 shards can be called by themselves.
+
+    FSDP2 sets itself up in the first forward of the whole model, and gathers in its forwards what
+    belongs to no layer. Layers gather their own weights, as in training.
+    """
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    training = model.training
+    with torch.no_grad():
+        model.eval()(
+            input_ids=torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+        )
+    model.train(training)
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()

@@ -115,16 +115,20 @@ def context_of(trainer: Any) -> int:
     return int(getattr(config, "max_position_embeddings", None) or 2**30)
 
 
-def check_trainer(trainer: Trainer, what: str) -> None:
-    """Raises `ConfigError` for a trainer without a tokenizer, or with weights split over ranks."""
+def check_trainer(trainer: Trainer, what: str, *, sharded: bool = False) -> None:
+    """Raises `ConfigError` for a trainer without a tokenizer, or with weights split by FSDP.
+
+    **Arguments:** `sharded`: whether they may be split by FSDP2.
+    """
     tokenizer: Any = trainer.processing_class
     if not hasattr(tokenizer, "eos_token_id"):
         kind = type(tokenizer).__name__
         raise ConfigError(
             "trainer.processing_class", kind, "pass the model's tokenizer to the trainer"
         )
-    if trainer.is_fsdp_enabled:
-        raise ConfigError("trainer.args.fsdp", True, f"{what} need whole weights; train with DDP")
+    if trainer.is_fsdp_enabled and not (sharded and trainer.accelerator.is_fsdp2):
+        remedy = "train with DDP" + (", or set fsdp_version to 2" if sharded else "")
+        raise ConfigError("trainer.args.fsdp", True, f"{what} need whole weights; {remedy}")
 
 
 def watched_answers(trainer: Trainer, pairs: int) -> tuple[list[ProbeRow], list[Encoded]]:
