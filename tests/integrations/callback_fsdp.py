@@ -19,7 +19,7 @@ from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
-from tests.integrations.test_callback import STEPS, plain, probes
+from tests.integrations.test_callback import plain, probes
 
 INIT = AcceleratorState.__init__
 
