@@ -17,6 +17,7 @@ from flows.flow import SOURCE_FIELDS, Form, Name, Plan, StagedFlow
 from tasks.data import DATA
 from tasks.displacement import DISPLACEMENT, DisplacementConfig, DisplacementJob
 from tasks.evaluate import EVALUATE, EvaluationConfig, EvaluationJob
+from tasks.forces import FORCES, ForcesConfig
 from tasks.group_page import (
     GROUP_PAGE,
     GroupPageConfig,
@@ -32,7 +33,6 @@ from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.shared.data_and_base import base_step
 from tasks.shared.rewarded_answers import AnsweringConfig
-from tasks.step_forces import FORCES, ForcesConfig
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import SFT
 

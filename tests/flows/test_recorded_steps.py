@@ -26,12 +26,12 @@ from dynolab.training.record_cache import TENSORS
 from flows.forces import FLOW
 from tasks import training
 from tasks.force_map import ANALYSIS, AnalysisJob
+from tasks.forces import FORCES, ForcesConfig
 from tasks.group_training import GROUP, PROMPTS
 from tasks.kernel import KERNEL, KernelJob
 from tasks.runtime.stage import Stage, run_stage
 from tasks.runtime.work import StageResult
 from tasks.shared.replay import segment_steps
-from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import PREFERENCE, RECORDS
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 from tests.flows.in_process import short

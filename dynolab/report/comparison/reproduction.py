@@ -16,7 +16,7 @@ from dynolab.probes.paths import change, learning_paths
 from dynolab.report.comparison.runs import Measure, ending, intervals_of_change, run_table
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import ReproductionInputs
-from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.line_plot import Line, LinePanel, line_plot
 from dynolab.report.page import Page, Section, Words, write_page, write_summary
 from dynolab.report.study.tables import values_of
 from dynolab.report.verdicts import outcome_counts, verdict_table
