@@ -5,6 +5,7 @@ A study offers one that is made from its own settings (`remedies_file`).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -46,7 +47,6 @@ from tasks.filter import FilterConfig
 from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
-from tasks.shared.pair_inputs import data_of
 
 ARMS: dict[Label, ArmConfig] = {
     "dpo": ArmConfig(),
@@ -158,7 +158,7 @@ def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
         follow=parameters.follow,
         settings=parameters.as_yaml,
     )
-    watched = map(data_of, parameters.seeds)
+    watched = (f"data-{seed}" for seed in parameters.seeds)
     measured = {name: name for name in (*watched, *(step.name for step in compared))}
     return [*shared, *compared, Step("mitigation-page", MITIGATION_PAGE, page, measured)]
 
@@ -259,22 +259,10 @@ def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:
     steps = 0 if trained.warmup_steps else trained.steps // WARMUP
     # Without it Adam's first steps are as long as any, from one batch each, and pull hardest.
     warmed = {"warmed-up": ArmConfig(objective=objective, warmup_steps=steps)} if steps else {}
-    return {
-        "as-it-was": ArmConfig(objective=objective),
-        **{
-            label: ArmConfig(objective=own)
-            for label, own in losses.items()
-            if _is_possible(trained, own)
-        },
-        **warmed,
-    }
-
-
-def _is_possible(trained: TrainConfig, objective: PairConfig) -> bool:
-    """Whether a training with these settings takes the objective."""
-    settings = trained.model_dump(exclude_unset=True) | {"objective": objective.model_dump()}
-    try:
-        TrainConfig.model_validate(settings)
-    except (ConfigError, ValidationError):
-        return False
-    return True
+    arms = {"as-it-was": ArmConfig(objective=objective)}
+    given = trained.model_dump(exclude_unset=True)
+    for label, own in losses.items():
+        with suppress(ConfigError, ValidationError):  # of a training that cannot take the loss
+            TrainConfig.model_validate(given | {"objective": own.model_dump()})
+            arms[label] = ArmConfig(objective=own)
+    return arms | warmed
