@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from dynolab.forces import PolicyFunction, replay_error, rounding_floor, split_step
 from dynolab.training.config import TrainConfig
-from dynolab.training.loop import train
 from tests.forces.small_models import neox, pairs, train_steps, with_reference
-from tests.training.small import make_files, make_job, make_policy, make_tokenizer, settings
 
 OBJECTIVES = [
     {"name": "sft"},
@@ -45,24 +41,3 @@ def test_a_real_step_is_the_sum_of_its_sides(objective):
     record = made.records[-1]
     split = split_step(record, PolicyFunction(made.model))
     assert replay_error(split, record) < 1e-5 + 2 * rounding_floor(record)
-
-
-@pytest.mark.parametrize("objective", [{"name": "sft_extended"}, {"name": "simpo"}], ids=label)
-def test_the_trainer_lowers_its_loss(objective, tmp_path):
-    make_files(tmp_path)
-    tokenizer = make_tokenizer()
-    config = settings(
-        objective=objective,
-        probe_every=0,
-        checkpoint_every=0,
-        record_steps=[],
-        warmup_steps=0,
-        steps=12,
-        batch_size=24,
-        micro_batch_size=8,
-    )
-    job = make_job(tmp_path, tmp_path / "run", config)
-    train(job, make_policy(tokenizer), tokenizer)
-    lines = [json.loads(line) for line in (job.output / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["metrics"]["train/loss"] for line in lines if "train/loss" in line["metrics"]]
-    assert len(losses) == 12 and losses[-1] < losses[0]
