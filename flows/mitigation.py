@@ -255,13 +255,13 @@ def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:
                     "rpo": {"loss_type": ("sigmoid", "sft")},
                     "positive": {"loss_type": ("dpop",), "dpop_lambda": 5.0},
                 }
-    losses = {label: objective.model_copy(update=change) for label, change in changes.items()}
     steps = 0 if trained.warmup_steps else trained.steps // WARMUP
     # Without it Adam's first steps are as long as any, from one batch each, and pull hardest.
     warmed = {"warmed-up": ArmConfig(objective=objective, warmup_steps=steps)} if steps else {}
     arms = {"as-it-was": ArmConfig(objective=objective)}
     given = trained.model_dump(exclude_unset=True)
-    for label, own in losses.items():
+    for label, change in changes.items():
+        own = objective.model_copy(update=change)
         with suppress(ConfigError, ValidationError):  # of a training that cannot take the loss
             TrainConfig.model_validate(given | {"objective": own.model_dump()})
             arms[label] = ArmConfig(objective=own)

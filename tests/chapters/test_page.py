@@ -1,4 +1,4 @@
-"""The page of a chapter: its verdicts, its figures, and text that would be markup."""
+"""The page of a chapter: its verdicts and figures."""
 
 from __future__ import annotations
 

@@ -525,10 +525,13 @@ def test_padding_and_company_change_nothing(family, padded, dtype, bound):
     sequences = [encoded(1), encoded(2, 6, 3), encoded(3, 1, 1)]
     batch = collate(sequences, 0)
     d = direction(policy.model, 1e-3)
-    (found,) = policy.change_along({}, [d], batch if padded == "right" else left_padded(batch))
+    together = batch if padded == "right" else left_padded(batch)
+    (found,), logps = policy.change_along({}, [d], together), policy.logps({}, together)
     for number, sequence in enumerate(sequences):
-        (alone,) = policy.change_along({}, [d], collate([sequence], 0))
+        one = collate([sequence], 0)
+        (alone,) = policy.change_along({}, [d], one)
         assert relative(found[batch.sequence == number], alone) < bound
+        assert relative(logps[batch.sequence == number], policy.logps({}, one)) < bound
 
 
 def left_padded(batch: TokenBatch) -> TokenBatch:

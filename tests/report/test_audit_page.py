@@ -1,4 +1,4 @@
-"""The page of an audit holds its numbers, and obeys no text."""
+"""The page of an audit holds its numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of remedies holds the numbers of its runs, and obeys no text."""
+"""The page of remedies holds the numbers of its runs."""
 
 from __future__ import annotations
 
