@@ -12,7 +12,6 @@ import pytest
 
 from dynolab.data.rows import PromptRow
 from dynolab.errors import ConfigError
-from dynolab.functions import ALLOWED
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.groups import (
     CompletionForce,
@@ -55,13 +54,6 @@ SMALL: dict[str, Any] = {
     "evaluation": {"k": 2, "samples": 8, "prompts": 5},
     "displacement": {"questions": 4},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def allowed() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOWED, "tests.training.rewards")
-        yield
 
 
 def planned(lab: InProcess, **changes: Any) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
-from dynolab.functions import ALLOWED
 from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.results.forces import Validity
 from dynolab.training import loop
@@ -51,10 +50,8 @@ STEP_BYTES = 1e6
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Analysed]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOWED, "tests.training.rewards")
-        yield Analysed(tmp_path_factory.mktemp("recorded") / "home")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Analysed:
+    return Analysed(tmp_path_factory.mktemp("recorded") / "home")
 
 
 @pytest.fixture(scope="module")
