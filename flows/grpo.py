@@ -21,7 +21,6 @@ from tasks.forces import FORCES, ForcesConfig
 from tasks.group_page import GROUP_PAGE, GroupPageConfig
 from tasks.group_training import GROUP, PROMPTS
 from tasks.runtime.pipeline import Step
-from tasks.runtime.stage import Platform
 from tasks.shared.data_and_base import base_step
 from tasks.shared.rewarded_answers import AnsweringConfig
 from tasks.shared.seeds import step_of
@@ -211,16 +210,10 @@ def _start(parameters: GrpoParameters, seed: int) -> str:
     return f"base-{seed}" if parameters.sft is None else f"sft-{seed}"
 
 
-def plan(parameters: GrpoParameters, _: Platform) -> Plan:
-    """Plans the shared steps, every arm's, and the page."""
-    known = resolved_comparison(parameters)
-    return Plan(known, grpo_steps(known))
-
-
 FLOW = StagedFlow(
     "grpo",
     GrpoParameters,
-    plan,
+    lambda parameters, _: Plan(known := resolved_comparison(parameters), grpo_steps(known)),
     page="grpo-page",
     file="grpo.html",
     forms={

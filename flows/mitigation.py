@@ -46,7 +46,6 @@ from tasks.base import BaseConfig
 from tasks.filter import FilterConfig
 from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
 from tasks.runtime.pipeline import Step
-from tasks.runtime.stage import Platform
 
 ARMS: dict[Label, ArmConfig] = {
     "dpo": ArmConfig(),
@@ -163,16 +162,10 @@ def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
     return [*shared, *compared, Step("mitigation-page", MITIGATION_PAGE, page, measured)]
 
 
-def plan(parameters: MitigationParameters, _: Platform) -> Plan:
-    """Plans the shared steps, every arm's, and the page."""
-    known = resolved_comparison(parameters)
-    return Plan(known, mitigation_steps(known))
-
-
 FLOW = StagedFlow(
     "mitigation",
     MitigationParameters,
-    plan,
+    lambda parameters, _: Plan(known := resolved_comparison(parameters), mitigation_steps(known)),
     page="mitigation-page",
     file="mitigation.html",
 )
