@@ -229,7 +229,7 @@ def _line(training: Training, name: str, label: str) -> list[Line]:
     return [Line(label, steps, [Interval(mean, np.nan, np.nan, 1) for mean in means.tolist()])]
 
 
-def running_mean(y: Float[ndarray, " steps"], window: int = WINDOW) -> Float[ndarray, " steps"]:
-    """Centred mean over at most `window` steps, fewer at the ends."""
-    half = min(window, y.size) // 2
+def running_mean(y: Float[ndarray, " steps"]) -> Float[ndarray, " steps"]:
+    """Centred mean over at most `WINDOW` steps, fewer at the ends."""
+    half = min(WINDOW, y.size) // 2
     return np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(y.size)])
