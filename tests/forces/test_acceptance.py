@@ -412,19 +412,15 @@ def test_maps_add_over_the_terms_of_a_loss():
     )
     chosen = here.map(objective=SFT_LOSS)
     added = whole - hinge
-    columns = chosen_columns(here)
-    assert relative(added[:, columns], weight * chosen) < 1e-10
-    assert float(added[:, ~columns].norm()) < 1e-10 * float(chosen.norm())
-
-
-def chosen_columns(here) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    return torch.cat(
+    columns = torch.cat(
         [
             torch.full((one.response_length,), one is example.chosen)
             for example in here.examples
             for one in (example.chosen, example.rejected)
         ]
     )
+    assert relative(added[:, columns], weight * chosen) < 1e-10
+    assert float(added[:, ~columns].norm()) < 1e-10 * float(chosen.norm())
 
 
 @pytest.mark.parametrize("block", ["k_proj", "norm", "mlp", "embed_tokens"])

@@ -144,11 +144,6 @@ def swapped(example: RecordedExample) -> RecordedExample:
     )
 
 
-def without_reference(example: RecordedExample) -> RecordedExample:
-    zeros = [0.0] * example.chosen.response_length
-    return example.model_copy(update={"chosen_reference": zeros})
-
-
 @pytest.mark.parametrize("wrong", ["sign", "clip", "rate", "state", "reference", "step"])
 def test_a_wrong_replay_is_noticed(policy, wrong):
     record = trained("adamw")[-1]
@@ -159,7 +154,12 @@ def test_a_wrong_replay_is_noticed(policy, wrong):
         "rate": {"facts": facts.model_copy(update={"learning_rate": 0.99 * facts.learning_rate})},
         "step": {"facts": facts.model_copy(update={"step": facts.step + 1})},
         "state": {"state": {}},
-        "reference": {"examples": tuple(map(without_reference, record.examples))},
+        "reference": {
+            "examples": tuple(
+                one.model_copy(update={"chosen_reference": [0.0] * one.chosen.response_length})
+                for one in record.examples
+            )
+        },
     }
     broken = dataclasses.replace(record, **changes[wrong])
     assert replay_error(split_step(broken, policy), broken) > 1e-3

@@ -208,13 +208,9 @@ def test_a_loss_on_groups_needs_their_advantages():
         )
 
 
-def simko_label(config: SimKOConfig) -> str:
-    return f"{config.aggregation}-{config.share}"
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("drift", [0.0, 0.3, 5.0])
-@pytest.mark.parametrize("config", SIMKO_CONFIGS, ids=simko_label)
+@pytest.mark.parametrize("config", SIMKO_CONFIGS, ids=repr)
 def test_the_force_reaches_the_likeliest_tokens_too(config, drift, temperature):
     objective = build_objective(config)
     batch, logits = batch_of(drift=drift, temperature=temperature)
