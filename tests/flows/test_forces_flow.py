@@ -167,6 +167,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data_result": "DATA", "data": {}}, "give data or data_result, not both"),
     ({"analysis": {"kinds": ["chosen", "chosne"]}}, "analysis.kinds = 'chosne': the data's probe"),
     ({"study": "nowhere.yaml"}, "config = 'nowhere.yaml'"),
+    ({"checkpoints": {"Sft": {"result": "DATA"}}}, "checkpoints.Sft"),
+    ({"checkpoints": {}}, "checkpoints = {}"),
+    ({"analysis": {"objective": {"name": "grpo"}}}, "analysis.objective.name = 'grpo': choose one"),
+    ({"analysis": {"ranks": 0}}, "analysis.ranks = 0: Input should be greater"),
+    ({"kernel": {"threshold": 2}}, "kernel.threshold = 2: Input should be less"),
 ]
 
 

@@ -198,6 +198,10 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
         ),
         ({"evaluation": {"samples": 0}}, "evaluation.samples = 0"),
         (
+            {"training": SMALL["training"] | {"completions": 1}},
+            "training.completions = 1: rewards are compared within",
+        ),
+        (
             {"evaluation": {"k": 16, "samples": 16}},
             "evaluation.samples = 16: pass@16 needs at least 64 samples per prompt "
             "(4 times k); raise samples, or lower k to at most 4",
