@@ -44,8 +44,8 @@ from tasks.resampled import RESAMPLED as SAMPLED_PAIRS
 from tasks.runtime.pipeline import Step
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
 from tasks.shared.data_and_base import check_model_fits_data, seeded_base, seeded_data
-from tasks.shared.pair_inputs import answers_of, filter_of, judge_of, start_of, training_of
-from tasks.shared.seeds import Seeds
+from tasks.shared.pair_inputs import start_of
+from tasks.shared.seeds import Seeds, step_of
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
@@ -182,7 +182,7 @@ def shared_steps(
 
 def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int) -> list[Step]:
     """The steps of an arm: its filter, if it has one, and its training `<label>-<seed>`."""
-    model, name = start_of(arm.start, seed), training_of(label, seed)
+    model, name = start_of(arm.start, seed), step_of(label, seed)
     reads = {"data": f"data-{seed}", "model": model}
     steps = []
     if arm.pairs == "resampled":
@@ -190,7 +190,7 @@ def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int)
     if arm.pairs == "on_policy":
         reads["prompts"] = f"prompts-{seed}"
     if arm.filter is not None:
-        reads["data"] = filter_of(label, seed)
+        reads["data"] = step_of(label, seed, "filter")
         ranked = {} if arm.filter.pairs else {"audit": _audit_name(arm, seed)}
         filtered = {"data": f"data-{seed}", **ranked}
         steps.append(Step(reads["data"], FILTER, arm.filter, filtered))
@@ -274,18 +274,18 @@ def _audit_name(arm: ArmConfig, seed: int) -> str:
 def answers_step(parameters: PairComparison, label: str, seed: int) -> Step:
     """Samples answers of an arm's model; all arms of a seed share the random numbers."""
     config = parameters.answers.model_copy(update={"seed": seed})
-    reads = {"data": f"data-{seed}", "model": training_of(label, seed)}
-    return Step(answers_of(label, seed), SAMPLED_ANSWERS, config, reads)
+    reads = {"data": f"data-{seed}", "model": step_of(label, seed)}
+    return Step(step_of(label, seed, "said"), SAMPLED_ANSWERS, config, reads)
 
 
 def judge_step(parameters: PairComparison, baseline: str, others: Sequence[str], seed: int) -> Step:
     """Judges the other arms' answers against the baseline's."""
     judge = parameters.judge
     job = JudgeJob(label=judge.name, judge=judge, baseline=baseline, policies=tuple(others))
-    reads = {ANSWERS_OF + label: answers_of(label, seed) for label in (baseline, *others)}
+    reads = {ANSWERS_OF + label: step_of(label, seed, "said") for label in (baseline, *others)}
     if judge.name == "log_prob":
         reads["reference"] = f"base-{seed}"
-    return Step(judge_of(seed), JUDGE, job, reads)
+    return Step(f"judge-{seed}", JUDGE, job, reads)
 
 
 PAPERS: dict[Label, ArmConfig] = {

@@ -367,11 +367,11 @@ def deployments() -> dict[str, Deployment]:
 
 def study_files(flow: str) -> list[str]:
     """The study files of a flow: `<flow>_….yaml`; files without a flow's prefix are `study`'s."""
-    wanted = "study" if flow == "train" else flow
     return sorted(
         path.name
         for path in STUDIES.glob("*.yaml")
-        if next((name for name in FLOWS if path.name.startswith(f"{name}_")), "study") == wanted
+        if next((name for name in FLOWS if path.name.startswith(f"{name}_")), "study")
+        == ("study" if flow == "train" else flow)
     )
 
 

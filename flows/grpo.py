@@ -17,22 +17,13 @@ from flows.flow import SOURCE_FIELDS, Form, Name, Plan, StagedFlow
 from tasks.data import DATA
 from tasks.displacement import DISPLACEMENT, DisplacementConfig, DisplacementJob
 from tasks.evaluate import EVALUATE, EvaluationConfig, EvaluationJob
-from tasks.group_page import (
-    GROUP_PAGE,
-    GroupPageConfig,
-    displacement_of,
-    evaluation_of,
-    forces_of,
-    squeezing_of,
-    start_of,
-    training_of,
-)
+from tasks.forces import FORCES, ForcesConfig
+from tasks.group_page import GROUP_PAGE, GroupPageConfig
 from tasks.group_training import GROUP, PROMPTS
 from tasks.runtime.pipeline import Step
-from tasks.runtime.stage import Platform
 from tasks.shared.data_and_base import base_step
 from tasks.shared.rewarded_answers import AnsweringConfig
-from tasks.step_forces import FORCES, ForcesConfig
+from tasks.shared.seeds import step_of
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import SFT
 
@@ -134,7 +125,7 @@ def grpo_steps(parameters: GrpoParameters) -> list[Step]:
         for label in parameters.arms
         for step in _arm(parameters, label, seed)
     ]
-    measured = [start_of(seed) for seed in parameters.seeds]
+    measured = [step_of("start", seed) for seed in parameters.seeds]
     measured += [step.name for step in arms]
     return [*shared, *arms, Step("grpo-page", GROUP_PAGE, page, {name: name for name in measured})]
 
@@ -155,7 +146,12 @@ def _shared(parameters: GrpoParameters, seed: int) -> list[Step]:
     evaluation = _evaluation(parameters, seed)
     return [
         *steps,
-        Step(start_of(seed), EVALUATE, evaluation, {"prompts": f"prompts-{seed}", "model": model}),
+        Step(
+            step_of("start", seed),
+            EVALUATE,
+            evaluation,
+            {"prompts": f"prompts-{seed}", "model": model},
+        ),
     ]
 
 
@@ -166,19 +162,21 @@ def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
     training = parameters.arm(label, seed)
     reads = {"prompts": f"prompts-{seed}", "model": _start(parameters, seed)}
     probed = {"data": f"data-{seed}"} if training.probe_every else {}
-    trained = training_of(label, seed)
+    trained = step_of(label, seed)
     steps = [
         Step(trained, GROUP, training, reads | probed),
         Step(
-            evaluation_of(label, seed),
+            step_of(label, seed, "evaluation"),
             EVALUATE,
             _evaluation(parameters, seed),
-            {"prompts": f"prompts-{seed}", "model": trained, "start": start_of(seed)},
+            {"prompts": f"prompts-{seed}", "model": trained, "start": step_of("start", seed)},
         ),
     ]
     if training.record_steps:
         watched = {"data": f"data-{seed}", "trained": trained}
-        steps.append(Step(forces_of(label, seed), FORCES, parameters.forces, reads | watched))
+        steps.append(
+            Step(step_of(label, seed, "forces"), FORCES, parameters.forces, reads | watched)
+        )
     if training.probe_every:
         start = _start(parameters, seed)
         squeezing = SqueezingJob(
@@ -186,7 +184,9 @@ def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
         )
         moved = {"prompts": f"prompts-{seed}", "data": f"data-{seed}", start: start}
         steps.append(
-            Step(squeezing_of(label, seed), SQUEEZING, squeezing, moved | {trained: trained})
+            Step(
+                step_of(label, seed, "squeezing"), SQUEEZING, squeezing, moved | {trained: trained}
+            )
         )
     if isinstance(training.objective, ClippedConfig):
         test = DisplacementJob(
@@ -196,7 +196,7 @@ def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
             optimizer=training.optimizer,
             completions=training.completions,
         )
-        steps.append(Step(displacement_of(label, seed), DISPLACEMENT, test, reads))
+        steps.append(Step(step_of(label, seed, "displacement"), DISPLACEMENT, test, reads))
     return steps
 
 
@@ -210,16 +210,10 @@ def _start(parameters: GrpoParameters, seed: int) -> str:
     return f"base-{seed}" if parameters.sft is None else f"sft-{seed}"
 
 
-def plan(parameters: GrpoParameters, _: Platform) -> Plan:
-    """Plans the shared steps, every arm's, and the page."""
-    known = resolved_comparison(parameters)
-    return Plan(known, grpo_steps(known))
-
-
 FLOW = StagedFlow(
     "grpo",
     GrpoParameters,
-    plan,
+    lambda parameters, _: Plan(known := resolved_comparison(parameters), grpo_steps(known)),
     page="grpo-page",
     file="grpo.html",
     forms={

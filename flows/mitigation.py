@@ -5,6 +5,7 @@ A study offers one that is made from its own settings (`remedies_file`).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -45,8 +46,6 @@ from tasks.base import BaseConfig
 from tasks.filter import FilterConfig
 from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
 from tasks.runtime.pipeline import Step
-from tasks.runtime.stage import Platform
-from tasks.shared.pair_inputs import data_of
 
 ARMS: dict[Label, ArmConfig] = {
     "dpo": ArmConfig(),
@@ -158,21 +157,15 @@ def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
         follow=parameters.follow,
         settings=parameters.as_yaml,
     )
-    watched = map(data_of, parameters.seeds)
+    watched = (f"data-{seed}" for seed in parameters.seeds)
     measured = {name: name for name in (*watched, *(step.name for step in compared))}
     return [*shared, *compared, Step("mitigation-page", MITIGATION_PAGE, page, measured)]
-
-
-def plan(parameters: MitigationParameters, _: Platform) -> Plan:
-    """Plans the shared steps, every arm's, and the page."""
-    known = resolved_comparison(parameters)
-    return Plan(known, mitigation_steps(known))
 
 
 FLOW = StagedFlow(
     "mitigation",
     MitigationParameters,
-    plan,
+    lambda parameters, _: Plan(known := resolved_comparison(parameters), mitigation_steps(known)),
     page="mitigation-page",
     file="mitigation.html",
 )
@@ -255,26 +248,14 @@ def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:
                     "rpo": {"loss_type": ("sigmoid", "sft")},
                     "positive": {"loss_type": ("dpop",), "dpop_lambda": 5.0},
                 }
-    losses = {label: objective.model_copy(update=change) for label, change in changes.items()}
     steps = 0 if trained.warmup_steps else trained.steps // WARMUP
     # Without it Adam's first steps are as long as any, from one batch each, and pull hardest.
     warmed = {"warmed-up": ArmConfig(objective=objective, warmup_steps=steps)} if steps else {}
-    return {
-        "as-it-was": ArmConfig(objective=objective),
-        **{
-            label: ArmConfig(objective=own)
-            for label, own in losses.items()
-            if _is_possible(trained, own)
-        },
-        **warmed,
-    }
-
-
-def _is_possible(trained: TrainConfig, objective: PairConfig) -> bool:
-    """Whether a training with these settings takes the objective."""
-    settings = trained.model_dump(exclude_unset=True) | {"objective": objective.model_dump()}
-    try:
-        TrainConfig.model_validate(settings)
-    except (ConfigError, ValidationError):
-        return False
-    return True
+    arms = {"as-it-was": ArmConfig(objective=objective)}
+    given = trained.model_dump(exclude_unset=True)
+    for label, change in changes.items():
+        own = objective.model_copy(update=change)
+        with suppress(ConfigError, ValidationError):  # of a training that cannot take the loss
+            TrainConfig.model_validate(given | {"objective": own.model_dump()})
+            arms[label] = ArmConfig(objective=own)
+    return arms | warmed

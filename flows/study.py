@@ -30,6 +30,7 @@ from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.filter import FILTER, FilterConfig
+from tasks.forces import FORCES, ForcesConfig
 from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
@@ -40,7 +41,6 @@ from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.shared.data_and_base import check_model_fits_data, seeded_base, seeded_data
-from tasks.step_forces import FORCES, ForcesConfig
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import PREFERENCE, SFT
 

@@ -59,10 +59,20 @@ def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
     estimates = estimates_of(work, ledger)
     with work.shown(len(config.groups)) as progress:
         whole = ends(work, WHOLE, ledger)
-        effects = []
+        effects: list[Effect] = []
         for number, group in enumerate(config.groups, start=1):
             without = ends(work, group.name, ledger)
-            effects += effects_of(group, estimates, whole, without)
+            effects += [
+                Effect(
+                    group=group.name,
+                    functional=functional,
+                    estimate=estimate,
+                    predicted=-sum(totals[functional, example] for example in group.examples),
+                    measured=without[functional] - value,
+                )
+                for estimate, totals in estimates.items()
+                for functional, value in whole.items()
+            ]
             progress.update(number, group.name)
     repeats = repeats_of(work, ledger, effects)
     agreements = agree(effects, config.groups, repeats)
@@ -118,26 +128,6 @@ def _value(row: FunctionalRow, known: Mapping[tuple[str, str, str], ProbeScore])
     scores = [known[row.split, kind, pair] for pair in row.pairs]
     values = [s.argmax_logp if row.kind == ARGMAX else s.logp for s in scores]
     return float(np.mean([value for value in values if value is not None]))
-
-
-def effects_of(
-    group: Dropped,
-    estimates: Mapping[Estimate, Totals],
-    whole: Mapping[str, float],
-    without: Mapping[str, float],
-) -> list[Effect]:
-    """Predicted and measured effect of a group on every functional."""
-    return [
-        Effect(
-            group=group.name,
-            functional=functional,
-            estimate=estimate,
-            predicted=-sum(totals[functional, example] for example in group.examples),
-            measured=without[functional] - value,
-        )
-        for estimate, totals in estimates.items()
-        for functional, value in whole.items()
-    ]
 
 
 def repeats_of(

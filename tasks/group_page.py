@@ -7,36 +7,7 @@ from dynolab.training.config import OptimizerConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.page_helpers import PageConfig, input_folder, page_shown, stage_facts
-
-
-def start_of(seed: int) -> str:
-    """Name of the input with the evaluation of the model that a seed's arms start from."""
-    return f"start-{seed}"
-
-
-def training_of(arm: str, seed: int) -> str:
-    """Name of the input with an arm's training."""
-    return f"{arm}-{seed}"
-
-
-def evaluation_of(arm: str, seed: int) -> str:
-    """Name of the input with the evaluation of an arm's model."""
-    return f"{arm}-{seed}-evaluation"
-
-
-def displacement_of(arm: str, seed: int) -> str:
-    """Name of the input with the displacement test of an arm's objective."""
-    return f"{arm}-{seed}-displacement"
-
-
-def forces_of(arm: str, seed: int) -> str:
-    """Name of the input with the forces of an arm's recorded steps."""
-    return f"{arm}-{seed}-forces"
-
-
-def squeezing_of(arm: str, seed: int) -> str:
-    """Name of the input with the squeezing index of an arm."""
-    return f"{arm}-{seed}-squeezing"
+from tasks.shared.seeds import step_of
 
 
 class GroupPageConfig(PageConfig):
@@ -70,16 +41,17 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
             update=config.update,
             k=config.k,
             starts={
-                seed: read_evaluated(work.input_folder(start_of(seed))) for seed in config.seeds
+                seed: read_evaluated(work.input_folder(step_of("start", seed)))
+                for seed in config.seeds
             },
             runs={
                 (arm, seed): read_group_run(
                     arm,
-                    work.input_folder(training_of(arm, seed)),
-                    work.input_folder(evaluation_of(arm, seed)),
-                    displaced=input_folder(work, displacement_of(arm, seed)),
-                    forces=input_folder(work, forces_of(arm, seed)),
-                    squeezed=input_folder(work, squeezing_of(arm, seed)),
+                    work.input_folder(step_of(arm, seed)),
+                    work.input_folder(step_of(arm, seed, "evaluation")),
+                    displaced=input_folder(work, step_of(arm, seed, "displacement")),
+                    forces=input_folder(work, step_of(arm, seed, "forces")),
+                    squeezed=input_folder(work, step_of(arm, seed, "squeezing")),
                 )
                 for arm in config.arms
                 for seed in config.seeds

@@ -14,7 +14,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.work import Work
 from tasks.shared.page_helpers import PageConfig, page_shown, stage_facts
-from tasks.shared.pair_inputs import data_of, read_run
+from tasks.shared.pair_inputs import read_run
 
 
 class MitigationPageConfig(PageConfig):
@@ -55,7 +55,7 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
             follow=config.follow,
             followed=followed_answers(
                 {arm: [chosen_changes(run.probes) for run in own] for arm, own in runs.items()},
-                [read_watched(work.input_folder(data_of(seed))) for seed in config.seeds],
+                [read_watched(work.input_folder(f"data-{seed}")) for seed in config.seeds],
                 config.baseline,
                 config.follow,
             ),

@@ -23,6 +23,7 @@ from dynolab.store import Store
 from tasks.runtime.servers.services import Services, client_variables, start_services
 from tests.flows.analysed import Analysed
 from tests.flows.lab import Lab
+from tests.training.small import make_files
 
 START_SECONDS = 60
 
@@ -200,6 +201,14 @@ def servers(started_servers: Services) -> dict[str, str]:
 def analysed(tmp_path_factory: pytest.TempPathFactory) -> Analysed:
     """Small results for force analyses, made in this process."""
     return Analysed(tmp_path_factory.mktemp("analysed") / "home")
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of `make_files`, which no test writes into."""
+    folder = tmp_path_factory.mktemp("inputs")
+    make_files(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

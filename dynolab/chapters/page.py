@@ -17,7 +17,7 @@ from dynolab.claims.verdict import Outcome, Verdict
 from dynolab.data.rows import write_rows
 from dynolab.report.figure import CELLS, Figure, subplots
 from dynolab.report.inputs.files import StageFacts, records
-from dynolab.report.lines import Line
+from dynolab.report.line_plot import Line
 from dynolab.report.page import Page, Section, section, write_page
 from dynolab.report.style import DIVERGING, SEQUENTIAL
 from dynolab.report.verdicts import counts_of, outcome_counts, verdict_table
@@ -67,30 +67,26 @@ def write_chapter(chapter: Chapter, folder: Path, file: str) -> dict[str, float]
 
     **Returns** the number of claims by verdict, as `claims/<verdict>`.
     """
-    page = Page(
-        name=chapter.name,
-        heading=chapter.title,
-        lead=chapter.lead,
-        content=[claim_section(chapter), *chapter.content],
-        settings=chapter.settings,
-        stages=chapter.stages,
-    )
-    write_page(page, folder, file)
-    write_rows(folder / "claims.jsonl", chapter.verdicts)
-    return outcome_counts(chapter.verdicts, {})
-
-
-def claim_section(chapter: Chapter) -> Section:
-    """The verdict table: claim → measured → holds, fails or unclear."""
     verdicts = chapter.verdicts
     counts = counts_of(verdicts, _COUNTED)
-    return section(
+    claims = section(
         "claims",
         "What holds",
         f"Of {len(verdicts)} claims, {counts}." if verdicts else "This chapter makes no claims.",
         verdict_table("about", verdicts, words={}),
         note=f"{chapter.source} {_HOW_JUDGED}".strip(),
     )
+    page = Page(
+        name=chapter.name,
+        heading=chapter.title,
+        lead=chapter.lead,
+        content=[claims, *chapter.content],
+        settings=chapter.settings,
+        stages=chapter.stages,
+    )
+    write_page(page, folder, file)
+    write_rows(folder / "claims.jsonl", verdicts)
+    return outcome_counts(verdicts, {})
 
 
 def read_frame(folders: Iterable[Path], file: str) -> pd.DataFrame:

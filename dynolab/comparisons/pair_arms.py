@@ -86,23 +86,19 @@ _ANSWER_FIGURES: dict[str, Callable[[SampledAnswer], float | None]] = {
     "entropy": lambda sample: -sample.logp,
     "tokens": lambda sample: sample.answer.tokens,
     "finished": lambda sample: sample.answer.finished,
-    RIGHT: lambda sample: _checked(sample.answer, lambda own: _stated(own) == own.truth),
-    STATES_WRONGLY: lambda sample: _checked(sample.answer, _states_wrongly),
+    RIGHT: lambda sample: (
+        None
+        if (own := sample.answer).truth is None
+        else answered(own.prompt, own.answer) == own.truth
+    ),
+    STATES_WRONGLY: lambda sample: (
+        None
+        if (own := sample.answer).truth is None
+        else answer_kind(own.prompt, own.answer, own.truth) in WRONG
+    ),
     REFUSED: lambda sample: sample.refused,
 }
 """Figures of single answers; None where an answer cannot be checked."""
-
-
-def _checked(answer: PolicyAnswer, holds: Callable[[PolicyAnswer], bool]) -> bool | None:
-    return None if answer.truth is None else holds(answer)
-
-
-def _stated(answer: PolicyAnswer) -> str | None:
-    return answered(answer.prompt, answer.answer)
-
-
-def _states_wrongly(answer: PolicyAnswer) -> bool:
-    return answer_kind(answer.prompt, answer.answer, answer.truth or "") in WRONG
 
 
 def answer_figures(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:

@@ -112,12 +112,11 @@ class UnknownTokens:
         if not self.written:
             return "Often these are curly quotes and dashes:"
         most = self.written.most_common(NAMED)
-        named = ", ".join(f"{_quoted(character)} {count}×" for character, count in most)
+        named = ", ".join(
+            f"“{own}” {count}×" if own.isprintable() else f"U+{ord(own):04X} {count}×"
+            for own, count in most
+        )
         return f"{'Most are' if len(most) == NAMED else 'They are'} {named}:"
-
-
-def _quoted(character: str) -> str:
-    return f"“{character}”" if character.isprintable() else f"U+{ord(character):04X}"
 
 
 PLAIN = {"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."}

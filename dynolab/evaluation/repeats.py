@@ -39,9 +39,9 @@ def distinct(generations: Iterable[Sequence[int]], n: int) -> float:
     return len(grams) / total if total else 1.0
 
 
-def frequency_entropy(generations: Iterable[Sequence[int]], n: int = 1) -> float:
-    """`−Σ f log f` over the frequencies f of the generations' n-grams, in nats."""
-    grams = _grams(generations, n)
+def frequency_entropy(generations: Iterable[Sequence[int]]) -> float:
+    """`−Σ f log f` over the frequencies f of the generations' tokens, in nats."""
+    grams = _grams(generations, 1)
     total = sum(grams.values())
     return math.fsum(-count / total * math.log(count / total) for count in grams.values())
 

@@ -211,7 +211,8 @@ class DesignedDose(Watching):
         }
         assert self._random is not None
         torch.set_rng_state(self._random)
-        with torch.no_grad(), torch.autocast(_device(self._model).type, enabled=False):
+        device = next(self._model.parameters()).device
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
             return _read(functional_call(self._model, weights, arguments, named))
 
     def _aim(self, batch: set[tuple[int, ...]]) -> None:
@@ -275,7 +276,3 @@ def _read(output: Any) -> Float[Tensor, "rows length ..."]:
     fused = getattr(output, "log_probs", None)
     outputs: Tensor = output.logits if fused is None else fused
     return outputs
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

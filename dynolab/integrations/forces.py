@@ -20,9 +20,9 @@ from dynolab.forces.function.blocks import block_columns, flatten, unflatten
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.live import LiveGradients
 from dynolab.forces.ledger.step_account import StepAccount, StepMade, account_of
 from dynolab.forces.ledger.tables import LedgerTables
+from dynolab.forces.ledger.trainer_gradients import TrainerGradients
 from dynolab.forces.ledger.watched import WatchedFunctional, check_kinds, training_means
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.problem import Updating
@@ -136,7 +136,7 @@ class ForceCallback(Watching):
         self._shares: dict[str, Tensor] = {}
         self._pending: _Pending | None = None
         self._tables: LedgerTables | None = None
-        self._live: LiveGradients | None = None
+        self._live: TrainerGradients | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -225,7 +225,7 @@ class ForceCallback(Watching):
         self._parameters = {name: trained[name] for name in names}
         if trainer.is_deepspeed_enabled:
             self._zero = ZeroShares(wrapped, self._parameters)
-        self._live = LiveGradients(
+        self._live = TrainerGradients(
             self._route,
             model,
             wrapped if hasattr(wrapped, "_orig_mod") else model,

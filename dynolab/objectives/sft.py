@@ -48,15 +48,13 @@ class SFT(Objective):
     def __init__(self, config: LikelihoodConfig) -> None:
         self.config = config
 
-    def _denominator(self, batch: TokenBatch) -> int:
-        by_token = self.config.normalise == "token_mean"
-        return batch.totals.tokens if by_token else batch.totals.examples * len(self.sides)
-
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's negative log-likelihood."""
         if batch.weight is not None:
             logps = batch.weight.to(logps)[batch.sequence] * logps
-        return -logps.sum() / self._denominator(batch)
+        by_token = self.config.normalise == "token_mean"
+        answers = batch.totals.examples * len(self.sides)
+        return -logps.sum() / (batch.totals.tokens if by_token else answers)
 
     def metrics(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch

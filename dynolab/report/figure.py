@@ -191,7 +191,6 @@ def add_line(
     line: Mapping[str, Any],
     *,
     where: Mapping[str, Any],
-    opacity: float = 0.1,
     **trace: Any,
 ) -> None:
     """Draws a line in its band.
@@ -200,7 +199,7 @@ def add_line(
     colour; `where`: panel and legend group of both; `trace`: other settings of the line's trace.
     """
     mean, low, high = path
-    add_band(plot, x, low, high, line["color"], opacity=opacity, **where)
+    add_band(plot, x, low, high, line["color"], opacity=0.1, **where)
     plot.add_scatter(x=x, y=mean.round(6), line=line, **{"mode": "lines", **trace}, **where)
 
 

@@ -96,8 +96,12 @@ class Fold:
 
     @property
     def sections(self) -> list[Section]:
-        """The sections that were measured."""
-        return sections_of(self.content)
+        """The sections that were measured; a figure as a section."""
+        return [
+            figure_section(part) if isinstance(part, Figure) else part
+            for part in self.content
+            if part is not None
+        ]
 
     @property
     def markup(self) -> Markup:
@@ -197,15 +201,6 @@ def figure_section(figure: Figure) -> Section:
     return Section(figure.name, figure.title, figure.message, drawn, figure.note)
 
 
-def sections_of(content: Iterable[Figure | Section | None]) -> list[Section]:
-    """The parts that were measured; a figure as a section."""
-    return [
-        figure_section(part) if isinstance(part, Figure) else part
-        for part in content
-        if part is not None
-    ]
-
-
 def stage_section(stages: Sequence[StageFacts]) -> Section:
     """The stages that the page was made from, with their keys."""
     seconds = sum(stage.seconds or 0.0 for stage in stages)
@@ -262,7 +257,8 @@ def write_page(page: Page, folder: Path, file: str) -> None:
         printed = ["", page.printed] if page.printed else []
         write_text(folder / ANSWER, "\n".join([*plain, *printed]) + "\n")
     write_text(figures / "plotly.min.js", get_plotlyjs())
-    for part in _figures_of(page):
+    parts = (part.content if isinstance(part, Fold) else [part] for part in page.content)
+    for part in (one for own in parts for one in own if isinstance(one, Figure)):
         write_text(figures / f"{part.name}.json", part.plot.to_json())
         body = Markup(PARTS.section(figure_section(part), terms=False))
         page_of_figure = _html(part.title, body, (_SCRIPT,), plotly_file="plotly.min.js")
@@ -273,15 +269,6 @@ def _first_finding(page: Page) -> list[str]:
     """The first message on a page without an answer."""
     found = (part.message for part in page.content if isinstance(part, Figure | Section))
     return [message for message in found if message][:1]
-
-
-def _figures_of(page: Page) -> list[Figure]:
-    parts = [
-        inner
-        for part in page.content
-        for inner in (part.content if isinstance(part, Fold) else [part])
-    ]
-    return [part for part in parts if isinstance(part, Figure)]
 
 
 def write_text(path: Path, content: str) -> None:

@@ -39,7 +39,9 @@ def verdict_table(
             verdict.claim,
             verdict.expected,
             _figures(verdict),
-            _number_of_cases(verdict),
+            f"{least:,}"
+            if (least := min((figure.n for figure in verdict.measured), default=0))
+            else "–",
             outcome_mark(verdict, words),
         )
         for verdict in verdicts
@@ -67,11 +69,6 @@ def counts_of(verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> str:
     """Number of claims by outcome: `3 hold, 1 unclear`."""
     counts = {outcome: sum(v.outcome == outcome for v in verdicts) for outcome in MARKS}
     return ", ".join(f"{n} {words.get(o, o)}" for o, n in counts.items() if n)
-
-
-def _number_of_cases(verdict: Verdict) -> str:
-    least = min((figure.n for figure in verdict.measured), default=0)
-    return f"{least:,}" if least else "–"
 
 
 def _figures(verdict: Verdict) -> Markup:

@@ -37,7 +37,12 @@ def sample_responses(
     generator = ModelGenerator(model, tokenizer, context)
     room = min(config.max_new_tokens, context // 2)
     asked = list(zip(prompts, turns or [None] * len(prompts), strict=True))
-    encoded = [_fitting(tokenizer, prompt, turn, context, room) for prompt, turn in asked]
+    encoded = [
+        ids
+        if len(ids := encode_prompt(tokenizer, prompt, turn)) < context
+        else cut_left(tokenizer, ids, len(ids) + room - context)
+        for prompt, turn in asked
+    ]
     groups = generator.generate(encoded, config)
     return [
         _continued(tokenizer, sample, turn)
@@ -62,10 +67,3 @@ def _continued(tokenizer: PreTrainedTokenizerBase, sample: Sampled, turn: Turn |
     )
     start = after.find(sample.text, len(before)) if after.startswith(before) else -1
     return sample if start < 0 else replace(sample, text=after[len(before) : start] + sample.text)
-
-
-def _fitting(
-    tokenizer: PreTrainedTokenizerBase, prompt: str, turn: Turn | None, context: int, room: int
-) -> Sequence[int]:
-    ids = encode_prompt(tokenizer, prompt, turn)
-    return ids if len(ids) < context else cut_left(tokenizer, ids, len(ids) + room - context)

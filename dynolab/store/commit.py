@@ -64,11 +64,6 @@ class Committed:
     manifest: Manifest
 
 
-def new_attempt() -> str:
-    """A unique folder name, so that no other process writes to it."""
-    return f"attempt-{uuid4().hex}"
-
-
 def commit(
     files: Files,
     place: str,
@@ -85,7 +80,7 @@ def commit(
 
     **Returns** the committed attempt: an earlier one if another process committed first.
     """
-    attempt = new_attempt()
+    attempt = f"attempt-{uuid4().hex}"  # no other process writes to it
     folder = f"{place}/{attempt}"
     try:
         entries = _upload(files, source, folder)

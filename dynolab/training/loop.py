@@ -158,16 +158,13 @@ class Trainer:
         while not self._ended(engine, step):
             self._step(engine, step)
             step += 1
-            stops = self._asked_to_stop()
+            # The first rank's answer, so that all save their state and end at the same step.
+            stops = distributed.gather(distributed.rank() == 0 and job.stop.exists())[0]
             if stops or config.checkpoints_after(step - 1):
                 save_state(engine, self.source, step, job)
             if stops:
                 return
         self._finish(engine, step)
-
-    def _asked_to_stop(self) -> bool:
-        """Whether the training shall save its state and end; the same on every rank."""
-        return distributed.gather(distributed.rank() == 0 and self.job.stop.exists())[0]
 
     def _check_ranks_agree(self, logits: ResponseLogits) -> None:
         """All ranks must agree whether rows can be packed; otherwise all raise."""

@@ -1,8 +1,8 @@
-"""Seeds of repeated comparisons."""
+"""Seeds of repeated comparisons, and the names of their steps."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -19,3 +19,14 @@ Seeds = Annotated[
     tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_check_unique)
 ]
 """At least one, without repeats; they train together, and intervals are over them."""
+
+Part = Literal["", "filter", "said", "evaluation", "displacement", "forces", "squeezing"]
+
+
+def step_of(arm: str, seed: int, part: Part = "") -> str:
+    """Name of the step that trains an arm with a seed, or of a part of the arm beside it.
+
+    Parts are the filter of its pairs, answers that it said, and measurements of its model, its
+    objective, its recorded steps and its squeezing index.
+    """
+    return f"{arm}-{seed}-{part}".rstrip("-")

@@ -160,9 +160,9 @@ def report(
         for key in bounds.keys() & figures.keys():
             value, bound = figures[key], bounds[key]
             bars[key] = [bound, value is not None and sign * value >= sign * bound]
-    print(json.dumps({name: _short(value) for name, value in figures.items()} | {"bars": bars}))
+    shown = {
+        name: float(f"{value:.4g}") if isinstance(value, float) else value
+        for name, value in figures.items()
+    }
+    print(json.dumps(shown | {"bars": bars}))
     sys.exit(not all(met for _, met in bars.values()))
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else value

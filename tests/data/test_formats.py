@@ -167,15 +167,6 @@ def test_heldout_prompts_stand_nowhere_in_training(tmp_path: Path) -> None:
     assert len(loaded.heldout) + loaded.counts["data/heldout_rows_in_training"] == 9
 
 
-def test_doubled_ids_and_too_few_prompts_are_refused(tmp_path: Path) -> None:
-    rows = [{"id": "a", "prompt": f"p {number}"} for number in range(3)]
-    with pytest.raises(ConfigError, match="ids must be unique"):
-        load_prompts(file_config(write(tmp_path, rows), format="prompts"))
-    rows = [{"prompt": f"p {number}"} for number in range(3)]
-    with pytest.raises(ConfigError, match=r"data\.heldout_rows = 2"):
-        load_prompts(file_config(write(tmp_path, rows), format="prompts", heldout_rows=2))
-
-
 def test_word_problems(tmp_path: Path) -> None:
     rows = [{"question": f"How many? {n}", "answer": f"It is {n}.\n#### {n}"} for n in range(3)]
     path = write(tmp_path, rows)

@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from dynolab.data.rows import with_rejected, write_rows
-from dynolab.data.sources.load import DataConfig, load_data, resolve_data
+from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
 from dynolab.data.world.world import WorldConfig
 from dynolab.errors import ConfigError
 from tests.data.rows_files import file_config, write
 
 REAL = os.environ.get("DYNOLAB_TEST_DATA")
 real = pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real data")
+
+
+PROMPTS = {"format": "prompts"}
 
 
 def numbered(count: int) -> list[dict]:
@@ -63,13 +66,16 @@ def test_heldout_rows_that_stand_in_training_are_left_out(tmp_path: Path) -> Non
         (numbered(3), {"heldout_rows": 2}, "data.heldout_rows = 2"),
         ([{"id": "a", **row} for row in numbered(3)], {}, "ids must be unique"),
         ([{"question": "q"}], {}, "needs columns prompt"),
+        ([{"id": "a", "prompt": "p"}] * 3, PROMPTS, "ids must be unique"),
+        ([{"prompt": "p"}] * 3, PROMPTS | {"heldout_rows": 2}, "data.heldout_rows = 2"),
     ],
 )
 def test_data_that_cannot_work_is_refused(
     tmp_path: Path, rows: list[dict], options: dict, message: str
 ) -> None:
+    load = load_prompts if options.get("format") == "prompts" else load_data
     with pytest.raises(ConfigError, match=message):
-        load_data(file_config(write(tmp_path, rows), **options))
+        load(file_config(write(tmp_path, rows), **options))
 
 
 def test_unknown_files_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from dynolab.explorer.lines import (
     lines_to_answer,
     lines_to_means,
 )
-from dynolab.results.ledger import LedgerReader
 from tests.report.ledgers import write_ledger
 
 PAIRS, ANSWERS = ("a", "b", "c"), 4
@@ -110,15 +109,6 @@ def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert (again.apart["weight decay"] == own.apart["weight decay"]).all()
 
 
-def of_split(ledger: LedgerReader, split: Split) -> LedgerReader:
-    """The same ledger, of answers of another split."""
-    accounts = (
-        replace(account, row=account.row.model_copy(update={"split": split}))
-        for account in ledger.accounts
-    )
-    return replace(ledger, accounts=tuple(accounts))
-
-
 def answer(split: Split, kind: str = "chosen") -> ProbeRow:
     return ProbeRow(
         pair_id="b", split=split, kind=kind, prompt="p", response=" r", made_by="the data"
@@ -127,7 +117,12 @@ def answer(split: Split, kind: str = "chosen") -> ProbeRow:
 
 @pytest.mark.parametrize(("split", "other"), [("train", "heldout"), ("heldout", "train")])
 def test_an_answer_has_its_own_account(split: Split, other: Split, tmp_path: Path) -> None:
-    ledger = of_split(write_ledger(tmp_path), split)
+    ledger = write_ledger(tmp_path)
+    accounts = (
+        replace(account, row=account.row.model_copy(update={"split": split}))
+        for account in ledger.accounts
+    )
+    ledger = replace(ledger, accounts=tuple(accounts))
     whole = lines_to_answer(ledger, answer(split))
     assert whole is not None
     assert whole.measured.tolist() == [-2.5]

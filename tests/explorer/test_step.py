@@ -68,16 +68,6 @@ def test_lines_are_sums_of_tokens_and_close(record: StepRecord, policy: PolicyFu
     assert np.abs(lines.residual).max() < 0.05 * np.abs(lines.measured).max()
 
 
-def test_a_gradient_step_has_one_rate_for_all_parameters(
-    record: StepRecord, policy: PolicyFunction
-) -> None:
-    gradient = record.as_gradient_step()
-    rate = record.facts.learning_rate
-    scale = {name: torch.full_like(w, rate) for name, w in policy.cast(record.before).items()}
-    truth = token_by_token(record, policy, FrozenUpdate(scale))
-    assert_same(AskedStep(gradient, policy).lines(ANSWERS), truth)
-
-
 def test_another_objective_and_another_pair_change_the_step(
     record: StepRecord, policy: PolicyFunction
 ) -> None:

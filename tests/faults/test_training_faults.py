@@ -40,7 +40,7 @@ from tests.faults.records import Record, tell
 from tests.flows.history import finished_history, lost
 from tests.flows.lab import address_with_login, until
 from tests.training.interrupted import Died, Mortal
-from tests.training.small import make_files, settings
+from tests.training.small import settings
 
 pytestmark = [pytest.mark.faults, pytest.mark.services]
 
@@ -113,13 +113,6 @@ class Undisturbed:
 def trainings(home: Path, store: Store, inputs: Path, servers: dict[str, str]) -> Trainings:
     place = Settings(home=home, store=store.files.url)
     return Trainings(place, store, inputs, servers, f"faults-{uuid4().hex}")
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    make_files(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from dynolab.forces import PolicyFunction
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.results.audit import ChosenChange, FilteredPairs, Foresight, PairAudit
 from flows.audit import FLOW, AuditParameters, named_on_command_line
-from flows.flow import Plan
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, study_steps
 from models.language import folder_context, load_language_model, load_tokenizer
@@ -127,16 +126,12 @@ def test_the_flow_s_stages_make_a_page(analysed: Analysed) -> None:
     assert {"audit/pull_up", "foresight/train/from_all/spearman"} <= set(page.metrics)
 
 
-def plan_of_file(lab: Analysed, file: Path) -> Plan:
-    """The audit of a file's pairs by the base model's folder, as the command line names both."""
-    changes = named_on_command_line(str(lab.folder(lab.base, "model")), file, None)
-    return FLOW.plan(load_parameters(AuditParameters, None, changes), lab.platform)
-
-
 def test_a_model_and_a_file_are_all_that_is_needed(analysed: Analysed, tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text(analysed.text(analysed.data, "train.jsonl"))
-    planned = plan_of_file(analysed, file)
+    model = str(analysed.folder(analysed.base, "model"))
+    changes = named_on_command_line(model, file, None)
+    planned = FLOW.plan(load_parameters(AuditParameters, None, changes), analysed.platform)
     assert step_names(planned) == ["data", "model", "audit", "audit-page"]
     results = analysed.run_plan(planned)
     assert [row.split for row in audits(analysed, results["audit"])] == ["train"] * 12

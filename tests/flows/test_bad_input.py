@@ -11,8 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from flows import cli
-from tasks.runtime.system.processes import listening_socket
-from tests.flows.lab import ROOT, SMALL
+from tests.flows.lab import SMALL
 
 Refused = Callable[..., str]
 
@@ -172,66 +171,3 @@ def test_stores(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatc
             environment.setenv(name, value)
             answer = refused(*study())
         assert [message for message in messages if message not in answer] == []
-
-
-@pytest.mark.services
-@pytest.mark.usefixtures("aws_environment")
-def test_credentials(
-    strict_s3_server: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DYNOLAB_STORE", "s3://bucket/lab")
-    monkeypatch.setenv("DYNOLAB_STORE_ENDPOINT", strict_s3_server)
-    message = refused(*study())
-    assert "AWS_ACCESS_KEY_ID" in message and "secret" not in message  # the key itself
-
-
-def test_a_port_in_use(refused: Refused) -> None:
-    with listening_socket() as taken:
-        port = taken.getsockname()[1]
-        message = refused("up", "--prefect-port", str(port))
-    assert f"prefect_port = {port}: another program uses this port" in message
-
-
-REFUSED = {
-    "grpo": [
-        ("seeds=[0, 0]", "seeds = [0, 0]: name every seed once"),
-        ("arms.grpo.name=gropo", "arms.grpo.name = 'gropo': choose one of 'sft'"),
-        ("baseline=dpo", "baseline = 'dpo': choose one of grpo, nthr"),
-        ("training.completions=1", "training.completions = 1: rewards are compared within"),
-        ("training.rewards=[{name: os.system}]", "training.rewards = 'os.system': use one of"),
-    ],
-    "forces": [
-        ("name=x", "checkpoints.sft.result = 'sft': the study has no such finished step; run"),
-        ("checkpoints.sft.result=sft/0123456789ab", "which has results of: none"),
-        ("checkpoints.SFT.result=sft", "checkpoints.SFT"),
-        ("checkpoints={}", "checkpoints = {}"),
-        ("analysis.objective.name=grpo", "analysis.objective.name = 'grpo': choose one of 'sft'"),
-        ("analysis.ranks=0", "analysis.ranks = 0: Input should be greater"),
-        ("kernel.threshold=2", "kernel.threshold = 2: Input should be less"),
-    ],
-    "judge": [
-        (
-            "name=x",
-            "policies.sft.result = 'sft': the study has no such finished step; run the study",
-        ),
-        ("baseline=ppo", "baseline = 'ppo': choose one of sft, dpo, resampled"),
-        ("reference=null", "reference = None: judge log-prob needs one; give a model"),
-        ("judges.exact.rewards=[{name: os.system}]", "rewards = 'os.system': use one of"),
-        ("judges.gpt={name: llm}", "judges.gpt.endpoint = {'name': 'llm'}: Field required"),
-        ("answers.split=test", "answers.split = 'test': Input should be 'train' or 'heldout'"),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("flow", "change", "message"),
-    [(flow, *case) for flow, cases in REFUSED.items() for case in cases],
-)
-def test_other_flows(
-    flow: str, change: str, message: str, tmp_path: Path, refused: Refused
-) -> None:
-    file = ROOT / "deploy" / "studies" / f"{flow}_builtin.yaml"
-    if flow == "forces":
-        file = tmp_path / "forces.yaml"
-        file.write_text(f"study: {SMALL}\ncheckpoints: {{sft: {{result: sft}}}}\n")
-    assert message in refused(flow, "--config", str(file), "--set", change)

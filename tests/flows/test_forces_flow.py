@@ -18,7 +18,7 @@ from dynolab.forces import ForceMap, PolicyFunction, force_map, split_step
 from dynolab.forces.map.analysis import recorded_examples
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
-from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
+from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce
 from dynolab.training.reference import score_reference
 from flows.flow import Plan
 from flows.forces import FLOW, ForcesParameters
@@ -58,42 +58,11 @@ def question(analysed: Analysed):  # type: ignore[no-untyped-def]
     return PolicyFunction(load_language_model(folder)), observed, recorded_examples(pairs, scored)
 
 
-def totals(lab: Analysed, result: StageResult) -> list[PairForce]:
-    return lab.rows(result, "totals.jsonl", PairForce)
-
-
 def test_the_stage_gives_the_library_s_map(analysed: Analysed, dpo: StageResult) -> None:
     policy, observed, updating = question(analysed)
     expected = force_map(policy, observed, updating, DPO(DPOConfig()), update=0.1).force
     force = ForceMap.open(analysed.folder(dpo, "map")).force
     assert np.linalg.norm(force - expected) < 1e-5 * np.linalg.norm(expected)
-
-
-def test_totals_are_the_map_s_sums_by_side(analysed: Analysed, dpo: StageResult) -> None:
-    pushes, rows = ForceMap.open(analysed.folder(dpo, "map")), totals(analysed, dpo)
-    assert len(rows) == 8 * 3  # two pairs of two splits in two kinds; three pairs update
-    for number, row in enumerate(rows):
-        answer, pair = divmod(number, 3)
-        sides = [pushes.block(answer, 2 * pair + side).sum(dtype=float) for side in (0, 1)]
-        assert [row.from_chosen, row.from_rejected] == pytest.approx(sides, rel=1e-6, abs=1e-12)
-        assert pushes.updating[2 * pair].id == row.updating_id
-        assert row.total == pytest.approx(sum(sides), abs=1e-12)
-    assert {row.kind for row in rows} == {"chosen", "rejected"}
-
-
-def test_blocks_and_terms_fit_the_map(analysed: Analysed, dpo: StageResult) -> None:
-    folder = analysed.folder(dpo)
-    facts = read_value(folder / "analysis.json", AnalysisFacts)
-    assert sum(part.projection for part in facts.blocks) == pytest.approx(1, abs=1e-4)
-    assert facts.sum_error < 1e-5
-    head = next(part.share for part in facts.blocks if part.block == "head")
-    assert facts.last_layer.norm_ratio == pytest.approx(head)
-    terms = analysed.rows(dpo, "terms.jsonl", ResponseTermsRow)
-    assert [row.role for row in terms] == ["observed"] * 8 + ["updating"] * 6
-    for row in terms:
-        np.testing.assert_allclose(row.energy, 1 - np.exp(row.logp), atol=1e-6)
-    signs = {row.kind: np.sign(row.learning_rate) for row in terms if row.role == "updating"}
-    assert (signs["chosen"] > 0).all() and (signs["rejected"] < 0).all()
 
 
 def test_a_recorded_step_brings_its_weights_and_its_metric(analysed: Analysed) -> None:
@@ -198,6 +167,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data_result": "DATA", "data": {}}, "give data or data_result, not both"),
     ({"analysis": {"kinds": ["chosen", "chosne"]}}, "analysis.kinds = 'chosne': the data's probe"),
     ({"study": "nowhere.yaml"}, "config = 'nowhere.yaml'"),
+    ({"checkpoints": {"Sft": {"result": "DATA"}}}, "checkpoints.Sft"),
+    ({"checkpoints": {}}, "checkpoints = {}"),
+    ({"analysis": {"objective": {"name": "grpo"}}}, "analysis.objective.name = 'grpo': choose one"),
+    ({"analysis": {"ranks": 0}}, "analysis.ranks = 0: Input should be greater"),
+    ({"kernel": {"threshold": 2}}, "kernel.threshold = 2: Input should be less"),
 ]
 
 

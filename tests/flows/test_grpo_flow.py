@@ -12,7 +12,6 @@ import pytest
 
 from dynolab.data.rows import PromptRow
 from dynolab.errors import ConfigError
-from dynolab.functions import ALLOWED
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.groups import (
     CompletionForce,
@@ -55,13 +54,6 @@ SMALL: dict[str, Any] = {
     "evaluation": {"k": 2, "samples": 8, "prompts": 5},
     "displacement": {"questions": 4},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def allowed() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOWED, "tests.training.rewards")
-        yield
 
 
 def planned(lab: InProcess, **changes: Any) -> Plan:
@@ -205,6 +197,10 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
             "training.rewards = 'world_answer': fits only the world of facts; use exact",
         ),
         ({"evaluation": {"samples": 0}}, "evaluation.samples = 0"),
+        (
+            {"training": SMALL["training"] | {"completions": 1}},
+            "training.completions = 1: rewards are compared within",
+        ),
         (
             {"evaluation": {"k": 16, "samples": 16}},
             "evaluation.samples = 16: pass@16 needs at least 64 samples per prompt "

@@ -166,6 +166,7 @@ def test_replies_without_a_verdict_are_counted_and_shown(
         ({"policies": {"one": {"model": "x"}}}, "policies = {'one': {'model': 'x'}}: "),
         ({"baseline": "other"}, "baseline = 'other': choose one of base, sft"),
         ({"data": None}, "data = None: give data, or the study"),
+        ({"answers": {"split": "test"}}, "answers.split = 'test': Input should be 'train' or"),
         ({"reference": None}, "reference = None: judge likely needs one"),
         ({"judges": {"exact": {"name": "exact"}}}, "no judge uses it"),
         ({"judges": {"x": {"name": "exact", "rewards": [{"name": "guess"}]}}}, "rewards = 'guess'"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,16 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import read_value
 from dynolab.data.sources.load import DataConfig
 from dynolab.forces import ForceMap, split_step
-from dynolab.functions import ALLOWED
 from dynolab.results.forces import AnalysisFacts, PairForce, ResponseTermsRow
 from dynolab.results.study import ForceRow, TokenMap
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from models.language import folder_context, load_tokenizer
 from tasks.force_map import ANALYSIS, AnalysisJob
+from tasks.forces import FORCES, ForcesConfig
 from tasks.group_training import GROUP, PROMPTS
 from tasks.runtime.work import StageResult
 from tasks.shared.policies import load_policy
 from tasks.shared.selection import SelectionConfig, observed_answers
-from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import SFT
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 
@@ -52,13 +50,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "online pairs": SAMPLED | {"objective": {"name": "dpo"}},
 }
 SMALL = {"observed_pairs": 1, "updating_pairs": 2}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def allowed() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOWED, "tests.training.rewards")
-        yield
 
 
 @pytest.fixture(scope="module")

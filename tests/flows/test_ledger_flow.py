@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.step_account import StepAccount
-from dynolab.functions import ALLOWED
 from dynolab.objectives import DPOConfig
 from dynolab.results.ledger import TABLES, FunctionalRow, StepLine, read_table
 from dynolab.results.study import MetricsLine
@@ -141,29 +139,26 @@ def test_a_replay_that_differs_is_refused_at_its_first_step(
 
 
 @pytest.fixture(scope="module")
-def grpo(analysed: Analysed) -> Iterator[StageResult]:
+def grpo(analysed: Analysed) -> StageResult:
     """A training on groups that watches the data's answers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOWED, "tests.training.rewards")
-        config = GroupTrainConfig(
-            rewards=({"name": "tests.training.rewards.some_words"},),
-            engine=PLAIN,
-            optimizer=SGD,
-            steps=3,
-            batch_size=4,
-            completions=4,
-            max_new_tokens=4,
-            temperature=1.3,
-            probe_every=3,
-        )
-        prompts = analysed.run(PROMPTS, DataConfig(world=WORLD))
-        yield analysed.run(GROUP, config, prompts=prompts, data=analysed.data, model=analysed.sft)
+    config = GroupTrainConfig(
+        rewards=({"name": "tests.training.rewards.some_words"},),
+        engine=PLAIN,
+        optimizer=SGD,
+        steps=3,
+        batch_size=4,
+        completions=4,
+        max_new_tokens=4,
+        temperature=1.3,
+        probe_every=3,
+    )
+    prompts = analysed.run(PROMPTS, DataConfig(world=WORLD))
+    return analysed.run(GROUP, config, prompts=prompts, data=analysed.data, model=analysed.sft)
 
 
 def test_a_training_on_groups_has_a_line_for_every_completion(
-    analysed: Analysed, grpo: StageResult, monkeypatch: pytest.MonkeyPatch
+    analysed: Analysed, grpo: StageResult
 ) -> None:
-    monkeypatch.setenv(ALLOWED, "tests.training.rewards")
     results = analysed.run_plan(planned(analysed, trained=short(grpo)))
     folder = analysed.folder(results["ledger"])
     assert results["ledger"].metrics["ledger/closure"] < 1e-5

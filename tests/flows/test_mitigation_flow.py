@@ -16,7 +16,6 @@ from dynolab.data.batches import draw
 from dynolab.data.encode import encode_prompt
 from dynolab.data.rows import PromptRow, read_value
 from dynolab.errors import DIVERGED, ConfigError
-from dynolab.functions import ALLOWED
 from dynolab.objectives import build_objective
 from dynolab.objectives.sft import SFTExtendedConfig
 from dynolab.report.inputs.study import read_compared
@@ -71,13 +70,6 @@ ARMS: dict[str, Any] = {
     "wild": {"learning_rate": 1e30},
 }
 SMALL = SHARED | {"arms": ARMS}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def allowed() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOWED, "tests.training.rewards")
-        yield
 
 
 def planned(lab: InProcess, flow: StagedFlow[Any] = mitigation.FLOW, **changes: Any) -> Plan:

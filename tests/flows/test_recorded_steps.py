@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
-from dynolab.functions import ALLOWED
 from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.results.forces import Validity
 from dynolab.training import loop
@@ -26,12 +25,12 @@ from dynolab.training.record_cache import TENSORS
 from flows.forces import FLOW
 from tasks import training
 from tasks.force_map import ANALYSIS, AnalysisJob
+from tasks.forces import FORCES, ForcesConfig
 from tasks.group_training import GROUP, PROMPTS
 from tasks.kernel import KERNEL, KernelJob
 from tasks.runtime.stage import Stage, run_stage
 from tasks.runtime.work import StageResult
 from tasks.shared.replay import segment_steps
-from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import PREFERENCE, RECORDS
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 from tests.flows.in_process import short
@@ -51,10 +50,8 @@ STEP_BYTES = 1e6
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Analysed]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOWED, "tests.training.rewards")
-        yield Analysed(tmp_path_factory.mktemp("recorded") / "home")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Analysed:
+    return Analysed(tmp_path_factory.mktemp("recorded") / "home")
 
 
 @pytest.fixture(scope="module")

@@ -44,20 +44,13 @@ from tests.forces.small_models import (
 GROUPED = {**COMMON, "num_key_value_heads": 2}
 
 
-def _llama_untied() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**GROUPED, tie_word_embeddings=False))
-
-
-def _gpt2() -> PreTrainedModel:
-    own = {key: value for key, value in COMMON.items() if key != "intermediate_size"}
-    return GPT2LMHeadModel(GPT2Config(**own))
-
-
 FAMILIES = {
     "gpt_neox": neox,
     "llama_tied": llama,
-    "llama_untied": _llama_untied,
-    "gpt2": _gpt2,
+    "llama_untied": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED, tie_word_embeddings=False)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(**{name: own for name, own in COMMON.items() if name != "intermediate_size"})
+    ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED, tie_word_embeddings=True)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED)),
 }

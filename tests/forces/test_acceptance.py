@@ -412,19 +412,15 @@ def test_maps_add_over_the_terms_of_a_loss():
     )
     chosen = here.map(objective=SFT_LOSS)
     added = whole - hinge
-    columns = chosen_columns(here)
-    assert relative(added[:, columns], weight * chosen) < 1e-10
-    assert float(added[:, ~columns].norm()) < 1e-10 * float(chosen.norm())
-
-
-def chosen_columns(here) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    return torch.cat(
+    columns = torch.cat(
         [
             torch.full((one.response_length,), one is example.chosen)
             for example in here.examples
             for one in (example.chosen, example.rejected)
         ]
     )
+    assert relative(added[:, columns], weight * chosen) < 1e-10
+    assert float(added[:, ~columns].norm()) < 1e-10 * float(chosen.norm())
 
 
 @pytest.mark.parametrize("block", ["k_proj", "norm", "mlp", "embed_tokens"])
@@ -525,10 +521,13 @@ def test_padding_and_company_change_nothing(family, padded, dtype, bound):
     sequences = [encoded(1), encoded(2, 6, 3), encoded(3, 1, 1)]
     batch = collate(sequences, 0)
     d = direction(policy.model, 1e-3)
-    (found,) = policy.change_along({}, [d], batch if padded == "right" else left_padded(batch))
+    together = batch if padded == "right" else left_padded(batch)
+    (found,), logps = policy.change_along({}, [d], together), policy.logps({}, together)
     for number, sequence in enumerate(sequences):
-        (alone,) = policy.change_along({}, [d], collate([sequence], 0))
+        one = collate([sequence], 0)
+        (alone,) = policy.change_along({}, [d], one)
         assert relative(found[batch.sequence == number], alone) < bound
+        assert relative(logps[batch.sequence == number], policy.logps({}, one)) < bound
 
 
 def left_padded(batch: TokenBatch) -> TokenBatch:

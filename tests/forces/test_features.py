@@ -82,7 +82,8 @@ def test_a_layer_is_transformers_own_hidden_state(family):
         assert torch.allclose(at, own[layer][batch.sequence, batch.position], atol=1e-12)
     last = hidden_states(policy, policy.weights, batch, [-1])[0]
     assert torch.equal(last, hidden_states(policy, policy.weights, batch, [BLOCKS])[0])
-    normed = final_norm(policy)(last)
+    names, base = ("final_layer_norm", "norm", "ln_f"), policy.model.base_model
+    normed = next(getattr(base, name) for name in names if hasattr(base, name))(last)
     head = policy.model.get_output_embeddings()
     assert torch.allclose(head(normed), policy.logits(policy.weights, batch), atol=1e-6)
 
@@ -100,12 +101,6 @@ def test_blocks_that_return_tuples_can_be_read_and_cut():
     examples = with_reference(model, pairs(2))
     forces = feature_forces(policy, examples, DPO, [1])
     assert all(force.total.norm() > 0 for force in forces)
-
-
-def final_norm(policy):
-    base = policy.model.base_model
-    names = ("final_layer_norm", "norm", "ln_f")
-    return next(getattr(base, name) for name in names if hasattr(base, name))
 
 
 @pytest.mark.parametrize("layer", range(BLOCKS + 1))

@@ -32,14 +32,6 @@ def dense(function, o, u, scale=None) -> Tensor:
     return torch.einsum("mip,ljp->mlij", jacobian(function, o) * metric, jacobian(function, u))
 
 
-def random_scale(function, low: float = 0.1) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(9)
-    return {
-        name: low + torch.rand(w.shape, generator=generator, dtype=torch.float64)
-        for name, w in function.weights.items()
-    }
-
-
 def exact_norms(function, observed, updating) -> dict[str, np.ndarray]:
     blocks = [[kernel_blocks(function, o, u) for u in updating] for o in observed]
     C = torch.eye(blocks[0][0].shape[-1], dtype=torch.float64)
@@ -59,7 +51,12 @@ def truth(policy) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_blocks_are_products_of_autograd_s_jacobians(build, preconditioned):
     function = PolicyFunction(build(dtype=torch.float64), torch.float64)
-    scale = random_scale(function) if preconditioned else None
+    generator = torch.Generator().manual_seed(9)
+    drawn = {
+        name: 0.1 + torch.rand(w.shape, generator=generator, dtype=torch.float64)
+        for name, w in function.weights.items()
+    }
+    scale = drawn if preconditioned else None
     found = kernel_blocks(function, SEEN, TAUGHT, scale=scale)
     assert found.shape == (2, 3, VOCABULARY, VOCABULARY)
     assert relative(found, dense(function, SEEN, TAUGHT, scale)) < 1e-12

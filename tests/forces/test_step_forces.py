@@ -13,7 +13,6 @@ from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.step.step_forces import StepForces
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
-from dynolab.objectives import SFTConfig
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import StepRecord
 from tests.forces.small_models import neox, probe, recorded
@@ -46,9 +45,9 @@ def record() -> StepRecord:
     return recorded(neox(), momentum, count=3)
 
 
-def forces(record: StepRecord, stage: str = "dpo", **more: Any) -> StepForces:
+def forces(record: StepRecord, **more: Any) -> StepForces:
     encoder, policy = Encoder(Numbers(), 32, "drop"), PolicyFunction(neox(), torch.float64)
-    made = step_forces(record, policy, PROBES, encoder, stage=stage, **more)
+    made = step_forces(record, policy, PROBES, encoder, stage="dpo", **more)
     assert encoder.counts.kept == 0
     return made
 
@@ -102,14 +101,6 @@ def test_batching_changes_nothing(record):
         assert row.kind == other.kind
         expected = pytest.approx((other.measured, other.predicted), abs=1e-12)
         assert (row.measured, row.predicted) == expected
-
-
-def test_sft_has_no_rejected_part():
-    plain = OptimizerConfig(name="sgd", learning_rate=1e-2)
-    made = forces(recorded(neox(), plain, SFTConfig(), count=3), stage="sft")
-    for row in made.rows:
-        assert (row.stage, row.from_rejected, row.from_history) == ("sft", 0, 0)
-        assert row.predicted == pytest.approx(row.from_chosen, rel=1e-6, abs=1e-12)
 
 
 def test_without_a_row_that_fits_there_is_nothing_to_watch(record):

@@ -13,7 +13,7 @@ from transformers import Trainer
 
 from dynolab import distributed
 from dynolab.errors import ConfigError
-from dynolab.forces.ledger.live import LiveGradients
+from dynolab.forces.ledger.trainer_gradients import TrainerGradients
 from dynolab.integrations import forces
 from dynolab.integrations.forces import ForceCallback
 from dynolab.training.deepspeed_engine import init_ranks
@@ -65,7 +65,7 @@ def train(folder: Path, watched: bool, **settings: Any) -> str:
     return forces.off
 
 
-class FailsOnOneRank(LiveGradients):
+class FailsOnOneRank(TrainerGradients):
     def gradients(self) -> Tensor:
         if distributed.rank() == 1:
             raise ZeroDivisionError
@@ -78,7 +78,7 @@ if __name__ == "__main__":
     for name, settings in CASES.items():
         assert train(inputs / name / "watched", True, **settings) == ""
         train(inputs / name / "alone", False, **settings)
-    forces.LiveGradients = FailsOnOneRank  # type: ignore[misc]
+    forces.TrainerGradients = FailsOnOneRank  # type: ignore[misc]
     assert "ZeroDivisionError" in train(inputs / "failed" / "watched", True, **CASES["stage-2"])
     with pytest.raises(ConfigError, match="stage"):
         ForceCallback(trainer_of(inputs / "split", stage=3))

@@ -13,6 +13,7 @@ from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from dynolab.errors import ConfigError
+from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
 from dynolab.results.ledger import read_ledger, read_table
 from tests.integrations.test_callback import SHARED, STEPS, adapted, dpo, plain, probes
@@ -111,31 +112,48 @@ TRAINERS = [
 ]
 
 
+def trained(
+    make: Callable[..., Trainer],
+    folder: Path,
+    rows: Any = None,
+    *,
+    every: int = 1,
+    bound: float = 1e-5,
+    **more: Any,
+) -> tuple[ForceCallback, list[dict[str, float]]]:
+    """Trains without and with both callbacks; checks weights and sums; returns what was logged."""
+    weights, trainer, forces = [], None, None
+    for watched in (False, True):
+        torch.manual_seed(0)
+        trainer = make(folder / str(watched), **more)
+        if watched:
+            forces = ForceCallback(trainer, rows, every=every)
+            trainer.add_callback(forces)
+            trainer.add_callback(ProbeCallback(trainer, rows, every=every))
+        trainer.train()
+        weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+    assert forces is not None and trainer is not None
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert not forces.off
+    logged = [line for line in trainer.state.log_history if "ledger/chosen/measured" in line]
+    assert [line["step"] for line in logged] == [0, every, 2 * every]
+    for line in logged:
+        for kind in {name.split("/")[1] for name in line if name.endswith("/measured")}:
+            total = sum(line[f"ledger/{kind}/{part}"] for part in PARTS)
+            assert total == pytest.approx(line[f"ledger/{kind}/measured"], abs=bound)
+    return forces, logged
+
+
 @pytest.mark.parametrize("make", TRAINERS)
 def test_an_account_adds_up_and_training_goes_on_as_without(
     make: Callable[[Path], Trainer], tmp_path: Path
 ) -> None:
-    weights = []
-    for watched in (False, True):
-        torch.manual_seed(0)
-        trainer = make(tmp_path / str(watched))
-        if watched:
-            trainer.add_callback(ForceCallback(trainer, probes(), every=2))
-        trainer.train()
-        assert trainer.model is not None
-        weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    logged = [line for line in trainer.state.log_history if "ledger/chosen/measured" in line]
-    assert [line["step"] for line in logged] == [0, 2, 4]
-    for line in logged:
-        for kind in ("chosen", "rejected"):
-            total = sum(line[f"ledger/{kind}/{part}"] for part in PARTS)
-            assert total == pytest.approx(line[f"ledger/{kind}/measured"], abs=2e-5)
-    ledger = read_ledger(tmp_path / "True" / "ledger", tmp_path / "True" / "ledger")
+    forces, (first, *_) = trained(make, tmp_path, probes(), every=2, bound=2e-5)
+    assert {"ledger/chosen/measured", "ledger/rejected/measured"} <= first.keys()
+    ledger = read_ledger(forces.folder, forces.folder)
     assert ledger.summary.steps == 3
     assert ledger.summary.closure < 1e-4
-    page = (tmp_path / "True" / "ledger" / "ledger.html").read_text()
-    assert "Who moved it" in page
+    assert "Who moved it" in (forces.folder / "ledger.html").read_text()
 
 
 def test_sequences_of_given_pairs_have_their_names(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.results.ledger import LedgerReader, read_ledger
 from tests.benchmarks.families import build
 from tests.integrations.test_callback import SHARED, probes
-from tests.integrations.test_forces import PARTS, grpo, sft, some_reward
+from tests.integrations.test_forces import PARTS, grpo, sft, some_reward, trained
 from tests.torchrun import run_ranks
 from tests.training.small import make_policy, make_rows, make_tokenizer
 
@@ -110,31 +110,6 @@ def rloo(folder: Path) -> Trainer:
         train_dataset=Dataset.from_dict({"prompt": columns()["prompt"]}),
         processing_class=tokenizer,
     )
-
-
-def trained(
-    make: Callable[..., Trainer], folder: Path, rows: Any = None, **more: Any
-) -> tuple[ForceCallback, list[dict[str, float]]]:
-    """Trains without and with both callbacks; checks weights and sums; returns what was logged."""
-    weights, trainer, forces = [], None, None
-    for watched in (False, True):
-        torch.manual_seed(0)
-        trainer = make(folder / str(watched), **more)
-        if watched:
-            forces = ForceCallback(trainer, rows, every=1)
-            trainer.add_callback(forces)
-            trainer.add_callback(ProbeCallback(trainer, rows, every=1))
-        trainer.train()
-        weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
-    assert forces is not None and trainer is not None
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert not forces.off
-    logged = [line for line in trainer.state.log_history if "ledger/chosen/measured" in line]
-    assert len(logged) == 3
-    for line in logged:
-        total = sum(line[f"ledger/chosen/{part}"] for part in PARTS)
-        assert total == pytest.approx(line["ledger/chosen/measured"], abs=1e-5)
-    return forces, logged
 
 
 def share(logged: list[dict[str, float]], part: str) -> float:

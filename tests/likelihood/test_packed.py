@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -35,17 +35,12 @@ from tests.forces.small_models import COMMON, VOCABULARY
 WINDOW = 4
 
 
-def _mistral_window() -> PreTrainedModel:
-    return MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=WINDOW))
-
-
-def _qwen2_window_in_one_layer() -> PreTrainedModel:
-    return Qwen2ForCausalLM(
+WINDOWED: dict[str, Callable[[], PreTrainedModel]] = {
+    "mistral_window": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=WINDOW)),
+    "qwen2_window": lambda: Qwen2ForCausalLM(  # in one layer of two
         Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
-    )
-
-
-WINDOWED = {"mistral_window": _mistral_window, "qwen2_window": _qwen2_window_in_one_layer}
+    ),
+}
 
 
 def model_of(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:

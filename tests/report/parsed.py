@@ -54,16 +54,14 @@ def words_of(page: Path, between: str = "") -> str:
     return between.join(Parsed(page.read_text()).words)
 
 
-def check_plot(plot: str, name: str) -> None:
-    """Checks that a plot is JSON in colours that have a dark partner; others stay light."""
-    assert json.loads(plot), name
-    assert set(re.findall(r"#[0-9a-f]{6}", plot)) <= set(DARK), name
-
-
 def check_figures(folder: Path, page: str) -> int:
-    """Checks the figures' files and what the page holds of them. Returns how many it holds."""
+    """Checks the figures' files and what the page holds of them. Returns how many it holds.
+
+    Their colours have a dark partner; others would stay light.
+    """
     for file in (folder / "figures").glob("*.json"):
-        check_plot(file.read_text(), file.name)
+        assert json.loads(plot := file.read_text()), file.name
+        assert set(re.findall(r"#[0-9a-f]{6}", plot)) <= set(DARK), file.name
     scripts = Parsed((folder / page).read_text()).scripts
     blocks = [text for a, text in scripts if a.get("type") == "application/json"]
     assert all(json.loads(block) for block in blocks)

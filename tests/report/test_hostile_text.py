@@ -3,20 +3,35 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dynolab.chapters.page import write_chapter
+from dynolab.report.audit import write_audit_page
+from dynolab.report.comparison.mitigation import write_mitigation_page
+from dynolab.report.comparison.reproduction import write_reproduction_page
 from dynolab.report.inputs.files import StageFacts
-from dynolab.report.inputs.study import ReportInputs, StudyFacts, Training
+from dynolab.report.inputs.study import (
+    AuditPageInputs,
+    ReportInputs,
+    Squeezing,
+    StudyFacts,
+    Training,
+)
 from dynolab.report.study.page import write_report
 from dynolab.results.study import TokenMap
+from tests.chapters.test_page import chapter
 from tests.report.audits import audit
 from tests.report.forces import kernel
 from tests.report.ledgers import write_ledger
+from tests.report.pairs import ARMS, mitigation
 from tests.report.parsed import CANARY, Parsed, obeys_no_text
 from tests.report.synthetic import study
+from tests.report.test_reproduction_page import reproduction
+from tests.report.test_squeezing import found
 
 LOADS = {"src", "srcset", "data", "poster", "action", "background"}
 
@@ -66,8 +81,12 @@ def hostile(folder: Path) -> ReportInputs:
         )
 
     said = dict.fromkeys(("model", "pair_id", "prompt", "chosen", "answer", "taken_from"), CANARY)
+    squeezed = found()
+    risen = tuple(row.model_copy(update={"training": CANARY}) for row in squeezed.risen)
+    made = tuple(one.model_copy(update={"model": CANARY}) for one in squeezed.generations)
     return ReportInputs(
         facts,
+        squeezing=Squeezing(risen, (), made),
         trainings=tuple(map(renamed_in, inputs.trainings)),
         contrasts=tuple(map(renamed_in, inputs.contrasts)),
         kernel=kernel(("base", "sft"), CANARY),
@@ -88,6 +107,29 @@ def hostile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("hostile")
     write_report(hostile(tmp_path_factory.mktemp("ledger")), place)
     return place
+
+
+WRITTEN: dict[str, Callable[[Path], object]] = {
+    "audit.html": lambda folder: write_audit_page(
+        AuditPageInputs("dpo", audit(text=CANARY, mark=CANARY), name=CANARY, settings=CANARY),
+        folder,
+    ),
+    "chapter.html": lambda folder: write_chapter(chapter(CANARY), folder, "chapter.html"),
+    "mitigation.html": lambda folder: write_mitigation_page(
+        mitigation(CANARY),
+        folder,
+        settings=CANARY,
+        stages=[StageFacts(stage=CANARY, key="0" * 64)],
+        commands=dict.fromkeys(ARMS, CANARY),
+    ),
+    "reproduction.html": lambda folder: write_reproduction_page(reproduction(CANARY), folder),
+}
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_every_page_shows_text_of_others_and_obeys_none(page: str, tmp_path: Path) -> None:
+    WRITTEN[page](tmp_path)
+    assert CANARY in " ".join(obeys_no_text(tmp_path, page).words)
 
 
 def pages(folder: Path) -> list[Path]:

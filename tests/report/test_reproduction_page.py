@@ -20,7 +20,7 @@ from dynolab.results.arms import Divergence
 from dynolab.results.study import TrainingSummary
 from dynolab.statistics import Interval
 from tests.report.pairs import mitigation
-from tests.report.parsed import CANARY, Parsed, check_figures, obeys_no_text, words_of
+from tests.report.parsed import CANARY, Parsed, check_figures, words_of
 from tests.report.synthetic import DPO, SFT as SFT_SHAPES, line, probes, study
 
 PATHS = {
@@ -64,12 +64,6 @@ def test_every_finding_is_on_the_page_with_its_verdict(
     words = words_of(tmp_path / "reproduction.html", " ")
     assert "diverged after 7 steps" in words and "nan" not in words.split()
     assert check_figures(tmp_path, "reproduction.html") >= 1
-
-
-def test_text_of_others_is_shown_and_never_obeyed(tmp_path: Path) -> None:
-    write_reproduction_page(reproduction(CANARY), tmp_path)
-    assert CANARY not in (tmp_path / "reproduction.html").read_text()
-    assert CANARY in " ".join(obeys_no_text(tmp_path, "reproduction.html").words)
 
 
 def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path: Path) -> None:

@@ -96,14 +96,6 @@ def test_repeaters_are_counted() -> None:
     assert repeater_section((), TITLES, Words("study.html")) is None
 
 
-def test_names_of_others_are_shown_and_never_obeyed(tmp_path: Path) -> None:
-    evil = "<script>alert(1)</script>"
-    rows = tuple(row.model_copy(update={"training": evil}) for row in found().risen)
-    said = tuple(one.model_copy(update={"model": evil}) for one in found().generations)
-    write_report(replace(study(), squeezing=Squeezing(rows, (), said)), tmp_path)
-    assert evil not in (tmp_path / "report.html").read_text()
-
-
 def test_the_summary_has_the_index_and_the_page_the_alarm(tmp_path: Path) -> None:
     sft, dpo = study().trainings
     ring = AlarmRing(step=40, gap=27.25, rise=5.25, stopped=True)

@@ -228,10 +228,6 @@ def test_passes_complete_lines_once_and_reads_a_replaced_file_again(tmp_path: Pa
     assert [row.step for row in seen[3:]] == [1, 2, 3, 4, 5]
 
 
-def metric_line(step: int, value: float) -> MetricLine:
-    return MetricLine(step, step, 0.0, {"loss": value})
-
-
 def test_a_watcher_ends_the_training_from_its_own_thread(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
@@ -245,7 +241,7 @@ def test_a_watcher_ends_the_training_from_its_own_thread(tmp_path: Path) -> None
 
     def read() -> None:  # as the supervisor does, on a thread of its own
         for step, value in enumerate([0.5, 2.0, 3.0]):
-            watched(metric_line(step, value))
+            watched(MetricLine(step, step, 0.0, {"loss": value}))
 
     watched.check()
     reader = threading.Thread(target=read)

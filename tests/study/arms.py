@@ -65,9 +65,12 @@ def train_arm(arm: str, parameters: StudyParameters, folder: Path) -> Path:
     elif arm == ADAMW:
         preference = preference.model_copy(update={"optimizer": ADAMW_OPTIMIZER})
     elif arm == FLAT:
-        world = _write_world(_without_preference(parameters.data), folder / "flat-world")
+        flat = parameters.data.world.model_copy(update={"zipf": 0.0})
+        data = parameters.data.model_copy(update={"world": flat})
+        world = _write_world(data, folder / "flat-world")
         # The preference touches answers alone: both worlds have one base model.
-        assert _same_bytes(world, folder / "world", "corpus.jsonl")
+        corpus, other = (one / "corpus.jsonl" for one in (world, folder / "world"))
+        assert corpus.read_bytes() == other.read_bytes()
         start = finetune(parameters.sft, folder / "base", world, folder / "flat-sft")
     return finetune(preference, start, world, output)
 
@@ -116,11 +119,3 @@ def _resample(world: Path, start: Path, seed: int, folder: Path) -> Path:
     write_rows(folder / "train.jsonl", with_rejected(examples, [one.text for one in sampled]))
     write_rows(folder / "probes.jsonl", read_rows(world / "probes.jsonl", ProbeRow))
     return folder
-
-
-def _without_preference(config: DataConfig) -> DataConfig:
-    return config.model_copy(update={"world": config.world.model_copy(update={"zipf": 0.0})})
-
-
-def _same_bytes(one: Path, other: Path, name: str) -> bool:
-    return (one / name).read_bytes() == (other / name).read_bytes()

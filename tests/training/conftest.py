@@ -9,15 +9,7 @@ import pytest
 
 from dynolab.functions import ALLOWED
 from dynolab.training.job import TrainJob
-from tests.training.small import make_files, make_job, settings
-
-
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of `make_files`, which no test writes into."""
-    folder = tmp_path_factory.mktemp("inputs")
-    make_files(folder)
-    return folder
+from tests.training.small import make_job, settings
 
 
 @pytest.fixture(scope="module", autouse=True)

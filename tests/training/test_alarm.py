@@ -114,6 +114,8 @@ def test_it_ends_training_with_the_model_of_that_step(
     ring = AlarmRing(step=4, gap=gaps[4], rise=gaps[4] - gaps[0], stopped=True)
     assert (summary(job).steps, summary(job).alarm) == (4, ring)
     assert [line.step for line in logged(job) if RANG in line.metrics] == [4]
+    rises = {line.step: line.metrics[RISE] for line in logged(job) if GAP in line.metrics}
+    assert rises == {step: gaps[step] - gaps[0] for step in (0, 2, 4)}
 
 
 def test_one_that_never_rings_changes_no_bit(inputs: Path, tmp_path: Path, quiet: TrainJob) -> None:

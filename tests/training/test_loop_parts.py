@@ -23,7 +23,7 @@ from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.probes.score import ProbeScorer
-from dynolab.results.study import AlarmRing, MetricsLine, Score
+from dynolab.results.study import MetricsLine, Score
 from dynolab.training import loop
 from dynolab.training.alarm import GAP, RANG, RISE
 from dynolab.training.engine import PlainEngine
@@ -317,38 +317,10 @@ def test_ranks_share_the_probes_and_under_zero_3_run_as_many_forwards(
     assert (line.step, means) == (4, (-6.0, 4.0))
 
 
-def heard(job: TrainJob) -> list[dict[str, float]]:
-    """What was logged of the alarm, probe by probe."""
-    names = (GAP, RISE, RANG)
-    return [
-        {name: line.metrics[name] for name in names if name in line.metrics} for line in logged(job)
-    ]
-
-
 def alarmed(job: TrainJob) -> Trainer:
     trainer = trainer_of(job, alarm={"rise": 1.5}, probe_every=1)
     trainer.alarm = trainer._build_alarm()
     return trainer
-
-
-def test_every_probe_updates_the_alarm_which_ends_training(
-    job: TrainJob, scorer: type[Scorer]
-) -> None:
-    trainer, engine = alarmed(job), SimpleNamespace(logits=None)
-    ended = []
-    for step, logp in enumerate((-4.0, -5.0, -6.0)):
-        scorer.scores = [score("a", logp, -1.0)]
-        ended.append(trainer._ended(engine, step))
-    assert ended == [False, False, True]
-    assert heard(job) == [
-        {GAP: 3.0, RISE: 0.0},
-        {GAP: 4.0, RISE: 1.0},
-        {GAP: 5.0, RISE: 2.0, RANG: 1.0},
-    ]
-    engine.master_weights = engine_of(trainer).master_weights
-    trainer._finish(engine, 2)
-    ring = AlarmRing(step=2, gap=5.0, rise=2.0, stopped=True)
-    assert (summary(job).alarm, summary(job).steps) == (ring, 2)
 
 
 BEFORE = [

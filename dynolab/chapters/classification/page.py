@@ -39,7 +39,7 @@ from dynolab.report.figure import (
     spread,
     subplots,
 )
-from dynolab.report.lines import LinePanel, line_plot
+from dynolab.report.line_plot import LinePanel, line_plot
 from dynolab.report.page import Section, section, table
 from dynolab.report.style import BEST, CHOSEN, INK, MUTED, PAPER, REJECTED, UP
 

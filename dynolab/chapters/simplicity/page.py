@@ -11,7 +11,7 @@ import pandas as pd
 from dynolab.chapters.page import BANDS, Chapter, Facts, path_line, read_frame, select
 from dynolab.chapters.simplicity.claims import correlation, label_of, mapping_verdicts, per_seed
 from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, subplots
-from dynolab.report.lines import LinePanel, line_plot
+from dynolab.report.line_plot import LinePanel, line_plot
 from dynolab.report.page import section, table
 from dynolab.report.style import CHOSEN, HISTORY, REJECTED
 from dynolab.report.text import number, with_interval

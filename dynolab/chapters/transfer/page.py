@@ -17,7 +17,7 @@ from dynolab.chapters.transfer.claims import (
     with_tests,
 )
 from dynolab.report.figure import Figure
-from dynolab.report.lines import LinePanel, line_plot
+from dynolab.report.line_plot import LinePanel, line_plot
 from dynolab.report.page import Section, section, table
 from dynolab.report.text import points, with_interval
 from dynolab.statistics import mean_interval

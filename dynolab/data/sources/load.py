@@ -223,7 +223,14 @@ def load_prompts(
         read: list[PromptRow | None] = list(_prompts(config, records, write))
     else:
         read = [
-            None if example is None else _example_to_prompt(example)
+            None
+            if example is None
+            else PromptRow(
+                id=example.id,
+                prompt=example.prompt,
+                answer=example.content(example.chosen).strip(),
+                turn=example.turn,
+            )
             for example in _examples(config, records, write)
         ]
     rows = [row for row in read if row is not None]
@@ -274,11 +281,6 @@ def _prompt_to_example(row: PromptRow, config: RowsConfig) -> Example:
     # GSM8K's prompts, which are made here, end without the blank before an answer.
     text = f" {row.answer}" if config.format == "gsm8k" else row.answer
     return Example(id=row.id, prompt=row.prompt, chosen=row.written(text), turn=row.turn)
-
-
-def _example_to_prompt(row: Example) -> PromptRow:
-    answer = row.content(row.chosen).strip()
-    return PromptRow(id=row.id, prompt=row.prompt, answer=answer, turn=row.turn)
 
 
 def _writer(config: RowsConfig, tokenizer: PreTrainedTokenizerBase | None) -> Write | None:

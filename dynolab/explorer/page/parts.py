@@ -117,7 +117,10 @@ def tokens(
             address,
             className="token chosen" if place == chosen else "token",
             title=f"{nats(push)} nats",
-            style={"background": _color(push / largest)},
+            style={
+                "background": f"color-mix(in srgb, var({'--up' if push > 0 else '--down'}) "
+                f"{45 * abs(push) / largest:.0f}%, transparent)"
+            },
         )
         for place, (text, push, address) in enumerate(shown)
     ]
@@ -125,11 +128,6 @@ def tokens(
     if left > 0:
         spans.append(html.Span(f" … {left:,} more tokens are not shown", className="note"))
     return html.P(spans, className="answer", dir="auto")
-
-
-def _color(share: float) -> str:
-    side = "--up" if share > 0 else "--down"
-    return f"color-mix(in srgb, var({side}) {45 * abs(share):.0f}%, transparent)"
 
 
 def graph(figure: go.Figure, dark: bool, name: str = "") -> Part:

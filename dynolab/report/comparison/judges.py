@@ -245,16 +245,17 @@ def prompt_section(inputs: JudgePageInputs, words: Words) -> Section:
         keys = ((judge, policy, prompt) for judge in inputs.judged)
         return {key[0]: verdicts[key] for key in keys if key in verdicts}
 
-    def contradictions(prompt: str) -> int:
-        return sum({"a", "b"} <= set(of(own, prompt).values()) for own in inputs.policies)
-
+    contradicted = {
+        prompt: sum({"a", "b"} <= set(of(own, prompt).values()) for own in inputs.policies)
+        for prompt in prompts
+    }
     rows = [
         (
             excerpt(prompts[prompt].prompt, end=True),
             _cell(prompts[prompt], {}),
             *(_cell(answers[own][prompt], of(own, prompt)) for own in inputs.policies),
         )
-        for prompt in sorted(prompts, key=contradictions, reverse=True)[:SHOWN]
+        for prompt in sorted(prompts, key=contradicted.__getitem__, reverse=True)[:SHOWN]
     ]
     return words.section("prompts", table(("prompt", inputs.baseline, *inputs.policies), rows))
 

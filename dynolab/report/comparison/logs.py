@@ -15,7 +15,7 @@ from dynolab.probes.logs import Log
 from dynolab.probes.paths import change
 from dynolab.report.comparison.runs import intervals_of_change
 from dynolab.report.figure import Figure
-from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.line_plot import Line, LinePanel, line_plot
 from dynolab.report.page import Page, Words, table
 from dynolab.report.study.tables import values_of
 from dynolab.report.style import in_order, style_of

@@ -16,7 +16,7 @@ from dynolab.probes.paths import change, learning_paths
 from dynolab.report.comparison.runs import Measure, ending, intervals_of_change, run_table
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import ReproductionInputs
-from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.line_plot import Line, LinePanel, line_plot
 from dynolab.report.page import Page, Section, Words, write_page, write_summary
 from dynolab.report.study.tables import values_of
 from dynolab.report.verdicts import outcome_counts, verdict_table
@@ -32,7 +32,16 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     **Returns** the summary's flat, finite metrics: `<training>/<kind>`, changes in nats, means over
     seeds, and `claims/<outcome>`.
     """
-    seeds = trainings_of(inputs)
+    seeds: list[Trainings] = [
+        {
+            name: paths
+            for name in TITLES
+            if (run := inputs.runs.get((name, seed))) is not None
+            and run.summary is not None
+            and (paths := learning_paths(run.probes)) is not None
+        }
+        for seed in inputs.seeds
+    ]
     won = [inputs.runs[AFTER_EXTENDED, seed].won for seed in inputs.seeds]
     shares = [share for share in won if share is not None]
     means = mean_interval(np.array([share.mean for share in shares]))
@@ -91,20 +100,6 @@ def findings_section(verdicts: Sequence[Verdict], unit: str) -> Section:
     words = Words("reproduction.html", verdicts=verdicts, unit=unit)
     named = verdict_table("training", verdicts, named=lambda name: TITLES.get(name, name))
     return words.section("reproduction", named)
-
-
-def trainings_of(inputs: ReproductionInputs) -> list[Trainings]:
-    """For each seed, the paths on training prompts of the trainings that finished."""
-    return [
-        {
-            name: paths
-            for name in TITLES
-            if (run := inputs.runs.get((name, seed))) is not None
-            and run.summary is not None
-            and (paths := learning_paths(run.probes)) is not None
-        }
-        for seed in inputs.seeds
-    ]
 
 
 def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:

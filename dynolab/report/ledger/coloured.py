@@ -30,15 +30,15 @@ def summed(moments: Sequence[Moment]) -> list[tuple[str, float]]:
     return [(pushes[0][0], sum(nats for _, nats in pushes)) for pushes in each]
 
 
-def strongest_tokens(tokens: Tokens, count: int = 3, *, down: bool = False) -> str:
-    """The tokens that pushed hardest, with their numbers; with `down`, those that pulled down.
+def strongest_tokens(tokens: Tokens, *, down: bool) -> str:
+    """The three tokens that pushed hardest, or pulled `down` hardest, with their numbers.
 
     Without tokens that pushed less than a twentieth of the hardest.
     """
     most = sorted((own for own in tokens if own[1] < 0 or not down), key=lambda own: -abs(own[1]))
     return ", ".join(
         f"“{visible_token(token).strip('·')}” {number(nats, 2, sign=True)}"
-        for token, nats in most[:count]
+        for token, nats in most[:3]
         if abs(nats) >= _LEAST * abs(most[0][1])
     )
 

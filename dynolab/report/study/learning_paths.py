@@ -17,7 +17,7 @@ from dynolab.errors import ConfigError
 from dynolab.probes.paths import LearningPaths, learning_paths
 from dynolab.report.figure import Figure, buttons, outline, subplots
 from dynolab.report.inputs.study import Squeezing, Training
-from dynolab.report.lines import Line, LinePanel, line_plot
+from dynolab.report.line_plot import Line, LinePanel, line_plot
 from dynolab.report.page import Words
 from dynolab.report.style import (
     KINDS,
@@ -229,7 +229,7 @@ def _line(training: Training, name: str, label: str) -> list[Line]:
     return [Line(label, steps, [Interval(mean, np.nan, np.nan, 1) for mean in means.tolist()])]
 
 
-def running_mean(y: Float[ndarray, " steps"], window: int = WINDOW) -> Float[ndarray, " steps"]:
-    """Centred mean over at most `window` steps, fewer at the ends."""
-    half = min(window, y.size) // 2
+def running_mean(y: Float[ndarray, " steps"]) -> Float[ndarray, " steps"]:
+    """Centred mean over at most `WINDOW` steps, fewer at the ends."""
+    half = min(WINDOW, y.size) // 2
     return np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(y.size)])

@@ -36,6 +36,7 @@ from dynolab.report.ledger.fallen import (
 from dynolab.report.ledger.page import ledger_parts
 from dynolab.report.page import Fold, Page, Section, Words, page_html, write_page, write_summary
 from dynolab.report.study.answers import answer_sections, repeater_section
+from dynolab.report.study.decomposition import decomposition_figure
 from dynolab.report.study.learning_paths import (
     Paths,
     gap_figure,
@@ -43,7 +44,6 @@ from dynolab.report.study.learning_paths import (
     squeezing_figure,
     training_figure,
 )
-from dynolab.report.study.step_forces import decomposition_figure
 from dynolab.report.study.summary import changes_since_start, summarise
 from dynolab.report.study.tables import (
     change_section,

@@ -92,15 +92,15 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def kill_marked(marker: str, within_seconds: float = 10.0) -> None:
+def kill_marked(marker: str) -> None:
     """SIGKILL every process whose environment holds `marker` (NAME=value), until none is left.
 
     torchrun starts each rank in a session of its own, and a rank may do so with helpers. They are
     in other process groups, but inherit the variable.
 
-    **Raises** `TimeoutError` if one is still alive after `within_seconds`.
+    **Raises** `TimeoutError` if one is still alive after 10 s.
     """
-    deadline = time.monotonic() + within_seconds
+    deadline = time.monotonic() + 10
     while pids := marked_processes(marker):
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {pids} survive SIGKILL")
@@ -147,16 +147,16 @@ def listening_socket(port: int = 0, host: str = LOOPBACK) -> socket.socket:
     return listener
 
 
-def free_port(host: str = LOOPBACK) -> int:
+def free_port() -> int:
     """A port that is free now, for programs that cannot inherit a socket."""
-    with listening_socket(0, host) as listener:
+    with listening_socket() as listener:
         return int(listener.getsockname()[1])
 
 
-def port_in_use(port: int, host: str = LOOPBACK) -> bool:
+def port_in_use(port: int) -> bool:
     """Whether a program listens on the port."""
     try:
-        listening_socket(port, host).close()
+        listening_socket(port).close()
     except OSError:
         return True
     return False

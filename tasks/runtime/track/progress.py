@@ -257,7 +257,6 @@ def link_mlflow_run(
     *,
     tag_flow_run: bool = False,
     charts: bool = False,
-    timeout: float = LINK_SECONDS,
 ) -> threading.Thread | None:
     """Publish a link artifact in Prefect once MLflow has created the run.
 
@@ -269,7 +268,7 @@ def link_mlflow_run(
         return None
 
     def publish() -> None:
-        if not tracker.wait_created(timeout):
+        if not tracker.wait_created(LINK_SECONDS):
             log.warning("no link in Prefect: MLflow did not create the run of %s in time", name)
         elif run := tracker.run:
             links = {f"MLflow run of {name}": f"{tracker.server}/{run_page(run)}"}

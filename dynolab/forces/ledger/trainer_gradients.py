@@ -57,7 +57,7 @@ class Forward:
             yield tuple(ids[real].tolist()), first
 
 
-class LiveGradients:
+class TrainerGradients:
     """Gradients of the loss through each sequence that a trainer's forward passes read.
 
     Two hooks on the model keep what it is given and what the loss' derivative by its outputs is;
