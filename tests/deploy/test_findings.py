@@ -60,7 +60,6 @@ EXAMPLES = [
 
 DUE = {
     "counterfactual-tinystories",
-    "coupling-builtin",
     "grpo-builtin",
     "grpo-strategies",
     "grpo-sums",
