@@ -64,7 +64,6 @@ DUE = {
     "grpo-strategies",
     "grpo-sums",
     "hh-tinystories",
-    "mitigation-builtin",
     "mitigation-degeneration",
     "mitigation-doses",
     "reproduce-builtin",
