@@ -60,12 +60,10 @@ EXAMPLES = [
 
 DUE = {
     "counterfactual-tinystories",
-    "coupling-builtin",
     "grpo-builtin",
     "grpo-strategies",
     "grpo-sums",
     "hh-tinystories",
-    "mitigation-builtin",
     "mitigation-degeneration",
     "mitigation-doses",
     "reproduce-builtin",
