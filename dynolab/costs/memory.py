@@ -42,7 +42,7 @@ def states(optimizer: OptimizerConfig) -> int:
 
 
 def recorded_states(optimizer: OptimizerConfig) -> int:
-    """Those in the record of a step: before it, and, but in bf16, the second moment after it."""
+    """Those in the record of a step: before it, and the second moment after it."""
     return states(optimizer) + (optimizer.name in SECOND_MOMENT)
 
 

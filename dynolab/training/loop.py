@@ -352,12 +352,13 @@ class Trainer:
         state: dict[str, dict[str, Tensor]],
     ) -> Mapping[str, float]:
         """Records the step that has just run, for later and for the observer, as configured."""
-        # Not under bf16 (`StepRecord`): analyses take the one that fp32 gradients give.
-        moments = engine.second_moments() if self.master is None else {}
-        after = engine.master_weights()
+        after, moments = engine.master_weights(), engine.second_moments()
         if distributed.rank() != 0:
             return {}
         for name, moment in moments.items():
+            if self.master is not None:  # an error of ε in gradients is one of ε² in their squares
+                mean = moment.sum() / moment.count_nonzero().clamp(min=1)
+                moment = moment.clamp(min=torch.finfo(torch.bfloat16).eps ** 2 * mean)
             state.setdefault(name, {})[SECOND_MOMENT_AFTER] = moment.to("cpu", copy=True)
         facts = StepFacts(
             step=step,

@@ -12,7 +12,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.step_account import StepAccount
 from dynolab.functions import ALLOWED
-from dynolab.objectives import DPOConfig
+from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.results.ledger import TABLES, FunctionalRow, StepLine, read_table
 from dynolab.results.study import MetricsLine
 from dynolab.training.config import (
@@ -24,6 +24,7 @@ from dynolab.training.config import (
 from dynolab.training.step_record import StepRecord
 from flows.flow import Plan
 from flows.ledger import LEDGER_FLOW
+from tasks import training as training_stage
 from tasks.group_training import GROUP, PROMPTS
 from tasks.ledger import LEDGER, LedgerJob
 from tasks.runtime.stage import run_stage
@@ -31,9 +32,12 @@ from tasks.runtime.work import StageResult
 from tasks.training import COPIES, PREFERENCE, STEPS
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 from tests.flows.in_process import short, step_names
+from tests.training.interrupted import Died, Mortal
 
 Trained = tuple[TrainConfig, StageResult]
 SGD = OptimizerConfig(name="sgd", learning_rate=1e-2, momentum=0.9)
+ADAMW = OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=0.1)
+BF16 = PLAIN.model_copy(update={"dtype": "bf16"})
 
 
 def trained(analysed: Analysed, **changes: Any) -> Trained:
@@ -86,6 +90,34 @@ def test_a_ledger_closes(analysed: Analysed, changes: dict[str, Any]) -> None:
     assert len(sources["step"]) == 6 * (3 + 1)
     assert [row.split for row in functionals if row.single] == ["train"] * 3 + ["heldout"]
     assert all(value >= 0 for value in sources["lbk"])
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("objective", [SFTConfig(), DPOConfig()], ids=["sft", "dpo"])
+def test_a_ledger_in_bf16_closes_with_what_rounding_did(
+    analysed: Analysed, objective: SFTConfig | DPOConfig, optimizer: OptimizerConfig
+) -> None:
+    training, result = trained(analysed, engine=BF16, objective=objective, optimizer=optimizer)
+    account = ledger(analysed, training, result)
+    assert account.metrics["ledger/closure"] < 1e-5
+    assert 1e-4 < account.metrics["ledger/rounding_share"] < 0.05
+
+
+def test_a_bf16_training_that_died_has_the_account_of_one_that_did_not(
+    analysed: Analysed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"engine": BF16, "optimizer": ADAMW, "checkpoint_every": 2, "seed": 3}
+    with monkeypatch.context() as patch:
+        patch.setattr(training_stage, "run", lambda job: Mortal(job, 4).run())
+        with pytest.raises(Died):
+            trained(analysed, **settings)
+    training, resumed = trained(analysed, **settings)
+    assert resumed.metrics["resumed_from"] == 2
+    small = two_steps_of_records(analysed)
+    account = tables(analysed, ledger(analysed, training, resumed, disk_bytes=small))
+    inputs = {"data": analysed.data, "model": analysed.sft}
+    whole = run_stage(PREFERENCE, training, inputs, analysed.platform, fresh=True)
+    assert tables(analysed, ledger(analysed, training, whole)) == account
 
 
 def tables(analysed: Analysed, account: StageResult) -> dict[str, Any]:
