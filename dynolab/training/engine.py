@@ -69,7 +69,7 @@ class PlainEngine:
         self._optimizer = build_optimizer(config.optimizer, self._named.values())
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of the loss, in fp32."""
+        """Adds the gradient of the loss; that of bf16 weights is added up in fp32."""
         loss.backward()
         for name, weight in self._rounded.items():
             if weight.grad is not None:

@@ -261,11 +261,12 @@ def test_a_ledger_in_the_run_changes_no_weight_and_adds_up(
     assert "ledger/chosen/measured" not in metrics[2]
 
 
+@pytest.mark.parametrize("more", [{}, {"engine": BF16, "lora": LoraConfig(rank=2)}])
 def test_a_ledger_in_the_run_says_what_a_whole_one_says_of_a_step_alone(
-    analysed: Analysed,
+    analysed: Analysed, more: dict[str, Any]
 ) -> None:
     """Without momentum a line acts in its own step alone."""
-    plain = {"optimizer": SGD.model_copy(update={"momentum": 0.0}), "steps": 3}
+    plain = {"optimizer": SGD.model_copy(update={"momentum": 0.0}), "steps": 3, **more}
     training, result = trained(
         analysed, ledger={"every": 1, "kinds": ("chosen",), "pairs": 2}, **plain
     )

@@ -12,6 +12,9 @@ import torch
 from dynolab.data.batches import collate
 from dynolab.data.rows import read_rows
 from dynolab.forces import PolicyFunction, force_map, one_step, split_step
+from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.functional import Functional
+from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.functions import ALLOWED
 from dynolab.objectives import build_objective
 from dynolab.results.study import OTHER_RANKS, ProbeScore
@@ -362,6 +365,18 @@ def test_a_zero2_record_has_the_forces_of_one_process(runs: Path) -> None:
 def test_bf16_follows_fp32_at_its_own_precision(runs: Path) -> None:
     bf16, fp32 = job_of(runs, BF16, "whole"), job_of(runs, "zero1", "whole")
     assert 0 < apart(bf16, fp32) < 5e-3
+
+
+@pytest.mark.parametrize("name", [BF16, "bf16-zero3"])
+def test_the_account_of_bf16_steps_closes(runs: Path, name: str) -> None:
+    first, second = (step_record(job_of(runs, name, "whole"), step) for step in (0, 1))
+    policy = PolicyFunction(load_language_model(runs / "model"))
+    ledger = Ledger(policy, [Functional.mean("", [row.chosen]) for row in first.examples])
+    tables = LedgerTables([row.id for row in first.examples])
+    for record in (second, first):
+        tables.add(ledger.enter(record))
+    assert tables.summary().closure < 1e-5
+    assert 1e-4 < tables.summary().rounding_share < 0.05
 
 
 def test_bf16_starts_from_the_unrounded_weights_at_its_own_reference(runs: Path) -> None:
