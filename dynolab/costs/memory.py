@@ -115,7 +115,7 @@ def working_bytes(
         return max(loss, gradients + max(reduction, layer, update))
     held = again * (gradients if stage == 1 else part)
     if stage < 3:
-        bucket = w * BUCKET
+        bucket = w * BUCKET if config.engine.kind == "deepspeed" else 0
         full = shape.trained > BUCKET  # sends while activations are still kept
         backward = bucket + activations.kept + max(head, sent if full else 0)
         reduction = bucket + sent + (part if w < FP32 else 0)

@@ -42,6 +42,9 @@ from dynolab.data.rows import Example, Row, Split, read_rows, read_value
 from dynolab.results.study import TokenMap
 from dynolab.statistics import Interval, stratified_total
 
+NOISY = 0.2
+"""Share of a functional's path from which on what rounding did makes single lines unreadable."""
+
 TABLES = {
     "lines": {"step": "int32", "response": "int32", "functional": "string", "nats": "float64"},
     "responses": {
@@ -115,7 +118,8 @@ class LedgerSummary(Row):
 
     - `closure`: largest |Σ lines + residual − measured| over the functional's path length, the sum
       of its absolute changes over the steps. With sampled steps: how far the estimate is off.
-    - `residual_share`, `rounding_share`: largest |Σ residual| and |Σ rounding| over that length.
+    - `residual_share`, `rounding_share`: largest |Σ residual| and |Σ rounding| over that length;
+      above `NOISY`, lines are too noisy to be read.
     - `whole`: every step was accounted for, momentum by its cause. Else single steps were, with
       momentum where it acted, so that `carried_in` counts at every one of them.
     """
@@ -127,6 +131,11 @@ class LedgerSummary(Row):
     rounding_share: float
     whole: bool = True
     every: int = 1
+
+    @property
+    def noisy(self) -> bool:
+        """Whether rounding did so much that single lines say little."""
+        return self.rounding_share > NOISY
 
 
 class StepLine(Row):

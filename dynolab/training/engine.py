@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from dynolab.likelihood.token_logps import ResponseLogits
@@ -47,17 +49,33 @@ class Engine(Protocol):
 
 
 class PlainEngine:
-    """One process, torch only: the reference implementation for the DeepSpeed engine."""
+    """One process, torch only: the reference implementation for the DeepSpeed engine.
 
-    def __init__(self, logits: ResponseLogits, config: LoopConfig) -> None:
+    **Arguments:**
+
+    - `master`: fp32 weights by name, of a model that is in bf16 itself; default: the model's own.
+    """
+
+    def __init__(
+        self, logits: ResponseLogits, config: LoopConfig, master: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.logits = logits
         self._config = config
         self._named = {name: p for name, p in logits.model.named_parameters() if p.requires_grad}
+        self._rounded: dict[str, nn.Parameter] = {}
+        if master is not None:
+            self._rounded = self._named
+            self._named = {n: nn.Parameter(master[n].to(p.device)) for n, p in self._named.items()}
         self._optimizer = build_optimizer(config.optimizer, self._named.values())
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of the loss."""
+        """Adds the gradient of the loss; that of bf16 weights is added up in fp32."""
         loss.backward()
+        for name, weight in self._rounded.items():
+            if weight.grad is not None:
+                held, own = self._named[name], weight.grad.float()
+                held.grad = own if held.grad is None else held.grad.add_(own)
+                weight.grad = None
 
     def step(self, learning_rate: float) -> float:
         """Clips, updates, clears the gradient; returns its norm before clipping."""
@@ -66,10 +84,11 @@ class PlainEngine:
             group["lr"] = learning_rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        self._follow_master_weights()
         return norm.item()
 
     def master_weights(self) -> dict[str, Tensor]:
-        """The weights on the CPU."""
+        """The fp32 weights on the CPU."""
         return {name: p.detach().to("cpu", copy=True) for name, p in self._named.items()}
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -101,6 +120,12 @@ class PlainEngine:
     def load(self, folder: Path) -> None:
         """Reads what `save` wrote, on any number of ranks."""
         load_shards(self._stretches(), self._optimizer, folder)
+        self._follow_master_weights()
+
+    @torch.no_grad()
+    def _follow_master_weights(self) -> None:
+        for name, weight in self._rounded.items():
+            weight.copy_(self._named[name])
 
     def _stretches(self) -> list[Stretch]:
         return [Stretch(name, 0, p.numel(), p) for name, p in self._named.items()]

@@ -125,7 +125,8 @@ class Trainer:
         self.source = self._build_source()
         self.probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
         check_watched(job.config.alarm, self.probes)
-        self.observer = self._build_observer(build_observer)
+        self.build_observer = build_observer
+        self.observer: StepObserver | None = None
         self.scorer: ProbeScorer | None = None
         self.alarm: Alarm | None = None
         self.best: Best | None = None
@@ -143,6 +144,7 @@ class Trainer:
             (job.logs / CHECKS).write_text(json.dumps(checks))
         if config.engine.dtype == "bf16":
             self.master = self._to_bf16()
+        self.observer = self._build_observer()
         self.source.begin(logits)
         engine = self._build_engine(logits)
         start = 0
@@ -351,6 +353,9 @@ class Trainer:
         if distributed.rank() != 0:
             return {}
         for name, moment in moments.items():
+            if self.master is not None:  # an error of ε in gradients is one of ε² in their squares
+                mean = moment.sum() / moment.count_nonzero().clamp(min=1)
+                moment = moment.clamp(min=torch.finfo(torch.bfloat16).eps ** 2 * mean)
             state.setdefault(name, {})[SECOND_MOMENT_AFTER] = moment.to("cpu", copy=True)
         facts = StepFacts(
             step=step,
@@ -437,16 +442,17 @@ class Trainer:
 
     def _build_engine(self, logits: ResponseLogits) -> Engine:
         if self.config.engine.kind == "plain":
-            return PlainEngine(logits, self.config)
+            return PlainEngine(logits, self.config, self.master)
         from dynolab.training.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(logits, self.config, self.master)
 
-    def _build_observer(self, build: BuildObserver | None) -> StepObserver | None:
+    def _build_observer(self) -> StepObserver | None:
         """The observer of the ledger's steps, on rank 0."""
+        build = self.build_observer
         if self.config.ledger is None or build is None or distributed.rank() != 0:
             return None
-        model = copy.deepcopy(self.policy)
+        model = copy.deepcopy(self.policy).float()
         return build(model, self.encoder, self.probes, self.job.output / "ledger.jsonl")
 
     def _build_alarm(self) -> Alarm | None:

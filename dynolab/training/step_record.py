@@ -56,7 +56,9 @@ class StepRecord:
     name). `state`: the optimizer's tensors *before* the step by parameter name and torch's own
     state name (`exp_avg`, `exp_avg_sq`, `square_avg`, `momentum_buffer`); empty before a
     stateful optimizer's first step. `SECOND_MOMENT_AFTER` is among them for optimizers that divide
-    by one: where it is small, a recomputed gradient cannot give it, as rounding decides it.
+    by one: where it is small, a recomputed gradient cannot give it, as rounding decides it. Under
+    bf16 it is at least ε² of the parameter's mean: of a smaller gradient, rounding decides how much
+    is left, and to divide by next to nothing would enlarge the examples' fp32 gradients.
     """
 
     facts: StepFacts

@@ -10,7 +10,7 @@ from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.step_account import StepAccount
-from dynolab.objectives import DPOConfig
+from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.results.ledger import TABLES, FunctionalRow, StepLine, read_table
 from dynolab.results.study import MetricsLine
 from dynolab.training.config import (
@@ -22,6 +22,7 @@ from dynolab.training.config import (
 from dynolab.training.step_record import StepRecord
 from flows.flow import Plan
 from flows.ledger import LEDGER_FLOW
+from tasks import training as training_stage
 from tasks.group_training import GROUP, PROMPTS
 from tasks.ledger import LEDGER, LedgerJob
 from tasks.runtime.stage import run_stage
@@ -29,9 +30,12 @@ from tasks.runtime.work import StageResult
 from tasks.training import COPIES, PREFERENCE, STEPS
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 from tests.flows.in_process import short, step_names
+from tests.training.interrupted import Died, Mortal
 
 Trained = tuple[TrainConfig, StageResult]
 SGD = OptimizerConfig(name="sgd", learning_rate=1e-2, momentum=0.9)
+ADAMW = OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=0.1)
+BF16 = PLAIN.model_copy(update={"dtype": "bf16"})
 
 
 def trained(analysed: Analysed, **changes: Any) -> Trained:
@@ -84,6 +88,34 @@ def test_a_ledger_closes(analysed: Analysed, changes: dict[str, Any]) -> None:
     assert len(sources["step"]) == 6 * (3 + 1)
     assert [row.split for row in functionals if row.single] == ["train"] * 3 + ["heldout"]
     assert all(value >= 0 for value in sources["lbk"])
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("objective", [SFTConfig(), DPOConfig()], ids=["sft", "dpo"])
+def test_a_ledger_in_bf16_closes_with_what_rounding_did(
+    analysed: Analysed, objective: SFTConfig | DPOConfig, optimizer: OptimizerConfig
+) -> None:
+    training, result = trained(analysed, engine=BF16, objective=objective, optimizer=optimizer)
+    account = ledger(analysed, training, result)
+    assert account.metrics["ledger/closure"] < 1e-5
+    assert 1e-4 < account.metrics["ledger/rounding_share"] < 0.05
+
+
+def test_a_bf16_training_that_died_has_the_account_of_one_that_did_not(
+    analysed: Analysed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"engine": BF16, "optimizer": ADAMW, "checkpoint_every": 2, "seed": 3}
+    with monkeypatch.context() as patch:
+        patch.setattr(training_stage, "run", lambda job: Mortal(job, 4).run())
+        with pytest.raises(Died):
+            trained(analysed, **settings)
+    training, resumed = trained(analysed, **settings)
+    assert resumed.metrics["resumed_from"] == 2
+    small = two_steps_of_records(analysed)
+    account = tables(analysed, ledger(analysed, training, resumed, disk_bytes=small))
+    inputs = {"data": analysed.data, "model": analysed.sft}
+    whole = run_stage(PREFERENCE, training, inputs, analysed.platform, fresh=True)
+    assert tables(analysed, ledger(analysed, training, whole)) == account
 
 
 def tables(analysed: Analysed, account: StageResult) -> dict[str, Any]:
@@ -224,11 +256,12 @@ def test_a_ledger_in_the_run_changes_no_weight_and_adds_up(
     assert "ledger/chosen/measured" not in metrics[2]
 
 
+@pytest.mark.parametrize("more", [{}, {"engine": BF16, "lora": LoraConfig(rank=2)}])
 def test_a_ledger_in_the_run_says_what_a_whole_one_says_of_a_step_alone(
-    analysed: Analysed,
+    analysed: Analysed, more: dict[str, Any]
 ) -> None:
     """Without momentum a line acts in its own step alone."""
-    plain = {"optimizer": SGD.model_copy(update={"momentum": 0.0}), "steps": 3}
+    plain = {"optimizer": SGD.model_copy(update={"momentum": 0.0}), "steps": 3, **more}
     training, result = trained(
         analysed, ledger={"every": 1, "kinds": ("chosen",), "pairs": 2}, **plain
     )

@@ -22,7 +22,7 @@ from dynolab.report.ledger.maps import blocks_figure, ledger_map_figure
 from dynolab.report.ledger.page import write_ledger_page
 from dynolab.report.ledger.waterfall import waterfall_figure
 from dynolab.report.text import excerpt, number
-from dynolab.results.ledger import LedgerReader, Moment
+from dynolab.results.ledger import NOISY, LedgerReader, Moment
 from tests.report.ledgers import write_ledger
 from tests.report.parsed import Parsed
 
@@ -154,6 +154,15 @@ def test_the_page_is_whole(ledger: LedgerReader, tmp_path: Path) -> None:
     page = (tmp_path / "ledger.html").read_text()
     assert 'id="pushers"' in page and 'id="ledger-blocks"' in page
     assert (tmp_path / "figures" / "ledger-map.json").exists()
+
+
+def test_the_page_says_how_much_was_rounding_and_when_it_was_too_much(
+    ledger: LedgerReader, tmp_path: Path
+) -> None:
+    for share, shown in ((1e-6, ""), (0.02, "2 % rounding"), (0.3, "too much rounding")):
+        summary = ledger.summary.model_copy(update={"rounding_share": share})
+        page = page_of(replace(ledger, summary=summary), tmp_path)
+        assert shown in page and ("too much rounding" in page) == (share > NOISY)
 
 
 def test_pairs_of_several_sources_are_summed_by_source(

@@ -24,17 +24,10 @@ from tests.training.small import group_settings, make_job, run, run_small, setti
         (settings, {"engine": {"kind": "deepspeed", "ranks": 3}}, "batch_size"),
         (settings, {"micro_batch_size": 3}, "micro_batch_size"),
         (settings, {"engine": {"kind": "plain", "ranks": 2}}, r"engine\.ranks"),
-        (settings, {"engine": {"kind": "plain", "ranks": 1, "dtype": "bf16"}}, r"engine\.dtype"),
         (
             settings,
             {"engine": {"zero_stage": 0, "dtype": "bf16"}},
             r"engine\.zero_stage",
-        ),
-        (settings, {"engine": {"dtype": "bf16"}}, r"engine\.dtype"),
-        (
-            settings,
-            {"engine": {"dtype": "bf16"}, "record_steps": [], "ledger": {}},
-            r"engine\.dtype",
         ),
         (settings, {"engine": {"zero_stage": 0, "offload": True}}, r"engine\.offload"),
         (settings, {"engine": {"reproducible": False}}, r"engine\.reproducible"),

@@ -15,7 +15,8 @@ optimizer is `b_t = β b_{t−1} + into_t ⊙ g_t + pull_t`, `Δθ_t = direct_t 
 - `decay(s) = ⟨q̄_s, direct_s⟩ − ⟨U_s, pull_s⟩`: weight decay;
 - `rounding(s) = ⟨q̄_s, Δθ_s − (direct_s − out_s ⊙ b_s)⟩ − β ⟨U_{s+1}, b'_s − b_s⟩`: what the
   trainer's own arithmetic did beside the formula, b' being the momentum that the next step really
-  began with; small steps in float32 lose digits where they are added to the weights;
+  began with; small steps in float32 lose digits where they are added to the weights, and under bf16
+  the gradient was another one than the g_{s,i} here, which are float32's at the weights before;
 - `carried_in = −β ⟨U_0, b_{−1}⟩`: momentum from before the first step.
 
 Learning rate, warm-up, clipping and preconditioner are inside into and out. Momentum is charged
