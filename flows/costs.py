@@ -290,7 +290,9 @@ class Costs:
         answers = self.inputs.functionals * config.pairs + 4 * singles + 2 * responses
         entered = -(-training.steps // config.every)
         cost = self._cost(entered * answers * self._answer)
-        held = ledger_copies(training.optimizer, functionals=1, responses=responses) + 1
+        held = 1 + ledger_copies(
+            training.optimizer, functionals=1, responses=responses, whole=config.every == 1
+        )
         return replace(
             cost,
             hours=cost.hours + 2 * again.hours,
