@@ -216,7 +216,7 @@ def zero(folder: Path) -> dict[str, float]:
         folder / "job.json",
         ranks=RANKS,
         logs=folder / "logs",
-        environment={"PYTHONPATH": str(ROOT)},
+        environment={"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         while_running=lambda: None,
     )
     plain = run_small(folder, folder / "plain", settings(record_steps=[]))
