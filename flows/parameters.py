@@ -25,6 +25,7 @@ from pydantic_core import ErrorDetails
 
 from dynolab.data.source_checks import OnDisk
 from dynolab.errors import ConfigError
+from tasks.runtime.launch.devices import host_devices
 from tasks.runtime.system.secret_files import holds_secret
 
 STUDIES = Path(__file__).resolve().parents[1] / "deploy" / "studies"
@@ -57,9 +58,14 @@ def study_file(file: Path) -> Path:
 
 
 def read_study(file: Path) -> str:
-    """The text of a study file. **Raises** `ConfigError` if it cannot be read."""
+    """The text of a study file. **Raises** `ConfigError` if it cannot be read.
+
+    The built-in study has one rank where there is one GPU.
+    """
     try:
-        return file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
+        alone = file.resolve() == STUDIES / "builtin.yaml" and len(host_devices()) == 1
+        return text.replace("ranks: 2", "ranks: 1") if alone else text
     except OSError as error:
         raise ConfigError(
             "config", str(file), f"cannot be read ({error.strerror}); give a readable study file"

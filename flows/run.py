@@ -28,6 +28,7 @@ from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig, LoopConfig
 from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
 from flows.registry import FLOWS
+from tasks.runtime.launch.devices import check_enough, host_devices
 from tasks.runtime.launch.launcher import ranks_per_host
 from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.pipeline import Step
@@ -124,7 +125,8 @@ def run_on(
     `shown` is given the results so far when one was computed, but for the last, and at most every
     `SHOWN_SECONDS`.
 
-    **Raises** `ConfigError` before the first step if a training's ranks do not divide among hosts.
+    **Raises** `ConfigError` before the first step if a training's ranks do not divide among hosts,
+    or are more than a host's GPUs.
     """
     check_hosts(plan.steps, platform.settings)
     results, shown_at = dict(plan.existing), -math.inf
@@ -148,11 +150,16 @@ def run_on(
 
 
 def check_hosts(steps: Sequence[Step], settings: Settings) -> None:
-    """Raises `ConfigError` for a training whose ranks do not divide evenly among the hosts."""
+    """Raises `ConfigError` for a training whose ranks do not divide evenly among the hosts, or are
+    more than a host's GPUs."""
+    devices = host_devices()
     for step in steps:
         engine = getattr(step.config, "engine", None)
         if isinstance(engine, EngineConfig) and engine.kind == "deepspeed":
-            ranks_per_host(f"{step.name}.engine.ranks", engine.ranks, settings.hosts)
+            field = f"{step.name}.engine.ranks"
+            here = ranks_per_host(field, engine.ranks, settings.hosts)
+            if devices:
+                check_enough(field, here, devices)
 
 
 def _as_task(

@@ -91,6 +91,20 @@ def test_a_training_that_hosts_cannot_share_is_named() -> None:
         check_hosts(steps, settings(3))
 
 
+def test_more_ranks_than_gpus_are_refused_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = study_steps(load_parameters(StudyParameters, SMALL, []))
+    monkeypatch.setenv("DYNOLAB_DEVICES", "0,1")
+    check_hosts(steps, settings(1))
+    monkeypatch.setenv("DYNOLAB_DEVICES", "0")
+    with pytest.raises(
+        ConfigError, match=r"preference\.engine\.ranks = 2: this host has 1 GPU \(0\)"
+    ):
+        check_hosts(steps, settings(1))
+    check_hosts(study_steps(load_parameters(StudyParameters, Path("builtin.yaml"))), settings(1))
+
+
 def shown(page: Path, answer: list[str]) -> list[str]:
     result = StageResult(
         stage="sft",

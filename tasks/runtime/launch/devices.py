@@ -102,6 +102,15 @@ def _names(variable: str, listed: str) -> tuple[str, ...]:
     return names
 
 
+def check_enough(field: str, count: int, names: Sequence[str]) -> None:
+    """Raises `ConfigError` if `count` ranks need more devices than there are."""
+    if count > len(names):
+        there = f"{len(names)} GPU{'s' * (len(names) > 1)} ({', '.join(names)})"
+        raise ConfigError(
+            field, count, f"this host has {there}; choose no more, or DS_ACCELERATOR=cpu"
+        )
+
+
 @contextmanager
 def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
     """Wait for and lock `count` of the devices; yields device → descriptor of its lock.
@@ -111,10 +120,7 @@ def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
 
     **Raises** `ConfigError` if the host has fewer than `count` devices.
     """
-    if count > len(names):
-        raise ConfigError(
-            "ranks", count, f"this host has {len(names)} GPUs ({', '.join(names)}); choose no more"
-        )
+    check_enough("ranks", count, names)
     with ExitStack() as held:
         locks: dict[str, int] = {}
         with ExitStack() as queue:
