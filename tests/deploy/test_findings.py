@@ -63,7 +63,6 @@ DUE = {
     "grpo-builtin",
     "grpo-strategies",
     "grpo-sums",
-    "hh-tinystories",
     "mitigation-degeneration",
     "mitigation-doses",
     "reproduce-builtin",
