@@ -65,7 +65,6 @@ DUE = {
     "grpo-sums",
     "mitigation-degeneration",
     "mitigation-doses",
-    "reproduce-builtin",
     "reproduce-tinystories",
 }
 """Tables made before a stage of theirs was changed; this only shrinks."""
