@@ -19,7 +19,7 @@ from tasks.runtime.work import Work
 from tasks.training import COPIES, start
 
 DISK_BYTES = 2**31
-"""That a replay may take at least: records and states of trainings of small models."""
+"""What a replay may take on any disk; the records and states of small models fit."""
 
 STATE_COPIES = 3
 """A resume state: weights and the optimizer's tensors, at most three copies of the model."""

@@ -9,7 +9,7 @@ from dynolab.functions import ALLOWED
 
 @pytest.fixture(scope="module", autouse=True)
 def allowed() -> Iterator[None]:
-    """Rewards of `tests/training/rewards.py` may be named."""
+    """Rewards and losses of the tests may be named."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOWED, "tests.training.rewards")
+        patch.setenv(ALLOWED, "tests.training.rewards,tests.objectives.losses")
         yield

@@ -30,8 +30,10 @@ def logps_of(
     entry, half of a force, rounds away. Here it is σ of the log-odds against v, as exact as the
     logits. It also reads the vocabulary less often.
     """
-    others = logits.scatter(-1, token, float("-inf")).logsumexp(-1, keepdim=True)
-    return F.logsigmoid(logits.gather(-1, token) - others)
+    below = logits - logits.detach().amax(-1, keepdim=True)  # small sums keep their digits
+    own = below.gather(-1, token)
+    others = below.scatter(-1, token, float("-inf")).logsumexp(-1, keepdim=True)
+    return F.logsigmoid(own - others)
 
 
 def dtype_preserving(model: nn.Module) -> AbstractContextManager[Any]:
