@@ -258,7 +258,7 @@ def write_page(page: Page, folder: Path, file: str) -> None:
         write_text(folder / ANSWER, "\n".join([*plain, *printed]) + "\n")
     write_text(figures / "plotly.min.js", get_plotlyjs())
     parts = (part.content if isinstance(part, Fold) else [part] for part in page.content)
-    for part in (one for own in parts for one in own if isinstance(one, Figure)):
+    for part in (each for group in parts for each in group if isinstance(each, Figure)):
         write_text(figures / f"{part.name}.json", part.plot.to_json())
         body = Markup(PARTS.section(figure_section(part), terms=False))
         page_of_figure = _html(part.title, body, (_SCRIPT,), plotly_file="plotly.min.js")

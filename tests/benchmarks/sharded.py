@@ -54,13 +54,13 @@ def account(home: Path, objective: str, optimizer: str) -> LedgerSummary:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder))
-        found = {
+        accounts = {
             objective: [account(Path(folder), objective, name) for name in OPTIMIZERS]
             for objective in ("sft", "dpo")
         }
-    shares = {o: max(own.rounding_share for own in each) for o, each in found.items()}
+    shares = {o: max(own.rounding_share for own in each) for o, each in accounts.items()}
     figures = {
-        "bf16_closure": max(own.closure for each in found.values() for own in each),
+        "bf16_closure": max(own.closure for each in accounts.values() for own in each),
         "bf16_arithmetic_share": max(shares.values()),
         **{f"bf16_arithmetic_share_{o.upper()}": share for o, share in shares.items()},
     }
