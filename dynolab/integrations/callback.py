@@ -203,12 +203,12 @@ def _callable_in_parts(model: nn.Module) -> Iterator[None]:
     if not isinstance(model, FSDPModule):
         yield
         return
-    training = model.training
-    with torch.no_grad():
-        model.eval()(
-            input_ids=torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
-        )
-    model.train(training)
+    training, device = model.training, next(model.parameters()).device
+    try:
+        with torch.no_grad():
+            model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device))
+    finally:
+        model.train(training)
     model.unshard()
     try:
         yield
