@@ -5,6 +5,7 @@ Before anything runs, a plan knows the study's model and rows by their settings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,17 +17,19 @@ from dynolab.costs.machines import Machine
 from dynolab.costs.memory import (
     COPIES,
     FP32,
+    bytes_of,
     ledger_copies,
     recorded_states,
     states,
     training_bytes,
 )
 from dynolab.costs.stage import StageCost
-from dynolab.costs.traced import Activations, activation_bytes, seconds_of
+from dynolab.costs.traced import Activations, MicroBatch, activation_bytes, seconds_of
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data, load_prompts
+from dynolab.likelihood.frozen import WIDENED
 from dynolab.objectives import build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import GroupTrainConfig, LoopConfig
@@ -92,14 +95,11 @@ class Inputs:
     def model(self, config: LoopConfig | None = None) -> Callable[[int, torch.dtype], Any]:
         """A function that makes the model with so many layers on the current device, with the
         adapters that a training adds."""
-        from dynolab.training.adapters import add_adapters
-        from models.unloaded import builder
+        from models.unloaded import adapted, builder
 
         attention = "sdpa" if config is None else config.engine.attention
         build, lora = builder(self.config, attention), None if config is None else config.lora
-        if lora is None:
-            return build
-        return lambda layers, dtype: add_adapters(build(layers, dtype), lora, 0)
+        return build if lora is None else adapted(build, lora)
 
     def shape(self, config: LoopConfig | None = None) -> ModelShape:
         """The model's sizes, adapters among them."""
@@ -227,13 +227,14 @@ class Costs:
         if step.stage.name == "base":
             return self._base(config)
         if step.stage.name == "ledger":
-            return self._ledger(config)
+            return self.ledger(config)
         if step.stage.name not in COPIES:
             return None
-        reads = [by_name[name].config for name in step.inputs.values() if name in by_name]
-        return self._analysis(
-            step.stage.name, config, [c for c in reads if isinstance(c, LoopConfig)]
-        )
+        reads = {
+            role: by_name[name].config for role, name in step.inputs.items() if name in by_name
+        }
+        trainings = [each for each in reads.values() if isinstance(each, LoopConfig)]
+        return self.analysis(step.stage.name, config, trainings, reads.get("trained"))
 
     def training(self, config: LoopConfig, rows: Sequence[Lengths] = ()) -> StageCost:
         """A training on rows or on groups; by default on the data's."""
@@ -280,10 +281,11 @@ class Costs:
         rows = [self._row(row, (CHOSEN,)) for row in self.inputs.corpus]
         return self.training(config.training, rows)
 
-    def _ledger(self, config: Any) -> StageCost:
+    def ledger(self, config: Any) -> StageCost:
         """A training that runs twice more; at each of its steps, gradients of observed answers and
         of the batch. Memory is what it cannot do without: one functional at a time."""
-        training, copy = config.training, FP32 * self.inputs.shape().parameters
+        training = config.training
+        frozen, copy = self._weights(training, config, (CHOSEN,))
         again = self.training(training.model_copy(update={"probe_every": 0}))
         responses = training.batch_size * getattr(training, "completions", 2)
         singles = config.answers + config.heldout_answers
@@ -296,13 +298,18 @@ class Costs:
         return replace(
             cost,
             hours=cost.hours + 2 * again.hours,
-            rank_bytes=max(held * copy, again.rank_bytes),
+            rank_bytes=max(frozen + held * copy, again.rank_bytes),
             host_bytes=again.host_bytes,
             written=entered * copy * (2 + recorded_states(training.optimizer)),
         )
 
-    def _analysis(self, name: str, config: Any, trainings: Sequence[LoopConfig]) -> StageCost:
-        """An analysis of trained models: its answers, as many passes for each as it makes."""
+    def analysis(
+        self, name: str, config: Any, trainings: Sequence[LoopConfig], trained: Any = None
+    ) -> StageCost:
+        """An analysis of trained models: its answers, as many passes for each as it makes.
+
+        **Arguments:** `trained`: the training whose recorded steps are analysed, if one's are.
+        """
         recorded = sum(len(training.record_steps) for training in trainings)
         answers = {
             "probe": lambda: self.inputs.probe_rows * len(trainings) / 3,
@@ -311,13 +318,50 @@ class Costs:
             "squeezing": lambda: 32 * recorded * config.pairs,
             "kernel": lambda: config.updating_pairs * config.rank * (4 + 4 * config.observed_pairs),
         }[name]()
-        copy = FP32 * self.inputs.shape().parameters
+        frozen, copy = self._weights(trained if name == "forces" else None, config, PAIR)
         kept = max((recorded_states(each.optimizer) for each in trainings), default=0)
         held = COPIES[name] + (kept if name in ("forces", "squeezing") else 0)
         cost = self._cost(round(answers * self._answer))
+        loaded = FP32 * cost.parameters
         if name == "forces" and self.machine.gpus:
-            return replace(cost, rank_bytes=6 * copy, host_bytes=(8 + kept) * copy)
-        return replace(cost, rank_bytes=held * copy + getattr(config, "memory_bytes", 0))
+            host = max((8 + kept) * copy, loaded)
+            return replace(cost, rank_bytes=frozen + 6 * copy, host_bytes=host)
+        memory = max(frozen + held * copy, loaded) + getattr(config, "memory_bytes", 0)
+        return replace(cost, rank_bytes=memory)
+
+    def _weights(
+        self, training: LoopConfig | None, config: Any, sides: Sequence[int]
+    ) -> tuple[int, int]:
+        """Bytes that an analysis takes beside copies of what moves, and bytes of such a copy.
+
+        All weights move, and their copies outweigh the rest, unless a training moved adapters
+        alone. Beside these there are the frozen weights, what of them is widened at once in bf16,
+        and the activations of a batch in fp32.
+
+        **Arguments:** `sides`: the answers that are in one row.
+        """
+        if training is None or training.lora is None:
+            return 0, FP32 * self.inputs.shape().parameters
+        from dynolab.forces.function.policy import tokens_at_once
+
+        shape, w = self.inputs.shape(training), bytes_of(training)
+        gpus = self.machine.gpus
+        tokens = config.batch_tokens or tokens_at_once(shape.layers, shape.width, gpu=gpus)
+        each = [self._row(row, sides) for row in self._rows(training.max_length)]
+        lengths = [sum(row.rows) for row in each]
+        rows = max(1, tokens // (self._answer * len(sides)))
+        responses = math.ceil(rows * sum(row.responses for row in each) / len(each))
+        alone = max(range(len(each)), key=lengths.__getitem__)  # gets a batch of its own
+        batch = max(
+            MicroBatch(rows, sum(lengths) // len(each), responses),
+            MicroBatch(1, lengths[alone], each[alone].responses),
+            key=lambda batch: batch.rows * batch.length,
+        )
+        model = self.inputs.model(training)
+        activations = activation_bytes(model, shape.layers, batch, products=gpus).most
+        widened = FP32 * min(shape.largest, WIDENED) if w < FP32 else 0
+        frozen = w * (shape.parameters - shape.trained) + widened
+        return frozen + activations, FP32 * shape.trained
 
     def _cost(self, tokens: int, dtype: str = "fp32", ranks: int = 1) -> StageCost:
         """Tokens that go forward and backward, by the seconds of one."""

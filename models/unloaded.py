@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from dynolab.errors import ConfigError
+from dynolab.training.adapters import add_adapters
+from dynolab.training.config import LoraConfig
 from models.folder import adapter_base, check_source
 from models.language import supported_attention
 
@@ -77,9 +80,11 @@ def read_config(source: str, revision: str | None = None) -> PreTrainedConfig:
         ) from error
 
 
-def builder(
-    config: PreTrainedConfig, attention: str = "sdpa"
-) -> Callable[[int, torch.dtype], PreTrainedModel]:
+Build = Callable[[int, torch.dtype], PreTrainedModel]
+"""Makes a model with so many layers, in a dtype."""
+
+
+def builder(config: PreTrainedConfig, attention: str = "sdpa") -> Build:
     """A function from a number of layers and a dtype to a model of this configuration.
 
     Settings of single layers (`layer_types`, …) are repeated or cut to the number of layers.
@@ -98,3 +103,18 @@ def builder(
         return model
 
     return build
+
+
+def adapted(build: Build, lora: LoraConfig) -> Build:
+    """As `build`, with the adapters that a training adds.
+
+    peft moves them, which fake tensors do not allow; so the model is made of meta tensors first.
+    """
+
+    def build_adapted(layers: int, dtype: torch.dtype) -> PreTrainedModel:
+        with unset_fake_temporarily(), torch.device("meta"):
+            model = add_adapters(build(layers, torch.float32), lora, 0)
+            torch.nn.Module.to(model, dtype)
+        return model.to_empty(device=torch.get_default_device())
+
+    return build_adapted

@@ -37,7 +37,9 @@ class ForcesConfig(StageConfig):
 
     pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are watched.")
     batch_tokens: int | None = Field(
-        None, ge=1, description="Padded tokens of one forward; 1,024 on a CPU, 16,384 on a GPU."
+        None,
+        ge=1,
+        description="Padded tokens of one forward; default: by the model, 512 to 16,384 on a GPU.",
     )
 
 

@@ -61,7 +61,9 @@ class LedgerConfig(StageConfig):
         description="Also map the pull, token by token, that lowered the answer that fell most.",
     )
     batch_tokens: int | None = Field(
-        None, ge=1, description="Padded tokens of one forward; 1,024 on a CPU, 16,384 on a GPU."
+        None,
+        ge=1,
+        description="Padded tokens of one forward; default: by the model, 512 to 16,384 on a GPU.",
     )
     disk_bytes: int | None = Field(
         None,

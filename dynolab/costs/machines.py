@@ -49,6 +49,8 @@ USABLE = 0.94
 take the rest. Not measured: an allowance."""
 
 _GPUS = {
+    "l40s": (48, 91.6e12, 362e12, "NVIDIA L40S datasheet"),
+    "rtx4090": (24, 82.6e12, 165.2e12, "NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090"),
     "a100": (80, 19.5e12, 312e12, "NVIDIA A100 80GB datasheet"),
     "h100": (80, 67e12, 989e12, "NVIDIA H100 SXM datasheet"),
     "h200": (141, 67e12, 989e12, "NVIDIA H200 SXM datasheet"),

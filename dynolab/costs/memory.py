@@ -141,17 +141,18 @@ def copies_of(config: LoopConfig, shape: ModelShape) -> Copies:
     """What ranks copy to main memory of T trained weights with s optimizer states each.
 
     In bf16 each rank keeps `4 T`, the weights before they were rounded. Rank 0 gathers `4 T` to
-    save the model. Before a recorded step it gathers `4 T (1 + s)`; after it has the weights again
-    and r = `recorded_states`, `4 T (2 + r)`.
+    save the model, `4 N` where adapters are merged into it. Before a recorded step it gathers
+    `4 T (1 + s)`; after it has the weights again and r = `recorded_states`, `4 T (2 + r)`.
 
     Checked as `kept_bytes` is.
     """
     whole = FP32 * shape.trained
     s, r = states(config.optimizer), recorded_states(config.optimizer)
     every = whole if bytes_of(config) < FP32 else 0
+    saved = FP32 * shape.parameters if config.lora is not None else whole
     if not config.record_steps and config.ledger is None:
-        return Copies(every, in_step=0, after=whole)
-    return Copies(every, in_step=(1 + s) * whole, after=(2 + r) * whole)
+        return Copies(every, in_step=0, after=saved)
+    return Copies(every, in_step=(1 + s) * whole, after=max(saved, (2 + r) * whole))
 
 
 def bytes_of(config: LoopConfig) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError, reading, to_install
+from dynolab.likelihood.frozen import keep_frozen_narrow
 from dynolab.likelihood.packed import Reading
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
 from dynolab.training.config import LoraConfig
@@ -36,7 +39,8 @@ def add_adapters(policy: PreTrainedModel, config: LoraConfig, seed: int) -> PreT
         task_type="CAUSAL_LM",
         target_modules="all-linear" if not config.target else list(config.target),
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks for a name that is deprecated
         torch.manual_seed(seed)
         try:
             adapted = peft.get_peft_model(policy, settings)
@@ -61,7 +65,8 @@ class WithoutAdapters(ResponseLogits):
 def unmerge_adapters(merged: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Undoes `save_merged`: returns the merged model with its adapters separate again.
 
-    `W = W_merged − (alpha/rank) B A`, the weights before training up to rounding.
+    `W = W_merged − (alpha/rank) B A`, the weights before training up to rounding; those that the
+    training had in bf16 are rounded to it, and are the same to the bit.
 
     **Arguments:**
 
@@ -78,6 +83,9 @@ def unmerge_adapters(merged: PreTrainedModel, folder: Path) -> PreTrainedModel:
         if isinstance(layer, LoraLayer):
             layer.merged_adapters.extend(layer.active_adapters)  # its weight is merged
             layer.unmerge()
+    with safe_open(folder / ADAPTERS, framework="pt") as file:
+        if (file.metadata() or {}).get(FROZEN) == str(torch.bfloat16):
+            keep_frozen_narrow(adapted)
     return cast("PreTrainedModel", adapted)
 
 
@@ -111,6 +119,8 @@ def _with_adapters(model: PreTrainedModel, folder: Path, remedy: str) -> Any:
 
 _REMEDY = "give the adapter/ folder that this model's training wrote"
 ADAPTERS = "adapter_model.safetensors"
+FROZEN = "frozen"
+"""Key of the file's metadata with the dtype of the weights that the adapters were trained on."""
 
 
 def save_merged(policy: torch.nn.Module, adapters: dict[str, Tensor], folder: Path) -> None:
@@ -125,12 +135,20 @@ def save_merged(policy: torch.nn.Module, adapters: dict[str, Tensor], folder: Pa
 
     live: Any = policy
     inner: Any = causal_model(policy)
-    # A new model: the engine still holds the live one, whose parameters it has replaced.
-    fresh = peft.get_peft_model(type(inner)(inner.config), live.active_peft_config)
-    weights = {name: p.detach().to("cpu", torch.float32) for name, p in policy.named_parameters()}
-    unknown = fresh.load_state_dict(weights | adapters, strict=False).unexpected_keys
-    assert not unknown, unknown
-    _save_adapter(fresh, folder / "adapter")
+    # A new model: the engine still holds the live one, whose parameters it has replaced. It has no
+    # weights of its own, so that there is one copy of them.
+    with torch.device("meta"):
+        plain = type(inner)(inner.config)
+    fresh = peft.get_peft_model(plain, live.active_peft_config, low_cpu_mem_usage=True)
+    frozen = next(str(p.dtype) for p in policy.parameters() if not p.requires_grad)
+    weights = {
+        name: own.detach().to("cpu", torch.float32, copy=True)
+        for name, own in policy.named_parameters()
+    }
+    fresh.load_state_dict(weights | adapters, assign=True)
+    causal: Any = causal_model(fresh)
+    causal.tie_weights()
+    _save_adapter(fresh, folder / "adapter", frozen)
     fresh.merge_and_unload().save_pretrained(folder / "model", max_shard_size=FILE_BYTES)
 
 
@@ -142,7 +160,7 @@ def _peft() -> Any:
     return peft
 
 
-def _save_adapter(adapted: Any, folder: Path) -> None:
+def _save_adapter(adapted: Any, folder: Path, frozen: str) -> None:
     """Saves as peft does, but with the same bytes on every machine: no paths, names sorted."""
     import peft
 
@@ -151,4 +169,5 @@ def _save_adapter(adapted: Any, folder: Path) -> None:
     settings.target_modules = sorted(settings.target_modules)
     settings.save_pretrained(str(folder))
     weights = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    save_file({name: w.contiguous() for name, w in weights.items()}, folder / ADAPTERS)
+    named = {name: w.contiguous() for name, w in weights.items()}
+    save_file(named, folder / ADAPTERS, {FROZEN: frozen})

@@ -28,6 +28,7 @@ from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.likelihood.arithmetic import check_float32_products, reproducible
 from dynolab.likelihood.checked import CHECKS, checks_kept
+from dynolab.likelihood.frozen import keep_frozen_narrow
 from dynolab.likelihood.token_logps import (
     ResponseLogits,
     causal_model,
@@ -137,13 +138,13 @@ class Trainer:
         job, config = self.job, self.config
         if distributed.rank() == 0:
             job.output.mkdir(parents=True, exist_ok=True)
+        if config.engine.dtype == "bf16":
+            self.master = self._to_bf16()
         with checks_kept() as checks:
             logits = ResponseLogits(self.policy.to(self.device))
         self._check_ranks_agree(logits)
         if job.logs is not None and distributed.rank() == 0:
             (job.logs / CHECKS).write_text(json.dumps(checks))
-        if config.engine.dtype == "bf16":
-            self.master = self._to_bf16()
         self.observer = self._build_observer()
         self.source.begin(logits)
         engine = self._build_engine(logits)
@@ -452,7 +453,11 @@ class Trainer:
         build = self.build_observer
         if self.config.ledger is None or build is None or distributed.rank() != 0:
             return None
-        model = copy.deepcopy(self.policy).float()
+        frozen = [p for p in self.policy.parameters() if not p.requires_grad]
+        shared = {id(p): torch.nn.Parameter(p.detach(), requires_grad=False) for p in frozen}
+        model = copy.deepcopy(self.policy, shared)
+        if self.master is not None:
+            keep_frozen_narrow(model)
         return build(model, self.encoder, self.probes, self.job.output / "ledger.jsonl")
 
     def _build_alarm(self) -> Alarm | None:

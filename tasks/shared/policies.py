@@ -63,9 +63,12 @@ def load_policy(model: Path, adapter: Path | None = None) -> PolicyFunction:
     - `adapter`: its `adapter/`. The adapters are then split from the merged weights, and only they
       are parameters, as in the training's records.
     """
+    from torch import nn
+
     from dynolab.forces import PolicyFunction
     from dynolab.training.adapters import unmerge_adapters
     from models.language import load_language_model
 
-    loaded = load_language_model(model, device=device())
-    return PolicyFunction(loaded if adapter is None else unmerge_adapters(loaded, adapter))
+    loaded = load_language_model(model)
+    policy: nn.Module = loaded if adapter is None else unmerge_adapters(loaded, adapter)
+    return PolicyFunction(policy.to(device()))

@@ -16,6 +16,7 @@ from dynolab.training.config import LoopConfig
 from dynolab.training.job import TrainJob
 from dynolab.training.step_record import StepRecord
 from tasks.runtime.work import Work
+from tasks.shared.policies import ADAPTER
 from tasks.training import COPIES, start
 
 DISK_BYTES = 2**31
@@ -51,7 +52,8 @@ class Replay:
         **Arguments:** `disk_bytes`: default: half of what the disk has free, `DISK_BYTES` at least.
         """
         bound = disk_bytes or max(DISK_BYTES, shutil.disk_usage(self.work.scratch).free // 2)
-        return segment_steps(self.model, steps, bound, every=every)
+        moved = self.model if self.config.lora is None else self.metrics.parent / ADAPTER
+        return segment_steps(moved, steps, bound, every=every)
 
     def backwards(
         self, steps: Sequence[int], segment: int, on_step: Callable[[str], None]
@@ -197,13 +199,15 @@ def _state(states: Path, step: int) -> Path:
     return states / f"step-{step:08d}"
 
 
-def segment_steps(model: Path, steps: int, disk_bytes: int, *, every: int = 1) -> int:
+def segment_steps(moved: Path, steps: int, disk_bytes: int, *, every: int = 1) -> int:
     """How many steps a segment has, of which one in `every` is recorded.
 
     The most with which its records and the states of all segments fit into so many bytes; where
     nothing fits, as many as need the fewest bytes.
+
+    **Arguments:** `moved`: folder of the weights that the training moved.
     """
-    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in moved.glob("*.safetensors"))
     needed = {
         segment: size * (COPIES * -(-segment // every) + STATE_COPIES * ((steps - 1) // segment))
         for segment in range(1, max(steps, 1) + 1)

@@ -1,27 +1,63 @@
-"""Accounts of trainings whose models are large: how far they close in bf16.
+"""Accounts of trainings whose models are large: how they close in bf16, what adapters' ones take.
 
     python -m tests.benchmarks.sharded
 
-Prints one JSON object on its last line, over SFT and DPO × SGD with momentum and AdamW, 12 steps of
+Prints one JSON object on its last line. Over SFT and DPO × SGD with momentum and AdamW, 12 steps of
 a tiny model each, every step accounted for:
 
 - `bf16_closure`: largest |Σ lines + rounding + residual − measured| over a functional's path.
 - `bf16_arithmetic_share`: largest |Σ rounding| over it, and `_SFT`, `_DPO` of either loss.
+
+Over DPO on adapters of 160M weights in bf16, whose head and adapters have about the part of them
+that those of 8B have, by the most bytes of tensors:
+
+- `lora_forces_over_training`, `lora_ledger_over_training`: of a step's forces and of a ledger,
+  over the training's.
+- `lora_plan_error`: the largest relative error of `--plan` of these three.
+- `lora_8b_on_24gb`: Llama-3-8B's training, forces and ledger fit a GPU of 24 GB by that plan, with
+  rows of at most 192 tokens.
 """
 
 from __future__ import annotations
 
+import gc
+import random
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from dynolab.forces import PolicyFunction
+from dynolab.costs.machines import Machine, machine_named, this_machine
+from dynolab.costs.stage import StageCost
+from dynolab.costs.traced import LiveBytes
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import Example, ProbeRow, write_rows
+from dynolab.data.sources.load import DataConfig
+from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import Functional
 from dynolab.forces.ledger.tables import LedgerTables
+from dynolab.forces.ledger.watched import kind_means
 from dynolab.results.ledger import LedgerSummary
+from dynolab.training.config import TrainConfig
+from flows.costs import Costs, Inputs
 from models.language import load_language_model
+from tasks.base import BaseConfig
+from tasks.forces import ForcesConfig
+from tasks.ledger import LedgerJob
+from tasks.shared.policies import load_policy
 from tests.benchmarks.figures import report
-from tests.training.small import make_files, run_small, settings, step_record
+from tests.benchmarks.pythia import PYTHIA_160M, pythia
+from tests.training.small import (
+    WORDS,
+    make_files,
+    make_job,
+    make_tokenizer,
+    run,
+    run_small,
+    settings,
+    step_record,
+)
 
 STEPS = 12
 OPTIMIZERS = {
@@ -51,9 +87,127 @@ def account(home: Path, objective: str, optimizer: str) -> LedgerSummary:
     return tables.summary()
 
 
+PAIRS, TOKENS = 4, 512
+PROMPT, CHOSEN, REJECTED = 48, 24, 20
+"""Words of the pairs, each a token."""
+
+
+def lora(home: Path) -> dict[str, Any]:
+    """What a training of adapters and its analyses take, and their plans."""
+    home.mkdir()
+    tokenizer, words = make_tokenizer(), random.Random(0)
+    pythia(**PYTHIA_160M | {"vocab_size": 13_056, "num_hidden_layers": 20}).save_pretrained(
+        home / "model"
+    )
+    tokenizer.save_pretrained(home / "model")
+    texts = [
+        [" ".join(words.choices(WORDS, k=count)) for count in (PROMPT, CHOSEN, REJECTED)]
+        for _ in range(4 * PAIRS)
+    ]
+    rows = [
+        Example(id=str(n), prompt=p, chosen=f" {c}", rejected=f" {r}")
+        for n, (p, c, r) in enumerate(texts)
+    ]
+    write_rows(home / "train.jsonl", rows)
+    probes = [
+        ProbeRow(
+            pair_id=row.id,
+            split="train",
+            kind=kind,
+            prompt=row.prompt,
+            response=answer or "",
+            made_by="data",
+        )
+        for row in rows[:PAIRS]
+        for kind, answer in (("chosen", row.chosen), ("rejected", row.rejected))
+    ]
+    write_rows(home / "probes.jsonl", probes)
+    config = adapted(rank=2, batch_size=PAIRS, micro_batch_size=2)
+    job = make_job(home, home, config)
+    encoder = Encoder(tokenizer, 2048, "error")
+    watched = [own for _, own in kind_means(probes, encoder, PAIRS)]
+
+    def policy() -> PolicyFunction:
+        return load_policy(job.output / "model", job.output / "adapter")
+
+    def forces() -> None:
+        step_forces(
+            step_record(job, 1), policy(), probes, encoder, stage="dpo", batch_tokens=TOKENS
+        )
+
+    def ledger() -> None:
+        account = Ledger(
+            policy(), watched, batch_tokens=TOKENS, waiting=home / "waiting", memory_bytes=1
+        )
+        for step in (1, 0):
+            account.enter(step_record(job, step))
+
+    took = [most_bytes(work) for work in (lambda: run(job), forces, ledger)]
+    took[2] = max(took[2], took[0])  # a ledger trains again
+    data = DataConfig(
+        source="file", path=str(home / "train.jsonl"), heldout_rows=0, probe_pairs=PAIRS
+    )
+    here = planned(config, BaseConfig(source=str(home / "model")), data, this_machine(), TOKENS)
+    large = adapted(rank=8, max_length=192, batch_size=16, micro_batch_size=1)
+    card = machine_named("rtx4090")
+    hh = DataConfig(source="hub", hub_name="Anthropic/hh-rlhf")
+    there = planned(large, BaseConfig(source="meta-llama/Meta-Llama-3-8B"), hh, card, 192)
+    return {
+        "lora_forces_over_training": took[1] / took[0],
+        "lora_ledger_over_training": took[2] / took[0],
+        "lora_plan_error": max(
+            abs(cost.rank_bytes / most - 1) for cost, most in zip(here, took, strict=True)
+        ),
+        "lora_8b_on_24gb": all(cost.lacks(card) is None for cost in there),
+    }
+
+
+def adapted(rank: int, **changes: Any) -> TrainConfig:
+    """DPO on adapters of a model in bf16."""
+    return settings(
+        lora={"rank": rank},
+        engine={
+            "kind": "plain",
+            "ranks": 1,
+            "dtype": "bf16",
+            "checkpoint_activations": rank > 2,
+        },
+        steps=2,
+        record_steps=[0, 1],
+        probe_every=0,
+        checkpoint_every=0,
+        warmup_steps=0,
+        overlong="truncate_left",
+        **changes,
+    )
+
+
+def planned(
+    config: TrainConfig, base: BaseConfig, data: DataConfig, machine: Machine, tokens: int
+) -> list[StageCost]:
+    """What a training takes, its forces and its ledger."""
+    costs = Costs(Inputs(base, data), machine)
+    forces = ForcesConfig(pairs=PAIRS, batch_tokens=tokens)
+    job = LedgerJob(training=config, pairs=PAIRS, batch_tokens=tokens)
+    return [
+        costs.training(config),
+        costs.analysis("forces", forces, [config], config),
+        costs.ledger(job),
+    ]
+
+
+def most_bytes(work: Callable[[], object]) -> int:
+    """Of tensors at once."""
+    gc.collect()
+    with LiveBytes() as live:
+        work()
+    return live.most
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder))
+        adapters = lora(Path(folder) / "lora")
         accounts = {
             objective: [account(Path(folder), objective, name) for name in OPTIMIZERS]
             for objective in ("sft", "dpo")
@@ -63,8 +217,15 @@ def main() -> None:
         "bf16_closure": max(own.closure for each in accounts.values() for own in each),
         "bf16_arithmetic_share": max(shares.values()),
         **{f"bf16_arithmetic_share_{o.upper()}": share for o, share in shares.items()},
+        **adapters,
     }
-    report(figures, at_most={"bf16_closure": 1e-5})
+    most = {
+        "bf16_closure": 1e-5,
+        "lora_forces_over_training": 1.3,
+        "lora_ledger_over_training": 1.3,
+        "lora_plan_error": 0.15,
+    }
+    report(figures, at_most=most, at_least={"lora_8b_on_24gb": True})
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def remedies(file: str, machine: str, *changes: str) -> dict[str, str]:
         ("hh_pythia1.4b.yaml", "h100"),
         ("hh_pythia2.8b.yaml", "h100x8"),
         (LLAMA, "h100x8"),
+        ("hh_llama3_8b_lora.yaml", "l40s"),
     ],
 )
 def test_study_files_fit_the_machines_that_they_name(file: str, machine: str) -> None:

@@ -16,6 +16,9 @@ from dynolab.forces import (
     step_forces,
     token_forces,
 )
+from dynolab.forces.function.derivatives import derivatives_of
+from dynolab.likelihood import frozen
+from dynolab.likelihood.frozen import keep_frozen_narrow
 from dynolab.training.config import OptimizerConfig
 from tests.forces.families import (
     DPO_LOSS,
@@ -113,6 +116,29 @@ def test_a_recorded_step_of_adapters_is_replayed_and_split():
     batch = policy.batch(OBSERVED)
     step = one_step(policy, record.before, record.after, batch)
     assert relative(step.predicted, step.measured) < 1e-3
+
+
+@pytest.mark.parametrize("family", ["llama_tied", "gpt_neox"])
+def test_frozen_weights_in_bf16_have_the_forces_of_the_same_weights_widened(family, monkeypatch):
+    monkeypatch.setattr(frozen, "WIDENED", 64)  # several parts even of small matrices
+    wide, narrow = (adapted(family, torch.float32).eval() for _ in range(2))
+    keep_frozen_narrow(narrow)
+    kept = [p for p in narrow.parameters() if p.dtype == torch.bfloat16]
+    assert len(kept) > 3
+    with torch.no_grad():
+        for parameter, own in zip(wide.parameters(), narrow.parameters(), strict=True):
+            parameter.copy_(own)
+    for dtype, close in ((torch.float32, 1e-4), (torch.float64, 1e-6)):
+        assert relative(matrix(map_of(narrow, dtype)), matrix(map_of(wide, dtype))) < close
+    record = recorded(wide, OptimizerConfig(name="adamw", learning_rate=1e-3))
+    encoder = Encoder(Numbers(), 32, "drop")
+    rows = [
+        step_forces(record, PolicyFunction(model), PROBES, encoder, stage="dpo").rows
+        for model in (wide, narrow)
+    ]
+    for one, other in zip(*rows, strict=True):
+        assert other.predicted == pytest.approx(one.predicted, abs=1e-6)
+    assert derivatives_of(PolicyFunction(narrow)).agrees("second")
 
 
 @pytest.mark.parametrize("family", ["llama_tied", "gpt2"])

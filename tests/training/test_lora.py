@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,21 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, replay_error, rounding_floor, split_step
+from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.functional import Functional
+from dynolab.forces.ledger.in_run import InRunLedger
+from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.results.study import ProbeScore
+from dynolab.training.config import InRunLedgerConfig
+from dynolab.training.loop import train
 from models.language import load_language_model, load_tokenizer
+from tasks.shared.policies import load_policy
 from tests.training.small import (
+    apart,
     group_settings,
+    make_job,
     metrics,
     run_small,
     settings,
@@ -67,6 +77,32 @@ def test_a_recorded_step_of_the_adapters_replays(inputs: Path, tmp_path: Path) -
     )
     split = split_step(record, PolicyFunction(adapted, torch.float64))
     assert replay_error(split, record) < 1e-5 + 2 * rounding_floor(record)
+
+
+def test_forces_of_a_bf16_training_read_its_frozen_weights_as_it_had_them(
+    inputs: Path, tmp_path: Path
+) -> None:
+    engine = {"kind": "plain", "ranks": 1, "dtype": "bf16"}
+    config = settings(**{**LORA, "engine": engine, "record_steps": [0, 1, 2], "steps": 3})
+    plain = run_small(inputs, tmp_path / "plain", config)
+    watching = config.model_copy(update={"ledger": InRunLedgerConfig(every=1, pairs=2)})
+    job = make_job(inputs, tmp_path, watching)
+    model, tokenizer = load_language_model(job.model), load_tokenizer(job.model)
+    train(job, model, tokenizer, partial(InRunLedger, watching.ledger))
+    assert apart(job, plain) == 0
+    policy = load_policy(job.output / "model", job.output / "adapter")
+    base = dict(load_language_model(job.model).named_parameters())
+    narrow = {n: w for n, w in policy.weights.items() if w.dtype == torch.bfloat16}
+    assert len(narrow) > 3
+    for name, weight in narrow.items():
+        own = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        assert torch.equal(weight, base[own].bfloat16()), name
+    answers = [example.chosen for example in step_record(job, 0).examples]
+    ledger = Ledger(policy, [Functional.mean("chosen", answers)])
+    tables = LedgerTables(["chosen"])
+    for step in (2, 1, 0):
+        tables.add(ledger.enter(step_record(job, step)))
+    assert tables.summary().closure < 1e-5
 
 
 def test_layers_that_the_model_lacks_are_named(inputs: Path, tmp_path: Path) -> None:

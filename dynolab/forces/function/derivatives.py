@@ -99,7 +99,7 @@ def measure_derivatives(policy: PolicyFunction) -> Derivatives:
     step can route a token to other experts, which is no error of the derivative.
     """
     dtype = policy.dtype if policy.dtype in TOLERANCE else torch.float32
-    at = {name: w.to(dtype) for name, w in policy.weights.items()}
+    at = {name: w.to(dtype) for name, w in policy.weights.items() if name not in policy.frozen}
     generator = torch.Generator().manual_seed(0)
     direction = {
         name: torch.randn(w.shape, generator=generator, dtype=dtype).to(w.device)

@@ -22,6 +22,7 @@ from dynolab.forces.function.precision import dtype_preserving
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights, call_at, cast_like
 from dynolab.likelihood.arithmetic import check_float32_products
+from dynolab.likelihood.frozen import without_derivative
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
 
 PAD_ID = 0
@@ -46,7 +47,8 @@ class PolicyFunction:
     - `model`: a causal language model of transformers, plain or with LoRA adapters (peft); it is
       left unchanged.
     - `dtype`: of weights and arithmetic. Under float64, norms and attention that would fall back
-      to float32 keep their dtype.
+      to float32 keep their dtype. Under float32, weights that `keep_frozen_narrow` left in bf16
+      stay there.
     - `derivatives`: its gradients must be derivatives; DoRA's are not, though training uses them.
 
     **Raises:** `ConfigError` for a model that `checks.check_model` rejects, for float32 products
@@ -66,8 +68,12 @@ class PolicyFunction:
         self.model, self.dtype = model, dtype
         self.causal = causal_model(model)
         self._logits = ResponseLogits(model)
+        frozen, named = without_derivative(model), dict(model.named_parameters())
+        self.frozen = {name for name, parameter in named.items() if id(parameter) in frozen}
+        narrow = self.frozen if dtype == torch.float32 else set()
         self.weights: dict[str, Tensor] = {
-            name: parameter.detach().to(dtype) for name, parameter in model.named_parameters()
+            name: parameter.detach().to(parameter.dtype if name in narrow else dtype)
+            for name, parameter in named.items()
         }
         self.device = next(iter(self.weights.values())).device
         _log.info("force engine: attention on SDPA's math kernel (forward-mode derivatives)")
@@ -193,11 +199,11 @@ class PolicyFunction:
 
     @property
     def batch_tokens(self) -> int:
-        """Sequences × padded length of one forward: what the caches of a CPU hold, more on a GPU.
-
-        By the device alone, as a measured number would make other bits in the next run.
-        """
-        return 1_024 if self.device.type == "cpu" else 16_384
+        """Sequences × padded length of one forward, of `tokens_at_once`."""
+        text = self.causal.config.get_text_config()  # type: ignore[union-attr, operator]
+        return tokens_at_once(
+            text.num_hidden_layers, text.hidden_size, gpu=self.device.type != "cpu"
+        )
 
     @property
     def tangents_together(self) -> int:
@@ -267,6 +273,16 @@ class PolicyFunction:
                 module.training = mode
             if hooked:
                 self.causal.enable_input_require_grads()  # type: ignore[operator]
+
+
+def tokens_at_once(layers: int, width: int, *, gpu: bool) -> int:
+    """Padded tokens of one forward: what the caches of a CPU hold, more on a GPU.
+
+    A GPU gets fewer of a large model: a backward keeps some 80 bytes of each of `layers × width`
+    numbers of a token, 11 GB in all. By sizes alone, as a measured number would make other bits in
+    the next run.
+    """
+    return max(512, min(16_384, 2**27 // (layers * width))) if gpu else 1_024
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,27 +91,36 @@ class GroupedGradients:
         policy = self.policy
         cast = policy.cast(at)
         leaves = {name: cast[name].requires_grad_() for name in self.names if name in self.generic}
-        with recorded_calls(self.rules, set()) as calls, torch.enable_grad():
-            each = values(policy.logits({**cast, **leaves}, batch, forward_mode=False))
-        outputs = [call.output for call in calls]
-        deltas: Sequence[Tensor] = ()
-        if outputs:
-            deltas = torch.autograd.grad(
-                each.sum(), outputs, retain_graph=bool(leaves), materialize_grads=True
-            )
         parts = into.split([cast[name].numel() for name in self.names], dim=1)
         named = dict(zip(self.names, parts, strict=True))
-        with torch.no_grad(), policy.differentiable():
-            for call, delta in zip(calls, deltas, strict=True):
-                own, positions = group.to(into.device), call.output.shape[:-1]
-                where = groups_of(positions, batch.input_ids.shape, own)
-                # The head and what is in it are called on positions that predict a response token.
-                if where is None and positions.numel() == len(batch.sequence):
-                    where = own[batch.sequence]
-                if where is not None:
-                    add_call(call, delta.flatten(0, -2), where, named)
+        own = group.to(into.device)
+        begins = list(leaves.values())  # all outputs depend on these or on one that begins a graph
+
+        def add(rule: Rule, value: Tensor, delta: Tensor) -> None:
+            where = groups_of(delta.shape[:-1], batch.input_ids.shape, own)
+            # The head and what is in it are called on positions that predict a response token.
+            if where is None and delta.shape[:-1].numel() == len(batch.sequence):
+                where = own[batch.sequence]
+            if where is not None:
+                # A GPU's backward runs in a thread that has no such context yet.
+                again = policy.differentiable() if rule.kind == "norm" else nullcontext()
+                with torch.no_grad(), again:
+                    add_call(rule, value, delta.flatten(0, -2), where, named)
+
+        def take(call: Call) -> None:
+            if call.output.is_leaf:
+                begins.append(call.output)
+            hook = partial(add, call.rule, call.input.detach())
+            hooks.callback(call.output.register_hook(hook).remove)
+
+        with ExitStack() as hooks:
+            with recorded_calls(self.rules, set(), take), torch.enable_grad():
+                each = values(policy.logits({**cast, **leaves}, batch, forward_mode=False))
+            if begins:
+                kept = bool(leaves)
+                torch.autograd.grad(each.sum(), begins, retain_graph=kept, allow_unused=True)
         if leaves:
-            of_token = group.to(into.device)[batch.sequence]
+            of_token = own[batch.sequence]
             sums = [each[of_token == number].sum() for number in range(len(into))]
             for number, total in enumerate(sums):
                 for name, gradient in gradients(total, leaves).items():
@@ -132,24 +143,24 @@ def groups_of(
 
 
 def add_call(
-    call: Call,
+    rule: Rule,
+    value: Tensor,
     signal: Float[Tensor, "positions d_out"],
     where: Int[Tensor, " positions"],
     parts: dict[str, Tensor],
 ) -> None:
-    """Adds one call's gradients to the rows of its groups."""
-    rule = call.rule
+    """Adds the gradients of one call, whose input is `value`, to the rows of its groups."""
     if rule.bias is not None:
         _add_sums(signal, where, parts[rule.bias])
     if rule.weight is None:
         return
     out = parts[rule.weight]
     if rule.kind == "norm":
-        _add_sums(signal * normed(rule, call.input).flatten(0, -2), where, out)
+        _add_sums(signal * normed(rule, value).flatten(0, -2), where, out)
     elif rule.kind == "embedding":
-        _add_table(call, signal, where, out)
+        _add_table(rule, value, signal, where, out)
     else:
-        value = call.input.flatten(0, -2)
+        value = value.flatten(0, -2)
         left, right = (value, signal) if rule.transposed else (signal, value)
         _add_products(left, right, where, out)
 
@@ -182,14 +193,15 @@ def _add_products(
 
 
 def _add_table(
-    call: Call,
+    rule: Rule,
+    value: Tensor,
     signal: Float[Tensor, "positions d"],
     where: Int[Tensor, " positions"],
     out: Float[Tensor, "groups size"],
 ) -> None:
     """Rows of an embedding; a padding row learns nothing."""
-    module: Any = call.rule.module
-    ids, padding = call.input.flatten(), module.padding_idx
+    module: Any = rule.module
+    ids, padding = value.flatten(), module.padding_idx
     if padding is not None:
         signal = signal * (ids != padding)[:, None]
     stops = torch.bincount(where, minlength=len(out)).cumsum(0).tolist()

@@ -222,8 +222,8 @@ class TrainerGradients:
             where = groups_of(call.output.shape[:-1], forward.ids.shape, group)
             if delta is not None and where is not None:
                 value = call.input if call.rule.kind == "embedding" else call.input.to(rows)
-                whole = Call(call.rule, value.detach(), call.output, None)
-                add_call(whole, delta.to(rows).flatten(0, -2), where, named)
+                delta = delta.to(rows).flatten(0, -2)
+                add_call(call.rule, value.detach(), delta, where, named)
         return rows, named
 
     def _try(self, forward: Forward, outputs: Sequence[Tensor], rows: dict[str, Tensor]) -> None:

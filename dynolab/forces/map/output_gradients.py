@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -316,13 +316,18 @@ def _stays_at(signal: Tensor, position: Tensor) -> bool:
 
 
 @contextmanager
-def recorded_calls(rules: Sequence[Rule], cut: set[int]) -> Iterator[list[Call]]:
+def recorded_calls(
+    rules: Sequence[Rule], cut: set[int], take: Callable[[Call], None] | None = None
+) -> Iterator[list[Call]]:
     """Records every call of the rules' modules, with outputs that require a gradient.
 
     Modules in `cut` (by identity) get a leaf in place of their input. The head's input requires a
     gradient, too, where nothing before it does.
+
+    **Arguments:** `take`: gets each call in place of the list, which then holds no outputs.
     """
     calls: list[Call] = []
+    take = take or calls.append
     leaves: dict[int, tuple[Tensor, Tensor]] = {}
 
     def stand_in(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -340,7 +345,7 @@ def recorded_calls(rules: Sequence[Rule], cut: set[int]) -> Iterator[list[Call]]
             if not output.requires_grad:
                 output.requires_grad_()
             value, leaf = leaves.get(id(module), (arguments[0], None))
-            calls.append(Call(rule, value, output, leaf))
+            take(Call(rule, value, output, leaf))
 
         return record
 
