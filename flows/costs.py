@@ -17,6 +17,7 @@ from dynolab.costs.machines import Machine
 from dynolab.costs.memory import (
     COPIES,
     FP32,
+    GPU_LEDGER,
     bytes_of,
     ledger_copies,
     recorded_states,
@@ -292,14 +293,19 @@ class Costs:
         answers = self.inputs.functionals * config.pairs + 4 * singles + 2 * responses
         entered = -(-training.steps // config.every)
         cost = self._cost(entered * answers * self._answer)
+        whole, host = config.every == 1, again.host_bytes
         held = 1 + ledger_copies(
-            training.optimizer, functionals=1, responses=responses, whole=config.every == 1
+            training.optimizer, functionals=1, responses=responses, whole=whole
         )
+        if self.machine.gpus:
+            held = GPU_LEDGER + (not whole)
+            kept = responses + 4 + 2 * recorded_states(training.optimizer)
+            host = max(host, kept * copy)
         return replace(
             cost,
             hours=cost.hours + 2 * again.hours,
             rank_bytes=max(frozen + held * copy, again.rank_bytes),
-            host_bytes=again.host_bytes,
+            host_bytes=host,
             written=entered * copy * (2 + recorded_states(training.optimizer)),
         )
 

@@ -15,6 +15,11 @@ COPIES = {"probe": 1, "kernel": 2, "audit": 3, "squeezing": 10, "forces": 11}
 """Stage → copies of the weights in fp32 that it holds without a GPU, beside optimizer states and
 activations; those of `forces` are 6 on a GPU and 8 in main memory."""
 
+GPU_LEDGER = 9
+"""Copies of the weights that a ledger of one functional at a time holds on a GPU: the model's, both
+ends of a step, the three of `ledger_copies`, and three while a line is split into tokens. What else
+`ledger_copies` counts, and the record itself, is in main memory. Not measured on a GPU."""
+
 BUCKET = 5 * 10**8
 """Gradients that DeepSpeed's ZeRO sends at once (`reduce_bucket_size`), in numbers."""
 

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from dynolab.data.batches import by_length
 from dynolab.errors import ConfigError
-from dynolab.forces.function.blocks import flatten, unflatten
+from dynolab.forces.function.blocks import SLICE, flatten, unflatten
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
@@ -132,10 +132,10 @@ class Ledger:
         if gap > 1 and self._whole:
             raise ConfigError("gap", gap, "must be 1 where every step is entered; set whole=False")
         policy = self._policy
-        weights = flatten(policy.cast(record.before))
+        weights = flatten(record.before)
         if self._after is not None and gap == 1:
             step, before, _ = self._after
-            check_follows(record, flatten(policy.cast(record.after)), step, before)
+            check_follows(record, flatten(record.after), step, before)
         responses = step_responses(
             record,
             self._route(record),
@@ -143,7 +143,7 @@ class Ledger:
             with_terms=bool(self._pulls),
         )
         made = step_made(record, policy, responses)
-        self._groups = self._groups or self._grouped(weights.nbytes)
+        self._groups = self._groups or self._grouped(weights.numel() * policy.dtype.itemsize)
         parts = [self._enter(rows, record, responses, made, gap) for rows in self._groups]
         self._resumed, entries = None, joined(parts)
         self._after = (made.number, weights, entries.before)
@@ -190,7 +190,7 @@ class Ledger:
                     pulled.setdefault(response, []).append(number)
         own = dict(zip(rows, kept.sensitivity, strict=True))
         tokens = sorted(
-            self._tokens(record, responses, made.map.into, own, pulled),
+            self._tokens(record, responses, made, own, pulled),
             key=lambda split: (split.functional, split.response),
         )
         sources = [
@@ -224,7 +224,7 @@ class Ledger:
         self,
         record: StepRecord,
         responses: StepResponses,
-        into: Float[Tensor, " parameters"],
+        made: StepMade,
         sensitivity: Mapping[int, Float[Tensor, " parameters"]],
         pulled: Mapping[int, Sequence[int]],
     ) -> Iterator[TokenLines]:
@@ -232,7 +232,11 @@ class Ledger:
 
         **Arguments:** `pulled`: responses, and the functionals of their lines.
         """
+        if not pulled:
+            return
         before = self._policy.cast(record.before)
+        parts_of = range(0, len(made.change), SLICE)
+        into = torch.cat([made.map.at(slice(start, start + SLICE)).into for start in parts_of])
         together = grouped((tuple(own), response) for response, own in pulled.items())
         for functionals, numbers in together.items():
             chosen = [responses.weighted[number] for number in numbers]
@@ -267,9 +271,9 @@ class Ledger:
 
         Slopes are not among it; they are taken once more.
         """
-        device = self._policy.device
-        kept = {name: tensor.to(device) for name, tensor in load_file(folder / STEP).items()}
-        self._after = int(kept["step"]), kept["weights"], kept["values"]
+        kept = load_file(folder / STEP)
+        values = kept["values"].to(self._policy.device)
+        self._after = int(kept["step"]), kept["weights"], values
         self._momentum = kept.get("momentum")
         self._pulls = {number: HardestPulls(kept[f"{PULLS}{number}"]) for number in self._pulls}
         self._held, self._resumed = None, Waiting(folder)

@@ -19,6 +19,7 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights, gradients
+from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.factors import differing, normed
 from dynolab.forces.map.output_gradients import Call, recorded_calls
 
@@ -70,9 +71,11 @@ class GroupedGradients:
         return cls(policy, names, kept, frozenset(set(names) - covered))
 
     def rows(self, at: Weights, groups: int) -> Float[Tensor, "groups parameters"]:
-        """Zeros that gradients can be added to."""
-        size = sum(at[name].numel() for name in self.names)
-        return torch.zeros(groups, size, dtype=self.policy.dtype, device=self.policy.device)
+        """Zeros that gradients can be added to, on the host where the device has no room."""
+        size, policy = sum(at[name].numel() for name in self.names), self.policy
+        room = memory_for(policy.device) // (size * policy.dtype.itemsize)
+        device = policy.device if groups <= room else torch.device("cpu")
+        return torch.zeros(groups, size, dtype=policy.dtype, device=device)
 
     def add(
         self,
@@ -93,19 +96,25 @@ class GroupedGradients:
         leaves = {name: cast[name].requires_grad_() for name in self.names if name in self.generic}
         parts = into.split([cast[name].numel() for name in self.names], dim=1)
         named = dict(zip(self.names, parts, strict=True))
-        own = group.to(into.device)
+        own, on_host = group.to(policy.device), into.device != policy.device
         begins = list(leaves.values())  # all outputs depend on these or on one that begins a graph
 
+        @torch.no_grad()
         def add(rule: Rule, value: Tensor, delta: Tensor) -> None:
             where = groups_of(delta.shape[:-1], batch.input_ids.shape, own)
             # The head and what is in it are called on positions that predict a response token.
             if where is None and delta.shape[:-1].numel() == len(batch.sequence):
                 where = own[batch.sequence]
             if where is not None:
-                # A GPU's backward runs in a thread that has no such context yet.
+                out = {name: named[name] for name in rule.names}
+                if on_host:
+                    out = {name: torch.zeros_like(r, device=own.device) for name, r in out.items()}
+                # Modes that were open where the backward was called are not in its hooks.
                 again = policy.differentiable() if rule.kind == "norm" else nullcontext()
-                with torch.no_grad(), again:
-                    add_call(rule, value, delta.flatten(0, -2), where, named)
+                with again:
+                    add_call(rule, value, delta.flatten(0, -2), where, out)
+                for name, made in out.items() if on_host else ():
+                    named[name] += made.cpu()
 
         def take(call: Call) -> None:
             if call.output.is_leaf:
@@ -124,7 +133,7 @@ class GroupedGradients:
             sums = [each[of_token == number].sum() for number in range(len(into))]
             for number, total in enumerate(sums):
                 for name, gradient in gradients(total, leaves).items():
-                    named[name][number] += gradient.flatten()
+                    named[name][number] += gradient.flatten().to(into.device)
         return each.detach()
 
 
@@ -186,7 +195,7 @@ def _add_products(
         lefts, rights = (one.unflatten(0, (len(out), -1)) for one in (left, right))
         matrices.baddbmm_(lefts.transpose(1, 2), rights)
         return
-    stops = counts.cumsum(0).tolist()
+    stops = counts.cumsum(0).cpu().tolist()
     for number, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
         if stop > start:
             matrices[number].addmm_(left[start:stop].T, right[start:stop])
@@ -204,7 +213,7 @@ def _add_table(
     ids, padding = value.flatten(), module.padding_idx
     if padding is not None:
         signal = signal * (ids != padding)[:, None]
-    stops = torch.bincount(where, minlength=len(out)).cumsum(0).tolist()
+    stops = torch.bincount(where, minlength=len(out)).cumsum(0).cpu().tolist()
     tables = out.unflatten(1, (-1, signal.shape[1]))
     for number, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
         tables[number].index_add_(0, ids[start:stop], signal[start:stop])

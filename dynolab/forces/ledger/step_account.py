@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from jaxtyping import Float
@@ -15,10 +15,11 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Slopes
 from dynolab.forces.ledger.responses import StepResponses
 from dynolab.forces.ledger.sources import SourceMeasures
+from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import StepFacts, StepRecord
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,62 @@ def joined(parts: Sequence[StepAccount]) -> StepAccount:
     )
 
 
+class StepMap(Protocol):
+    """An optimizer's map of flat vectors, some of their numbers at a time."""
+
+    @property
+    def carry(self) -> float:
+        """As `OptimizerMap.carry`."""
+
+    @property
+    def momentum(self) -> Tensor:
+        """As `OptimizerMap.momentum`, of all parameters, on any device."""
+
+    def at(self, columns: slice) -> OptimizerMap:
+        """The map of some numbers, on the policy's device."""
+
+
+@dataclass(frozen=True)
+class RecordedMap:
+    """The map of a recorded step, computed where it is asked for.
+
+    `before`, `state`: the record's tensors as flat vectors, maybe on the host; `gradients`: of its
+    responses.
+    """
+
+    facts: StepFacts
+    policy: PolicyFunction
+    before: Float[Tensor, " parameters"]
+    state: Mapping[str, Float[Tensor, " parameters"]]
+    gradients: Float[Tensor, "responses parameters"]
+
+    @property
+    def carry(self) -> float:
+        """How much momentum is left after a step."""
+        return self.at(slice(0, 1)).carry
+
+    @property
+    def momentum(self) -> Tensor:
+        """Before the step."""
+        key = "exp_avg" if self.facts.optimizer.name == "adamw" else "momentum_buffer"
+        return self.state.get(key, torch.zeros_like(self.before))
+
+    def at(self, columns: slice) -> OptimizerMap:
+        """The map of some numbers, on the policy's device."""
+
+        def here(vector: Tensor) -> Tensor:
+            return vector[..., columns].to(self.policy.device, self.policy.dtype)
+
+        state = {key: here(vector) for key, vector in self.state.items()}
+        return optimizer_map(self.facts, here(self.before), state, here(self.gradients).sum(0))
+
+
 @dataclass(frozen=True)
 class StepMade:
     """What an optimizer step was made of: its responses' gradients, its map, and its change Δθ.
 
-    `blocks`: columns of flat vectors by the block that they belong to (`block_columns`).
+    `gradients` and `change` may be on the host. `blocks`: columns of flat vectors by the block that
+    they belong to (`block_columns`).
     `rest`: what the whole gradient has beside the responses' (zero if None): what is due to
     rounding, and what no response explains. `gradients` may lack the last parameters' columns.
     `total`: the whole gradient, where other ranks have responses, too.
@@ -126,15 +178,15 @@ class StepMade:
     number: int
     labels: tuple[Updating, ...]
     gradients: Float[Tensor, "responses explained"]
-    map: OptimizerMap
+    map: StepMap
     change: Float[Tensor, " parameters"]
     blocks: Mapping[str, Sequence[slice]]
     rest: Float[Tensor, "2 parameters"] | None = None
     total: Float[Tensor, " parameters"] | None = None
 
-    def entering(self, columns: slice) -> Float[Tensor, "entries columns"]:
+    def entering(self, columns: slice, device: torch.device) -> Float[Tensor, "entries columns"]:
         """The responses' gradients by some parameters, and below them the rest's two parts."""
-        own = self.gradients[:, columns]
+        own = self.gradients[:, columns].to(device)
         own = torch.nn.functional.pad(own, (0, columns.stop - columns.start - own.shape[1]))
         rest = own.new_zeros(2, own.shape[1]) if self.rest is None else self.rest[:, columns]
         return torch.cat([own, rest])
@@ -208,7 +260,7 @@ def account_of(
     if pushed is None and not whole:
         pushed = torch.empty_like(end.gradients)
     for block, columns in step.slices():
-        made, gradients = step.map.at(columns), step.entering(columns)
+        made, gradients = step.map.at(columns), step.entering(columns, start.values.device)
         mean = (start.gradients[:, columns] + end.gradients[:, columns]) / 2
         own = push = made.out * mean
         if later is not None:
@@ -218,12 +270,14 @@ def account_of(
         along = products(own, entering)
         by_sensitivity += along
         blocks[block] -= torch.stack([along[:, :-4][:, side].sum(1) for side in sides], 1)
-        change = step.change[columns]
+        change = step.change[columns].to(mean)
         total = gradients.sum(0) if step.total is None else step.total[columns]
         by_formula = made.history - made.scale * total
         by_slope += products(mean, torch.stack([made.direct, change, change - by_formula]))
         if later is not None and left is not None:
-            beside = left[columns] - (made.carry * made.momentum + made.into * total + made.pull)
+            beside = left[columns].to(mean) - (
+                made.carry * made.momentum + made.into * total + made.pull
+            )
             acting = later.at(columns).sensitivity
             of_momentum -= made.carry * products(acting, beside[None])[:, 0]
         end.gradients[:, columns] = own
@@ -249,18 +303,24 @@ def account_of(
 
 
 def step_made(record: StepRecord, policy: PolicyFunction, responses: StepResponses) -> StepMade:
-    """What a recorded step was made of; its optimizer is one map of flat vectors."""
+    """What a recorded step was made of; its optimizer is one map of flat vectors.
+
+    These are on the host where the device has no room for them.
+    """
     keys = sorted({key for tensors in record.state.values() for key in tensors})
-    state = {
-        key: flatten(policy.cast({name: record.state[name][key] for name in record.before}))
-        for key in keys
-    }
-    before, gradient = flatten(policy.cast(record.before)), responses.gradients.sum(0)
+    gradients, size = responses.gradients, sum(w.nbytes for w in record.before.values())
+    room = memory_for(policy.device) // size
+    device = policy.device if len(keys) + 2 <= room else torch.device("cpu")
+
+    def flat(weights: Mapping[str, Tensor]) -> Tensor:
+        return flatten(weights).to(device)
+
+    state = {key: flat({name: record.state[name][key] for name in record.before}) for key in keys}
     return StepMade(
         number=record.facts.step,
         labels=responses.labels,
-        gradients=responses.gradients,
-        map=optimizer_map(record.facts, before, state, gradient),
-        change=flatten(policy.cast(change_of(record.before, record.after))),
+        gradients=gradients,
+        map=RecordedMap(record.facts, policy, flat(record.before), state, gradients),
+        change=flat(change_of(record.before, record.after)),
         blocks=block_columns(record.before),
     )
