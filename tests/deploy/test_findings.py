@@ -60,7 +60,6 @@ EXAMPLES = [
 
 DUE = {
     "counterfactual-tinystories",
-    "grpo-builtin",
     "grpo-strategies",
     "grpo-sums",
     "mitigation-degeneration",
