@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import Trainer
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer
 from trl import (
     DPOConfig,
     DPOTrainer,
@@ -58,6 +58,7 @@ def dpo(
     chat: bool = False,
     peft: LoraConfig | None = None,
     dtype: torch.dtype = torch.float32,
+    model: torch.nn.Module | None = None,
     held_out: bool = False,
     data: dict[str, list[Any]] | None = None,
     **more: Any,
@@ -67,7 +68,7 @@ def dpo(
     settings = {"max_length": 14, "bf16": False, **SHARED, "max_steps": 3, **more}
     rows = Dataset.from_dict(data or columns(chat))
     return DPOTrainer(
-        build(family).to(dtype),
+        model or build(family).to(dtype),
         ref_model=None if peft else build(family).to(dtype),
         args=DPOConfig(output_dir=str(folder), **settings),
         train_dataset=rows.select(range(8)),
@@ -180,6 +181,29 @@ def test_people_s_trainings_are_accounted_for(
     _, logged = trained(dpo, tmp_path, **more)
     assert share(logged, "arithmetic") < arithmetic
     assert share(logged, "unexplained") <= unexplained
+
+
+def test_adapters_of_weights_in_4_bits_are_accounted_for(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="quantised weights need bitsandbytes")
+    build("llama").save_pretrained(tmp_path / "start")
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    ended, logged = [], []
+    for name in ("alone", "watched"):
+        model = AutoModelForCausalLM.from_pretrained(
+            tmp_path / "start", quantization_config=settings, device_map="cpu"
+        )
+        for module in model.modules():  # bitsandbytes rounds weights again for scoring on some CPUs
+            module.support_avx512bf16_for_cpu = False
+        trainer = dpo(tmp_path / name, model=model, peft=LORA)
+        if name == "watched":
+            trainer.add_callback(ForceCallback(trainer, every=1))
+        trainer.train()
+        ended.append({n: p.clone() for n, p in trainer.model.named_parameters() if "lora" in n})
+        logged = [line for line in trainer.state.log_history if "ledger/chosen/chosen" in line]
+    assert all(torch.equal(own, ended[1][name]) for name, own in ended[0].items())
+    assert len(logged) == 3
+    assert share(logged, "arithmetic") < 0.02
+    assert share(logged, "unexplained") == 0
 
 
 def test_rows_keep_their_own_ids_and_sides(tmp_path: Path) -> None:

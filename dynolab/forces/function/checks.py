@@ -21,8 +21,9 @@ def check_model(model: nn.Module, *, derivatives: bool = True) -> None:
 
     **Arguments:** `derivatives`: their gradients must be derivatives, too.
 
-    **Raises:** `ConfigError` for ZeRO-3 placeholders, for weights that are quantised, offloaded, on
-    several devices or not finite, and for adapters that are merged, switched off or of a kind whose
+    **Raises:** `ConfigError` for ZeRO-3 placeholders, for weights that are offloaded, on several
+    devices or not finite, and for adapters that are merged or switched off; where derivatives are
+    wanted, for quantised weights, which have none in forward mode, and for adapters of a kind whose
     gradient autograd does not give.
     """
     for name, parameter in model.named_parameters():
@@ -33,7 +34,7 @@ def check_model(model: nn.Module, *, derivatives: bool = True) -> None:
                 "analyse the gathered model: the run's `model/` folder, or the engine's "
                 "`master_weights()` in a model of one process",
             )
-        if not parameter.is_floating_point():
+        if not parameter.is_floating_point() and derivatives:
             raise ConfigError(name, str(parameter.dtype), "dequantise the weights first")
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1 or devices == ["meta"]:

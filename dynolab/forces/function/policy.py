@@ -49,7 +49,8 @@ class PolicyFunction:
     - `dtype`: of weights and arithmetic. Under float64, norms and attention that would fall back
       to float32 keep their dtype. Under float32, weights that `keep_frozen_narrow` left in bf16
       stay there.
-    - `derivatives`: its gradients must be derivatives; DoRA's are not, though training uses them.
+    - `derivatives`: its gradients must be derivatives; DoRA's are not, though training uses them,
+      and quantised weights, which are left to the model, have none in forward mode.
 
     **Raises:** `ConfigError` for a model that `checks.check_model` rejects, for float32 products
     that torch may round (TF32), and at the first derivative for a model whose derivatives are not
@@ -74,6 +75,7 @@ class PolicyFunction:
         self.weights: dict[str, Tensor] = {
             name: parameter.detach().to(parameter.dtype if name in narrow else dtype)
             for name, parameter in named.items()
+            if parameter.is_floating_point()
         }
         self.device = next(iter(self.weights.values())).device
         _log.info("force engine: attention on SDPA's math kernel (forward-mode derivatives)")
