@@ -25,6 +25,7 @@ from dynolab.audit.audit import audit_pairs
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.forces import PolicyFunction, kernel_sizes, step_forces, step_layers, step_validity
+from dynolab.forces.ledger import responses, step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.functions import ALLOWED
 from dynolab.likelihood.token_logps import ResponseLogits
@@ -105,9 +106,15 @@ def on_a_step(measure: Callable[..., Any], _: Path) -> None:
 
 
 def ledger(_: Path) -> None:
-    entries = Ledger(policy_of(), FUNCTIONALS)
-    for step in reversed(trained(OPTIMIZERS["adamw"], steps=STEPS)):
-        entries.enter(step)
+    """With room on the GPU and without."""
+    steps = trained(OPTIMIZERS["adamw"], steps=STEPS)
+    lines = []
+    for room in (2**30, 0):
+        bytes_of = {"memory_for": lambda _, room=room: room}
+        with patch.multiple(step_account, **bytes_of), patch.multiple(responses, **bytes_of):
+            entries = Ledger(policy_of(), FUNCTIONALS, by_token=[0])
+            lines.append(torch.cat([entries.enter(step).lines.cpu() for step in reversed(steps)]))
+    torch.testing.assert_close(*lines, rtol=1e-9, atol=1e-12)
 
 
 def kernel(_: Path) -> None:

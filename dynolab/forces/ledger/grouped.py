@@ -19,7 +19,6 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights, gradients
-from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.factors import differing, normed
 from dynolab.forces.map.output_gradients import Call, recorded_calls
 
@@ -70,12 +69,12 @@ class GroupedGradients:
         covered = {name for rule in kept for name in rule.names}
         return cls(policy, names, kept, frozenset(set(names) - covered))
 
-    def rows(self, at: Weights, groups: int) -> Float[Tensor, "groups parameters"]:
-        """Zeros that gradients can be added to, on the host where the device has no room."""
+    def rows(
+        self, at: Weights, groups: int, device: torch.device | None = None
+    ) -> Float[Tensor, "groups parameters"]:
+        """Zeros that gradients can be added to, by default on the policy's device."""
         size, policy = sum(at[name].numel() for name in self.names), self.policy
-        room = memory_for(policy.device) // (size * policy.dtype.itemsize)
-        device = policy.device if groups <= room else torch.device("cpu")
-        return torch.zeros(groups, size, dtype=policy.dtype, device=device)
+        return torch.zeros(groups, size, dtype=policy.dtype, device=device or policy.device)
 
     def add(
         self,

@@ -50,14 +50,17 @@ def step_responses(
 ) -> StepResponses:
     """One forward and one backward of a step's batch, at the weights before it.
 
-    A response's gradient is that of `−Σ_l c_l log π_l`, `c_l = −∂loss/∂log π_l` held constant.
+    A response's gradient is that of `−Σ_l c_l log π_l`, `c_l = −∂loss/∂log π_l` held constant. All
+    are on the host where the device has no room for them.
 
     **Arguments:** `batch_tokens`: bound of sequences × padded length of one forward; default: the
     policy's.
     """
     objective, policy = build_objective(record.facts.objective), gradients.policy
     labels = labelled(record.examples, objective)
-    rows = gradients.rows(record.before, len(labels))
+    size = sum(weight.numel() for weight in record.before.values()) * policy.dtype.itemsize
+    room = len(labels) * size <= memory_for(policy.device)
+    rows = gradients.rows(record.before, len(labels), None if room else torch.device("cpu"))
     counts = (len(example.responses(objective.sides)) for example in record.examples)
     starts = [0, *accumulate(counts)]
     weighted: dict[int, WeightedResponse] = {}
@@ -68,7 +71,7 @@ def step_responses(
         neighbours = places[-1] - places[0] < len(places)
         own = rows[places[0] : places[-1] + 1]
         if not neighbours:
-            own = gradients.rows(record.before, len(places))
+            own = gradients.rows(record.before, len(places), rows.device)
         losses = _Losses(objective, batch, with_terms=with_terms)
         gradients.add(record.before, batch, losses, torch.arange(len(own)), into=own)
         if not neighbours:
