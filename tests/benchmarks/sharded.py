@@ -15,7 +15,7 @@ that those of 8B have, by the most bytes of tensors:
   over the training's.
 - `lora_plan_error`: the largest relative error of `--plan` of these three.
 - `lora_8b_on_24gb`: Llama-3-8B's training, forces and ledger fit a GPU of 24 GB by that plan, with
-  batches of 8 pairs and rows of at most 192 tokens.
+  rows of at most 192 tokens.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def lora(home: Path) -> dict[str, Any]:
         source="file", path=str(home / "train.jsonl"), heldout_rows=0, probe_pairs=PAIRS
     )
     here = planned(config, BaseConfig(source=str(home / "model")), data, this_machine(), TOKENS)
-    large = adapted(rank=8, max_length=192, batch_size=8, micro_batch_size=1)
+    large = adapted(rank=8, max_length=192, batch_size=16, micro_batch_size=1)
     card = machine_named("rtx4090")
     hh = DataConfig(source="hub", hub_name="Anthropic/hh-rlhf")
     there = planned(large, BaseConfig(source="meta-llama/Meta-Llama-3-8B"), hh, card, 192)
