@@ -348,11 +348,12 @@ class Costs:
         """
         if training is None or training.lora is None:
             return 0, FP32 * self.inputs.shape().parameters
-        from dynolab.forces.function.policy import tokens_at_once
+        from dynolab.forces.function.policy import CPU_TOKENS, gpu_tokens
 
         shape, w = self.inputs.shape(training), bytes_of(training)
         gpus = self.machine.gpus
-        tokens = config.batch_tokens or tokens_at_once(shape.layers, shape.width, gpu=gpus)
+        default = gpu_tokens(shape.layers, shape.width) if gpus else CPU_TOKENS
+        tokens = config.batch_tokens or default
         each = [self._row(row, sides) for row in self._rows(training.max_length)]
         lengths = [sum(row.rows) for row in each]
         rows = max(1, tokens // (self._answer * len(sides)))

@@ -28,6 +28,9 @@ from dynolab.likelihood.token_logps import ResponseLogits, causal_model
 PAD_ID = 0
 """Padding follows every response and is masked, so any id of the vocabulary works."""
 
+CPU_TOKENS = 1_024
+"""Padded tokens of one forward on a CPU."""
+
 _TANGENT_BYTES = 2**28
 _MOST_TANGENTS = 8
 
@@ -201,11 +204,11 @@ class PolicyFunction:
 
     @property
     def batch_tokens(self) -> int:
-        """Sequences × padded length of one forward, of `tokens_at_once`."""
+        """Sequences × padded length of one forward: what a CPU's caches hold, more on a GPU."""
+        if self.device.type == "cpu":
+            return CPU_TOKENS
         text = self.causal.config.get_text_config()  # type: ignore[union-attr, operator]
-        return tokens_at_once(
-            text.num_hidden_layers, text.hidden_size, gpu=self.device.type != "cpu"
-        )
+        return gpu_tokens(text.num_hidden_layers, text.hidden_size)
 
     @property
     def tangents_together(self) -> int:
@@ -277,14 +280,13 @@ class PolicyFunction:
                 self.causal.enable_input_require_grads()  # type: ignore[operator]
 
 
-def tokens_at_once(layers: int, width: int, *, gpu: bool) -> int:
-    """Padded tokens of one forward: what the caches of a CPU hold, more on a GPU.
+def gpu_tokens(layers: int, width: int) -> int:
+    """Padded tokens of one forward on a GPU, fewer of a large model.
 
-    A GPU gets fewer of a large model: a backward keeps some 80 bytes of each of `layers × width`
-    numbers of a token, 11 GB in all. By sizes alone, as a measured number would make other bits in
-    the next run.
+    A backward keeps some 80 bytes of each of `layers × width` numbers of a token, 11 GB in all. By
+    sizes alone, as a measured number would make other bits in the next run.
     """
-    return max(512, min(16_384, 2**27 // (layers * width))) if gpu else 1_024
+    return max(512, min(16_384, 2**27 // (layers * width)))
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:
