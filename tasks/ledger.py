@@ -63,7 +63,8 @@ class LedgerConfig(StageConfig):
     batch_tokens: int | None = Field(
         None,
         ge=1,
-        description="Padded tokens of one forward; default: by the model, 512 to 16,384 on a GPU.",
+        description="Padded tokens of one forward; default: 1,024 on a CPU, by the model 512 to "
+        "16,384 on a GPU.",
     )
     disk_bytes: int | None = Field(
         None,
