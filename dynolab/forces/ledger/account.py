@@ -235,8 +235,8 @@ class Ledger:
         if not pulled:
             return
         before = self._policy.cast(record.before)
-        parts_of = range(0, len(made.change), SLICE)
-        into = torch.cat([made.map.at(slice(start, start + SLICE)).into for start in parts_of])
+        starts = range(0, len(made.change), SLICE)
+        into = torch.cat([made.map.at(slice(start, start + SLICE)).into for start in starts])
         together = grouped((tuple(own), response) for response, own in pulled.items())
         for functionals, numbers in together.items():
             chosen = [responses.weighted[number] for number in numbers]
