@@ -1,7 +1,8 @@
 """Frozen matrices that stay in bf16 while a model computes in fp32.
 
-Adapters (LoRA) leave a model's weights where they are. Those that a training rounded to bf16 are
-the same numbers in bf16 as in fp32, at half the bytes; each is widened while its product is taken.
+Adapters (LoRA) leave a model's weights where they are. If a training rounded the weights to bf16,
+they are the same numbers in bf16 as in fp32, at half the bytes; each matrix is widened while its
+product is taken.
 """
 
 from __future__ import annotations

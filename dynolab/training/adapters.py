@@ -65,8 +65,8 @@ class WithoutAdapters(ResponseLogits):
 def unmerge_adapters(merged: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Undoes `save_merged`: returns the merged model with its adapters separate again.
 
-    `W = W_merged − (alpha/rank) B A`, the weights before training up to rounding; those that the
-    training had in bf16 are rounded to it, and are the same to the bit.
+    `W = W_merged − (alpha/rank) B A`, the weights before training up to rounding. If the
+    training had them in bf16, they are rounded to it, and are the same to the bit.
 
     **Arguments:**
 

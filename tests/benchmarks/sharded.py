@@ -31,7 +31,7 @@ from dynolab.costs.machines import Machine, machine_named, this_machine
 from dynolab.costs.stage import StageCost
 from dynolab.costs.traced import LiveBytes
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import Example, ProbeRow, write_rows
+from dynolab.data.rows import Example, write_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.ledger.account import Ledger
@@ -53,6 +53,7 @@ from tests.training.small import (
     make_files,
     make_job,
     make_tokenizer,
+    probes_of,
     run,
     run_small,
     settings,
@@ -109,18 +110,7 @@ def lora(home: Path) -> dict[str, Any]:
         for n, (p, c, r) in enumerate(texts)
     ]
     write_rows(home / "train.jsonl", rows)
-    probes = [
-        ProbeRow(
-            pair_id=row.id,
-            split="train",
-            kind=kind,
-            prompt=row.prompt,
-            response=answer or "",
-            made_by="data",
-        )
-        for row in rows[:PAIRS]
-        for kind, answer in (("chosen", row.chosen), ("rejected", row.rejected))
-    ]
+    probes = probes_of(rows[:PAIRS])
     write_rows(home / "probes.jsonl", probes)
     config = adapted(rank=2, batch_size=PAIRS, micro_batch_size=2)
     job = make_job(home, home, config)

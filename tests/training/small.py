@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,12 @@ def make_files(folder: Path, seed: int = 0) -> None:
     write_rows(folder / "labelled.jsonl", labelled)
     prompts = [PromptRow(id=row.id, prompt=row.prompt, answer=row.chosen) for row in rows]
     write_rows(folder / "prompts.jsonl", prompts)
-    probes = [
+    write_rows(folder / "probes.jsonl", probes_of(rows[:5]))
+
+
+def probes_of(pairs: Sequence[Example]) -> list[ProbeRow]:
+    """Both answers of training pairs, to be watched."""
+    return [
         ProbeRow(
             pair_id=row.id,
             split="train",
@@ -100,10 +106,9 @@ def make_files(folder: Path, seed: int = 0) -> None:
             response=text or "",
             made_by="data",
         )
-        for row in rows[:5]
+        for row in pairs
         for kind, text in (("chosen", row.chosen), ("rejected", row.rejected))
     ]
-    write_rows(folder / "probes.jsonl", probes)
 
 
 def settings(**changes: Any) -> TrainConfig:
