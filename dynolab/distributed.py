@@ -83,7 +83,9 @@ def gather(mine: Item) -> list[Item]:
 def add_up(mine: Tensor) -> Tensor:
     """The sum of a tensor over the ranks, on every rank; `mine` itself becomes it."""
     if dist.is_initialized():
-        dist.all_reduce(mine)
+        whole = mine.contiguous()  # gloo adds up the memory that a strided view begins at
+        dist.all_reduce(whole)
+        mine.copy_(whole)
     return mine
 
 

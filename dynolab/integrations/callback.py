@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from dynolab import distributed
@@ -17,6 +14,7 @@ from dynolab.data.encode import Encoded, Encoder, Overlong
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.data.unknown import warn_of_unread
 from dynolab.errors import ConfigError, check_installed
+from dynolab.integrations.fsdp import callable_in_parts
 from dynolab.integrations.trained import check_trainer, context_of, unwrapped, watched_answers
 from dynolab.integrations.watching import Watching
 from dynolab.likelihood.token_logps import ResponseLogits
@@ -174,7 +172,7 @@ class ProbeCallback(Watching):
     def _scores(self) -> list[Score]:
         """Scores this rank's rows."""
         model: Any = unwrapped(self.trainer)
-        with _callable_in_parts(model):
+        with callable_in_parts(model):
             if self._scorer is None:
                 # Under ZeRO-3 and FSDP2 every forward gathers weights from all ranks: all must run
                 # the same ones.
@@ -191,26 +189,3 @@ class ProbeCallback(Watching):
                     sequences=self._sequences,
                 )
             return self._scorer.score()
-
-
-@contextmanager
-def _callable_in_parts(model: nn.Module) -> Iterator[None]:
-    """While open, decoder and head of a model that FSDP2 shards can be called by themselves.
-
-    FSDP2 sets itself up in the first forward of the whole model, and gathers in its forwards what
-    belongs to no layer. Layers gather their own weights, as in training.
-    """
-    if not isinstance(model, FSDPModule):
-        yield
-        return
-    training, device = model.training, next(model.parameters()).device
-    try:
-        with torch.no_grad():
-            model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device))
-    finally:
-        model.train(training)
-    model.unshard()
-    try:
-        yield
-    finally:
-        model.reshard()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,22 +11,37 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from dynolab import distributed
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example, ProbeRow, write_rows
 from dynolab.errors import ConfigError, check_installed
-from dynolab.forces.function.blocks import block_columns, flatten, unflatten
+from dynolab.forces.function.blocks import (
+    block_columns,
+    block_of,
+    flatten,
+    products,
+    unflatten,
+)
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.step_account import StepAccount, StepMade, account_of
+from dynolab.forces.ledger.step_account import SIDES, StepAccount, StepMade, account_of
 from dynolab.forces.ledger.tables import LedgerTables
-from dynolab.forces.ledger.trainer_gradients import TrainerGradients
+from dynolab.forces.ledger.trainer_passes import TrainerPasses
 from dynolab.forces.ledger.watched import WatchedFunctional, check_kinds, training_means
-from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.optimizers import OptimizerMap, UpdateFacts, optimizer_map
+from dynolab.integrations.fsdp import (
+    ShardedGradients,
+    Share,
+    at_weights,
+    callable_in_parts,
+    local,
+    passes_of_ours,
+)
 from dynolab.integrations.trained import (
     TrainedRows,
     check_trainer,
@@ -44,8 +59,11 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 ROUNDED = {True: 0.05, False: 1e-3}
-"""What rounding may leave of a parameter's gradient, as a share of its sequences' norms, under
-16-bit arithmetic and without; more of it is a part that no sequence explains."""
+"""What rounding may leave of a parameter's part, as a share of its sequences' lines, under 16-bit
+arithmetic and without; more of it is a part that no sequence explains."""
+
+COARSE = {True: 2**-8, False: 1e-6}
+"""What it may leave where lines cancel, as a share of `Σ_j |v_j g_j|` over its numbers."""
 
 EXCERPT = 160  # characters of a sequence in tables
 
@@ -77,10 +95,6 @@ class ForceCallback(Watching):
       ones that are watched.
     - `pairs`: watched pairs, the first ones, whose answers are averaged.
     - `folder`: default: `ledger` in the trainer's output folder.
-    - `memory_bytes`: for the sequences' gradients, float32 times the trained parameters each;
-      default: half of what is free. Parameters that need a backward pass per sequence are left out
-      (`unexplained`) where they do not fit.
-
     **Raises:** `ConfigError` for a trainer whose steps it cannot account for.
     """
 
@@ -94,12 +108,11 @@ class ForceCallback(Watching):
         kinds: Sequence[str] | None = None,
         pairs: int = 8,
         folder: Path | None = None,
-        memory_bytes: int | None = None,
     ) -> None:
         if every < 1:
             raise ConfigError("every", every, "must be 1 optimizer step or more")
         check_installed("ForceCallback", "plotly", "report")  # for the page, after training
-        check_trainer(trainer, "forces")
+        check_trainer(trainer, "forces", sharded=True)
         plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
         if plugin is not None and plugin.zero_stage not in (1, 2):
             raise ConfigError(
@@ -127,16 +140,16 @@ class ForceCallback(Watching):
             self._kinds = tuple(kinds or ("chosen", "rejected"))
             encoder = Encoder(trainer.processing_class, context_of(trainer), "drop")  # type: ignore[arg-type]
             self._watched = training_means(self._kinds, rows, encoder, pairs, "kinds")
-        self._memory = memory_bytes
         self._examples = {example.id: example for example in examples}
         self._texts: dict[str, str] = {}
         self._named: dict[str, int] = {}
-        self._gradients: Tensor | None = None
+        self._clipped: tuple[Any, Any] | None = None
+        self._give_back: Callable[[], None] | None = None
         self._zero: ZeroShares | None = None
-        self._shares: dict[str, Tensor] = {}
+        self._zero_shares: dict[str, Tensor] = {}
         self._pending: _Pending | None = None
         self._tables: LedgerTables | None = None
-        self._live: TrainerGradients | None = None
+        self._live: TrainerPasses | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -176,17 +189,19 @@ class ForceCallback(Watching):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Writes tables and page of the accounts that were made."""
+        if self._give_back is not None:
+            self._give_back()
         tables, before, self.off = self._tables, self.off, ""
         if tables is not None and tables.entered:
             self.attempt(lambda: self._write(tables) if distributed.rank() == 0 else None)
         self.off = before or self.off
 
     def give_up(self) -> None:
-        """Lets go of gradients and hooks; accounts that were made are written at the end."""
-        self._pending = self._gradients = None
-        self._shares = {}
+        """Lets go of passes and hooks; accounts that were made are written at the end."""
+        self._pending, self._zero_shares = None, {}
         if self._live is not None:
             self._live.end()
+            self._live.forwards = []
 
     def _before_step(self) -> None:
         self.attempt(self._take)
@@ -204,111 +219,91 @@ class ForceCallback(Watching):
     def _prepare(self) -> None:
         trainer: Any = self.trainer
         model, wrapped = unwrapped(trainer), trainer.model_wrapped
-        self._policy = PolicyFunction(model, derivatives=False)
+        with callable_in_parts(model):
+            self._policy = PolicyFunction(model, derivatives=False)
         answers = [term.sequence for _, functional in self._watched for term in functional.terms]
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         weights = {name: p.detach().to(self._policy.dtype) for name, p in trained.items()}
-        # Two answers of different length show whether a rule tells sequences apart.
-        by_length = sorted(answers, key=lambda answer: len(answer.ids))
-        with torch.random.fork_rng():
-            route = GroupedGradients.build(self._policy, weights, [by_length[0], by_length[-1]])
+        self._whole = not isinstance(model, FSDPModule)
+        if self._whole:
+            # Two answers of different length show whether a rule tells sequences apart.
+            by_length = sorted(answers, key=lambda answer: len(answer.ids))
+            with torch.random.fork_rng():
+                self._route = GroupedGradients.build(
+                    self._policy, weights, [by_length[0], by_length[-1]]
+                )
+        else:
+            self._route = ShardedGradients.of(self._policy, tuple(trained))
+        self._parameters = trained
+        self._shares = {name: Share.of(parameter) for name, parameter in trained.items()}
         rows = TrainedRows(trainer, trainer.train_dataset)
         self._rows = rows
         self._by_ids: dict[int, int] = {}
-        several = 1
         for each in rows.answers():
-            several = max(several, 2 if each.kind == "rejected" else 1)
             self._by_ids.setdefault(hash(each.ids), each.row)
-        left_out = self._without_room(route, several)
-        names = sorted(weights, key=lambda name: name in left_out)
-        self._route = replace(route, names=tuple(names))
-        self._parameters = {name: trained[name] for name in names}
         if trainer.is_deepspeed_enabled:
             self._zero = ZeroShares(wrapped, self._parameters)
-        self._live = TrainerGradients(
+        self._live = TrainerPasses(
             self._route,
             model,
             wrapped if hasattr(wrapped, "_orig_mod") else model,
             arithmetic=trainer.compute_loss_context_manager,
             rounding=ROUNDED[self._sixteen_bit()],
             temperature=float(getattr(trainer, "temperature", 1.0)),
-            left_out=left_out,
+            whole=self._whole,
         )
+        self._note_clipping()
         self._by_content = self._ids_by_content()
         self._tables = LedgerTables([row.name for row, _ in self._watched], whole=False)
 
-    def _without_room(self, route: GroupedGradients, several: int) -> frozenset[str]:
-        """The parameters without a rule, where the sequences' gradients do not fit with them."""
-        args = self.trainer.args
-        sequences = several * args.per_device_train_batch_size * args.gradient_accumulation_steps
-        room = memory_for(self._policy.device, self._memory)
-        size = {name: self._policy.weights[name].numel() for name in route.names}
-        by_rule = sum(size[name] for name in route.names if name not in route.generic)
-        if 4 * sequences * sum(size.values()) <= room:
-            return frozenset()
-        if 4 * sequences * by_rule > room or not by_rule:
-            raise ConfigError(
-                "memory_bytes",
-                room,
-                f"{sequences} sequences' gradients take {4 * sequences * by_rule} bytes; train "
-                "adapters (LoRA), or smaller batches",
-            )
-        return route.generic
+    def _note_clipping(self) -> None:
+        """Has the trainer's clipping of gradients say what it did, until training ends."""
+        accelerator: Any = self.trainer.accelerator
+        usual = accelerator.clip_grad_norm_
+
+        def clip(parameters: Any, max_norm: Any, *arguments: Any, **named: Any) -> Any:
+            norm = usual(parameters, max_norm, *arguments, **named)
+            self._clipped = norm, max_norm
+            return norm
+
+        def give_back() -> None:
+            accelerator.clip_grad_norm_ = usual
+
+        accelerator.clip_grad_norm_, self._give_back = clip, give_back
 
     def _take(self) -> None:
-        """The gradients of this rank's sequences."""
+        """What this rank's step is made of, before ranks meet."""
         assert self._live is not None
-        self._gradients = self._live.gradients().div_(distributed.world_size())
+        self._live.made()
         if self._zero is not None:
-            self._shares = self._zero.before_step()
+            self._zero_shares = self._zero.before_step()
 
     def _before(self) -> _Pending:
         """The step between its gradient and its update."""
-        assert self._gradients is not None and self._live is not None
-        own, self._gradients = self._gradients, None
-        shares, self._shares = self._shares, {}
+        assert self._live is not None
+        shares, self._zero_shares = self._zero_shares, {}
         whole = {key: distributed.add_up(share) for key, share in shares.items()}
-        weights = self._weights()
-        sizes = [p.numel() for p in self._parameters.values()]
-        kept = sizes[: len(self._live.names)]
-        total = distributed.add_up(own.sum(0))
-        norms = distributed.add_up(
-            torch.stack([part.norm(dim=1).sum() for part in own.split(kept, dim=1)])
-        )
-        clip = 1.0
+        weights, scaler, clip = self._weights(), self.trainer.accelerator.scaler, 1.0
+        if self._clipped is not None:  # as torch.nn.utils.clip_grads_with_norm_
+            norm, most = self._clipped
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            clip = min(1.0, float(most) / (float(norm) + 1e-6))
         if self._zero is not None:
-            gradient = whole.pop("gradients").to(own.dtype)
-            clip = self._zero.clip_factor(float(gradient.norm()))
+            gradient = whole.pop("gradients").to(self._policy.dtype)
+            clip, scaler = self._zero.clip_factor(float(gradient.norm())), None
         else:
-            clipped = flatten(
-                {
-                    name: torch.zeros_like(p) if p.grad is None else p.grad
-                    for name, p in self._parameters.items()
-                }
-            ).to(own.dtype)
-            most = self.trainer.args.max_grad_norm
-            scaled = self.trainer.args.fp16 or (most and clipped.norm() >= 0.98 * most)
-            # Groups of equal rewards have no gradient: momentum and decay alone make such a step.
-            if scaled and total.any():
-                clip = float(clipped[: len(total)] @ total / (total @ total))
-            gradient = clipped / clip
-        rest = torch.stack([torch.zeros_like(gradient), gradient])
-        rest[1, : len(total)] -= total
-        rounded, beside = rest[0].split(sizes), rest[1].split(sizes)
-        coarse = ROUNDED[self._sixteen_bit()]
-        least = 1e-6 * float(gradient.norm())
-        for place, norm in enumerate(norms.tolist()):
-            if float(beside[place].norm()) <= max(coarse * norm, least):
-                rounded[place].copy_(beside[place])
-                beside[place].zero_()
-        sequences = [each for forward in self._live.forwards for each in forward.sequences()]
-        pushes = [push for f in self._live.forwards for push in f.push.tolist()]  # type: ignore[union-attr]
+            clipped = {
+                name: torch.zeros_like(weights[name]) if p.grad is None else local(p.grad)
+                for name, p in self._parameters.items()
+            }
+            gradient = flatten(clipped).to(self._policy.dtype) / clip
+        forwards = self._live.forwards
+        sequences = [each for forward in forwards for each in forward.sequences()]
+        pushes = [push for forward in forwards for push in forward.push.tolist()]
         return _Pending(
             labels=tuple(map(self._label, sequences, pushes)),
-            gradients=own,
-            rest=rest,
             gradient=gradient,
-            clip=clip,
+            scale=distributed.world_size() * (scaler.get_scale() if scaler is not None else 1.0),
             before=flatten(weights).clone(),
             map=self._map(gradient, clip, weights, whole),
             start=self._slopes(weights),
@@ -320,26 +315,82 @@ class ForceCallback(Watching):
 
     def _account(self, pending: _Pending, weights: dict[str, Tensor], step: int) -> StepAccount:
         """This rank's account of the step that led to some weights."""
+        assert self._live is not None
         change = flatten(weights) - pending.before
-        made = pending.map or self._realised(pending, change)
-        account, _ = account_of(
+        made, end = pending.map or self._realised(pending, change), self._slopes(weights)
+        account, later = account_of(
             StepMade(
                 number=step,
-                labels=pending.labels,
-                gradients=pending.gradients,
+                labels=(),
+                gradients=end.gradients[:0],
                 map=made,
                 change=change,
                 blocks=block_columns(weights),
-                rest=pending.rest,
                 total=pending.gradient,
             ),
             pending.start,
-            self._slopes(weights),
+            end,
         )
+        sizes = [share.size for share in self._shares.values()]
+        along = later.sensitivity.mul_(made.into).split(sizes, dim=1)
+        by_name = dict(zip(self._shares, along, strict=True))
+        count = len(self._watched)
+        with (
+            at_weights(self._parameters, pending.before),
+            passes_of_ours(self._policy.model),
+        ):
+            found = self._live.products(
+                lambda name: self._shares[name].gathered(by_name[name]), count
+            )
+        found = {name: own / pending.scale for name, own in found.items()}
+        account = replace(
+            account,
+            responses=pending.labels,
+            lines=-torch.stack(list(found.values())).sum(0),
+            blocks=self._blocks(pending.labels, found),
+            decay=self._over_shares(account.decay),
+            carried_in=self._over_shares(account.carried_in),
+            predicted=self._over_shares(account.predicted),
+        )
+        unexplained = self._beside(found, by_name, pending.gradient)
         if pending.map is None:  # what the optimizer did beside the gradient is no rounding
-            beside = account.unexplained + account.rounding
-            account = replace(account, unexplained=beside, rounding=torch.zeros_like(beside))
-        return account
+            lines = distributed.add_up(account.lines.sum(0))
+            unexplained = account.predicted - account.decay - account.carried_in - lines
+        return replace(account, unexplained=unexplained)
+
+    def _beside(
+        self,
+        found: Mapping[str, Float[Tensor, "sequences functionals"]],
+        along: Mapping[str, Float[Tensor, "functionals size"]],
+        gradient: Float[Tensor, " parameters"],
+    ) -> Float[Tensor, " functionals"]:
+        """What the gradient did beside its sequences, where that is more than rounding."""
+        parts = gradient.split([share.size for share in self._shares.values()])
+        pairs = list(zip(along.values(), parts, strict=True))
+        totals = self._over_shares(torch.stack([products(o, g[None])[:, 0] for o, g in pairs]))
+        reach = self._over_shares(
+            torch.stack([products(o.abs(), g.abs()[None])[:, 0] for o, g in pairs])
+        )
+        sums = distributed.add_up(torch.stack([own.sum(0) for own in found.values()]))
+        sizes = distributed.add_up(torch.stack([own.abs().sum(0) for own in found.values()]))
+        beside, coarse = totals - sums, self._sixteen_bit()
+        bound = ROUNDED[coarse] * sizes + COARSE[coarse] * reach + 1e-9 * reach.sum(0)
+        return -torch.where(beside.abs() > bound, beside, 0.0).sum(0)
+
+    def _blocks(
+        self, labels: Sequence[Updating], found: Mapping[str, Tensor]
+    ) -> dict[str, Float[Tensor, "functionals 2"]]:
+        """The lines of each side through the parameters of a block."""
+        sides = [[label.side == side for label in labels] for side in SIDES]
+        blocks: dict[str, Tensor] = {}
+        for name, own in found.items():
+            by_side = -torch.stack([own[side].sum(0) for side in sides], 1)
+            blocks[block_of(name)] = blocks.get(block_of(name), 0) + by_side
+        return blocks
+
+    def _over_shares(self, mine: Tensor) -> Tensor:
+        """A sum over the parameters, of which each rank has a share."""
+        return mine if self._whole else distributed.add_up(mine)
 
     def _enter(self, account: StepAccount) -> None:
         """Joins the ranks' accounts, logs the sums and keeps the lines."""
@@ -381,11 +432,12 @@ class ForceCallback(Watching):
         if self._zero is not None:
             whole = distributed.add_up(self._zero.weights()).to(dtype)
             return unflatten(whole, self._parameters)
-        return {name: p.detach().to(dtype) for name, p in self._parameters.items()}
+        return {name: local(p.detach()).to(dtype) for name, p in self._parameters.items()}
 
     def _slopes(self, weights: dict[str, Tensor]) -> Slopes:
         functionals = [functional for _, functional in self._watched]
-        return slopes_of(functionals, self._route, weights)
+        with passes_of_ours(self._policy.model):
+            return slopes_of(functionals, self._route, weights)
 
     def _label(self, sequence: tuple[tuple[int, ...], int], push: float) -> Updating:
         """What a sequence is, by its tokens; without a row its text goes into the tables."""
@@ -440,7 +492,7 @@ class ForceCallback(Watching):
                 name: (groups.get(id(p)), optimizer.state.get(p, {}))
                 for name, p in self._parameters.items()
             }
-        sizes = [p.numel() for p in self._parameters.values()]
+        sizes = [share.size for share in self._shares.values()]
         maps = []
         for (name, parameter), own in zip(
             self._parameters.items(), gradient.split(sizes), strict=True
@@ -457,7 +509,7 @@ class ForceCallback(Watching):
                 optimizer=config,
             )
             tensors = {
-                key: value.detach().flatten().to(own.dtype)
+                key: local(value.detach()).flatten().to(own.dtype)
                 for key, value in state.items()
                 if isinstance(value, Tensor) and value.shape == parameter.shape
             }
@@ -473,11 +525,12 @@ class ForceCallback(Watching):
 
     def _realised(self, pending: _Pending, change: Float[Tensor, " parameters"]) -> OptimizerMap:
         """A step of unknown form by its part along the gradient, tensor by tensor."""
-        sizes = [p.numel() for p in self._parameters.values()]
+        sizes = [share.size for share in self._shares.values()]
         maps = []
         for moved, own in zip(change.split(sizes), pending.gradient.split(sizes), strict=True):
-            square = float(own.double() @ own.double())
-            rate = max(0.0, -float(moved.double() @ own.double()) / square) if square else 0.0
+            both = self._over_shares(products(torch.stack([moved, own]), own[None])[:, 0])
+            along, square = both.tolist()
+            rate = max(0.0, -along / square) if square else 0.0
             still = torch.zeros_like(own)
             maps.append(
                 OptimizerMap(
@@ -515,14 +568,13 @@ def _mean(kind: str, rows: Sequence[ProbeRow], sequences: Sequence[Encoded]) -> 
 class _Pending:
     """A step between its gradient and its update.
 
-    `gradient` is the whole one before clipping, `rest` what it has beside this batch's sequences.
+    `gradient`, before clipping, and the weights `before` are this rank's shares; `scale` is what
+    the passes' gradients are divided by.
     """
 
     labels: tuple[Updating, ...]
-    gradients: Tensor
-    rest: Tensor
     gradient: Tensor
-    clip: float
+    scale: float
     before: Tensor
     map: OptimizerMap | None
     start: Slopes

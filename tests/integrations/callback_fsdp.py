@@ -1,25 +1,29 @@
-"""A trainer whose weights FSDP2 shards, probed and not; started by `torchrun`.
+"""Trainers whose weights FSDP2 shards, watched and not; started by `torchrun`.
 
 accelerate shards on GPUs alone by itself.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from peft import LoraConfig
 from torch.distributed.fsdp import FSDPModule
+from transformers import Trainer
 
 from dynolab import distributed
-from dynolab.errors import ConfigError
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
 from tests.integrations.test_callback import plain, probes
+from tests.integrations.test_trained import dpo
 
 INIT = AcceleratorState.__init__
 
@@ -35,18 +39,40 @@ def sharded(self: AcceleratorState, *arguments: Any, **named: Any) -> None:
     )
 
 
+SGD: dict[str, Any] = {"learning_rate": 0.1, "optim": "sgd", "optim_args": "momentum=0.9"}
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": SGD,
+    "accumulated": {"gradient_accumulation_steps": 2, "max_grad_norm": 0.5, **SGD},
+    "adamw": {"weight_decay": 0.1},
+    "tied": {"family": "gemma3", **SGD},
+    "lora": {"peft": LoraConfig(r=2, target_modules="all-linear")},
+    "bf16": {"bf16": True},
+}
+
+
+def accounted(folder: Path, **settings: Any) -> Trainer:
+    """DPO on batches of four pairs over all ranks."""
+    each = 4 // int(os.environ["WORLD_SIZE"]) // settings.get("gradient_accumulation_steps", 1)
+    return dpo(folder, per_device_train_batch_size=each, max_steps=2, **settings)
+
+
+def train(folder: Path, make: Callable[[Path], Trainer], watched: bool) -> None:
+    trainer = make(folder)
+    probed = ProbeCallback(trainer, probes(), every=2)
+    forces = ForceCallback(trainer, None if make is not plain else probes(), every=1)
+    if watched:
+        trainer.add_callback(probed)
+        trainer.add_callback(forces)
+    trainer.train()
+    assert probed.off == forces.off == ""
+    assert isinstance(trainer.accelerator.unwrap_model(trainer.model), FSDPModule)
+    trainer.save_model(str(folder / "model"))
+
+
 if __name__ == "__main__":
     AcceleratorState.__init__ = sharded  # type: ignore[method-assign]
-    for name in ("watched", "alone"):
-        folder = Path(sys.argv[1], name)
-        trainer = plain(folder)
-        callback = ProbeCallback(trainer, probes(), every=2)
-        if name == "watched":
-            trainer.add_callback(callback)
-        trainer.train()
-        assert callback.off == ""
-        assert isinstance(trainer.accelerator.unwrap_model(trainer.model), FSDPModule)
-        trainer.save_model(str(folder / "model"))
-    with pytest.raises(ConfigError, match="fsdp"):
-        ForceCallback(trainer)
+    for name, settings in {"plain": {}, **CASES}.items():
+        make = plain if name == "plain" else partial(accounted, **settings)
+        for watched in (True, False):
+            train(Path(sys.argv[1], name, "watched" if watched else "alone"), make, watched)
     distributed.leave()

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from peft import LoraConfig
-from torch import Tensor
 from transformers import Trainer
 
 from dynolab import distributed
 from dynolab.errors import ConfigError
-from dynolab.forces.ledger.trainer_gradients import TrainerGradients
+from dynolab.forces.ledger.trainer_passes import Forward, TrainerPasses
 from dynolab.integrations import forces
 from dynolab.integrations.forces import ForceCallback
 from dynolab.training.deepspeed_engine import init_ranks
@@ -65,11 +64,11 @@ def train(folder: Path, watched: bool, **settings: Any) -> str:
     return forces.off
 
 
-class FailsOnOneRank(TrainerGradients):
-    def gradients(self) -> Tensor:
+class FailsOnOneRank(TrainerPasses):
+    def made(self) -> list[Forward]:
         if distributed.rank() == 1:
             raise ZeroDivisionError
-        return super().gradients()
+        return super().made()
 
 
 if __name__ == "__main__":
@@ -78,7 +77,7 @@ if __name__ == "__main__":
     for name, settings in CASES.items():
         assert train(inputs / name / "watched", True, **settings) == ""
         train(inputs / name / "alone", False, **settings)
-    forces.TrainerGradients = FailsOnOneRank  # type: ignore[misc]
+    forces.TrainerPasses = FailsOnOneRank  # type: ignore[misc]
     assert "ZeroDivisionError" in train(inputs / "failed" / "watched", True, **CASES["stage-2"])
     with pytest.raises(ConfigError, match="stage"):
         ForceCallback(trainer_of(inputs / "split", stage=3))

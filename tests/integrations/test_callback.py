@@ -181,23 +181,6 @@ def test_ranks_share_the_rows_and_one_writes_them(tmp_path: Path) -> None:
         assert logps == pytest.approx([score.logp for score in alone], abs=1e-4)
 
 
-@pytest.mark.ranks
-def test_weights_that_fsdp_shards_are_probed_and_stay_as_they_were(tmp_path: Path) -> None:
-    run_ranks("tests.integrations.callback_fsdp", tmp_path, 2, ACCELERATE_USE_CPU="true")
-    rows = list(read_rows(tmp_path / "watched" / "probes.jsonl", ProbeScore))
-    models = [
-        AutoModelForCausalLM.from_pretrained(tmp_path / name / "model")
-        for name in ("watched", "alone")
-    ]
-    for watched, alone in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(watched, alone)
-    encoder = Encoder(make_tokenizer(), 48, "error")
-    scores = score_probes(ResponseLogits(models[0]), probes(), encoder, batch_tokens=1000)
-    last = [row.logp for row in rows if row.step == STEPS]
-    assert last == pytest.approx([score.logp for score in scores], abs=1e-4)
-    assert {row.step for row in rows} == {*range(0, STEPS, 2), STEPS}
-
-
 def test_what_cannot_be_probed_is_refused_at_once(tmp_path: Path) -> None:
     trainer = plain(tmp_path)
     with pytest.raises(ConfigError, match="every"):

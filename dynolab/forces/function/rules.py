@@ -21,7 +21,7 @@ class Rule:
 
     - linear: ∂/∂W = Σ_s δ_s a_sᵀ and ∂/∂b = Σ_s δ_s; `transposed` where W is stored
       d_in × d_out (GPT-2's Conv1D), `head` where it makes the logits, one row per token;
-    - embedding: row v of ∂/∂W is Σ_{s: x_s = v} δ_s;
+    - embedding: row v of ∂/∂W is Σ_{s: x_s = v} δ_s, times the `scale` of what is looked up;
     - norm: ∂/∂w = Σ_s δ_s ⊙ n_s and ∂/∂b = Σ_s δ_s, n the normalised input before scaling.
 
     `weight` and `bias` are parameter names, None where the module has none or it is not wanted.
@@ -35,6 +35,11 @@ class Rule:
     transposed: bool = False
     head: bool = False
     local: bool = False
+    scale: float = 1.0
+
+    def looked_up(self, signal: Tensor) -> Tensor:
+        """The signal at an embedding's rows."""
+        return signal if self.scale == 1 else signal * self.scale
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -74,9 +79,9 @@ def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
         weight, bias = name_of(module.weight), name_of(getattr(module, "bias", None))
         if weight or bias or module is head:
             transposed = type(module).__name__ == "Conv1D"
-            rules.append(
-                Rule(module, kind, weight, bias, transposed, module is head, module is head)
-            )
+            scale = getattr(module, "scalar_embed_scale", getattr(module, "embed_scale", 1.0))
+            own = module is head
+            rules.append(Rule(module, kind, weight, bias, transposed, own, own, scale))
     return rules
 
 

@@ -65,6 +65,16 @@ def call_at(module: nn.Module, weights: Weights, *arguments: Any) -> Any:
     return functional_call(module, placed, arguments, tie_weights=False)
 
 
+def call_alone(module: nn.Module, weights: Weights, value: Tensor) -> Tensor:
+    """A module's own forward at other parameters than its own, without what its hooks do.
+
+    FSDP2's hooks would put the parameters back, and its modules cannot be copied.
+    """
+    alone: Any = object.__new__(type(module))
+    alone.__dict__ = {**module.__dict__, "_parameters": {**module._parameters, **weights}}
+    return alone.forward(value)
+
+
 def _tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Tensor]:
     """Parameters and buffers that these modules hold directly, by full name."""
     return {

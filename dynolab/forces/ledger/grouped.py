@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -166,11 +166,45 @@ def add_call(
     if rule.kind == "norm":
         _add_sums(signal * normed(rule, value).flatten(0, -2), where, out)
     elif rule.kind == "embedding":
-        _add_table(rule, value, signal, where, out)
+        _add_table(rule, value, rule.looked_up(signal), where, out)
     else:
         value = value.flatten(0, -2)
         left, right = (value, signal) if rule.transposed else (signal, value)
         _add_products(left, right, where, out)
+
+
+def add_products(
+    rule: Rule,
+    value: Tensor,
+    signal: Float[Tensor, "positions d_out"],
+    where: Int[Tensor, " positions"],
+    along: Mapping[str, Float[Tensor, "directions parameter"]],
+    into: Mapping[str, Float[Tensor, "groups directions"]],
+) -> None:
+    """Adds `⟨v, gradient⟩` of one call for each direction v, without the gradient itself.
+
+    For a linear module it is `Σ_s δ_sᵀ V a_s`.
+    """
+    if rule.bias is not None:
+        _add_sums((signal @ along[rule.bias].T).double(), where, into[rule.bias])
+    if rule.weight is None:
+        return
+    flat = along[rule.weight]
+    if rule.kind == "norm":
+        each = (signal * normed(rule, value).flatten(0, -2)) @ flat.T
+    elif rule.kind == "embedding":
+        module: Any = rule.module
+        ids, signal = value.flatten(), rule.looked_up(signal)
+        tables = flat.unflatten(1, (-1, signal.shape[1]))
+        each = torch.stack([(signal * table[ids]).sum(1) for table in tables], 1)
+        if module.padding_idx is not None:
+            each[ids == module.padding_idx] = 0
+    else:
+        value = value.flatten(0, -2)
+        left, right = (value, signal) if rule.transposed else (signal, value)
+        matrices = flat.unflatten(1, (left.shape[1], right.shape[1]))
+        each = torch.stack([(left * (right @ matrix.T)).sum(1) for matrix in matrices], 1)
+    _add_sums(each.double(), where, into[rule.weight])
 
 
 def _add_sums(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
-from dynolab.forces.function.weights import Weights, gradients
+from dynolab.forces.function.weights import Weights, call_alone, gradients
 from dynolab.forces.map.output_gradients import Signal, Tail, token_signals
 from dynolab.forces.map.weighted import WeightedResponse
 
@@ -107,7 +107,7 @@ def _add(factors: Factors, signal: Signal, generic: set[str]) -> None:
     elif rule.local:
         factors.point[weight] = Point(value, signal.delta, rule.transposed)
     elif rule.kind == "embedding":
-        factors.rows[weight] = _table_rows(rule.module, value, signal.delta)
+        factors.rows[weight] = _table_rows(rule.module, value, rule.looked_up(signal.delta))
     else:
         delta, old = signal.delta, factors.outer.get(weight)
         if old is not None:
@@ -130,14 +130,15 @@ def _table_rows(module: nn.Module, ids: Int[Tensor, " positions"], delta: Tensor
 
 @torch.no_grad()
 def normed(rule: Rule, value: Tensor) -> Tensor:
-    """The norm's output before scale and bias."""
-    module = rule.module
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    plain = {"weight": torch.ones_like(weight, dtype=value.dtype)}
-    if getattr(module, "bias", None) is not None:
-        plain["bias"] = torch.zeros_like(plain["weight"])
-    return functional_call(module, plain, (value,))
+    """The norm's output by its scale: its own before scaling, also where it scales by 1 + w."""
+    module: Any = rule.module
+    still = value.new_zeros(module.weight.shape)  # FSDP2 may have split the module's own
+    bias = {"bias": still} if getattr(module, "bias", None) is not None else {}
+    made, without = (
+        call_alone(module, {"weight": weight, **bias}, value)
+        for weight in (torch.ones_like(still), still)
+    )
+    return made - without
 
 
 def _whole(

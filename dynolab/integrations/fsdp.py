@@ -1,0 +1,200 @@
+"""FSDP2: what it splits over ranks, and calls of a model that it has split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from dynolab import distributed
+from dynolab.data.batches import TokenBatch
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.rules import Rule, find_rules
+from dynolab.forces.function.weights import Weights, call_alone, gradients
+from dynolab.forces.ledger.grouped import GroupedGradients, Values, add_call, groups_of
+from dynolab.forces.map.factors import differing
+from dynolab.forces.map.output_gradients import recorded_calls
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that is split over ranks; of any other, the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(frozen=True)
+class Share:
+    """This rank's stretch of a parameter as a flat vector, `whole` numbers long."""
+
+    start: int
+    size: int
+    whole: int
+
+    @classmethod
+    def of(cls, parameter: Tensor) -> Share:
+        """The share of a parameter that is split by its rows, or not at all."""
+        start = 0
+        if isinstance(parameter, DTensor):
+            mesh, placements = parameter.device_mesh, parameter.placements
+            _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+            start = offset[0] * (parameter.numel() // parameter.shape[0])
+        return cls(start, local(parameter).numel(), parameter.numel())
+
+    def gathered(self, rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows whole"]:
+        """The ranks' stretches side by side. All ranks call it where one rank has not all."""
+        if self.size == self.whole:
+            return rows
+        every = rows.new_zeros(len(rows), self.whole)
+        every[:, self.start : self.start + self.size] = rows
+        return distributed.add_up(every)
+
+
+@dataclass(frozen=True)
+class ShardedGradients(GroupedGradients):
+    """Gradients of a model that FSDP2 splits: of every group this rank's shares, one row a group.
+
+    Every rank makes the same passes, in the training's arithmetic; a module's weights are gathered
+    where the model's own forward and backward gather them, and of a module's gradient only the
+    rank's share is kept. Parameters without a rule have no gradient here.
+    """
+
+    @classmethod
+    def of(cls, policy: PolicyFunction, names: tuple[str, ...]) -> ShardedGradients:
+        """Finds the parameters' rules, and tries each against autograd on its module alone."""
+        rules = tuple(
+            rule for rule in find_rules(policy, set(names)) if rule.names and _holds(rule)
+        )
+        covered = {name for rule in rules for name in rule.names}
+        return cls(policy, names, rules, frozenset(set(names) - covered))
+
+    def add(
+        self,
+        at: Weights,
+        batch: TokenBatch,
+        values: Values,
+        group: Int[Tensor, " sequences"],
+        *,
+        into: Float[Tensor, "groups parameters"],
+    ) -> Float[Tensor, " tokens"]:
+        """As of `GroupedGradients`; `at` are this rank's shares of the weights as they are."""
+        model: Any = self.policy.model
+        parameters = dict(model.named_parameters())
+        parts = dict(
+            zip(self.names, into.split([at[name].numel() for name in self.names], 1), strict=True)
+        )
+        training = model.training
+        try:
+            with recorded_calls(self.rules, set()) as calls, torch.enable_grad():
+                output = model.eval()(
+                    input_ids=batch.input_ids,
+                    attention_mask=batch.attention_mask,
+                    use_cache=False,
+                )
+                logits = output.logits[batch.token_row, batch.position].to(into.dtype)
+                each = values(logits)
+                signals = torch.autograd.grad(
+                    each.sum(), [call.output for call in calls], allow_unused=True
+                )
+        finally:
+            model.train(training)
+        for call, signal in zip(calls, signals, strict=True):
+            where = groups_of(call.output.shape[:-1], batch.input_ids.shape, group)
+            if signal is None or where is None:
+                continue
+            whole = {
+                name: into.new_zeros(len(into), parameters[name].numel())
+                for name in call.rule.names
+            }
+            embeds = call.rule.kind == "embedding"
+            value = call.input.detach() if embeds else call.input.detach().to(into.dtype)
+            with torch.no_grad():
+                add_call(call.rule, value, signal.to(into.dtype).flatten(0, -2), where, whole)
+            for name, made in whole.items():
+                share = Share.of(parameters[name])
+                parts[name] += made[:, share.start : share.start + share.size]
+        return each.detach()
+
+
+def _holds(rule: Rule) -> bool:
+    """Whether a module's gradient is what its rule says, with weights and signals of its shapes."""
+    module: Any = rule.module
+    device, random = local(module.weight).device, torch.Generator().manual_seed(0)
+    leaves = {
+        own: torch.randn(parameter.shape, generator=random).to(device).requires_grad_()
+        for own, parameter in module.named_parameters(recurse=False)
+    }
+    width, _ = rule.sizes
+    value = torch.randn(1, 3, width, generator=random).to(device)
+    if rule.kind == "embedding":
+        value = torch.tensor([[0, 1, width - 1]], device=device)
+    with torch.enable_grad(), torch.random.fork_rng():
+        output = call_alone(module, leaves, value)
+        signal = torch.randn(output.shape, generator=random).to(output)
+        truth = gradients((output * signal).sum(), leaves)
+    rows = {own: torch.zeros(1, leaf.numel(), device=device) for own, leaf in leaves.items()}
+    where = torch.zeros(3, dtype=torch.long, device=device)
+    bias = "bias" if "bias" in leaves else None
+    with torch.no_grad():
+        add_call(
+            replace(rule, weight="weight", bias=bias), value, signal.flatten(0, -2), where, rows
+        )
+    return not differing({own: row.view_as(leaves[own]) for own, row in rows.items()}, truth)
+
+
+@contextmanager
+def passes_of_ours(model: nn.Module) -> Iterator[None]:
+    """While open, passes of ours may be made between two steps of a training; FSDP2 forgets them.
+
+    Otherwise a group of which one module alone was called, or a pass that failed, would change the
+    training's next pass, or end it.
+    """
+    try:
+        yield
+    finally:
+        if isinstance(model, FSDPModule):
+            model.reset_iter_state()
+
+
+@contextmanager
+def callable_in_parts(model: nn.Module) -> Iterator[None]:
+    """While open, decoder and head of a model that FSDP2 splits can be called by themselves.
+
+    FSDP2 sets itself up in the first forward of the whole model, and gathers in its forwards what
+    belongs to no layer. Layers gather their own weights, as in training.
+    """
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    training, device = model.training, next(model.parameters()).device
+    with passes_of_ours(model):
+        try:
+            with torch.no_grad():
+                model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device))
+        finally:
+            model.train(training)
+        model.unshard()
+        yield
+
+
+@contextmanager
+def at_weights(parameters: Weights, flat: Float[Tensor, " parameters"]) -> Iterator[None]:
+    """While open, a model's parameters are others; then they are their own again, to the bit.
+
+    **Arguments:** `flat`: this rank's parts of them, one after the other.
+    """
+    own = [local(parameter.detach()) for parameter in parameters.values()]
+    held = [part.clone() for part in own]
+    try:
+        for part, other in zip(own, flat.split([part.numel() for part in own]), strict=True):
+            part.copy_(other.view_as(part))
+        yield
+    finally:
+        for part, before in zip(own, held, strict=True):
+            part.copy_(before)

@@ -1,0 +1,80 @@
+"""Watched trainings whose weights FSDP2 splits over ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import read_rows
+from dynolab.integrations.forces import ForceCallback
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.probes.score import score_probes
+from dynolab.results.ledger import LedgerReader, read_ledger
+from dynolab.results.study import ProbeScore
+from tests.integrations.callback_fsdp import CASES
+from tests.integrations.test_callback import STEPS, probes
+from tests.integrations.test_trained import dpo
+from tests.torchrun import run_ranks
+from tests.training.small import make_tokenizer
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fsdp")
+    run_ranks("tests.integrations.callback_fsdp", folder, 2, ACCELERATE_USE_CPU="true")
+    return folder
+
+
+def ledger(trained: Path, case: str) -> LedgerReader:
+    folder = trained / case / "watched" / "ledger"
+    return read_ledger(folder, folder)
+
+
+@pytest.mark.parametrize("case", ["plain", *CASES])
+def test_weights_are_those_of_a_training_without_callbacks(trained: Path, case: str) -> None:
+    watched, alone = (
+        load_file(next((trained / case / name / "model").glob("*.safetensors")))
+        for name in ("watched", "alone")
+    )
+    assert watched.keys() == alone.keys()
+    assert all(torch.equal(watched[name], alone[name]) for name in alone)
+
+
+def test_probes_are_those_of_the_saved_model(trained: Path) -> None:
+    rows = list(read_rows(trained / "plain" / "watched" / "probes.jsonl", ProbeScore))
+    model = AutoModelForCausalLM.from_pretrained(trained / "plain" / "watched" / "model")
+    encoder = Encoder(make_tokenizer(), 48, "error")
+    scores = score_probes(ResponseLogits(model), probes(), encoder, batch_tokens=1000)
+    last = [row.logp for row in rows if row.step == STEPS]
+    assert last == pytest.approx([score.logp for score in scores], abs=1e-4)
+    assert {row.step for row in rows} == {*range(0, STEPS, 2), STEPS}
+
+
+@pytest.mark.parametrize("case", ["sgd", "accumulated", "tied"])
+def test_ranks_account_for_what_one_process_does(trained: Path, case: str, tmp_path: Path) -> None:
+    settings = {"per_device_train_batch_size": 4} | CASES[case]
+    settings["per_device_train_batch_size"] //= settings.get("gradient_accumulation_steps", 1)
+    trainer = dpo(tmp_path, max_steps=2, **settings)
+    trainer.add_callback(forces := ForceCallback(trainer, every=1))
+    trainer.train()
+    alone, shared = read_ledger(forces.folder, forces.folder), ledger(trained, case)
+    assert sorted(shared.example) == sorted(alone.example)
+    for one, two in zip(alone.accounts, shared.accounts, strict=True):
+        assert alone.by_example(one.lines) == pytest.approx(shared.by_example(two.lines), abs=2e-6)
+        assert one.carried_in == pytest.approx(two.carried_in, abs=2e-6)
+        assert one.residual == pytest.approx(two.residual, abs=2e-6)
+
+
+@pytest.mark.parametrize("case", ["plain", *CASES])
+def test_the_parts_of_a_step_add_up(trained: Path, case: str) -> None:
+    accounts = ledger(trained, case).accounts
+    assert len(accounts) == 2
+    for account in accounts:
+        assert abs(account.unexplained) + abs(account.arithmetic) < 1e-5
