@@ -60,8 +60,6 @@ EXAMPLES = [
 
 DUE = {
     "counterfactual-tinystories",
-    "grpo-strategies",
-    "grpo-sums",
     "mitigation-degeneration",
     "reproduce-tinystories",
 }
