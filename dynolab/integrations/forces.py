@@ -33,7 +33,7 @@ from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.trainer_passes import TrainerPasses
 from dynolab.forces.ledger.watched import WatchedFunctional, check_kinds, training_means
 from dynolab.forces.map.problem import Updating
-from dynolab.forces.step.optimizers import OptimizerMap, UpdateFacts, optimizer_map
+from dynolab.forces.step.optimizers import UpdateFacts
 from dynolab.integrations.fsdp import (
     ShardedGradients,
     Share,
@@ -41,6 +41,13 @@ from dynolab.integrations.fsdp import (
     callable_in_parts,
     local,
     passes_of_ours,
+)
+from dynolab.integrations.optimizer import (
+    FIRST_MOMENTS,
+    SECOND_MOMENTS,
+    Part,
+    TrainerMap,
+    config_of,
 )
 from dynolab.integrations.trained import (
     TrainedRows,
@@ -53,7 +60,7 @@ from dynolab.integrations.watching import Watching
 from dynolab.integrations.zero import ZeroShares, around_next_step
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX
-from dynolab.training.config import OptimizerConfig
+from dynolab.training.step_record import SECOND_MOMENT_AFTER
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -291,21 +298,22 @@ class ForceCallback(Watching):
         if self._zero is not None:
             gradient = whole.pop("gradients").to(self._policy.dtype)
             clip, scaler = self._zero.clip_factor(float(gradient.norm())), None
+            sizes = [share.size for share in self._shares.values()]
+            given = dict(zip(self._shares, gradient.split(sizes), strict=True))
         else:
-            clipped = {
-                name: torch.zeros_like(weights[name]) if p.grad is None else local(p.grad)
+            given = {
+                name: torch.zeros_like(local(p)) if p.grad is None else local(p.grad)
                 for name, p in self._parameters.items()
             }
-            gradient = flatten(clipped).to(self._policy.dtype) / clip
+        before = flatten(weights).clone()
         forwards = self._live.forwards
         sequences = [each for forward in forwards for each in forward.sequences()]
         pushes = [push for forward in forwards for push in forward.push.tolist()]
         return _Pending(
             labels=tuple(map(self._label, sequences, pushes)),
-            gradient=gradient,
             scale=distributed.world_size() * (scaler.get_scale() if scaler is not None else 1.0),
-            before=flatten(weights).clone(),
-            map=self._map(gradient, clip, weights, whole),
+            before=before,
+            parts=self._parts(before, given, clip, whole),
             start=self._slopes(weights),
         )
 
@@ -316,24 +324,21 @@ class ForceCallback(Watching):
     def _account(self, pending: _Pending, weights: dict[str, Tensor], step: int) -> StepAccount:
         """This rank's account of the step that led to some weights."""
         assert self._live is not None
-        change = flatten(weights) - pending.before
-        made, end = pending.map or self._realised(pending, change), self._slopes(weights)
-        account, later = account_of(
-            StepMade(
-                number=step,
-                labels=(),
-                gradients=end.gradients[:0],
-                map=made,
-                change=change,
-                blocks=block_columns(weights),
-                total=pending.gradient,
-            ),
-            pending.start,
-            end,
+        change, end = flatten(weights) - pending.before, self._slopes(weights)
+        optimizer = self._map(pending, change)
+        made = StepMade(
+            number=step,
+            labels=(),
+            gradients=end.gradients[:0],
+            map=optimizer,
+            change=change,
+            blocks=block_columns(weights),
         )
+        account, later = account_of(made, pending.start, end)
+        for _, columns in made.slices():
+            later.sensitivity[:, columns] *= optimizer.at(columns).into
         sizes = [share.size for share in self._shares.values()]
-        along = later.sensitivity.mul_(made.into).split(sizes, dim=1)
-        by_name = dict(zip(self._shares, along, strict=True))
+        by_name = dict(zip(self._shares, later.sensitivity.split(sizes, dim=1), strict=True))
         count = len(self._watched)
         with (
             at_weights(self._parameters, pending.before),
@@ -352,8 +357,10 @@ class ForceCallback(Watching):
             carried_in=self._over_shares(account.carried_in),
             predicted=self._over_shares(account.predicted),
         )
-        unexplained = self._beside(found, by_name, pending.gradient)
-        if pending.map is None:  # what the optimizer did beside the gradient is no rounding
+        unexplained = self._beside(found, by_name, pending.parts)
+        if (
+            isinstance(made.map, TrainerMap) and made.map.parts[0].facts is None
+        ):  # what the optimizer did beside the gradient is no rounding
             lines = distributed.add_up(account.lines.sum(0))
             unexplained = account.predicted - account.decay - account.carried_in - lines
         return replace(account, unexplained=unexplained)
@@ -362,11 +369,10 @@ class ForceCallback(Watching):
         self,
         found: Mapping[str, Float[Tensor, "sequences functionals"]],
         along: Mapping[str, Float[Tensor, "functionals size"]],
-        gradient: Float[Tensor, " parameters"],
+        parts: Mapping[str, Part],
     ) -> Float[Tensor, " functionals"]:
         """What the gradient did beside its sequences, where that is more than rounding."""
-        parts = gradient.split([share.size for share in self._shares.values()])
-        pairs = list(zip(along.values(), parts, strict=True))
+        pairs = [(own, parts[name].gradient) for name, own in along.items()]
         totals = self._over_shares(torch.stack([products(o, g[None])[:, 0] for o, g in pairs]))
         reach = self._over_shares(
             torch.stack([products(o.abs(), g.abs()[None])[:, 0] for o, g in pairs])
@@ -471,73 +477,82 @@ class ForceCallback(Watching):
         added = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
         return tuple(token for token in ids if token not in added)
 
-    def _map(
+    def _parts(
         self,
-        gradient: Float[Tensor, " parameters"],
+        before: Float[Tensor, " parameters"],
+        given: Mapping[str, Tensor],
         clip: float,
-        weights: dict[str, Tensor],
         whole: dict[str, Tensor],
-    ) -> OptimizerMap | None:
-        """The optimizer's step as one map of flat vectors; None for one of unknown form.
+    ) -> dict[str, Part]:
+        """What the optimizer's step is made of, parameter by parameter.
 
-        **Arguments:** `gradient`: before clipping; `whole`: the state that ZeRO splits.
+        **Arguments:** `given`: gradients as the optimizer gets them; `whole`: the state that ZeRO
+        splits.
         """
-        optimizer: Any = self.trainer.optimizer
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-        if self._zero is not None:
-            optimizer, states = optimizer.optimizer, self._zero.states(whole)
-        else:
-            groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-            states = {
-                name: (groups.get(id(p)), optimizer.state.get(p, {}))
-                for name, p in self._parameters.items()
-            }
+        optimizer, states = self._states(whole)
         sizes = [share.size for share in self._shares.values()]
-        maps = []
-        for (name, parameter), own in zip(
-            self._parameters.items(), gradient.split(sizes), strict=True
+        parts = {}
+        for (name, parameter), theta in zip(
+            self._parameters.items(), before.split(sizes), strict=True
         ):
             group, state = states[name]
             options = group or optimizer.param_groups[0]
-            config = _config(optimizer, options)
-            if config is None:
-                return None
-            facts = UpdateFacts(
-                step=int(state.get("step", 0)),
-                learning_rate=float(options["lr"]),
-                clip_factor=clip,
-                optimizer=config,
-            )
-            tensors = {
-                key: local(value.detach()).flatten().to(own.dtype)
-                for key, value in state.items()
-                if isinstance(value, Tensor) and value.shape == parameter.shape
-            }
-            theta = weights[name].flatten()
-            made = optimizer_map(facts, theta, tensors, own)
-            if group is None or (self._zero is None and parameter.grad is None):
-                still = torch.zeros_like(theta)  # torch leaves it alone
-                made = replace(made, out=still, direct=still)
-            maps.append(made)
-        if len({made.carry for made in maps}) > 1:
-            return None
-        return _joined(maps)
-
-    def _realised(self, pending: _Pending, change: Float[Tensor, " parameters"]) -> OptimizerMap:
-        """A step of unknown form by its part along the gradient, tensor by tensor."""
-        sizes = [share.size for share in self._shares.values()]
-        maps = []
-        for moved, own in zip(change.split(sizes), pending.gradient.split(sizes), strict=True):
-            both = self._over_shares(products(torch.stack([moved, own]), own[None])[:, 0])
-            along, square = both.tolist()
-            rate = max(0.0, -along / square) if square else 0.0
-            still = torch.zeros_like(own)
-            maps.append(
-                OptimizerMap(
-                    still, 0.0, torch.ones_like(own), still, torch.full_like(own, rate), still
+            config, facts = config_of(optimizer, options), None
+            if config is not None:
+                facts = UpdateFacts(
+                    step=int(state.get("step", 0)),
+                    learning_rate=float(options["lr"]),
+                    clip_factor=clip,
+                    optimizer=config,
                 )
-            )
-        return _joined(maps)
+            # What the optimizer keeps of the squares is read after the step.
+            kept = {
+                key: local(value.detach()).flatten().clone()
+                for key, value in state.items()
+                if key in FIRST_MOMENTS or (self._zero is not None and key in SECOND_MOMENTS)
+            }
+            still = group is None or (self._zero is None and parameter.grad is None)
+            gradient = given[name].detach().flatten()
+            if facts is None:  # an optimizer of unknown form may write into it
+                gradient = gradient.clone()
+            of_loss = 1.0 if self._zero is not None else clip
+            parts[name] = Part(facts, theta, kept, gradient, of_loss, still)
+        return parts
+
+    def _states(self, whole: dict[str, Tensor]) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+        """The optimizer, and each parameter's group of options and state in it."""
+        optimizer: Any = self.trainer.optimizer
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        if self._zero is not None:
+            return optimizer.optimizer, self._zero.states(whole)
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        return optimizer, {
+            name: (groups.get(id(p)), optimizer.state.get(p, {}))
+            for name, p in self._parameters.items()
+        }
+
+    def _map(self, pending: _Pending, change: Float[Tensor, " parameters"]) -> TrainerMap:
+        """The optimizer's step; of one of unknown form its part along the gradient."""
+        parts = list(pending.parts.values())
+        carries = {part.at(slice(0, 0)).carry for part in parts}
+        if len(carries) == 1 and not any(part.facts is None for part in parts):
+            if self._zero is None:
+                _, states = self._states({})
+                for place, name in enumerate(pending.parts):
+                    now = states[name][1]
+                    if key := next((key for key in SECOND_MOMENTS if key in now), None):
+                        after = local(now[key].detach()).flatten()
+                        own = {**parts[place].state, SECOND_MOMENT_AFTER: after}
+                        parts[place] = replace(parts[place], state=own)
+            return TrainerMap(parts)
+        realised = []
+        sizes = [share.size for share in self._shares.values()]
+        for moved, part in zip(change.split(sizes), parts, strict=True):
+            both = torch.stack([moved, part.gradient])
+            along, square = self._over_shares(products(both, part.gradient[None])[:, 0]).tolist()
+            rate = max(0.0, -along / square) if square else 0.0
+            realised.append(replace(part, facts=None, rate=rate))
+        return TrainerMap(realised)
 
     def _log(self, account: StepAccount) -> None:
         """Sums by side, through the trainer's log."""
@@ -568,48 +583,12 @@ def _mean(kind: str, rows: Sequence[ProbeRow], sequences: Sequence[Encoded]) -> 
 class _Pending:
     """A step between its gradient and its update.
 
-    `gradient`, before clipping, and the weights `before` are this rank's shares; `scale` is what
-    the passes' gradients are divided by.
+    Of each trained parameter `parts` hold what its step is made of, this rank's shares; `scale` is
+    what the passes' gradients are divided by.
     """
 
     labels: tuple[Updating, ...]
-    gradient: Tensor
     scale: float
-    before: Tensor
-    map: OptimizerMap | None
+    before: Float[Tensor, " parameters"]
+    parts: Mapping[str, Part]
     start: Slopes
-
-
-def _joined(maps: Sequence[OptimizerMap]) -> OptimizerMap:
-    """The maps of a model's parameters as one."""
-    return OptimizerMap(
-        carry=maps[0].carry,
-        **{
-            part: torch.cat([getattr(made, part) for made in maps])
-            for part in ("momentum", "into", "pull", "out", "direct")
-        },
-    )
-
-
-def _config(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> OptimizerConfig | None:
-    """One of torch's optimizers as ours; None for one of another form."""
-    kind = type(optimizer)
-    special = ("amsgrad", "maximize", "nesterov", "centered", "dampening")
-    if any(group.get(option) for option in special):
-        return None
-    common = {"learning_rate": group["lr"], "weight_decay": group.get("weight_decay", 0.0)}
-    if kind is torch.optim.SGD:
-        return OptimizerConfig.model_construct(name="sgd", momentum=group["momentum"], **common)
-    if kind is torch.optim.AdamW or (kind is torch.optim.Adam and not group["weight_decay"]):
-        return OptimizerConfig.model_construct(
-            name="adamw", betas=group["betas"], epsilon=group["eps"], **common
-        )
-    if kind is torch.optim.RMSprop:
-        return OptimizerConfig.model_construct(
-            name="rmsprop",
-            momentum=group["momentum"],
-            smoothing=group["alpha"],
-            epsilon=group["eps"],
-            **common,
-        )
-    return None
