@@ -14,7 +14,7 @@ from dynolab.data.encode import Encoded, Encoder, Overlong
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.data.unknown import warn_of_unread
 from dynolab.errors import ConfigError, check_installed
-from dynolab.integrations.fsdp import callable_in_parts
+from dynolab.integrations.sharded import callable_in_parts
 from dynolab.integrations.trained import check_trainer, context_of, unwrapped, watched_answers
 from dynolab.integrations.watching import Watching
 from dynolab.likelihood.token_logps import ResponseLogits

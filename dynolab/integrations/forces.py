@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dynolab import distributed
@@ -34,20 +33,21 @@ from dynolab.forces.ledger.trainer_passes import TrainerPasses
 from dynolab.forces.ledger.watched import WatchedFunctional, check_kinds, training_means
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.optimizers import UpdateFacts
-from dynolab.integrations.fsdp import (
-    ShardedGradients,
-    Share,
-    at_weights,
-    callable_in_parts,
-    local,
-    passes_of_ours,
-)
 from dynolab.integrations.optimizer import (
     FIRST_MOMENTS,
     SECOND_MOMENTS,
     Part,
     TrainerMap,
     config_of,
+)
+from dynolab.integrations.sharded import (
+    ShardedGradients,
+    Share,
+    at_weights,
+    callable_in_parts,
+    is_whole,
+    local,
+    passes_of_ours,
 )
 from dynolab.integrations.trained import (
     TrainedRows,
@@ -57,10 +57,10 @@ from dynolab.integrations.trained import (
     watched_answers,
 )
 from dynolab.integrations.watching import Watching
-from dynolab.integrations.zero import ZeroShares, around_next_step
+from dynolab.integrations.zero import ZeroShares, ZeroThree, around_next_step
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX
-from dynolab.training.step_record import SECOND_MOMENT_AFTER
+from dynolab.training.step_record import SECOND_MOMENT_AFTER, at_least_rounding
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -121,11 +121,11 @@ class ForceCallback(Watching):
         check_installed("ForceCallback", "plotly", "report")  # for the page, after training
         check_trainer(trainer, "forces", sharded=True)
         plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-        if plugin is not None and plugin.zero_stage not in (1, 2):
+        if plugin is not None and plugin.zero_stage not in (1, 2, 3):
             raise ConfigError(
                 "zero_optimization.stage",
                 plugin.zero_stage,
-                "forces need whole weights on every rank; set stage 1 or 2, or train with DDP",
+                "set stage 1, 2 or 3, or train with DDP",
             )
         for option in ("packing", "padding_free"):
             if getattr(trainer.args, option, False):
@@ -153,6 +153,7 @@ class ForceCallback(Watching):
         self._clipped: tuple[Any, Any] | None = None
         self._give_back: Callable[[], None] | None = None
         self._zero: ZeroShares | None = None
+        self._three: ZeroThree | None = None
         self._zero_shares: dict[str, Tensor] = {}
         self._pending: _Pending | None = None
         self._tables: LedgerTables | None = None
@@ -172,7 +173,7 @@ class ForceCallback(Watching):
         live = self._live
         if live is not None and state.global_step % self.every == 0:
             self.attempt(live.begin)
-            if self._zero is not None and not self.off:
+            if self.trainer.is_deepspeed_enabled and not self.off:
                 around_next_step(
                     self.trainer.model_wrapped,
                     self._before_step,
@@ -183,7 +184,7 @@ class ForceCallback(Watching):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Takes the sequences' gradients and the state before the step."""
-        if self._zero is None and state.global_step % self.every == 0:
+        if not self.trainer.is_deepspeed_enabled and state.global_step % self.every == 0:
             self._before_step()
 
     def on_optimizer_step(
@@ -226,13 +227,13 @@ class ForceCallback(Watching):
     def _prepare(self) -> None:
         trainer: Any = self.trainer
         model, wrapped = unwrapped(trainer), trainer.model_wrapped
-        with callable_in_parts(model):
+        with passes_of_ours(model), callable_in_parts(model):
             self._policy = PolicyFunction(model, derivatives=False)
         answers = [term.sequence for _, functional in self._watched for term in functional.terms]
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        weights = {name: p.detach().to(self._policy.dtype) for name, p in trained.items()}
-        self._whole = not isinstance(model, FSDPModule)
+        self._whole = is_whole(model)
         if self._whole:
+            weights = {name: p.detach().to(self._policy.dtype) for name, p in trained.items()}
             # Two answers of different length show whether a rule tells sequences apart.
             by_length = sorted(answers, key=lambda answer: len(answer.ids))
             with torch.random.fork_rng():
@@ -248,8 +249,10 @@ class ForceCallback(Watching):
         self._by_ids: dict[int, int] = {}
         for each in rows.answers():
             self._by_ids.setdefault(hash(each.ids), each.row)
-        if trainer.is_deepspeed_enabled:
+        if trainer.is_deepspeed_enabled and self._whole:
             self._zero = ZeroShares(wrapped, self._parameters)
+        elif trainer.is_deepspeed_enabled:
+            self._three = ZeroThree(wrapped, self._parameters)
         self._live = TrainerPasses(
             self._route,
             model,
@@ -283,7 +286,7 @@ class ForceCallback(Watching):
         assert self._live is not None
         self._live.made()
         if self._zero is not None:
-            self._zero_shares = self._zero.before_step()
+            self._zero_shares = {"gradients": self._zero.gradients(), **self._zero.tensors()}
 
     def _before(self) -> _Pending:
         """The step between its gradient and its update."""
@@ -295,7 +298,12 @@ class ForceCallback(Watching):
             norm, most = self._clipped
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             clip = min(1.0, float(most) / (float(norm) + 1e-6))
-        if self._zero is not None:
+        if self._three is not None:
+            given = self._three.gradients()
+            square = sum(float(own.double() @ own.double()) for own in given.values())
+            norm = float(self._over_shares(torch.tensor([square], dtype=torch.float64)).sqrt())
+            clip, scaler = self._three.clip_factor(norm), None
+        elif self._zero is not None:
             gradient = whole.pop("gradients").to(self._policy.dtype)
             clip, scaler = self._zero.clip_factor(float(gradient.norm())), None
             sizes = [share.size for share in self._shares.values()]
@@ -318,7 +326,7 @@ class ForceCallback(Watching):
         )
 
     def _sixteen_bit(self) -> bool:
-        weights = {p.dtype for p in self._parameters.values()}
+        weights = {local(p).dtype for p in self._parameters.values()}
         return self.trainer.args.bf16 or self.trainer.args.fp16 or weights != {torch.float32}
 
     def _account(self, pending: _Pending, weights: dict[str, Tensor], step: int) -> StepAccount:
@@ -438,7 +446,9 @@ class ForceCallback(Watching):
         if self._zero is not None:
             whole = distributed.add_up(self._zero.weights()).to(dtype)
             return unflatten(whole, self._parameters)
-        return {name: local(p.detach()).to(dtype) for name, p in self._parameters.items()}
+        if self._three is not None:
+            return {name: own.to(dtype) for name, own in self._three.weights().items()}
+        return {name: local(p).detach().to(dtype) for name, p in self._parameters.items()}
 
     def _slopes(self, weights: dict[str, Tensor]) -> Slopes:
         functionals = [functional for _, functional in self._watched]
@@ -509,13 +519,14 @@ class ForceCallback(Watching):
             kept = {
                 key: local(value.detach()).flatten().clone()
                 for key, value in state.items()
-                if key in FIRST_MOMENTS or (self._zero is not None and key in SECOND_MOMENTS)
+                if key in FIRST_MOMENTS
             }
-            still = group is None or (self._zero is None and parameter.grad is None)
+            zero = self._zero is not None or self._three is not None
+            still = group is None or (not zero and parameter.grad is None)
             gradient = given[name].detach().flatten()
             if facts is None:  # an optimizer of unknown form may write into it
                 gradient = gradient.clone()
-            of_loss = 1.0 if self._zero is not None else clip
+            of_loss = clip if self._zero is None and self._three is None else 1.0
             parts[name] = Part(facts, theta, kept, gradient, of_loss, still)
         return parts
 
@@ -525,6 +536,8 @@ class ForceCallback(Watching):
         optimizer = getattr(optimizer, "optimizer", optimizer)
         if self._zero is not None:
             return optimizer.optimizer, self._zero.states(whole)
+        if self._three is not None:
+            return optimizer.optimizer, self._three.states()
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         return optimizer, {
             name: (groups.get(id(p)), optimizer.state.get(p, {}))
@@ -536,14 +549,17 @@ class ForceCallback(Watching):
         parts = list(pending.parts.values())
         carries = {part.at(slice(0, 0)).carry for part in parts}
         if len(carries) == 1 and not any(part.facts is None for part in parts):
-            if self._zero is None:
-                _, states = self._states({})
-                for place, name in enumerate(pending.parts):
-                    now = states[name][1]
-                    if key := next((key for key in SECOND_MOMENTS if key in now), None):
-                        after = local(now[key].detach()).flatten()
-                        own = {**parts[place].state, SECOND_MOMENT_AFTER: after}
-                        parts[place] = replace(parts[place], state=own)
+            shares = self._zero.tensors() if self._zero is not None else {}
+            whole = {key: distributed.add_up(share) for key, share in shares.items()}
+            _, states = self._states(whole)
+            for place, name in enumerate(pending.parts):
+                now = states[name][1]
+                if key := next((key for key in SECOND_MOMENTS if key in now), None):
+                    after = local(now[key].detach()).flatten()
+                    if self._sixteen_bit():
+                        after = at_least_rounding(after)
+                    own = {**parts[place].state, SECOND_MOMENT_AFTER: after}
+                    parts[place] = replace(parts[place], state=own)
             return TrainerMap(parts)
         realised = []
         sizes = [share.size for share in self._shares.values()]

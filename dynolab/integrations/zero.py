@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-1 and ZeRO-2: what they split over ranks, and the step inside `backward`."""
+"""DeepSpeed's ZeRO: what it splits over ranks, and the step inside `backward`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.errors import ConfigError
+from dynolab.integrations.sharded import Share
 from dynolab.training.shards import Stretch
 
 
@@ -69,12 +70,13 @@ class ZeroShares:
         """The fp32 weights that the optimizer updates."""
         return self._share(lambda _, stretch: stretch.of(stretch.group))
 
-    def before_step(self) -> dict[str, Float[Tensor, " parameters"]]:
-        """Between `backward` and step: `gradients`, and the optimizer's tensors by their keys.
+    def gradients(self) -> Float[Tensor, " parameters"]:
+        """Means over the ranks, between `backward` and step: of the loss as it is scaled."""
+        return self._share(_gradient)
 
-        Gradients are means over the ranks, before clipping, of the loss as it is scaled.
-        """
-        shares = {"gradients": self._share(_gradient)}
+    def tensors(self) -> dict[str, Float[Tensor, " parameters"]]:
+        """The optimizer's tensors by their keys."""
+        shares = {}
         first = self._zero.single_partition_of_fp32_groups[0]
         for key, value in self._zero.optimizer.state.get(first, {}).items():
             if isinstance(value, Tensor) and value.shape == first.shape:
@@ -98,8 +100,7 @@ class ZeroShares:
 
     def clip_factor(self, norm: float) -> float:
         """What the step multiplies the gradients by, whose norm is given."""
-        scale, most = float(self._zero.loss_scale), float(self._zero.clip_grad)
-        return 1 / (scale * max(1.0, (norm / scale + 1e-6) / most if most else 1.0))
+        return clip_factor(self._zero, norm)
 
     def _state(self, key: str, _: Any, stretch: Stretch) -> Tensor:
         return stretch.of(self._zero.optimizer.state[stretch.group][key])
@@ -117,6 +118,56 @@ class ZeroShares:
             stretch = Stretch(name, mine.start, mine.numel, group, there.start)
             whole[mine.start : mine.start + mine.numel] = own(parameter, stretch)
         return share
+
+
+class ZeroThree:
+    """This rank's stretches of what ZeRO-3 splits, flat, in fp32, by parameter.
+
+    **Arguments:** as of `ZeroShares`.
+    """
+
+    def __init__(self, engine: Any, parameters: Mapping[str, Any]) -> None:
+        self._zero, self._parameters = engine.optimizer, parameters
+        self._sizes = {name: Share.of(p).size for name, p in parameters.items()}
+
+    def weights(self) -> dict[str, Float[Tensor, " size"]]:
+        """The fp32 weights that the optimizer updates."""
+        return self._own(self._zero.get_local_fp32_param)
+
+    def gradients(self) -> dict[str, Float[Tensor, " size"]]:
+        """Means over the ranks, before clipping, of the loss as it is scaled."""
+        return self._own(self._zero.get_local_fp32_grad_for_param)
+
+    def states(self) -> dict[str, tuple[Any, dict[str, Any]]]:
+        """Each parameter's group of options and state, as torch's optimizers keep them."""
+        zero, found = self._zero, {}
+        for name, parameter in self._parameters.items():
+            place, start, size = zero.grad_position[zero.get_param_id(parameter)]
+            whole = zero.fp32_partitioned_groups_flat[place]
+            group = zero.optimizer.param_groups[zero.sub_group_to_group_id[place]]
+            found[name] = (
+                group,
+                {
+                    key: value[start : start + size][: self._sizes[name]]
+                    if isinstance(value, Tensor) and value.shape == whole.shape
+                    else value
+                    for key, value in zero.optimizer.state.get(whole, {}).items()
+                },
+            )
+        return found
+
+    def clip_factor(self, norm: float) -> float:
+        """What the step multiplies the gradients by, whose norm is given."""
+        return clip_factor(self._zero, norm)
+
+    def _own(self, read: Callable[[Any], Tensor]) -> dict[str, Tensor]:
+        return {name: read(p)[: self._sizes[name]] for name, p in self._parameters.items()}
+
+
+def clip_factor(optimizer: Any, norm: float) -> float:
+    """What a step of DeepSpeed's optimizer multiplies the gradients by, whose norm is given."""
+    scale, most = float(optimizer.loss_scale), float(optimizer.clip_grad)
+    return 1 / (scale * max(1.0, (norm / scale + 1e-6) / most if most else 1.0))
 
 
 def _gradient(parameter: Any, stretch: Stretch) -> Tensor:

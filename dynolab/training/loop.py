@@ -56,7 +56,12 @@ from dynolab.training.resume import load_state, save_state
 from dynolab.training.sampled_examples import Online
 from dynolab.training.shards import FILE_BYTES
 from dynolab.training.step_batch import StepExample, collate_step, count_step
-from dynolab.training.step_record import SECOND_MOMENT_AFTER, StepFacts, StepRecord
+from dynolab.training.step_record import (
+    SECOND_MOMENT_AFTER,
+    StepFacts,
+    StepRecord,
+    at_least_rounding,
+)
 from dynolab.training.strengths import quantiles, strengths
 
 if TYPE_CHECKING:
@@ -354,9 +359,8 @@ class Trainer:
         if distributed.rank() != 0:
             return {}
         for name, moment in moments.items():
-            if self.master is not None:  # an error of ε in gradients is one of ε² in their squares
-                mean = moment.sum() / moment.count_nonzero().clamp(min=1)
-                moment = moment.clamp(min=torch.finfo(torch.bfloat16).eps ** 2 * mean)
+            if self.master is not None:
+                moment = at_least_rounding(moment)
             state.setdefault(name, {})[SECOND_MOMENT_AFTER] = moment.to("cpu", copy=True)
         facts = StepFacts(
             step=step,

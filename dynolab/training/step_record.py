@@ -30,6 +30,7 @@ __all__ = [
     "RecordedGroup",
     "StepFacts",
     "StepRecord",
+    "at_least_rounding",
 ]
 
 
@@ -46,6 +47,16 @@ class StepFacts(BaseModel):
     clip_factor: float
     objective: ObjectiveConfig
     optimizer: OptimizerConfig
+
+
+def at_least_rounding(moment: Tensor) -> Tensor:
+    """A mean of squared gradients that bf16 has rounded, no less than what its rounding makes.
+
+    An error of ε in gradients is one of ε² in their squares; a gradient that is rounded to nothing
+    would have fp32's lines divided by nothing.
+    """
+    mean = moment.sum() / moment.count_nonzero().clamp(min=1)
+    return moment.clamp(min=torch.finfo(torch.bfloat16).eps ** 2 * mean)
 
 
 @dataclass(frozen=True)

@@ -77,4 +77,5 @@ def test_the_parts_of_a_step_add_up(trained: Path, case: str) -> None:
     accounts = ledger(trained, case).accounts
     assert len(accounts) == 2
     for account in accounts:
-        assert abs(account.unexplained) + abs(account.arithmetic) < 1e-5
+        most = 1e-3 * abs(account.lines).sum() if case == "bf16" else 1e-5
+        assert abs(account.unexplained) + abs(account.arithmetic) < most

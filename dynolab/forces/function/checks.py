@@ -21,13 +21,13 @@ def check_model(model: nn.Module, *, derivatives: bool = True) -> None:
 
     **Arguments:** `derivatives`: their gradients must be derivatives, too.
 
-    **Raises:** `ConfigError` for ZeRO-3 placeholders, for weights that are offloaded, on several
-    devices or not finite, and for adapters that are merged or switched off; where derivatives are
-    wanted, for quantised weights, which have none in forward mode, and for adapters of a kind whose
-    gradient autograd does not give.
+    **Raises:** `ConfigError` for weights that are offloaded, on several devices or not finite, and
+    for adapters that are merged or switched off; where derivatives are wanted, for ZeRO-3
+    placeholders, for quantised weights, which have none in forward mode, and for adapters of a kind
+    whose gradient autograd does not give.
     """
     for name, parameter in model.named_parameters():
-        if parameter.numel() == 0:
+        if parameter.numel() == 0 and derivatives:
             raise ConfigError(
                 name,
                 "empty, a placeholder of ZeRO-3",

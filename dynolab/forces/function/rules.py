@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.precision import is_rms_norm
+from dynolab.forces.function.weights import shape_of
 
 Kind = Literal["linear", "embedding", "norm"]
 
@@ -46,9 +47,10 @@ class Rule:
         """d_in and d_out."""
         weight = getattr(self.module, "weight", None)
         assert isinstance(weight, Tensor)
-        if weight.dim() == 1:
-            return weight.shape[0], weight.shape[0]
-        rows, columns = weight.shape
+        shape = shape_of(weight)
+        if len(shape) == 1:
+            return shape[0], shape[0]
+        rows, columns = shape
         as_stored = self.kind == "embedding" or self.transposed
         return (rows, columns) if as_stored else (columns, rows)
 

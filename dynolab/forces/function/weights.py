@@ -65,6 +65,11 @@ def call_at(module: nn.Module, weights: Weights, *arguments: Any) -> Any:
     return functional_call(module, placed, arguments, tie_weights=False)
 
 
+def shape_of(parameter: Tensor) -> torch.Size:
+    """A parameter's own shape, also while ZeRO-3 keeps an empty tensor in its place."""
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
+
+
 def call_alone(module: nn.Module, weights: Weights, value: Tensor) -> Tensor:
     """A module's own forward at other parameters than its own, without what its hooks do.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
-from dynolab.forces.function.weights import Weights, call_alone, gradients
+from dynolab.forces.function.weights import Weights, call_alone, gradients, shape_of
 from dynolab.forces.map.output_gradients import Signal, Tail, token_signals
 from dynolab.forces.map.weighted import WeightedResponse
 
@@ -132,7 +132,7 @@ def _table_rows(module: nn.Module, ids: Int[Tensor, " positions"], delta: Tensor
 def normed(rule: Rule, value: Tensor) -> Tensor:
     """The norm's output by its scale: its own before scaling, also where it scales by 1 + w."""
     module: Any = rule.module
-    still = value.new_zeros(module.weight.shape)  # FSDP2 may have split the module's own
+    still = value.new_zeros(shape_of(module.weight))  # its own may be split over ranks
     bias = {"bias": still} if getattr(module, "bias", None) is not None else {}
     made, without = (
         call_alone(module, {"weight": weight, **bias}, value)

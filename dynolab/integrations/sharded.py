@@ -1,4 +1,4 @@
-"""FSDP2: what it splits over ranks, and calls of a model that it has split."""
+"""Models whose weights FSDP2 or ZeRO-3 splits over ranks: each rank's shares, and calls of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,23 @@ from dynolab import distributed
 from dynolab.data.batches import TokenBatch
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
-from dynolab.forces.function.weights import Weights, call_alone, gradients
+from dynolab.forces.function.weights import Weights, call_alone, gradients, shape_of
 from dynolab.forces.ledger.grouped import GroupedGradients, Values, add_call, groups_of
 from dynolab.forces.map.factors import differing
 from dynolab.forces.map.output_gradients import recorded_calls
 
 
+def is_whole(model: nn.Module) -> bool:
+    """Whether every rank holds all weights."""
+    return not isinstance(model, FSDPModule) and not any(
+        hasattr(parameter, "ds_tensor") for parameter in model.parameters()
+    )
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that is split over ranks; of any other, the tensor itself."""
+    if hasattr(tensor, "ds_tensor"):
+        return tensor.ds_tensor.data[: Share.of(tensor).size]
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -38,9 +47,13 @@ class Share:
     whole: int
 
     @classmethod
-    def of(cls, parameter: Tensor) -> Share:
-        """The share of a parameter that is split by its rows, or not at all."""
+    def of(cls, parameter: Any) -> Share:
+        """The share of a parameter that is split by its rows, as a flat vector, or not at all."""
         start = 0
+        if hasattr(parameter, "ds_tensor"):  # ZeRO-3; the last share has padding at its end
+            each, whole = parameter.ds_tensor.numel(), int(parameter.ds_numel)
+            start = min(each * distributed.rank(), whole)
+            return cls(start, min(each, whole - start), whole)
         if isinstance(parameter, DTensor):
             mesh, placements = parameter.device_mesh, parameter.placements
             _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
@@ -58,7 +71,7 @@ class Share:
 
 @dataclass(frozen=True)
 class ShardedGradients(GroupedGradients):
-    """Gradients of a model that FSDP2 splits: of every group this rank's shares, one row a group.
+    """Gradients of a model that is split: of every group this rank's shares, one row a group.
 
     Every rank makes the same passes, in the training's arithmetic; a module's weights are gathered
     where the model's own forward and backward gather them, and of a module's gradient only the
@@ -109,7 +122,7 @@ class ShardedGradients(GroupedGradients):
             if signal is None or where is None:
                 continue
             whole = {
-                name: into.new_zeros(len(into), parameters[name].numel())
+                name: into.new_zeros(len(into), Share.of(parameters[name]).whole)
                 for name in call.rule.names
             }
             embeds = call.rule.kind == "embedding"
@@ -127,7 +140,7 @@ def _holds(rule: Rule) -> bool:
     module: Any = rule.module
     device, random = local(module.weight).device, torch.Generator().manual_seed(0)
     leaves = {
-        own: torch.randn(parameter.shape, generator=random).to(device).requires_grad_()
+        own: torch.randn(shape_of(parameter), generator=random).to(device).requires_grad_()
         for own, parameter in module.named_parameters(recurse=False)
     }
     width, _ = rule.sizes
@@ -150,16 +163,21 @@ def _holds(rule: Rule) -> bool:
 
 @contextmanager
 def passes_of_ours(model: nn.Module) -> Iterator[None]:
-    """While open, passes of ours may be made between two steps of a training; FSDP2 forgets them.
+    """While open, passes of ours may be made between two steps of a training.
 
-    Otherwise a group of which one module alone was called, or a pass that failed, would change the
-    training's next pass, or end it.
+    FSDP2 and ZeRO-3 forget them afterwards. Otherwise a group of which one module alone was called,
+    a pass that failed, or weights that are still gathered would change the training's next pass.
     """
     try:
         yield
     finally:
         if isinstance(model, FSDPModule):
             model.reset_iter_state()
+        parameter: Any
+        for parameter in model.parameters():
+            if getattr(getattr(parameter, "ds_status", None), "name", "") == "AVAILABLE":
+                parameter.ds_active_sub_modules.clear()
+                parameter.partition()
 
 
 @contextmanager
@@ -189,7 +207,7 @@ def at_weights(parameters: Weights, flat: Float[Tensor, " parameters"]) -> Itera
 
     **Arguments:** `flat`: this rank's parts of them, one after the other.
     """
-    own = [local(parameter.detach()) for parameter in parameters.values()]
+    own = [local(parameter).detach() for parameter in parameters.values()]
     held = [part.clone() for part in own]
     try:
         for part, other in zip(own, flat.split([part.numel() for part in own]), strict=True):
