@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from dynolab import distributed
 from dynolab.data.encode import Encoded, Encoder
@@ -22,7 +21,6 @@ from dynolab.forces.function.blocks import (
     block_of,
     flatten,
     products,
-    unflatten,
 )
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
@@ -36,7 +34,10 @@ from dynolab.forces.step.optimizers import UpdateFacts
 from dynolab.integrations.optimizer import (
     FIRST_MOMENTS,
     SECOND_MOMENTS,
+    Given,
+    Held,
     Part,
+    TrainerHeld,
     TrainerMap,
     config_of,
 )
@@ -57,7 +58,7 @@ from dynolab.integrations.trained import (
     watched_answers,
 )
 from dynolab.integrations.watching import Watching
-from dynolab.integrations.zero import ZeroShares, ZeroThree, around_next_step
+from dynolab.integrations.zero import ZeroHeld, ZeroThreeHeld, around_next_step
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX
 from dynolab.training.step_record import SECOND_MOMENT_AFTER, at_least_rounding
@@ -86,6 +87,9 @@ class ForceCallback(Watching):
     `unexplained` is what they have beside the sequences', such as an auxiliary loss, and what an
     optimizer of unknown form did beside them; `arithmetic` is what rounding did.
 
+    Where FSDP2 or ZeRO-3 splits the weights, a rank holds its shares of all vectors, and parameters
+    other than those of linear layers, embeddings and norms have no lines.
+
     Training goes on as without the callback, to the bit. If an account fails, one warning says why,
     and no further ones are made.
 
@@ -102,6 +106,7 @@ class ForceCallback(Watching):
       ones that are watched.
     - `pairs`: watched pairs, the first ones, whose answers are averaged.
     - `folder`: default: `ledger` in the trainer's output folder.
+
     **Raises:** `ConfigError` for a trainer whose steps it cannot account for.
     """
 
@@ -150,11 +155,7 @@ class ForceCallback(Watching):
         self._examples = {example.id: example for example in examples}
         self._texts: dict[str, str] = {}
         self._named: dict[str, int] = {}
-        self._clipped: tuple[Any, Any] | None = None
-        self._give_back: Callable[[], None] | None = None
-        self._zero: ZeroShares | None = None
-        self._three: ZeroThree | None = None
-        self._zero_shares: dict[str, Tensor] = {}
+        self._held: Held | None = None
         self._pending: _Pending | None = None
         self._tables: LedgerTables | None = None
         self._live: TrainerPasses | None = None
@@ -197,8 +198,8 @@ class ForceCallback(Watching):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Writes tables and page of the accounts that were made."""
-        if self._give_back is not None:
-            self._give_back()
+        if self._held is not None:
+            self._held.close()
         tables, before, self.off = self._tables, self.off, ""
         if tables is not None and tables.entered:
             self.attempt(lambda: self._write(tables) if distributed.rank() == 0 else None)
@@ -206,13 +207,14 @@ class ForceCallback(Watching):
 
     def give_up(self) -> None:
         """Lets go of passes and hooks; accounts that were made are written at the end."""
-        self._pending, self._zero_shares = None, {}
+        self._pending = None
         if self._live is not None:
             self._live.end()
             self._live.forwards = []
 
     def _before_step(self) -> None:
-        self.attempt(self._take)
+        assert self._live is not None
+        self.attempt(self._live.made)  # before ranks meet
         self._pending = self.attempt(self._before)
 
     def _after_step(self, step: int) -> None:
@@ -249,10 +251,11 @@ class ForceCallback(Watching):
         self._by_ids: dict[int, int] = {}
         for each in rows.answers():
             self._by_ids.setdefault(hash(each.ids), each.row)
-        if trainer.is_deepspeed_enabled and self._whole:
-            self._zero = ZeroShares(wrapped, self._parameters)
-        elif trainer.is_deepspeed_enabled:
-            self._three = ZeroThree(wrapped, self._parameters)
+        if trainer.is_deepspeed_enabled:
+            kind = ZeroHeld if self._whole else ZeroThreeHeld
+            self._held = kind(wrapped, self._parameters)
+        else:
+            self._held = TrainerHeld(trainer, self._parameters)
         self._live = TrainerPasses(
             self._route,
             model,
@@ -262,66 +265,22 @@ class ForceCallback(Watching):
             temperature=float(getattr(trainer, "temperature", 1.0)),
             whole=self._whole,
         )
-        self._note_clipping()
         self._by_content = self._ids_by_content()
         self._tables = LedgerTables([row.name for row, _ in self._watched], whole=False)
 
-    def _note_clipping(self) -> None:
-        """Has the trainer's clipping of gradients say what it did, until training ends."""
-        accelerator: Any = self.trainer.accelerator
-        usual = accelerator.clip_grad_norm_
-
-        def clip(parameters: Any, max_norm: Any, *arguments: Any, **named: Any) -> Any:
-            norm = usual(parameters, max_norm, *arguments, **named)
-            self._clipped = norm, max_norm
-            return norm
-
-        def give_back() -> None:
-            accelerator.clip_grad_norm_ = usual
-
-        accelerator.clip_grad_norm_, self._give_back = clip, give_back
-
-    def _take(self) -> None:
-        """What this rank's step is made of, before ranks meet."""
-        assert self._live is not None
-        self._live.made()
-        if self._zero is not None:
-            self._zero_shares = {"gradients": self._zero.gradients(), **self._zero.tensors()}
-
     def _before(self) -> _Pending:
         """The step between its gradient and its update."""
-        assert self._live is not None
-        shares, self._zero_shares = self._zero_shares, {}
-        whole = {key: distributed.add_up(share) for key, share in shares.items()}
-        weights, scaler, clip = self._weights(), self.trainer.accelerator.scaler, 1.0
-        if self._clipped is not None:  # as torch.nn.utils.clip_grads_with_norm_
-            norm, most = self._clipped
-            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-            clip = min(1.0, float(most) / (float(norm) + 1e-6))
-        if self._three is not None:
-            given = self._three.gradients()
-            square = sum(float(own.double() @ own.double()) for own in given.values())
-            norm = float(self._over_shares(torch.tensor([square], dtype=torch.float64)).sqrt())
-            clip, scaler = self._three.clip_factor(norm), None
-        elif self._zero is not None:
-            gradient = whole.pop("gradients").to(self._policy.dtype)
-            clip, scaler = self._zero.clip_factor(float(gradient.norm())), None
-            sizes = [share.size for share in self._shares.values()]
-            given = dict(zip(self._shares, gradient.split(sizes), strict=True))
-        else:
-            given = {
-                name: torch.zeros_like(local(p)) if p.grad is None else local(p.grad)
-                for name, p in self._parameters.items()
-            }
+        assert self._live is not None and self._held is not None
+        given, weights = self._held.given(), self._weights()
         before = flatten(weights).clone()
         forwards = self._live.forwards
         sequences = [each for forward in forwards for each in forward.sequences()]
         pushes = [push for forward in forwards for push in forward.push.tolist()]
         return _Pending(
             labels=tuple(map(self._label, sequences, pushes)),
-            scale=distributed.world_size() * (scaler.get_scale() if scaler is not None else 1.0),
+            scale=distributed.world_size() * given.scale,
             before=before,
-            parts=self._parts(before, given, clip, whole),
+            parts=self._parts(self._held, before, given),
             start=self._slopes(weights),
         )
 
@@ -441,14 +400,9 @@ class ForceCallback(Watching):
         write_ledger_page(ledger, "ledger", "", (), self.folder)
 
     def _weights(self) -> dict[str, Tensor]:
-        """The trained parameters as they are now."""
-        dtype = self._policy.dtype
-        if self._zero is not None:
-            whole = distributed.add_up(self._zero.weights()).to(dtype)
-            return unflatten(whole, self._parameters)
-        if self._three is not None:
-            return {name: own.to(dtype) for name, own in self._three.weights().items()}
-        return {name: local(p).detach().to(dtype) for name, p in self._parameters.items()}
+        """This rank's parts of the trained parameters as they are now."""
+        assert self._held is not None
+        return {name: own.to(self._policy.dtype) for name, own in self._held.weights().items()}
 
     def _slopes(self, weights: dict[str, Tensor]) -> Slopes:
         functionals = [functional for _, functional in self._watched]
@@ -488,74 +442,39 @@ class ForceCallback(Watching):
         return tuple(token for token in ids if token not in added)
 
     def _parts(
-        self,
-        before: Float[Tensor, " parameters"],
-        given: Mapping[str, Tensor],
-        clip: float,
-        whole: dict[str, Tensor],
+        self, held: Held, before: Float[Tensor, " parameters"], given: Given
     ) -> dict[str, Part]:
-        """What the optimizer's step is made of, parameter by parameter.
-
-        **Arguments:** `given`: gradients as the optimizer gets them; `whole`: the state that ZeRO
-        splits.
-        """
-        optimizer, states = self._states(whole)
+        """What the optimizer's step is made of, parameter by parameter."""
+        states = held.states()
         sizes = [share.size for share in self._shares.values()]
         parts = {}
-        for (name, parameter), theta in zip(
-            self._parameters.items(), before.split(sizes), strict=True
-        ):
-            group, state = states[name]
-            options = group or optimizer.param_groups[0]
-            config, facts = config_of(optimizer, options), None
+        for name, theta in zip(self._shares, before.split(sizes), strict=True):
+            options, state, still = states[name]
+            config, facts = config_of(held.optimizer, options), None
             if config is not None:
                 facts = UpdateFacts(
                     step=int(state.get("step", 0)),
                     learning_rate=float(options["lr"]),
-                    clip_factor=clip,
+                    clip_factor=given.clip,
                     optimizer=config,
                 )
             # What the optimizer keeps of the squares is read after the step.
-            kept = {
-                key: local(value.detach()).flatten().clone()
-                for key, value in state.items()
-                if key in FIRST_MOMENTS
-            }
-            zero = self._zero is not None or self._three is not None
-            still = group is None or (not zero and parameter.grad is None)
-            gradient = given[name].detach().flatten()
+            kept = {key: value.clone() for key, value in state.items() if key in FIRST_MOMENTS}
+            gradient = given.gradients[name]
             if facts is None:  # an optimizer of unknown form may write into it
                 gradient = gradient.clone()
-            of_loss = clip if self._zero is None and self._three is None else 1.0
-            parts[name] = Part(facts, theta, kept, gradient, of_loss, still)
+            parts[name] = Part(facts, theta, kept, gradient, given.factor, still)
         return parts
-
-    def _states(self, whole: dict[str, Tensor]) -> tuple[Any, dict[str, tuple[Any, Any]]]:
-        """The optimizer, and each parameter's group of options and state in it."""
-        optimizer: Any = self.trainer.optimizer
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-        if self._zero is not None:
-            return optimizer.optimizer, self._zero.states(whole)
-        if self._three is not None:
-            return optimizer.optimizer, self._three.states()
-        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        return optimizer, {
-            name: (groups.get(id(p)), optimizer.state.get(p, {}))
-            for name, p in self._parameters.items()
-        }
 
     def _map(self, pending: _Pending, change: Float[Tensor, " parameters"]) -> TrainerMap:
         """The optimizer's step; of one of unknown form its part along the gradient."""
         parts = list(pending.parts.values())
         carries = {part.at(slice(0, 0)).carry for part in parts}
         if len(carries) == 1 and not any(part.facts is None for part in parts):
-            shares = self._zero.tensors() if self._zero is not None else {}
-            whole = {key: distributed.add_up(share) for key, share in shares.items()}
-            _, states = self._states(whole)
-            for place, name in enumerate(pending.parts):
-                now = states[name][1]
+            assert self._held is not None
+            for place, (_, now, _) in enumerate(self._held.states().values()):
                 if key := next((key for key in SECOND_MOMENTS if key in now), None):
-                    after = local(now[key].detach()).flatten()
+                    after = now[key]
                     if self._sixteen_bit():
                         after = at_least_rounding(after)
                     own = {**parts[place].state, SECOND_MOMENT_AFTER: after}

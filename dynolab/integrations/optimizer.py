@@ -6,13 +6,15 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dynolab.forces.step.optimizers import OptimizerMap, UpdateFacts, optimizer_map
+from dynolab.integrations.sharded import local
 from dynolab.training.config import OptimizerConfig
 
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
@@ -21,11 +23,108 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 
 
 @dataclass(frozen=True)
+class Given:
+    """Gradients as the optimizer gets them, flat, by parameter: `factor` times those of the loss.
+
+    The step multiplies the loss' by `clip`, and the loss itself is `scale` times the trainer's own.
+    """
+
+    gradients: Mapping[str, Float[Tensor, " size"]]
+    factor: float
+    clip: float
+    scale: float = 1.0
+
+
+State = tuple[dict[str, Any], Mapping[str, Any], bool]
+"""A parameter's options and the optimizer's tensors of it, and whether it is left alone."""
+
+
+class Held(Protocol):
+    """What a trainer's optimizer works on, this rank's part of each trained parameter.
+
+    All ranks call each method together.
+    """
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """torch's own, without what wraps it."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """The numbers that the optimizer updates."""
+
+    def given(self) -> Given:
+        """Gradients, between the last backward pass and the step."""
+
+    def states(self) -> dict[str, State]:
+        """The optimizer's tensors, as torch's optimizers keep them."""
+
+    def close(self) -> None:
+        """Gives back what it took from the trainer."""
+
+
+class TrainerHeld:
+    """Of a trainer whose optimizer works on the model's own parameters, whole or split by FSDP2."""
+
+    def __init__(self, trainer: Any, parameters: Mapping[str, Any]) -> None:
+        self._accelerator, self._parameters = trainer.accelerator, parameters
+        optimizer = trainer.optimizer
+        self.optimizer = getattr(optimizer, "optimizer", optimizer)
+        self._norm, self._most = 0.0, float("inf")
+        self._clip = self._accelerator.clip_grad_norm_
+
+        def clip(parameters: Any, max_norm: Any, *arguments: Any, **named: Any) -> Any:
+            norm = self._clip(parameters, max_norm, *arguments, **named)
+            self._norm, self._most = norm, max_norm
+            return norm
+
+        self._accelerator.clip_grad_norm_ = clip
+
+    def weights(self) -> dict[str, Tensor]:
+        """As `Held` has it."""
+        return {name: local(p).detach() for name, p in self._parameters.items()}
+
+    def given(self) -> Given:
+        """As `Held` has it."""
+        gradients = {
+            name: torch.zeros_like(local(p)).flatten()
+            if p.grad is None
+            else local(p.grad).flatten()
+            for name, p in self._parameters.items()
+        }
+        norm: Any = self._norm
+        norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        factor = min(1.0, float(self._most) / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
+        scaler = self._accelerator.scaler
+        return Given(gradients, factor, factor, scaler.get_scale() if scaler is not None else 1.0)
+
+    def states(self) -> dict[str, State]:
+        """As `Held` has it."""
+        groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        return {
+            name: (
+                groups.get(id(p), self.optimizer.param_groups[0]),
+                {
+                    key: local(value.detach()).flatten()
+                    if isinstance(value, Tensor) and value.shape == p.shape
+                    else value
+                    for key, value in self.optimizer.state.get(p, {}).items()
+                },
+                id(p) not in groups or p.grad is None,
+            )
+            for name, p in self._parameters.items()
+        }
+
+    def close(self) -> None:
+        """As `Held` has it."""
+        self._accelerator.clip_grad_norm_ = self._clip
+
+
+@dataclass(frozen=True)
 class Part:
     """One parameter's step as flat vectors: weights, the optimizer's tensors, and gradient.
 
     `facts` are None for an optimizer of unknown form, whose step is `−rate` times the gradient and
-    something else. `given` is the trainer's own gradient, which is `clip` times that of the loss.
+    something else. `given` is `factor` times the gradient of the loss.
     `still`: the optimizer leaves the parameter alone.
     """
 
@@ -33,18 +132,18 @@ class Part:
     theta: Float[Tensor, " size"]
     state: Mapping[str, Float[Tensor, " size"]]
     given: Float[Tensor, " size"]
-    clip: float = 1.0
+    factor: float = 1.0
     still: bool = False
     rate: float = 0.0
 
     @property
     def gradient(self) -> Float[Tensor, " size"]:
         """Of the loss, before clipping."""
-        return self.given.to(self.theta) / self.clip
+        return self.given.to(self.theta) / self.factor
 
     def at(self, columns: slice) -> OptimizerMap:
         """The map of some of its numbers."""
-        gradient = self.given[columns].to(self.theta) / self.clip
+        gradient = self.given[columns].to(self.theta) / self.factor
         zero = torch.zeros_like(gradient)
         if self.facts is None:
             rate = torch.full_like(zero, self.rate)

@@ -10,7 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dynolab import distributed
 from dynolab.errors import ConfigError
+from dynolab.integrations.optimizer import Given, State
 from dynolab.integrations.sharded import Share
 from dynolab.training.shards import Stretch
 
@@ -38,10 +40,8 @@ def around_next_step(engine: Any, before: Callable[[], None], after: Callable[[]
     engine.step = step
 
 
-class ZeroShares:
-    """This rank's shares of weights, gradients and optimizer states.
-
-    A share is one vector of all parameters, zero where another rank holds them: shares add up.
+class ZeroHeld:
+    """Of ZeRO-1 and ZeRO-2 (`dynolab.integrations.optimizer.Held`): every rank gets all of it.
 
     **Arguments:** `engine`: DeepSpeed's; `parameters`: the trained ones, by name.
 
@@ -62,112 +62,108 @@ class ZeroShares:
                 True,
                 "mixes the parameters' shares up; set false",
             )
-        base = self._zero.optimizer
-        groups = zip(self._zero.bit16_groups, base.param_groups, strict=True)
+        self.optimizer = self._zero.optimizer
+        groups = zip(self._zero.bit16_groups, self.optimizer.param_groups, strict=True)
         self._group = {id(p): group for members, group in groups for p in members}
 
-    def weights(self) -> Float[Tensor, " parameters"]:
+    def weights(self) -> dict[str, Tensor]:
         """The fp32 weights that the optimizer updates."""
-        return self._share(lambda _, stretch: stretch.of(stretch.group))
+        whole = self._whole(lambda _, stretch: stretch.of(stretch.group))
+        return {name: whole[name].view_as(p) for name, p in self._parameters.items()}
 
-    def gradients(self) -> Float[Tensor, " parameters"]:
-        """Means over the ranks, between `backward` and step: of the loss as it is scaled."""
-        return self._share(_gradient)
+    def given(self) -> Given:
+        """Gradients are means over the ranks, before clipping, of the loss as it is scaled."""
+        gradients = self._whole(_gradient)
+        square = sum(float(own.double() @ own.double()) for own in gradients.values())
+        return Given(gradients, 1.0, _clip_factor(self._zero, square))
 
-    def tensors(self) -> dict[str, Float[Tensor, " parameters"]]:
-        """The optimizer's tensors by their keys."""
-        shares = {}
+    def states(self) -> dict[str, State]:
+        """As `Held` has it."""
         first = self._zero.single_partition_of_fp32_groups[0]
-        for key, value in self._zero.optimizer.state.get(first, {}).items():
-            if isinstance(value, Tensor) and value.shape == first.shape:
-                shares[key] = self._share(partial(self._state, key))
-        return shares
-
-    def states(self, whole: Mapping[str, Tensor]) -> dict[str, tuple[Any, dict[str, Any]]]:
-        """Each parameter's group of options and state, as torch's optimizers keep them.
-
-        **Arguments:** `whole`: the optimizer's tensors by key, added up over ranks.
-        """
-        sizes = [p.numel() for p in self._parameters.values()]
-        tensors = {key: value.split(sizes) for key, value in whole.items()}
-        made = {}
-        for place, (name, parameter) in enumerate(self._parameters.items()):
+        tensors = {
+            key: self._whole(partial(self._state, key))
+            for key, value in self.optimizer.state.get(first, {}).items()
+            if isinstance(value, Tensor) and value.shape == first.shape
+        }
+        made: dict[str, State] = {}
+        for name, parameter in self._parameters.items():
             group = self._group[id(parameter)]
-            steps = self._zero.optimizer.state.get(group["params"][0], {}).get("step", 0)
-            state = {key: parts[place].view_as(parameter) for key, parts in tensors.items()}
-            made[name] = (group, {"step": steps, **state})
+            steps = self.optimizer.state.get(group["params"][0], {}).get("step", 0)
+            state = {key: whole[name] for key, whole in tensors.items()}
+            made[name] = (group, {"step": steps, **state}, False)
         return made
 
-    def clip_factor(self, norm: float) -> float:
-        """What the step multiplies the gradients by, whose norm is given."""
-        return clip_factor(self._zero, norm)
+    def close(self) -> None:
+        """Nothing was taken."""
 
     def _state(self, key: str, _: Any, stretch: Stretch) -> Tensor:
-        return stretch.of(self._zero.optimizer.state[stretch.group][key])
+        return stretch.of(self.optimizer.state[stretch.group][key])
 
-    def _share(self, own: Callable[[Any, Stretch], Tensor]) -> Float[Tensor, " parameters"]:
+    def _whole(self, own: Callable[[Any, Stretch], Tensor]) -> dict[str, Float[Tensor, " size"]]:
+        """Every parameter's numbers, from the stretches of all ranks."""
         sizes = [p.numel() for p in self._parameters.values()]
         share = torch.zeros(sum(sizes), device=self._zero.bit16_groups_flat[0].device)
-        for (name, parameter), whole in zip(
-            self._parameters.items(), share.split(sizes), strict=True
-        ):
+        parts = dict(zip(self._parameters, share.split(sizes), strict=True))
+        for name, parameter in self._parameters.items():
             if (held := parameter._hp_mapping) is None:
                 continue
             mine, there = held.lp_fragment_address, held.hp_fragment_address
             group = self._zero.single_partition_of_fp32_groups[held.param_group_index]
             stretch = Stretch(name, mine.start, mine.numel, group, there.start)
-            whole[mine.start : mine.start + mine.numel] = own(parameter, stretch)
-        return share
+            parts[name][mine.start : mine.start + mine.numel] = own(parameter, stretch)
+        distributed.add_up(share)
+        return parts
 
 
-class ZeroThree:
-    """This rank's stretches of what ZeRO-3 splits, flat, in fp32, by parameter.
+class ZeroThreeHeld:
+    """Of ZeRO-3 (`dynolab.integrations.optimizer.Held`): this rank's stretches, flat, in fp32.
 
-    **Arguments:** as of `ZeroShares`.
+    **Arguments:** as of `ZeroHeld`.
     """
 
     def __init__(self, engine: Any, parameters: Mapping[str, Any]) -> None:
         self._zero, self._parameters = engine.optimizer, parameters
+        self.optimizer = self._zero.optimizer
         self._sizes = {name: Share.of(p).size for name, p in parameters.items()}
 
-    def weights(self) -> dict[str, Float[Tensor, " size"]]:
+    def weights(self) -> dict[str, Tensor]:
         """The fp32 weights that the optimizer updates."""
         return self._own(self._zero.get_local_fp32_param)
 
-    def gradients(self) -> dict[str, Float[Tensor, " size"]]:
-        """Means over the ranks, before clipping, of the loss as it is scaled."""
-        return self._own(self._zero.get_local_fp32_grad_for_param)
+    def given(self) -> Given:
+        """Gradients are means over the ranks, before clipping, of the loss as it is scaled."""
+        gradients = self._own(self._zero.get_local_fp32_grad_for_param)
+        squares = [own.double() @ own.double() for own in gradients.values()]
+        square = distributed.add_up(torch.stack(squares).sum())
+        return Given(gradients, 1.0, _clip_factor(self._zero, float(square)))
 
-    def states(self) -> dict[str, tuple[Any, dict[str, Any]]]:
-        """Each parameter's group of options and state, as torch's optimizers keep them."""
-        zero, found = self._zero, {}
+    def states(self) -> dict[str, State]:
+        """As `Held` has it."""
+        zero, found = self._zero, dict[str, State]()
         for name, parameter in self._parameters.items():
-            place, start, size = zero.grad_position[zero.get_param_id(parameter)]
-            whole = zero.fp32_partitioned_groups_flat[place]
-            group = zero.optimizer.param_groups[zero.sub_group_to_group_id[place]]
-            found[name] = (
-                group,
-                {
-                    key: value[start : start + size][: self._sizes[name]]
-                    if isinstance(value, Tensor) and value.shape == whole.shape
-                    else value
-                    for key, value in zero.optimizer.state.get(whole, {}).items()
-                },
-            )
+            place, start, _ = zero.grad_position[zero.get_param_id(parameter)]
+            whole, own = zero.fp32_partitioned_groups_flat[place], self._sizes[name]
+            state = {
+                key: value[start : start + own]
+                if isinstance(value, Tensor) and value.shape == whole.shape
+                else value
+                for key, value in self.optimizer.state.get(whole, {}).items()
+            }
+            group = self.optimizer.param_groups[zero.sub_group_to_group_id[place]]
+            found[name] = (group, state, False)
         return found
 
-    def clip_factor(self, norm: float) -> float:
-        """What the step multiplies the gradients by, whose norm is given."""
-        return clip_factor(self._zero, norm)
+    def close(self) -> None:
+        """Nothing was taken."""
 
     def _own(self, read: Callable[[Any], Tensor]) -> dict[str, Tensor]:
         return {name: read(p)[: self._sizes[name]] for name, p in self._parameters.items()}
 
 
-def clip_factor(optimizer: Any, norm: float) -> float:
-    """What a step of DeepSpeed's optimizer multiplies the gradients by, whose norm is given."""
+def _clip_factor(optimizer: Any, square: float) -> float:
+    """What a step of DeepSpeed's optimizer multiplies gradients by, of the given squared norm."""
     scale, most = float(optimizer.loss_scale), float(optimizer.clip_grad)
-    return 1 / (scale * max(1.0, (norm / scale + 1e-6) / most if most else 1.0))
+    return 1 / (scale * max(1.0, (square**0.5 / scale + 1e-6) / most if most else 1.0))
 
 
 def _gradient(parameter: Any, stretch: Stretch) -> Tensor:
