@@ -59,7 +59,6 @@ EXAMPLES = [
 """Numbers of the example on one softmax."""
 
 DUE = {
-    "counterfactual-tinystories",
     "mitigation-degeneration",
     "reproduce-tinystories",
 }
