@@ -291,21 +291,7 @@ class ForceCallback(Watching):
     def _account(self, pending: _Pending, weights: dict[str, Tensor], step: int) -> StepAccount:
         """This rank's account of the step that led to some weights."""
         assert self._live is not None
-        change, end = flatten(weights) - pending.before, self._slopes(weights)
-        optimizer = self._map(pending, change)
-        made = StepMade(
-            number=step,
-            labels=(),
-            gradients=end.gradients[:0],
-            map=optimizer,
-            change=change,
-            blocks=block_columns(weights),
-        )
-        account, later = account_of(made, pending.start, end)
-        for _, columns in made.slices():
-            later.sensitivity[:, columns] *= optimizer.at(columns).into
-        sizes = [share.size for share in self._shares.values()]
-        by_name = dict(zip(self._shares, later.sensitivity.split(sizes, dim=1), strict=True))
+        account, by_name, known = self._by_slopes(pending, weights, step)
         count = len(self._watched)
         with (
             at_weights(self._parameters, pending.before),
@@ -325,12 +311,36 @@ class ForceCallback(Watching):
             predicted=self._over_shares(account.predicted),
         )
         unexplained = self._beside(found, by_name, pending.parts)
-        if (
-            isinstance(made.map, TrainerMap) and made.map.parts[0].facts is None
-        ):  # what the optimizer did beside the gradient is no rounding
+        if not known:  # what the optimizer did beside the gradient is no rounding
             lines = distributed.add_up(account.lines.sum(0))
             unexplained = account.predicted - account.decay - account.carried_in - lines
         return replace(account, unexplained=unexplained)
+
+    def _by_slopes(
+        self, pending: _Pending, weights: dict[str, Tensor], step: int
+    ) -> tuple[StepAccount, dict[str, Tensor], bool]:
+        """What needs no passes, this rank's shares of it, and the directions of the lines.
+
+        Also whether the optimizer is of known form. The slopes before the step are let go of.
+        """
+        change = flatten(weights).sub_(pending.before)
+        start, pending.start = pending.start, None
+        assert start is not None
+        optimizer, end = self._map(pending, change), self._slopes(weights)
+        made = StepMade(
+            number=step,
+            labels=(),
+            gradients=end.gradients[:0],
+            map=optimizer,
+            change=change,
+            blocks=block_columns(weights),
+        )
+        account, later = account_of(made, start, end)
+        for _, columns in made.slices():
+            later.sensitivity[:, columns] *= optimizer.at(columns).into
+        sizes = [share.size for share in self._shares.values()]
+        by_name = dict(zip(self._shares, later.sensitivity.split(sizes, dim=1), strict=True))
+        return account, by_name, optimizer.parts[0].facts is not None
 
     def _beside(
         self,
@@ -514,7 +524,7 @@ def _mean(kind: str, rows: Sequence[ProbeRow], sequences: Sequence[Encoded]) -> 
     return FunctionalRow(name=name, split=split, kind=kind, pairs=pairs), functional
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Pending:
     """A step between its gradient and its update.
 
@@ -526,4 +536,4 @@ class _Pending:
     scale: float
     before: Float[Tensor, " parameters"]
     parts: Mapping[str, Part]
-    start: Slopes
+    start: Slopes | None

@@ -205,14 +205,20 @@ def callable_in_parts(model: nn.Module) -> Iterator[None]:
 def at_weights(parameters: Weights, flat: Float[Tensor, " parameters"]) -> Iterator[None]:
     """While open, a model's parameters are others; then they are their own again, to the bit.
 
-    **Arguments:** `flat`: this rank's parts of them, one after the other.
+    **Arguments:** `flat`: this rank's parts of them, one after the other, in fp32; it holds the
+    model's own meanwhile.
     """
     own = [local(parameter).detach() for parameter in parameters.values()]
-    held = [part.clone() for part in own]
-    try:
-        for part, other in zip(own, flat.split([part.numel() for part in own]), strict=True):
+    pairs = list(zip(own, flat.split([part.numel() for part in own]), strict=True))
+
+    def exchange() -> None:
+        for part, other in pairs:
+            here = part.clone()
             part.copy_(other.view_as(part))
+            other.copy_(here.flatten())
+
+    exchange()
+    try:
         yield
     finally:
-        for part, before in zip(own, held, strict=True):
-            part.copy_(before)
+        exchange()
