@@ -213,8 +213,7 @@ class ForceCallback(Watching):
             self._live.forwards = []
 
     def _before_step(self) -> None:
-        assert self._live is not None
-        self.attempt(self._live.made)  # before ranks meet
+        self.attempt(self._take)
         self._pending = self.attempt(self._before)
 
     def _after_step(self, step: int) -> None:
@@ -222,9 +221,12 @@ class ForceCallback(Watching):
         if pending is None:
             return
         weights = self.attempt(self._weights)
-        account = self.attempt(lambda: self._account(pending, weights or {}, step))
+        made = self.attempt(lambda: self._lines(pending, weights or {}, step))
+        account = self.attempt(lambda: self._account(pending, made)) if made is not None else None
         if account is not None:
             self.attempt(lambda: self._enter(account))
+        if self._live is not None:
+            self._live.forwards = []
 
     def _prepare(self) -> None:
         trainer: Any = self.trainer
@@ -268,11 +270,16 @@ class ForceCallback(Watching):
         self._by_content = self._ids_by_content()
         self._tables = LedgerTables([row.name for row, _ in self._watched], whole=False)
 
+    def _take(self) -> None:
+        """The passes that this rank's step is made of, before ranks meet."""
+        assert self._live is not None
+        self._live.made()
+
     def _before(self) -> _Pending:
         """The step between its gradient and its update."""
         assert self._live is not None and self._held is not None
         given, weights = self._held.given(), self._weights()
-        before = flatten(weights).clone()
+        before = flatten(weights)
         forwards = self._live.forwards
         sequences = [each for forward in forwards for each in forward.sequences()]
         pushes = [push for forward in forwards for push in forward.push.tolist()]
@@ -288,8 +295,8 @@ class ForceCallback(Watching):
         weights = {local(p).dtype for p in self._parameters.values()}
         return self.trainer.args.bf16 or self.trainer.args.fp16 or weights != {torch.float32}
 
-    def _account(self, pending: _Pending, weights: dict[str, Tensor], step: int) -> StepAccount:
-        """This rank's account of the step that led to some weights."""
+    def _lines(self, pending: _Pending, weights: dict[str, Tensor], step: int) -> _Made:
+        """What this rank finds of the step that led to some weights."""
         assert self._live is not None
         account, by_name, known = self._by_slopes(pending, weights, step)
         count = len(self._watched)
@@ -301,6 +308,11 @@ class ForceCallback(Watching):
                 lambda name: self._shares[name].gathered(by_name[name]), count
             )
         found = {name: own / pending.scale for name, own in found.items()}
+        return _Made(account, by_name, known, found)
+
+    def _account(self, pending: _Pending, made: _Made) -> StepAccount:
+        """This rank's account of the step, with all ranks' sums over parameters."""
+        account, found = made.account, made.found
         account = replace(
             account,
             responses=pending.labels,
@@ -310,8 +322,8 @@ class ForceCallback(Watching):
             carried_in=self._over_shares(account.carried_in),
             predicted=self._over_shares(account.predicted),
         )
-        unexplained = self._beside(found, by_name, pending.parts)
-        if not known:  # what the optimizer did beside the gradient is no rounding
+        unexplained = self._beside(found, made.along, pending.parts)
+        if not made.known:  # what the optimizer did beside the gradient is no rounding
             lines = distributed.add_up(account.lines.sum(0))
             unexplained = account.predicted - account.decay - account.carried_in - lines
         return replace(account, unexplained=unexplained)
@@ -537,3 +549,17 @@ class _Pending:
     before: Float[Tensor, " parameters"]
     parts: Mapping[str, Part]
     start: Slopes | None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a rank finds of a step: sums by its shares, and the passes' products.
+
+    `along` are the lines' directions, and `found` minus the lines, sequences × functionals, by
+    parameter. `known`: the optimizer is of known form.
+    """
+
+    account: StepAccount
+    along: Mapping[str, Tensor]
+    known: bool
+    found: Mapping[str, Tensor]

@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from dynolab import distributed
 from dynolab.data.batches import TokenBatch
+from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.weights import Weights, call_alone, gradients, shape_of
@@ -48,14 +49,30 @@ class Share:
 
     @classmethod
     def of(cls, parameter: Any) -> Share:
-        """The share of a parameter that is split by its rows, as a flat vector, or not at all."""
+        """The share of a parameter that is split by its rows, as a flat vector, or not at all.
+
+        **Raises:** `ConfigError` where several ranks hold the same share.
+        """
         start = 0
         if hasattr(parameter, "ds_tensor"):  # ZeRO-3; the last share has padding at its end
             each, whole = parameter.ds_tensor.numel(), int(parameter.ds_numel)
+            if each > -(-whole // distributed.world_size()):
+                raise ConfigError(
+                    "zero_optimization",
+                    f"shares of {each} of {whole} numbers",
+                    "forces need weights that are split over all ranks; set no hpZ, no MiCS",
+                )
             start = min(each * distributed.rank(), whole)
             return cls(start, min(each, whole - start), whole)
         if isinstance(parameter, DTensor):
             mesh, placements = parameter.device_mesh, parameter.placements
+            if placements != (Shard(0),) or mesh.size() != distributed.world_size():
+                raise ConfigError(
+                    "trainer.args.fsdp_config",
+                    str(placements),
+                    "forces need weights that are split over all ranks by their rows; train "
+                    "without HSDP and tensor parallelism",
+                )
             _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
             start = offset[0] * (parameter.numel() // parameter.shape[0])
         return cls(start, local(parameter).numel(), parameter.numel())

@@ -271,6 +271,17 @@ def test_a_gradient_that_no_sequence_makes_is_a_part_of_its_own(tmp_path: Path) 
         assert sum(bars.y[:-1]) == pytest.approx(own.end, abs=1e-3)
 
 
+def test_a_model_that_cannot_be_looked_at_is_trained_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = dpo(tmp_path)
+    trainer.add_callback(callback := ForceCallback(trainer, every=1))
+    build = "dynolab.integrations.forces.GroupedGradients.build"
+    monkeypatch.setattr(build, lambda *_: 1 / 0)
+    trainer.train()
+    assert "ZeroDivisionError" in callback.off and trainer.state.global_step == 3
+
+
 @pytest.mark.parametrize("place", ["made", "products", "begin"])
 def test_a_failure_ends_the_account_and_not_the_training(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
