@@ -41,11 +41,15 @@ def local(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Share:
-    """This rank's stretch of a parameter as a flat vector, `whole` numbers long."""
+    """This rank's stretch of a parameter as a flat vector, `whole` numbers long.
+
+    `split`: ranks hold different stretches, one of which may be all of a parameter of one row.
+    """
 
     start: int
     size: int
     whole: int
+    split: bool
 
     @classmethod
     def of(cls, parameter: Any) -> Share:
@@ -53,7 +57,7 @@ class Share:
 
         **Raises:** `ConfigError` where several ranks hold the same share.
         """
-        start = 0
+        start, split = 0, isinstance(parameter, DTensor)
         if hasattr(parameter, "ds_tensor"):  # ZeRO-3; the last share has padding at its end
             each, whole = parameter.ds_tensor.numel(), int(parameter.ds_numel)
             if each > -(-whole // distributed.world_size()):
@@ -63,8 +67,8 @@ class Share:
                     "forces need weights that are split over all ranks; set no hpZ, no MiCS",
                 )
             start = min(each * distributed.rank(), whole)
-            return cls(start, min(each, whole - start), whole)
-        if isinstance(parameter, DTensor):
+            return cls(start, min(each, whole - start), whole, True)
+        if split:
             mesh, placements = parameter.device_mesh, parameter.placements
             if placements != (Shard(0),) or mesh.size() != distributed.world_size():
                 raise ConfigError(
@@ -75,11 +79,11 @@ class Share:
                 )
             _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
             start = offset[0] * (parameter.numel() // parameter.shape[0])
-        return cls(start, local(parameter).numel(), parameter.numel())
+        return cls(start, local(parameter).numel(), parameter.numel(), split)
 
     def gathered(self, rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows whole"]:
-        """The ranks' stretches side by side. All ranks call it where one rank has not all."""
-        if self.size == self.whole:
+        """The ranks' stretches side by side; all ranks call it together."""
+        if not self.split:
             return rows
         every = rows.new_zeros(len(rows), self.whole)
         every[:, self.start : self.start + self.size] = rows

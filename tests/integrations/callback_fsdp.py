@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated": {"gradient_accumulation_steps": 2, "max_grad_norm": 0.5, **SGD},
     "adamw": {"weight_decay": 0.1},
     "tied": {"family": "gemma3", **SGD},
-    "lora": {"peft": LoraConfig(r=2, target_modules="all-linear")},
+    "lora": {"peft": LoraConfig(r=1, target_modules="all-linear")},
     "bf16": {"bf16": True},
 }
 

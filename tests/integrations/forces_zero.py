@@ -18,7 +18,7 @@ from dynolab.training.deepspeed_engine import init_ranks
 from tests.integrations.test_trained import dpo
 
 SGD: dict[str, Any] = {"learning_rate": 0.1, "optim": "sgd", "optim_args": "momentum=0.9"}
-LORA = LoraConfig(r=2, target_modules="all-linear")
+LORA = LoraConfig(r=1, target_modules="all-linear")
 CASES: dict[str, dict[str, Any]] = {
     "stage-1": {"stage": 1, **SGD},
     "stage-2": {"stage": 2, **SGD},
