@@ -21,6 +21,7 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.weights import Weights, call_alone, gradients, shape_of
 from dynolab.forces.ledger.grouped import GroupedGradients, Values, add_call, groups_of
+from dynolab.forces.ledger.trainer_passes import typed
 from dynolab.forces.map.factors import differing
 from dynolab.forces.map.output_gradients import recorded_calls
 
@@ -146,10 +147,8 @@ class ShardedGradients(GroupedGradients):
                 name: into.new_zeros(len(into), Share.of(parameters[name]).whole)
                 for name in call.rule.names
             }
-            embeds = call.rule.kind == "embedding"
-            value = call.input.detach() if embeds else call.input.detach().to(into.dtype)
             with torch.no_grad():
-                add_call(call.rule, value, signal.to(into.dtype).flatten(0, -2), where, whole)
+                add_call(call.rule, *typed(call, signal, into.dtype), where, whole)
             for name, made in whole.items():
                 share = Share.of(parameters[name])
                 parts[name] += made[:, share.start : share.start + share.size]

@@ -222,9 +222,9 @@ class TrainerPasses:
             signals = self._signals(forward, calls, outputs, forward.pulls.values(), kept)
             for rule in self._rules:
                 along = {name: directions(name) for name in rule.names}
-                for call, value, signal, where in signals:
+                for call, signal, where in signals:
                     if call.rule is rule:
-                        add_products(rule, value, signal, where, along, found)
+                        add_products(rule, *typed(call, signal, policy.dtype), where, along, found)
             if "logits" not in forward.pulls:
                 heads = [name for rule in self._rules if rule.head for name in rule.names]
                 along = {name: directions(name) for name in heads}
@@ -242,8 +242,8 @@ class TrainerPasses:
         outputs: Sequence[Tensor],
         pulls: Iterable[Tensor],
         kept: bool,
-    ) -> list[tuple[Call, Tensor, Tensor, Tensor]]:
-        """Input, signal and every position's sequence of the calls that the loss depends on."""
+    ) -> list[tuple[Call, Tensor, Tensor]]:
+        """Signal and every position's sequence of the calls that the loss depends on."""
         policy = self.policy
         deltas = torch.autograd.grad(
             outputs,
@@ -256,9 +256,7 @@ class TrainerPasses:
         for call, delta in zip(calls, deltas, strict=True):
             where = groups_of(call.output.shape[:-1], forward.ids.shape, group)
             if delta is not None and where is not None:
-                embeds = call.rule.kind == "embedding"
-                value = call.input.detach() if embeds else call.input.detach().to(policy.dtype)
-                found.append((call, value, delta.to(policy.dtype).flatten(0, -2), where))
+                found.append((call, delta, where))
         return found
 
     def _try(
@@ -274,9 +272,9 @@ class TrainerPasses:
         # Rows of the sequences before it, its own, and of those after it.
         rows = torch.zeros(3, sum(sizes), dtype=self.policy.dtype, device=self.policy.device)
         named = dict(zip(self.names, rows.split(sizes, dim=1), strict=True))
-        for call, value, signal, where in self._signals(forward, calls, outputs, pulls, True):
+        for call, signal, where in self._signals(forward, calls, outputs, pulls, True):
             side = (where >= number).long() + (where > number)
-            add_call(call.rule, value, signal, side, named)
+            add_call(call.rule, *typed(call, signal, rows.dtype), side, named)
         if "logits" not in forward.pulls:
             for rule, value, signal in self._head(forward, hidden, number):
                 own = torch.ones(len(signal), dtype=torch.long, device=signal.device)
@@ -327,7 +325,14 @@ class TrainerPasses:
             total = (pull * scores.gather(-1, labels[places, None])[:, 0]).sum()
         for call in calls:
             (signal,) = torch.autograd.grad(total, [call.output], retain_graph=True)
-            yield call.rule, call.input.detach().to(dtype), signal.to(dtype).flatten(0, -2)
+            yield call.rule, *typed(call, signal, dtype)
+
+
+def typed(call: Call, signal: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A call's input and its signal, positions × d_out, in a dtype; an embedding's input is ids."""
+    value = call.input.detach()
+    value = value if call.rule.kind == "embedding" else value.to(dtype)
+    return value, signal.to(dtype).flatten(0, -2)
 
 
 def _keep(pulls: dict[str, Tensor], name: str, pull: Tensor | None) -> None:
