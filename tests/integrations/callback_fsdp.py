@@ -23,6 +23,7 @@ from dynolab import distributed
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
 from tests.integrations.test_callback import plain, probes
+from tests.integrations.test_forces import grpo
 from tests.integrations.test_trained import dpo
 
 INIT = AcceleratorState.__init__
@@ -56,10 +57,14 @@ def accounted(folder: Path, **settings: Any) -> Trainer:
     return dpo(folder, per_device_train_batch_size=each, max_steps=2, **settings)
 
 
+OTHERS: dict[str, Callable[[Path], Trainer]] = {"plain": plain, "grpo": grpo}
+DPO = {name: partial(accounted, **settings) for name, settings in CASES.items()}
+
+
 def train(folder: Path, make: Callable[[Path], Trainer], watched: bool) -> None:
     trainer = make(folder)
     probed = ProbeCallback(trainer, probes(), every=2)
-    forces = ForceCallback(trainer, None if make is not plain else probes(), every=1)
+    forces = ForceCallback(trainer, probes() if make in OTHERS.values() else None, every=1)
     if watched:
         trainer.add_callback(probed)
         trainer.add_callback(forces)
@@ -71,8 +76,7 @@ def train(folder: Path, make: Callable[[Path], Trainer], watched: bool) -> None:
 
 if __name__ == "__main__":
     AcceleratorState.__init__ = sharded  # type: ignore[method-assign]
-    for name, settings in {"plain": {}, **CASES}.items():
-        make = plain if name == "plain" else partial(accounted, **settings)
+    for name, make in (OTHERS | DPO).items():
         for watched in (True, False):
             train(Path(sys.argv[1], name, "watched" if watched else "alone"), make, watched)
     distributed.leave()

@@ -16,7 +16,7 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.results.ledger import LedgerReader, read_ledger
 from dynolab.results.study import ProbeScore
-from tests.integrations.callback_fsdp import CASES
+from tests.integrations.callback_fsdp import CASES, OTHERS
 from tests.integrations.test_callback import STEPS, probes
 from tests.integrations.test_trained import dpo
 from tests.torchrun import run_ranks
@@ -37,7 +37,7 @@ def ledger(trained: Path, case: str) -> LedgerReader:
     return read_ledger(folder, folder)
 
 
-@pytest.mark.parametrize("case", ["plain", *CASES])
+@pytest.mark.parametrize("case", [*OTHERS, *CASES])
 def test_weights_are_those_of_a_training_without_callbacks(trained: Path, case: str) -> None:
     watched, alone = (
         load_file(next((trained / case / name / "model").glob("*.safetensors")))
@@ -72,7 +72,7 @@ def test_ranks_account_for_what_one_process_does(trained: Path, case: str, tmp_p
         assert one.residual == pytest.approx(two.residual, abs=2e-6)
 
 
-@pytest.mark.parametrize("case", ["plain", *CASES])
+@pytest.mark.parametrize("case", [*OTHERS, *CASES])
 def test_the_parts_of_a_step_add_up(trained: Path, case: str) -> None:
     accounts = ledger(trained, case).accounts
     assert len(accounts) == 2
