@@ -12,6 +12,7 @@ from datasets import Dataset
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
@@ -70,6 +71,7 @@ def grpo(
     tokenizer = make_tokenizer()
     tokenizer.padding_side = "left"
     make_policy(tokenizer).save_pretrained(folder / "start")
+    distributed.barrier()  # transformers saves on one rank
     return GRPOTrainer(
         str(folder / "start"),
         reward_funcs=reward,
