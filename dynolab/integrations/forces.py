@@ -304,25 +304,25 @@ class ForceCallback(Watching):
             at_weights(self._parameters, pending.before),
             passes_of_ours(self._policy.model),
         ):
-            found = self._live.products(
+            by_sequence = self._live.products(
                 lambda name: self._shares[name].gathered(by_name[name]), count
             )
-        found = {name: own / pending.scale for name, own in found.items()}
-        return _Made(account, by_name, known, found)
+        by_sequence = {name: own / pending.scale for name, own in by_sequence.items()}
+        return _Made(account, by_name, known, by_sequence)
 
     def _account(self, pending: _Pending, made: _Made) -> StepAccount:
         """This rank's account of the step, with all ranks' sums over parameters."""
-        account, found = made.account, made.found
+        account, by_sequence = made.account, made.by_sequence
         account = replace(
             account,
             responses=pending.labels,
-            lines=-torch.stack(list(found.values())).sum(0),
-            blocks=self._blocks(pending.labels, found),
+            lines=-torch.stack(list(by_sequence.values())).sum(0),
+            blocks=self._blocks(pending.labels, by_sequence),
             decay=self._over_shares(account.decay),
             carried_in=self._over_shares(account.carried_in),
             predicted=self._over_shares(account.predicted),
         )
-        unexplained = self._beside(found, made.along, pending.parts)
+        unexplained = self._beside(by_sequence, made.along, pending.parts)
         if not made.known:  # what the optimizer did beside the gradient is no rounding
             lines = distributed.add_up(account.lines.sum(0))
             unexplained = account.predicted - account.decay - account.carried_in - lines
@@ -356,7 +356,7 @@ class ForceCallback(Watching):
 
     def _beside(
         self,
-        found: Mapping[str, Float[Tensor, "sequences functionals"]],
+        by_sequence: Mapping[str, Float[Tensor, "sequences functionals"]],
         along: Mapping[str, Float[Tensor, "functionals size"]],
         parts: Mapping[str, Part],
     ) -> Float[Tensor, " functionals"]:
@@ -366,19 +366,19 @@ class ForceCallback(Watching):
         reach = self._over_shares(
             torch.stack([products(o.abs(), g.abs()[None])[:, 0] for o, g in pairs])
         )
-        sums = distributed.add_up(torch.stack([own.sum(0) for own in found.values()]))
-        sizes = distributed.add_up(torch.stack([own.abs().sum(0) for own in found.values()]))
+        sums = distributed.add_up(torch.stack([own.sum(0) for own in by_sequence.values()]))
+        sizes = distributed.add_up(torch.stack([own.abs().sum(0) for own in by_sequence.values()]))
         beside, coarse = totals - sums, self._sixteen_bit()
         bound = ROUNDED[coarse] * sizes + COARSE[coarse] * reach + 1e-9 * reach.sum(0)
         return -torch.where(beside.abs() > bound, beside, 0.0).sum(0)
 
     def _blocks(
-        self, labels: Sequence[Updating], found: Mapping[str, Tensor]
+        self, labels: Sequence[Updating], by_sequence: Mapping[str, Tensor]
     ) -> dict[str, Float[Tensor, "functionals 2"]]:
         """The lines of each side through the parameters of a block."""
         sides = [[label.side == side for label in labels] for side in SIDES]
         blocks: dict[str, Tensor] = {}
-        for name, own in found.items():
+        for name, own in by_sequence.items():
             by_side = -torch.stack([own[side].sum(0) for side in sides], 1)
             blocks[block_of(name)] = blocks.get(block_of(name), 0) + by_side
         return blocks
@@ -555,11 +555,11 @@ class _Pending:
 class _Made:
     """What a rank finds of a step: sums by its shares, and the passes' products.
 
-    `along` are the lines' directions, and `found` minus the lines, sequences × functionals, by
-    parameter. `known`: the optimizer is of known form.
+    `along` are the lines' directions, and `by_sequence` minus the lines, sequences × functionals,
+    by parameter. `known`: the optimizer is of known form.
     """
 
     account: StepAccount
     along: Mapping[str, Tensor]
     known: bool
-    found: Mapping[str, Tensor]
+    by_sequence: Mapping[str, Tensor]

@@ -85,13 +85,13 @@ class ZeroHeld:
             for key, value in self.optimizer.state.get(first, {}).items()
             if isinstance(value, Tensor) and value.shape == first.shape
         }
-        made: dict[str, State] = {}
+        states: dict[str, State] = {}
         for name, parameter in self._parameters.items():
             group = self._group[id(parameter)]
             steps = self.optimizer.state.get(group["params"][0], {}).get("step", 0)
             state = {key: whole[name] for key, whole in tensors.items()}
-            made[name] = (group, {"step": steps, **state}, False)
-        return made
+            states[name] = (group, {"step": steps, **state}, False)
+        return states
 
     def close(self) -> None:
         """Nothing was taken."""
@@ -139,7 +139,7 @@ class ZeroThreeHeld:
 
     def states(self) -> dict[str, State]:
         """As `Held` has it."""
-        zero, found = self._zero, dict[str, State]()
+        zero, states = self._zero, dict[str, State]()
         for name, parameter in self._parameters.items():
             place, start, _ = zero.grad_position[zero.get_param_id(parameter)]
             whole, own = zero.fp32_partitioned_groups_flat[place], self._sizes[name]
@@ -150,8 +150,8 @@ class ZeroThreeHeld:
                 for key, value in self.optimizer.state.get(whole, {}).items()
             }
             group = self.optimizer.param_groups[zero.sub_group_to_group_id[place]]
-            found[name] = (group, state, False)
-        return found
+            states[name] = (group, state, False)
+        return states
 
     def close(self) -> None:
         """Nothing was taken."""

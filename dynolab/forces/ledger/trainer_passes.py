@@ -145,7 +145,7 @@ class TrainerPasses:
     def made(self) -> list[Forward]:
         """The forwards since `begin` whose outputs the loss uses.
 
-        **Raises:** whatever went wrong; `ConfigError` where there was no such forward.
+        **Raises:** the error of a hook; `ConfigError` where there was no such forward.
         """
         self.end()
         if self.error is not None:
@@ -205,7 +205,7 @@ class TrainerPasses:
     ) -> dict[str, Float[Tensor, "sequences directions"]]:
         policy, hidden = self.policy, list[Tensor]()
         zeros = torch.zeros(len(forward.ids), count, dtype=torch.float64, device=policy.device)
-        found = {name: zeros.clone() for name in self.names}
+        by_name = {name: zeros.clone() for name in self.names}
         with ExitStack() as stack:
             stack.enter_context(_replayed(self._model, forward.random, policy.device))
             stack.enter_context(self._arithmetic())
@@ -224,16 +224,18 @@ class TrainerPasses:
                 along = {name: directions(name) for name in rule.names}
                 for call, signal, where in signals:
                     if call.rule is rule:
-                        add_products(rule, *typed(call, signal, policy.dtype), where, along, found)
+                        add_products(
+                            rule, *typed(call, signal, policy.dtype), where, along, by_name
+                        )
             if "logits" not in forward.pulls:
                 heads = [name for rule in self._rules if rule.head for name in rule.names]
                 along = {name: directions(name) for name in heads}
                 for number in range(len(forward.ids)):
                     for rule, value, signal in self._head(forward, hidden[0], number):
                         where = torch.full((len(signal),), number, device=signal.device)
-                        add_products(rule, value, signal, where, along, found)
-            self._by_autograd(forward, outputs, directions, found)
-        return found
+                        add_products(rule, value, signal, where, along, by_name)
+            self._by_autograd(forward, outputs, directions, by_name)
+        return by_name
 
     def _signals(
         self,
@@ -252,12 +254,12 @@ class TrainerPasses:
             retain_graph=kept,
             allow_unused=True,
         )
-        group, found = torch.arange(len(forward.ids), device=policy.device), []
+        group, signals = torch.arange(len(forward.ids), device=policy.device), []
         for call, delta in zip(calls, deltas, strict=True):
             where = groups_of(call.output.shape[:-1], forward.ids.shape, group)
             if delta is not None and where is not None:
-                found.append((call, delta, where))
-        return found
+                signals.append((call, delta, where))
+        return signals
 
     def _try(
         self, forward: Forward, calls: Sequence[Call], outputs: Sequence[Tensor], hidden: Tensor
@@ -301,7 +303,7 @@ class TrainerPasses:
         forward: Forward,
         outputs: Sequence[Tensor],
         directions: Directions,
-        found: dict[str, Tensor],
+        by_name: dict[str, Tensor],
     ) -> None:
         """The products of parameters without a rule, a backward pass a sequence."""
         trained = dict(self.policy.model.named_parameters())
@@ -310,13 +312,13 @@ class TrainerPasses:
         for number in range(len(forward.ids) if leaves else 0):
             alone = [pull.to(self.policy.device) for pull in forward.alone(number)]
             for name, gradient in gradients(outputs, leaves, alone).items():
-                found[name][number] = along[name] @ gradient.flatten().to(along[name])
+                by_name[name][number] = along[name] @ gradient.flatten().to(along[name])
 
     def _head(self, forward: Forward, hidden: Tensor, number: int) -> Iterator[tuple[Any, ...]]:
         """Rule, input and signal of the head where its weight was used without a call of it."""
         heads = [rule for rule in self._rules if rule.head]
         labels, dtype = forward.named["labels"][number, 1:], self.policy.dtype
-        # Where there is no label, log π is a constant zero, whatever pulls at it.
+        # Where there is no label, log π is a constant zero.
         places = (labels >= 0).nonzero()[:, 0]
         pull = forward.pulls["log_probs"][number].to(hidden.device)[places]
         with recorded_calls(heads, set()) as calls, torch.enable_grad():
