@@ -16,8 +16,9 @@ from dynolab.costs.batches import Lengths, joined, lengths_of, stand_in_rows, tr
 from dynolab.costs.machines import Machine
 from dynolab.costs.memory import (
     COPIES,
+    FETCHED,
     FP32,
-    GPU_LEDGER,
+    GPU_COPIES,
     bytes_of,
     ledger_copies,
     recorded_states,
@@ -34,6 +35,7 @@ from dynolab.likelihood.frozen import WIDENED
 from dynolab.objectives import build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import GroupTrainConfig, LoopConfig
+from tasks.audit import AuditConfig
 from tasks.base import BaseConfig
 from tasks.data import chat_tokenizer
 from tasks.runtime.pipeline import Step
@@ -174,6 +176,8 @@ class Inputs:
 PAIR = (CHOSEN, REJECTED)
 TIMED = 4
 """Pairs in the batch that is timed."""
+MOVED = 2 * 10**10
+"""Bytes a second from main memory to a GPU or back. An assumption, of PCIe 4."""
 MOST_PARAMETERS = 2 * 10**8
 """Larger models are not built for a plan; their products take nearly all of the time."""
 
@@ -293,19 +297,28 @@ class Costs:
         answers = self.inputs.functionals * config.pairs + 4 * singles + 2 * responses
         entered = -(-training.steps // config.every)
         cost = self._cost(entered * answers * self._answer)
-        whole, host = config.every == 1, again.host_bytes
+        whole = config.every == 1
         held = 1 + ledger_copies(
             training.optimizer, functionals=1, responses=responses, whole=whole
         )
+        cost = replace(cost, rank_bytes=frozen + held * copy)
         if self.machine.gpus:
-            held = GPU_LEDGER + (not whole)
-            kept = responses + 4 + 2 * recorded_states(training.optimizer)
-            host = max(host, kept * copy)
+            cost = replace(
+                cost,
+                rank_bytes=frozen + (GPU_COPIES["ledger"] + (not whole)) * copy,
+                host_bytes=(responses + 4 + 2 * recorded_states(training.optimizer)) * copy,
+            )
+            if cost.rank_bytes > self.machine.device_bytes:
+                rows = min(responses, max(1, self._batch_tokens(config) // self._answer))
+                count = FETCHED["ledger"] + (rows if training.lora is None else 0)
+                cost = self._fetching(
+                    cost, training, config, (CHOSEN,), largest=count, host=held * copy
+                )
         return replace(
             cost,
             hours=cost.hours + 2 * again.hours,
-            rank_bytes=max(frozen + held * copy, again.rank_bytes),
-            host_bytes=host,
+            rank_bytes=max(cost.rank_bytes, again.rank_bytes),
+            host_bytes=max(cost.host_bytes, again.host_bytes),
             written=entered * copy * (2 + recorded_states(training.optimizer)),
         )
 
@@ -324,16 +337,27 @@ class Costs:
             "squeezing": lambda: 32 * recorded * config.pairs,
             "kernel": lambda: config.updating_pairs * config.rank * (4 + 4 * config.observed_pairs),
         }[name]()
-        frozen, copy = self._weights(trained if name == "forces" else None, config, PAIR)
+        own = trained if name == "forces" else None
+        frozen, copy = self._weights(own, config, PAIR)
         kept = max((recorded_states(each.optimizer) for each in trainings), default=0)
         held = COPIES[name] + (kept if name in ("forces", "squeezing") else 0)
         cost = self._cost(round(answers * self._answer))
         loaded = FP32 * cost.parameters
-        if name == "forces" and self.machine.gpus:
-            host = max((8 + kept) * copy, loaded)
-            return replace(cost, rank_bytes=frozen + 6 * copy, host_bytes=host)
-        memory = max(frozen + held * copy, loaded) + getattr(config, "memory_bytes", 0)
-        return replace(cost, rank_bytes=memory)
+        if name not in GPU_COPIES or not self.machine.gpus:
+            memory = max(frozen + held * copy, loaded) + getattr(config, "memory_bytes", 0)
+            return replace(cost, rank_bytes=memory)
+        on_gpu = frozen + GPU_COPIES[name] * copy
+        if on_gpu > self.machine.device_bytes:
+            return self._fetching(
+                cost,
+                own,
+                config,
+                (CHOSEN,) if name == "audit" else PAIR,
+                largest=FETCHED[name],
+                host=max(held * copy, loaded),
+            )
+        host = max((8 + kept) * copy, loaded) if name == "forces" else 0
+        return replace(cost, rank_bytes=on_gpu, host_bytes=host)
 
     def _weights(
         self, training: LoopConfig | None, config: Any, sides: Sequence[int]
@@ -348,13 +372,50 @@ class Costs:
         """
         if training is None or training.lora is None:
             return 0, FP32 * self.inputs.shape().parameters
+        shape, w = self.inputs.shape(training), bytes_of(training)
+        widened = FP32 * min(shape.largest, WIDENED) if w < FP32 else 0
+        frozen = w * (shape.parameters - shape.trained) + widened
+        return frozen + self._activations(training, config, sides), FP32 * shape.trained
+
+    def _fetching(
+        self,
+        cost: StageCost,
+        training: LoopConfig | None,
+        config: Any,
+        sides: Sequence[int],
+        *,
+        largest: int,
+        host: int,
+    ) -> StageCost:
+        """An analysis to whose GPU weights come module by module, as it has no room for copies.
+
+        **Arguments:** `largest`: tensors of the largest weight's size that are there at once;
+        `host`: bytes of all copies.
+        """
+        moved = 3 * FP32 * cost.parameters * cost.tokens // self._batch_tokens(config)
+        tensors = largest * FP32 * self.inputs.shape(training).largest
+        return replace(
+            cost,
+            rank_bytes=self._activations(training, config, sides) + tensors,
+            host_bytes=host,
+            hours=cost.hours + moved / MOVED / 3600,
+        )
+
+    def _batch_tokens(self, config: Any) -> int:
+        """Of an analysis' forwards with a backward; an audit has them answer by answer."""
+        if isinstance(config, AuditConfig):
+            return self._answer
         from dynolab.forces.function.policy import CPU_TOKENS, gpu_tokens
 
-        shape, w = self.inputs.shape(training), bytes_of(training)
-        gpus = self.machine.gpus
-        default = gpu_tokens(shape.layers, shape.width) if gpus else CPU_TOKENS
-        tokens = config.batch_tokens or default
-        each = [self._row(row, sides) for row in self._rows(training.max_length)]
+        shape = self.inputs.shape()
+        default = gpu_tokens(shape.layers, shape.width) if self.machine.gpus else CPU_TOKENS
+        return config.batch_tokens or default
+
+    def _activations(self, training: LoopConfig | None, config: Any, sides: Sequence[int]) -> int:
+        """Bytes of the activations of an analysis' largest batch, in fp32."""
+        shape, tokens = self.inputs.shape(training), self._batch_tokens(config)
+        longest = None if training is None else training.max_length
+        each = [self._row(row, sides) for row in self._rows(longest)]
         lengths = [sum(row.rows) for row in each]
         rows = max(1, tokens // (self._answer * len(sides)))
         responses = math.ceil(rows * sum(row.responses for row in each) / len(each))
@@ -365,10 +426,7 @@ class Costs:
             key=lambda batch: batch.rows * batch.length,
         )
         model = self.inputs.model(training)
-        activations = activation_bytes(model, shape.layers, batch, products=gpus).most
-        widened = FP32 * min(shape.largest, WIDENED) if w < FP32 else 0
-        frozen = w * (shape.parameters - shape.trained) + widened
-        return frozen + activations, FP32 * shape.trained
+        return activation_bytes(model, shape.layers, batch, products=self.machine.gpus).most
 
     def _cost(self, tokens: int, dtype: str = "fp32", ranks: int = 1) -> StageCost:
         """Tokens that go forward and backward, by the seconds of one."""

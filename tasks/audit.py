@@ -66,7 +66,7 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
     objective: Any = build_objective(config.objective)
     with work.shown(len(pairs) + len(heldout)) as progress:
         rows = audit_pairs(
-            load_policy(folder),
+            load_policy(folder, stage="audit"),
             pairs,
             objective,
             heldout=heldout,

@@ -64,7 +64,7 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     probes = first_pairs(rows, work.config.pairs)
     few = first_pairs(rows, min(work.config.pairs, FEW_PAIRS))
     folder = work.input_folder("trained", "model")
-    policy = load_policy(folder, adapter_folder(work, "trained"))
+    policy = load_policy(folder, adapter_folder(work, "trained"), stage="forces")
     encoder = load_encoder(folder)
     twice = derivatives_of(policy).agrees("second")
     tokens = work.config.batch_tokens

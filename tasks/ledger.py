@@ -104,7 +104,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     folder = work.input_folder("trained", "model")
     encoder = load_encoder(folder)
     rows, functionals = zip(*watched(work, encoder), strict=True)
-    policy = load_policy(folder, adapter_folder(work, "trained"))
+    policy = load_policy(folder, adapter_folder(work, "trained"), stage="ledger")
     singles = [
         (row.name, functional.terms[0].sequence)
         for row, functional in zip(rows, functionals, strict=True)

@@ -13,12 +13,19 @@ from dynolab.training.optimizer import SECOND_MOMENT
 FP32 = 4
 COPIES = {"probe": 1, "kernel": 2, "audit": 3, "squeezing": 10, "forces": 11}
 """Stage → copies of the weights in fp32 that it holds without a GPU, beside optimizer states and
-activations; those of `forces` are 6 on a GPU and 8 in main memory."""
+activations."""
 
-GPU_LEDGER = 9
-"""Copies of the weights that a ledger of one functional at a time holds on a GPU: the model's, both
-ends of a step, the three of `ledger_copies`, and three while a line is split into tokens. What else
-`ledger_copies` counts, and the record itself, is in main memory. Not measured on a GPU."""
+GPU_COPIES = {"map": 1, "audit": 3, "forces": 6, "ledger": 9}
+"""Those on a GPU that has room for them; `forces` has 8 more in main memory, then. Where it has
+none, all are in main memory, and weights come to the GPU module by module.
+
+A ledger of one functional at a time has the model's, both ends of a step, the three of
+`ledger_copies`, and three while a line is split into tokens. What else `ledger_copies` counts, and
+the record itself, is in main memory. Not measured on a GPU."""
+
+FETCHED = {"map": 3, "audit": 3, "forces": 6, "ledger": 2}
+"""Numbers of the largest weight's size on a GPU to which weights come one module at a time: the
+weight itself, its derivatives, and directions; a ledger has one more for each answer of a batch."""
 
 BUCKET = 5 * 10**8
 """Gradients that DeepSpeed's ZeRO sends at once (`reduce_bucket_size`), in numbers."""

@@ -54,7 +54,13 @@ def load_encoder(folder: Path, overlong: Overlong = "drop") -> Encoder:
     return Encoder(load_tokenizer(folder), folder_context(folder), overlong)
 
 
-def load_policy(model: Path, adapter: Path | None = None) -> PolicyFunction:
+ROOM = 0.8
+"""Part of a GPU's free memory that copies of weights may take; the rest is for activations."""
+
+
+def load_policy(
+    model: Path, adapter: Path | None = None, *, stage: str | None = None
+) -> PolicyFunction:
     """A training's model as a policy, on this process's device.
 
     **Arguments:**
@@ -62,13 +68,26 @@ def load_policy(model: Path, adapter: Path | None = None) -> PolicyFunction:
     - `model`: the training's `model/`.
     - `adapter`: its `adapter/`. The adapters are then split from the merged weights, and only they
       are parameters, as in the training's records.
+    - `stage`: one of `GPU_COPIES`. Where a GPU has no room for its copies of what moves, all stay
+      in main memory, and weights come to the GPU module by module. By default the model is on the
+      GPU in any case.
     """
+    import torch
     from torch import nn
 
+    from dynolab.costs.memory import FP32, GPU_COPIES
     from dynolab.forces import PolicyFunction
     from dynolab.training.adapters import unmerge_adapters
     from models.language import load_language_model
 
     loaded = load_language_model(model)
     policy: nn.Module = loaded if adapter is None else unmerge_adapters(loaded, adapter)
-    return PolicyFunction(policy.to(device()))
+    here, each = device(), list(policy.parameters())
+    if here.type == "cpu" or stage is None:
+        return PolicyFunction(policy.to(here))
+    moving = sum(own.numel() for own in each if own.requires_grad)
+    frozen = sum(own.nbytes for own in each if not own.requires_grad)
+    needed = frozen + GPU_COPIES[stage] * FP32 * moving
+    if needed <= ROOM * torch.cuda.mem_get_info(here)[0]:
+        return PolicyFunction(policy.to(here))
+    return PolicyFunction(policy, device=here)

@@ -24,7 +24,14 @@ from torch import Tensor
 from dynolab.audit.audit import audit_pairs
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
-from dynolab.forces import PolicyFunction, kernel_sizes, step_forces, step_layers, step_validity
+from dynolab.forces import (
+    PolicyFunction,
+    kernel_sizes,
+    split_step,
+    step_forces,
+    step_layers,
+    step_validity,
+)
 from dynolab.forces.ledger import responses, step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.functions import ALLOWED
@@ -39,7 +46,7 @@ from tests.forces.families import DPO_LOSS, Case, build
 from tests.forces.small_models import ADAMW, encoded, neox, pairs, recorded, with_reference
 from tests.forces.test_ledger import FUNCTIONALS, OPTIMIZERS, trained
 from tests.forces.test_step_forces import PROBES, Numbers
-from tests.gpu.pretended import LOG, machine_with_gpu
+from tests.gpu.pretended import GPU, LOG, machine_with_gpu
 from tests.training.every_objective import small_training
 from tests.training.small import (
     apart,
@@ -86,13 +93,33 @@ def micro_batch(name: str, folder: Path) -> dict[str, float]:
     return {kind: count / STEPS for kind, count in counts.items()}
 
 
-def policy_of(family: str = "gpt_neox", dtype: torch.dtype = torch.float64) -> PolicyFunction:
-    return PolicyFunction(build(family, dtype).to("cuda"), dtype)
+def policy_of(family: str = "gpt_neox") -> PolicyFunction:
+    return PolicyFunction(build(family, torch.float64).to("cuda"), torch.float64)
+
+
+def streamed_policy(family: str = "gpt_neox") -> PolicyFunction:
+    """Its weights wait in main memory."""
+    return PolicyFunction(build(family, torch.float64), torch.float64, device=GPU)
+
+
+def equal(one: Any, other: Any) -> None:
+    """Whether all figures of two results agree to rounding."""
+    figures = []
+    for result in (one, other):
+        rows = getattr(result, "rows", result)
+        rows = rows if isinstance(rows, list) else [rows]
+        values = (value for row in rows for value in row.model_dump().values())
+        figures.append(torch.tensor([v for v in values if isinstance(v, float)]))
+    assert len(figures[0])
+    torch.testing.assert_close(*figures, rtol=1e-6, atol=1e-12, equal_nan=True)
 
 
 def map_of(family: str, _: Path) -> None:
+    """With weights on the GPU, and in main memory."""
     examples = with_reference(build(family), pairs(2))
-    assert Case(policy_of(family), examples).map().norm() > 0
+    maps = [Case(make(family), examples).map().cpu() for make in (policy_of, streamed_policy)]
+    assert maps[0].norm() > 0
+    torch.testing.assert_close(*maps, rtol=1e-9, atol=1e-12)
 
 
 @cache
@@ -101,20 +128,36 @@ def record() -> StepRecord:
 
 
 def on_a_step(measure: Callable[..., Any], _: Path) -> None:
+    """With weights on the GPU, and in main memory."""
     encoder = Encoder(Numbers(), 32, "drop")
-    measure(record(), policy_of(), probes=PROBES, encoder=encoder, stage="dpo")
+    made = (
+        measure(record(), make(), probes=PROBES, encoder=encoder, stage="dpo")
+        for make in (policy_of, streamed_policy)
+    )
+    equal(*made)
+
+
+def pushes(_: Path) -> None:
+    """With weights on the GPU, and in main memory."""
+    made = []
+    for policy in (policy_of(), streamed_policy()):
+        update = split_step(record(), policy).update
+        gradients = responses.gradients_of(record(), policy)
+        made.append(responses.example_pushes(record(), gradients, update, [encoded(1, 4, 3)]))
+    torch.testing.assert_close(*made, rtol=1e-9, atol=1e-12)
 
 
 def ledger(_: Path) -> None:
-    """With room on the GPU and without."""
+    """With room on the GPU, without for what is beside the weights, and with these waiting."""
     steps = trained(OPTIMIZERS["adamw"], steps=STEPS)
     lines = []
-    for room in (2**30, 0):
+    for room, make in ((2**30, policy_of), (0, policy_of), (2**30, streamed_policy)):
         bytes_of = {"memory_for": lambda _, room=room: room}
         with patch.multiple(step_account, **bytes_of), patch.multiple(responses, **bytes_of):
-            entries = Ledger(policy_of(), FUNCTIONALS, by_token=[0])
+            entries = Ledger(make(), FUNCTIONALS, by_token=[0])
             lines.append(torch.cat([entries.enter(step).lines.cpu() for step in reversed(steps)]))
-    torch.testing.assert_close(*lines, rtol=1e-9, atol=1e-12)
+    for other in lines[1:]:
+        torch.testing.assert_close(lines[0], other, rtol=1e-9, atol=1e-12)
 
 
 def kernel(_: Path) -> None:
@@ -123,7 +166,8 @@ def kernel(_: Path) -> None:
 
 def audit(_: Path) -> None:
     everyone = [pair.encoded() for pair in pairs(4)]
-    assert audit_pairs(policy_of("llama_tied"), everyone[:3], DPO_LOSS, heldout=everyone[3:])
+    policies = (make("llama_tied") for make in (policy_of, streamed_policy))
+    equal(*(audit_pairs(own, everyone[:3], DPO_LOSS, heldout=everyone[3:]) for own in policies))
 
 
 def probe(folder: Path) -> None:
@@ -195,6 +239,7 @@ GROUPS: dict[str, Mapping[str, Path_]] = {
         "step forces": partial(on_a_step, step_forces),
         "step layers": partial(on_a_step, step_layers),
         "step validity": partial(on_a_step, step_validity),
+        "pushes": pushes,
         "ledger": ledger,
         "kernel": kernel,
         "audit": audit,

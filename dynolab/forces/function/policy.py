@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,7 @@ from dynolab.data.encode import Encoded
 from dynolab.forces.function.checks import check_batch, check_model
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.precision import dtype_preserving
+from dynolab.forces.function.streamed import streamed
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights, call_at, cast_like
 from dynolab.likelihood.arithmetic import check_float32_products
@@ -54,6 +55,9 @@ class PolicyFunction:
       stay there.
     - `derivatives`: its gradients must be derivatives; DoRA's are not, though training uses them,
       and quantised weights, which are left to the model, have none in forward mode.
+    - `device`: where passes run; default: where the model is. Elsewhere weights come to it module
+      by module (`streamed`), so that it never holds the whole model. `home` is where weights,
+      directions and gradients stay.
 
     **Raises:** `ConfigError` for a model that `checks.check_model` rejects, for float32 products
     that torch may round (TF32), and at the first derivative for a model whose derivatives are not
@@ -66,6 +70,7 @@ class PolicyFunction:
         dtype: torch.dtype = torch.float32,
         *,
         derivatives: bool = True,
+        device: torch.device | None = None,
     ) -> None:
         check_model(model, derivatives=derivatives)
         check_float32_products()
@@ -80,11 +85,12 @@ class PolicyFunction:
             for name, parameter in named.items()
             if parameter.is_floating_point()
         }
-        self.device = next(iter(self.weights.values())).device
+        self.home = next(iter(self.weights.values())).device
+        self.device = self.home if device is None else device
         _log.info("force engine: attention on SDPA's math kernel (forward-mode derivatives)")
 
     def cast(self, weights: Weights) -> dict[str, Tensor]:
-        """Weights on the policy's device in its dtype; rejects unknown names and other shapes."""
+        """Weights at the policy's home in its dtype; rejects unknown names and other shapes."""
         return cast_like(self.weights, weights)
 
     def batch(self, sequences: Sequence[Encoded]) -> TokenBatch:
@@ -100,7 +106,7 @@ class PolicyFunction:
         quickest kernels have not.
         """
         named = {f"model.{name}": w for name, w in {**self.weights, **weights}.items()}
-        with self.differentiable(forward_mode=forward_mode):
+        with self._fetching(), self.differentiable(forward_mode=forward_mode):
             return call_at(self._logits, named, batch)
 
     def logps(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, " tokens"]:
@@ -251,6 +257,9 @@ class PolicyFunction:
             for name in moving
         }
         return vmap(along, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
+
+    def _fetching(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.device == self.home else streamed(self.model, self.device)
 
     @contextmanager
     def differentiable(self, *, forward_mode: bool = True) -> Iterator[None]:

@@ -158,7 +158,7 @@ class Ledger:
         """Groups of functionals that fit into memory together; a gradient takes `size` bytes."""
         count = at_once = len(self._functionals)
         if self._waiting is not None:
-            memory = memory_for(self._policy.device, self._memory_bytes)
+            memory = memory_for(self._policy.home, self._memory_bytes)
             at_once = max(1, memory // ((COPIES + (not self._whole)) * size))
         return [range(count)[start : start + at_once] for start in range(0, count, at_once)]
 
@@ -212,7 +212,7 @@ class Ledger:
         if self._held is not None:
             held, self._held = self._held, None
             return held
-        files, device = self._resumed or self._waiting, self._policy.device
+        files, device = self._resumed or self._waiting, self._policy.home
         assert files is not None
         slope, sensitivity = (files.take(kind, rows, device) for kind in ("slope", "sensitivity"))
         assert sensitivity is not None
@@ -235,8 +235,8 @@ class Ledger:
         if not pulled:
             return
         before = self._policy.cast(record.before)
-        starts = range(0, len(made.change), SLICE)
-        into = torch.cat([made.map.at(slice(start, start + SLICE)).into for start in starts])
+        slices = (slice(at, at + SLICE) for at in range(0, len(made.change), SLICE))
+        into = torch.cat([made.map.at(some).into.to(self._policy.home) for some in slices])
         together = grouped((tuple(own), response) for response, own in pulled.items())
         for functionals, numbers in together.items():
             chosen = [responses.weighted[number] for number in numbers]

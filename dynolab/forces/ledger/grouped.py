@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.blocks import unflatten
+from dynolab.forces.function.blocks import products, unflatten
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.views import View
@@ -72,9 +72,10 @@ class GroupedGradients:
     def rows(
         self, at: Weights, groups: int, device: torch.device | None = None
     ) -> Float[Tensor, "groups parameters"]:
-        """Zeros that gradients can be added to, by default on the policy's device."""
-        size, policy = sum(at[name].numel() for name in self.names), self.policy
-        return torch.zeros(groups, size, dtype=policy.dtype, device=device or policy.device)
+        """Zeros that gradients can be added to, by default at the policy's home."""
+        policy = self.policy
+        size = sum(self._sizes(at))
+        return torch.zeros(groups, size, dtype=policy.dtype, device=device or policy.home)
 
     def add(
         self,
@@ -90,35 +91,85 @@ class GroupedGradients:
         **Arguments:** `group`: of each sequence; sequences of a group stand side by side, groups
         in rising order.
         """
+        named = dict(zip(self.names, into.split(self._sizes(at), dim=1), strict=True))
+        on_host = into.device != self.policy.device
+
+        def add(rule: Rule, value: Tensor, delta: Tensor, where: Tensor) -> None:
+            out = {name: named[name] for name in rule.names}
+            if on_host:
+                out = {name: torch.zeros_like(r, device=where.device) for name, r in out.items()}
+            add_call(rule, value, delta, where, out)
+            for name, made in out.items() if on_host else ():
+                named[name] += made.cpu()
+
+        def add_whole(name: str, number: int, gradient: Tensor) -> None:
+            named[name][number] += gradient.to(into.device)
+
+        return self._backward(at, batch, values, group, len(into), add, add_whole)
+
+    def products(
+        self,
+        at: Weights,
+        batch: TokenBatch,
+        values: Values,
+        group: Int[Tensor, " sequences"],
+        directions: Float[Tensor, "directions parameters"],
+    ) -> Float[Tensor, "groups directions"]:
+        """`⟨v, gradient⟩` of every group for each direction v; no gradient by a rule is formed."""
+        groups, device = int(group[-1]) + 1, self.policy.device
+        total = torch.zeros(groups, len(directions), dtype=torch.float64, device=device)
+        along = dict(zip(self.names, directions.split(self._sizes(at), dim=1), strict=True))
+
+        def add(rule: Rule, value: Tensor, delta: Tensor, where: Tensor) -> None:
+            own = {n: delta.new_empty(along[n].shape).copy_(along[n]) for n in rule.names}
+            add_products(rule, value, delta, where, own, dict.fromkeys(own, total))
+
+        def add_whole(name: str, number: int, gradient: Tensor) -> None:
+            total[number] += products(along[name], gradient[None])[:, 0].to(device)
+
+        self._backward(at, batch, values, group, groups, add, add_whole)
+        return total
+
+    def _sizes(self, at: Weights) -> list[int]:
+        return [at[name].numel() for name in self.names]
+
+    def _backward(
+        self,
+        at: Weights,
+        batch: TokenBatch,
+        values: Values,
+        group: Int[Tensor, " sequences"],
+        groups: int,
+        add: Callable[[Rule, Tensor, Tensor, Tensor], None],
+        add_whole: Callable[[str, int, Tensor], None],
+    ) -> Float[Tensor, " tokens"]:
+        """One forward, and one backward of the sum of all values; returns the values.
+
+        **Arguments:** `add`: gets every call of a rule's module, its signal, and the group of each
+        position; `add_whole`: the flat gradients of the generic parameters, group by group.
+        """
         policy = self.policy
         cast = policy.cast(at)
         leaves = {name: cast[name].requires_grad_() for name in self.names if name in self.generic}
-        parts = into.split([cast[name].numel() for name in self.names], dim=1)
-        named = dict(zip(self.names, parts, strict=True))
-        own, on_host = group.to(policy.device), into.device != policy.device
+        own = group.to(policy.device)
         begins = list(leaves.values())  # all outputs depend on these or on one that begins a graph
 
         @torch.no_grad()
-        def add(rule: Rule, value: Tensor, delta: Tensor) -> None:
+        def give(rule: Rule, value: Tensor, delta: Tensor) -> None:
             where = groups_of(delta.shape[:-1], batch.input_ids.shape, own)
             # The head and what is in it are called on positions that predict a response token.
             if where is None and delta.shape[:-1].numel() == len(batch.sequence):
                 where = own[batch.sequence]
             if where is not None:
-                out = {name: named[name] for name in rule.names}
-                if on_host:
-                    out = {name: torch.zeros_like(r, device=own.device) for name, r in out.items()}
                 # Modes that were open where the backward was called are not in its hooks.
                 again = policy.differentiable() if rule.kind == "norm" else nullcontext()
                 with again:
-                    add_call(rule, value, delta.flatten(0, -2), where, out)
-                for name, made in out.items() if on_host else ():
-                    named[name] += made.cpu()
+                    add(rule, value, delta.flatten(0, -2), where)
 
         def take(call: Call) -> None:
             if call.output.is_leaf:
                 begins.append(call.output)
-            hook = partial(add, call.rule, call.input.detach())
+            hook = partial(give, call.rule, call.input.detach())
             hooks.callback(call.output.register_hook(hook).remove)
 
         with ExitStack() as hooks:
@@ -129,10 +180,10 @@ class GroupedGradients:
                 torch.autograd.grad(each.sum(), begins, retain_graph=kept, allow_unused=True)
         if leaves:
             of_token = own[batch.sequence]
-            sums = [each[of_token == number].sum() for number in range(len(into))]
+            sums = [each[of_token == number].sum() for number in range(groups)]
             for number, total in enumerate(sums):
                 for name, gradient in gradients(total, leaves).items():
-                    named[name][number] += gradient.flatten().to(into.device)
+                    add_whole(name, number, gradient.flatten())
         return each.detach()
 
 

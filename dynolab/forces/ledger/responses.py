@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.blocks import flatten, products
+from dynolab.forces.function.blocks import flatten
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
@@ -59,7 +59,7 @@ def step_responses(
     objective, policy = build_objective(record.facts.objective), gradients.policy
     labels = labelled(record.examples, objective)
     size = sum(weight.numel() for weight in record.before.values()) * policy.dtype.itemsize
-    room = len(labels) * size <= memory_for(policy.device)
+    room = len(labels) * size <= memory_for(policy.home)
     rows = gradients.rows(record.before, len(labels), None if room else torch.device("cpu"))
     counts = (len(example.responses(objective.sides)) for example in record.examples)
     starts = [0, *accumulate(counts)]
@@ -109,29 +109,25 @@ def example_pushes(
     **Arguments:**
 
     - `update`: the recorded step's frozen map (`split_step`).
-    - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's. A
-      forward has one example where the gradients of all do not fit into memory at once.
+    - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's.
 
     **Returns:** nats, in float64, in the order of `record.examples`.
     """
     policy, objective = gradients.policy, build_objective(record.facts.objective)
-    scale = flatten({name: update.scale[name] for name in gradients.names}).to(policy.device)
+    scale = flatten({name: update.scale[name] for name in gradients.names}).to(policy.home)
     place = midpoint(record.before, record.after)
     directions = [
         slopes_of([Functional.mean("", [answer])], gradients, place).gradients.mul_(-scale).cpu()
         for answer in observed
     ]
     along = torch.cat(directions)
-    count = sum(len(example.responses(objective.sides)) for example in record.examples)
-    room = count * scale.nbytes <= memory_for(policy.device, None)
-    tokens = (batch_tokens or policy.batch_tokens) if room else 1
-    pushes = along.new_zeros(len(observed), len(record.examples), dtype=torch.float64)
+    pushes = torch.zeros(len(observed), len(record.examples), dtype=torch.float64)
+    tokens = batch_tokens or policy.batch_tokens
     for numbers, batch in step_batches(record.examples, objective, policy, tokens):
-        rows = gradients.rows(record.before, len(batch.side))
-        each = torch.arange(len(rows))
-        gradients.add(record.before, batch, _Losses(objective, batch), each, into=rows)
+        losses, each = _Losses(objective, batch), torch.arange(len(batch.side))
+        made = gradients.products(record.before, batch, losses, each, along)
         own = torch.tensor(numbers)[batch.example.cpu()]
-        pushes.index_add_(1, own, products(rows, along).T.cpu())
+        pushes.index_add_(1, own, made.T.cpu())
     return pushes
 
 

@@ -209,10 +209,10 @@ class Later:
     sensitivity: Float[Tensor, "functionals parameters"]
     push: Float[Tensor, "functionals parameters"] | None
 
-    def at(self, columns: slice) -> Self:
-        """The same of some parameters."""
-        push = None if self.push is None else self.push[:, columns]
-        return type(self)(self.sensitivity[:, columns], push)
+    def at(self, columns: slice, device: torch.device) -> Self:
+        """The same of some parameters, on a device."""
+        push = None if self.push is None else self.push[:, columns].to(device)
+        return type(self)(self.sensitivity[:, columns].to(device), push)
 
     def sensitivity_before(
         self, push: Float[Tensor, "functionals parameters"], carry: float, gap: int
@@ -250,7 +250,7 @@ def account_of(
     - `left`: the momentum after this step, from the next step's record. It differs from the
       formula's by rounding. The next step applies the difference; this step's entries count it.
     """
-    count, responses = len(start.values), len(step.gradients)
+    count, responses, device = len(start.values), len(step.gradients), start.values.device
     by_sensitivity = start.values.new_zeros(count, responses + 4, dtype=torch.float64)
     by_slope = start.values.new_zeros(count, 3, dtype=torch.float64)
     of_momentum = start.values.new_zeros(count, dtype=torch.float64)
@@ -260,11 +260,11 @@ def account_of(
     if pushed is None and not whole:
         pushed = torch.empty_like(end.gradients)
     for block, columns in step.slices():
-        made, gradients = step.map.at(columns), step.entering(columns, start.values.device)
-        mean = (start.gradients[:, columns] + end.gradients[:, columns]) / 2
+        made, gradients = step.map.at(columns), step.entering(columns, device)
+        mean = ((start.gradients[:, columns] + end.gradients[:, columns]) / 2).to(device)
         own = push = made.out * mean
         if later is not None:
-            own = later.at(columns).sensitivity_before(push, made.carry, gap)
+            own = later.at(columns, device).sensitivity_before(push, made.carry, gap)
         # Products of rows with rows; the rest's parts and single vectors stand below the responses.
         entering = torch.cat([gradients * made.into, torch.stack([made.pull, made.momentum])])
         along = products(own, entering)
@@ -278,7 +278,7 @@ def account_of(
             beside = left[columns].to(mean) - (
                 made.carry * made.momentum + made.into * total + made.pull
             )
-            acting = later.at(columns).sensitivity
+            acting = later.at(columns, device).sensitivity
             of_momentum -= made.carry * products(acting, beside[None])[:, 0]
         end.gradients[:, columns] = own
         if pushed is not None:
@@ -309,8 +309,8 @@ def step_made(record: StepRecord, policy: PolicyFunction, responses: StepRespons
     """
     keys = sorted({key for tensors in record.state.values() for key in tensors})
     gradients, size = responses.gradients, sum(w.nbytes for w in record.before.values())
-    room = memory_for(policy.device) // size
-    device = policy.device if len(keys) + 2 <= room else torch.device("cpu")
+    room = memory_for(policy.home) // size
+    device = policy.home if len(keys) + 2 <= room else torch.device("cpu")
 
     def flat(weights: Mapping[str, Tensor]) -> Tensor:
         return flatten(weights).to(device)

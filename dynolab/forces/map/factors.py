@@ -184,7 +184,7 @@ def differing(computed: Weights, truth: Weights) -> set[str]:
         name
         for name, g in truth.items()
         if name not in computed
-        or float((computed[name] - g).norm()) > 1e-3 * float(g.norm()) + floor
+        or float((computed[name].to(g.device) - g).norm()) > 1e-3 * float(g.norm()) + floor
     }
 
 
@@ -196,7 +196,7 @@ def _summed(factors: Factors, w: Tensor, like: Weights) -> dict[str, Tensor]:
         g = torch.einsum("m,mso,si->oi", w, outer.signal, outer.input)
         sums[name] = g.T if outer.transposed else g
     for name, rows in factors.rows.items():
-        sums[name] = torch.zeros_like(like[name])
+        sums[name] = torch.zeros_like(like[name], device=w.device)
         sums[name][rows.ids] = torch.einsum("m,mvd->vd", w, rows.rows)
     for name, point in factors.point.items():
         g = (point.signal * w[:, None]).T @ point.input

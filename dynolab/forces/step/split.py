@@ -77,9 +77,9 @@ def split_step(
     update = FrozenUpdate({})
     for name in list(gradients.chosen):  # a parameter's gradients end where its parts begin
         sides = gradients.chosen.pop(name), gradients.rejected.pop(name)
-        theta = record.before[name].to(policy.device, policy.dtype)
+        theta = record.before[name].to(policy.home, policy.dtype)
         state = {
-            key: tensor.to(policy.device, policy.dtype)
+            key: tensor.to(policy.home, policy.dtype)
             for key, tensor in record.state.get(name, {}).items()
         }
         own = optimizer_map(record.facts, theta, state, sides[0] + sides[1])

@@ -114,7 +114,7 @@ def token_forces(
     responses = weighted_of([example], objective, batch, rates)
     order = batch.side.argsort(stable=True).tolist()
     scale = flatten(policy.cast(update.scale))
-    together = max(1, memory_for(policy.device, None) // (2 * scale.nbytes))
+    together = max(1, memory_for(policy.home, None) // (2 * scale.nbytes))
     own = _token_gradients(policy, place, WeightedResponse.own(observed, policy), update)
     rows = []
     while left := list(islice(own, together)):
