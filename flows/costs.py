@@ -290,7 +290,7 @@ class Costs:
         """A training that runs twice more; at each of its steps, gradients of observed answers and
         of the batch. Memory is what it cannot do without: one functional at a time."""
         training = config.training
-        frozen, copy = self._weights(training, config, (CHOSEN,))
+        frozen, copy = self._weights(training, config)
         again = self.training(training.model_copy(update={"probe_every": 0}))
         responses = training.batch_size * getattr(training, "completions", 2)
         singles = config.answers + config.heldout_answers
@@ -311,9 +311,7 @@ class Costs:
             if cost.rank_bytes > self.machine.device_bytes:
                 rows = min(responses, max(1, self._batch_tokens(config) // self._answer))
                 count = FETCHED["ledger"] + (rows if training.lora is None else 0)
-                cost = self._fetching(
-                    cost, training, config, (CHOSEN,), largest=count, host=held * copy
-                )
+                cost = self._fetching(cost, training, config, largest=count, host=held * copy)
         return replace(
             cost,
             hours=cost.hours + 2 * again.hours,
@@ -338,7 +336,7 @@ class Costs:
             "kernel": lambda: config.updating_pairs * config.rank * (4 + 4 * config.observed_pairs),
         }[name]()
         own = trained if name == "forces" else None
-        frozen, copy = self._weights(own, config, PAIR)
+        frozen, copy = self._weights(own, config)
         kept = max((recorded_states(each.optimizer) for each in trainings), default=0)
         held = COPIES[name] + (kept if name in ("forces", "squeezing") else 0)
         cost = self._cost(round(answers * self._answer))
@@ -352,37 +350,31 @@ class Costs:
                 cost,
                 own,
                 config,
-                (CHOSEN,) if name == "audit" else PAIR,
                 largest=FETCHED[name],
                 host=max(held * copy, loaded),
             )
         host = max((8 + kept) * copy, loaded) if name == "forces" else 0
         return replace(cost, rank_bytes=on_gpu, host_bytes=host)
 
-    def _weights(
-        self, training: LoopConfig | None, config: Any, sides: Sequence[int]
-    ) -> tuple[int, int]:
+    def _weights(self, training: LoopConfig | None, config: Any) -> tuple[int, int]:
         """Bytes that an analysis takes beside copies of what moves, and bytes of such a copy.
 
         All weights move, and their copies outweigh the rest, unless a training moved adapters
         alone. Beside these there are the frozen weights, what of them is widened at once in bf16,
         and the activations of a batch in fp32.
-
-        **Arguments:** `sides`: the answers that are in one row.
         """
         if training is None or training.lora is None:
             return 0, FP32 * self.inputs.shape().parameters
         shape, w = self.inputs.shape(training), bytes_of(training)
         widened = FP32 * min(shape.largest, WIDENED) if w < FP32 else 0
         frozen = w * (shape.parameters - shape.trained) + widened
-        return frozen + self._activations(training, config, sides), FP32 * shape.trained
+        return frozen + self._activations(training, config), FP32 * shape.trained
 
     def _fetching(
         self,
         cost: StageCost,
         training: LoopConfig | None,
         config: Any,
-        sides: Sequence[int],
         *,
         largest: int,
         host: int,
@@ -396,7 +388,7 @@ class Costs:
         tensors = largest * FP32 * self.inputs.shape(training).largest
         return replace(
             cost,
-            rank_bytes=self._activations(training, config, sides) + tensors,
+            rank_bytes=self._activations(training, config) + tensors,
             host_bytes=host,
             hours=cost.hours + moved / MOVED / 3600,
         )
@@ -411,18 +403,21 @@ class Costs:
         default = gpu_tokens(shape.layers, shape.width) if self.machine.gpus else CPU_TOKENS
         return config.batch_tokens or default
 
-    def _activations(self, training: LoopConfig | None, config: Any, sides: Sequence[int]) -> int:
-        """Bytes of the activations of an analysis' largest batch, in fp32."""
+    def _activations(self, training: LoopConfig | None, config: Any) -> int:
+        """Bytes of the activations of an analysis' largest batch, in fp32.
+
+        Answers are in rows of their own; those of a pair are in one batch where a step is read.
+        """
         shape, tokens = self.inputs.shape(training), self._batch_tokens(config)
         longest = None if training is None else training.max_length
-        each = [self._row(row, sides) for row in self._rows(longest)]
-        lengths = [sum(row.rows) for row in each]
-        rows = max(1, tokens // (self._answer * len(sides)))
+        each = [self._row(row, (CHOSEN,)) for row in self._rows(longest)]
+        lengths, least = [sum(row.rows) for row in each], 1 if training is None else 2
+        rows = least * max(1, tokens // (least * self._answer))
         responses = math.ceil(rows * sum(row.responses for row in each) / len(each))
-        alone = max(range(len(each)), key=lengths.__getitem__)  # gets a batch of its own
+        alone = max(range(len(each)), key=lengths.__getitem__)
         batch = max(
             MicroBatch(rows, sum(lengths) // len(each), responses),
-            MicroBatch(1, lengths[alone], each[alone].responses),
+            MicroBatch(least, lengths[alone], least * each[alone].responses),
             key=lambda batch: batch.rows * batch.length,
         )
         model = self.inputs.model(training)

@@ -23,9 +23,10 @@ A ledger of one functional at a time has the model's, both ends of a step, the t
 `ledger_copies`, and three while a line is split into tokens. What else `ledger_copies` counts, and
 the record itself, is in main memory. Not measured on a GPU."""
 
-FETCHED = {"map": 3, "audit": 3, "forces": 6, "ledger": 2}
-"""Numbers of the largest weight's size on a GPU to which weights come one module at a time: the
-weight itself, its derivatives, and directions; a ledger has one more for each answer of a batch."""
+FETCHED = {"audit": 2, "forces": 5, "ledger": 1}
+"""Tensors of the largest weight's size on a GPU to which weights come module by module: the weight,
+its gradient, or what is multiplied with it; a ledger has one more for each answer of a batch.
+Checked: `streamed_plan_error` of `tests.benchmarks.sharded`."""
 
 BUCKET = 5 * 10**8
 """Gradients that DeepSpeed's ZeRO sends at once (`reduce_bucket_size`), in numbers."""

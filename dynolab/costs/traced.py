@@ -172,18 +172,13 @@ class LiveBytes(TorchDispatchMode):
 
     Unlike resident memory it holds no libraries, and nothing that an allocator keeps for later.
 
-    **Arguments:** `known`: tensors that do not count, such as a model's weights; `dtype`, `device`:
-    only tensors of it, or on devices of this type, count.
+    **Arguments:** `known`: tensors that do not count, such as a model's weights; `dtype`: only
+    tensors of it count.
     """
 
-    def __init__(
-        self,
-        known: Iterable[Tensor] = (),
-        dtype: torch.dtype | None = None,
-        device: str | None = None,
-    ) -> None:
+    def __init__(self, known: Iterable[Tensor] = (), dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self._dtype, self._device = dtype, device
+        self._dtype = dtype
         self.now = self.most = 0
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
 
@@ -196,12 +191,12 @@ class LiveBytes(TorchDispatchMode):
                 isinstance(value, Tensor)
                 and value.device.type != "meta"
                 and self._dtype in (None, value.dtype)
-                and self._device in (None, value.device.type)
             ):
-                self._count(value.untyped_storage())
+                self.count(value.untyped_storage())
         return made
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
+    def count(self, storage: torch.UntypedStorage) -> None:
+        """Counts a storage until it is released."""
         key = storage._cdata
         if key not in self._seen:
             self._seen.add(key)

@@ -17,6 +17,8 @@ that those of 8B have, by the most bytes of tensors:
 - `lora_8b_on_24gb`: Llama-3-8B's training, forces and ledger fit a GPU of 24 GB by that plan, with
   rows of at most 192 tokens.
 
+Over DPO on all weights, where these wait in main memory: the keys of `streamed`.
+
 Over TRL's SFT and DPO × SGD with momentum and AdamW, accounted for by `ForceCallback` as
 accelerate's configurations start them, on 2 ranks, and where weights are split on 4:
 
@@ -32,7 +34,7 @@ from __future__ import annotations
 
 import gc
 import json
-import random
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -43,7 +45,6 @@ from dynolab.costs.machines import Machine, machine_named, this_machine
 from dynolab.costs.stage import StageCost
 from dynolab.costs.traced import LiveBytes
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import Example, write_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.ledger.account import Ledger
@@ -53,21 +54,19 @@ from dynolab.forces.ledger.watched import kind_means
 from dynolab.results.ledger import LedgerSummary, read_ledger
 from dynolab.training.config import TrainConfig
 from flows.costs import Costs, Inputs
-from models.language import load_language_model
+from models.language import load_language_model, load_tokenizer
 from tasks.base import BaseConfig
 from tasks.forces import ForcesConfig
 from tasks.ledger import LedgerJob
 from tasks.shared.policies import load_policy
 from tests.benchmarks.figures import report
+from tests.benchmarks.long_pairs import PAIRS, TOKENS, write_long_pairs
 from tests.benchmarks.pythia import PYTHIA_160M, pythia
 from tests.benchmarks.sharded_ranks import MAKERS, STRATEGIES
 from tests.torchrun import run_ranks
 from tests.training.small import (
-    WORDS,
     make_files,
     make_job,
-    make_tokenizer,
-    probes_of,
     run,
     run_small,
     settings,
@@ -102,33 +101,14 @@ def account(home: Path, objective: str, optimizer: str) -> LedgerSummary:
     return tables.summary()
 
 
-PAIRS, TOKENS = 4, 512
-PROMPT, CHOSEN, REJECTED = 48, 24, 20
-"""Words of the pairs, each a token."""
-
-
 def lora(home: Path) -> dict[str, Any]:
     """What a training of adapters and its analyses take, and their plans."""
     home.mkdir()
-    tokenizer, words = make_tokenizer(), random.Random(0)
-    pythia(**PYTHIA_160M | {"vocab_size": 13_056, "num_hidden_layers": 20}).save_pretrained(
-        home / "model"
-    )
-    tokenizer.save_pretrained(home / "model")
-    texts = [
-        [" ".join(words.choices(WORDS, k=count)) for count in (PROMPT, CHOSEN, REJECTED)]
-        for _ in range(4 * PAIRS)
-    ]
-    rows = [
-        Example(id=str(n), prompt=p, chosen=f" {c}", rejected=f" {r}")
-        for n, (p, c, r) in enumerate(texts)
-    ]
-    write_rows(home / "train.jsonl", rows)
-    probes = probes_of(rows[:PAIRS])
-    write_rows(home / "probes.jsonl", probes)
+    shape = PYTHIA_160M | {"vocab_size": 13_056, "num_hidden_layers": 20}
+    probes = write_long_pairs(home, pythia(**shape))
     config = adapted(rank=2, batch_size=PAIRS, micro_batch_size=2)
     job = make_job(home, home, config)
-    encoder = Encoder(tokenizer, 2048, "error")
+    encoder = Encoder(load_tokenizer(job.model), 2048, "error")
     watched = [own for _, own in kind_means(probes, encoder, PAIRS)]
 
     def policy() -> PolicyFunction:
@@ -261,6 +241,8 @@ def main() -> None:
         make_files(Path(folder))
         over_ranks = split(Path(folder) / "split")
         adapters = lora(Path(folder) / "lora")
+        module = [sys.executable, "-m", "tests.benchmarks.streamed"]
+        done = subprocess.run(module, check=True, stdout=subprocess.PIPE, text=True)
         accounts = {
             objective: [account(Path(folder), objective, name) for name in OPTIMIZERS]
             for objective in ("sft", "dpo")
@@ -271,6 +253,7 @@ def main() -> None:
         "bf16_arithmetic_share": max(shares.values()),
         **{f"bf16_arithmetic_share_{o.upper()}": share for o, share in shares.items()},
         **adapters,
+        **json.loads(done.stdout.splitlines()[-1]),
         **over_ranks,
     }
     most = {
@@ -278,6 +261,10 @@ def main() -> None:
         "lora_forces_over_training": 1.3,
         "lora_ledger_over_training": 1.3,
         "lora_plan_error": 0.15,
+        "streamed_forces_over_training": 1.3,
+        "streamed_audit_over_training": 1.3,
+        "streamed_ledger_over_training": 1.3,
+        "streamed_plan_error": 0.15,
         "sharded_equals_whole": 1e-6,
         "trainings_ended": 0,
         "callback_peak_over_training": 1.3,

@@ -55,11 +55,17 @@ def test_what_does_not_fit_is_told_the_settings_by_which_it_takes_less() -> None
     assert all(f"under {stage}, set micro_batch_size=1" in steps[stage] for stage in steps)
     zero = [f"{stage}.engine.zero_stage=3" for stage in steps]
     assert remedies(LLAMA, "h100x8", *fp32, *zero) == {}
-    recorded = [f"{stage}.record_steps=[0]" for stage in steps]
-    assert remedies(LLAMA, "h100x8", *fp32, *zero, "forces={pairs: 20}", *recorded).keys() == {
-        "sft-forces",
-        "preference-forces",
-    }
+
+
+def test_copies_that_no_gpu_has_room_for_wait_in_main_memory() -> None:
+    steps, costs = planned(LLAMA, "h100x8")
+    cost = costs.of(next(step for step in steps if step.name == "preference-forces"))
+    assert cost is not None
+    copy = 4 * 8.03e9
+    assert cost.rank_bytes < 2 * copy < 13 * copy < cost.host_bytes
+    assert cost.lacks(machine_named("h100")) == (
+        "needs 449.7 GB of main memory, and h100 has 256.0 GB"
+    )
 
 
 def test_more_ranks_than_gpus_do_not_fit() -> None:

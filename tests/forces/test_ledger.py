@@ -307,6 +307,7 @@ def test_pulls_are_split_while_they_are_among_the_hardest():
     assert pulls.nats[:2].tolist() == [-2.0, -0.25]
     pulls.enter(-torch.arange(1.0, HARDEST + 1), list(map(str, range(HARDEST))))
     assert pulls.enter(torch.tensor([-0.5, -4.0]), ["c", "d"]) == [1]
+    assert pulls.enter(torch.tensor([-2.5]), ["e"]) == [0]
     again = HardestPulls(pulls.nats)
     assert again.enter(torch.tensor([-0.5, -4.0]), ["c", "d"]) == [1]
 

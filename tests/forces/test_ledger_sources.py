@@ -156,3 +156,10 @@ def test_a_total_over_all_steps_is_exact():
     total = stratified_total(np.array([1.0, 2.0, 4.0]), np.array([1, 1, 1]))
     assert (total.low, total.mean, total.high) == (7.0, 7.0, 7.0)
     assert np.isnan(stratified_total(np.array([1.0, 2.0]), np.array([1, 5])).low)
+
+
+def test_an_interval_of_two_strata_by_hand():
+    """`s² = (1 − 3)² / 2 = 2`, so that it is `± t₀.₉₇₅(1) √((2·1 + 3·2) · 2)`."""
+    total = stratified_total(np.array([1.0, 3.0]), np.array([2, 3]))
+    assert total.mean == 11.0
+    assert total.high - total.mean == pytest.approx(12.706205 * 4)

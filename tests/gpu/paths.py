@@ -7,6 +7,7 @@ path: the counts of `pretended.LOG`, the error that ended it, and its figures.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from dynolab.forces import (
 from dynolab.forces.ledger import responses, step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.functions import ALLOWED
+from dynolab.likelihood.frozen import keep_frozen_narrow
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives.dpo import DPO
 from dynolab.objectives.pairs import Answers, Pairs
@@ -43,6 +45,7 @@ from dynolab.rollouts.sample import SampleConfig, sample_responses
 from dynolab.training.loop import Trainer
 from dynolab.training.step_record import StepRecord
 from tests.forces.families import DPO_LOSS, Case, build
+from tests.forces.lora import adapted
 from tests.forces.small_models import ADAMW, encoded, neox, pairs, recorded, with_reference
 from tests.forces.test_ledger import FUNCTIONALS, OPTIMIZERS, trained
 from tests.forces.test_step_forces import PROBES, Numbers
@@ -135,6 +138,18 @@ def on_a_step(measure: Callable[..., Any], _: Path) -> None:
         for make in (policy_of, streamed_policy)
     )
     equal(*made)
+
+
+def adapters(_: Path) -> None:
+    """Of weights frozen in bf16, on the GPU and in main memory."""
+    models = [adapted("llama_tied", torch.float32).eval() for _ in range(2)]
+    for model in models:
+        keep_frozen_narrow(model)
+    step, encoder = recorded(models[0], ADAMW), Encoder(Numbers(), 32, "drop")
+    policies = (PolicyFunction(models[0].to("cuda")), PolicyFunction(models[1], device=GPU))
+    one, other = (step_forces(step, own, PROBES, encoder, stage="dpo").rows for own in policies)
+    for row, waiting in zip(one, other, strict=True):
+        assert math.isclose(row.predicted, waiting.predicted, rel_tol=1e-4, abs_tol=1e-6)
 
 
 def pushes(_: Path) -> None:
@@ -240,6 +255,7 @@ GROUPS: dict[str, Mapping[str, Path_]] = {
         "step layers": partial(on_a_step, step_layers),
         "step validity": partial(on_a_step, step_validity),
         "pushes": pushes,
+        "step forces of adapters": adapters,
         "ledger": ledger,
         "kernel": kernel,
         "audit": audit,
