@@ -10,6 +10,7 @@ tell is not judged.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import statistics
@@ -31,6 +32,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 from dynolab.distributed import device
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map, side_gradients, split_step
+from dynolab.forces.function.blocks import flatten
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import Functional
 from dynolab.likelihood.arithmetic import reproducible
@@ -162,7 +164,10 @@ def trainings(folder: Path) -> dict[str, float]:
 
 def step(_: Path) -> dict[str, float]:
     """Seconds that parts of an analysis take of a DPO step on eight pairs, and, on a GPU, the part
-    of the ledger's time in which the GPU computes."""
+    of the ledger's time in which the GPU computes.
+
+    Also on a GPU: where weights wait in main memory, the seconds, the error, and what the GPU has
+    over the bytes of the weights."""
     model = pythia(**PYTHIA_160M) if GPUS else neox(dtype=torch.float32)
     sizes = (134, 62, 47) if GPUS else (4, 5, 4)
     examples = with_reference(model, [pair(seed, *sizes) for seed in range(8)])
@@ -194,6 +199,14 @@ def step(_: Path) -> dict[str, float]:
         busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
         print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=12))
         values["ledger_gpu_busy"] = busy / whole
+        waiting = PolicyFunction(copy.deepcopy(model).cpu(), device=device())
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        values["streamed_split_s"] = seconds(partial(split_step, record, waiting))
+        most = torch.cuda.max_memory_allocated() - before
+        values["streamed_bytes_over_weights"] = most / flatten(record.before).nbytes
+        parts = [flatten(split_step(record, own).from_chosen).cpu() for own in (policy, waiting)]
+        values["streamed_error"] = relative(parts[1], parts[0])
     return values
 
 
@@ -255,7 +268,7 @@ CHECKS = {
         on_gpu=frozenset({"memory_over_given"}),
     ),
     "trainings": Check(trainings, {"again": 0.0, "resumed": 0.0, "probes_differ": 0.0}),
-    "step": Check(step, {}),
+    "step": Check(step, {"streamed_error": 1e-4}, on_gpu=frozenset({"streamed_error"})),
     "zero": Check(
         zero,
         {f"zero{stage}_resumed": 0.0 for stage in STAGES}
