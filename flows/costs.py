@@ -38,6 +38,7 @@ from dynolab.training.config import GroupTrainConfig, LoopConfig
 from tasks.audit import AuditConfig
 from tasks.base import BaseConfig
 from tasks.data import chat_tokenizer
+from tasks.probe import ProbeConfig
 from tasks.runtime.pipeline import Step
 
 if TYPE_CHECKING:
@@ -176,8 +177,8 @@ class Inputs:
 PAIR = (CHOSEN, REJECTED)
 TIMED = 4
 """Pairs in the batch that is timed."""
-MOVED = 2 * 10**10
-"""Bytes a second from main memory to a GPU or back. An assumption, of PCIe 4."""
+MOVED = 10**10
+"""Bytes a second from main memory to a GPU or back: an assumption, of memory that is not pinned."""
 MOST_PARAMETERS = 2 * 10**8
 """Larger models are not built for a plan; their products take nearly all of the time."""
 
@@ -384,7 +385,11 @@ class Costs:
         **Arguments:** `largest`: tensors of the largest weight's size that are there at once;
         `host`: bytes of all copies.
         """
-        moved = 3 * FP32 * cost.parameters * cost.tokens // self._batch_tokens(config)
+        # Forth for each pass; the gradients of what moves come back.
+        each = 3 * FP32
+        if training is not None and training.lora is not None:
+            each = 2 * bytes_of(training)
+        moved = each * cost.parameters * cost.tokens // self._batch_tokens(config)
         tensors = largest * FP32 * self.inputs.shape(training).largest
         return replace(
             cost,
@@ -421,7 +426,14 @@ class Costs:
             key=lambda batch: batch.rows * batch.length,
         )
         model = self.inputs.model(training)
-        return activation_bytes(model, shape.layers, batch, products=self.machine.gpus).most
+        scores = isinstance(config, ProbeConfig)
+        return activation_bytes(
+            model,
+            shape.layers,
+            batch,
+            products=self.machine.gpus and not scores,
+            backward=not scores,
+        ).most
 
     def _cost(self, tokens: int, dtype: str = "fp32", ranks: int = 1) -> StageCost:
         """Tokens that go forward and backward, by the seconds of one."""

@@ -55,8 +55,9 @@ def activation_bytes(
     dtype: torch.dtype = torch.float32,
     products: bool = False,
     checkpoint: bool = False,
+    backward: bool = True,
 ) -> Activations:
-    """Traces a forward and a backward of a micro-batch.
+    """Traces a forward and a backward of a micro-batch, or the forward alone.
 
     The passes run on fake tensors, which have shapes and no numbers, with few layers:
     `A(n) = A(2) + (n − 2) (A(4) − A(2)) / 2`, as all layers are alike.
@@ -72,7 +73,13 @@ def activation_bytes(
     """
     with FakeTensorMode(allow_non_fake_inputs=True), _one_thread():
         few, more = (
-            trace(build(count, dtype).eval(), batch, products=products, checkpoint=checkpoint)
+            trace(
+                build(count, dtype).eval(),
+                batch,
+                products=products,
+                checkpoint=checkpoint,
+                backward=backward,
+            )
             for count in FEW
         )
 
@@ -87,7 +94,12 @@ FEW = 2, 4
 
 
 def trace(
-    model: nn.Module, batch: MicroBatch, *, products: bool = False, checkpoint: bool = False
+    model: nn.Module,
+    batch: MicroBatch,
+    *,
+    products: bool = False,
+    checkpoint: bool = False,
+    backward: bool = True,
 ) -> Activations:
     """As `activation_bytes`, of the model itself, whose tensors may be real."""
     if checkpoint:
@@ -99,7 +111,11 @@ def trace(
         if weight.requires_grad
     ]
     attention = sdpa_kernel(SDPBackend.MATH) if products else nullcontext()
-    with LiveBytes(known=[*model.parameters(), *model.buffers()]) as live, attention:
+    with (
+        LiveBytes(known=[*model.parameters(), *model.buffers()]) as live,
+        attention,
+        torch.set_grad_enabled(backward),
+    ):
         kept = forward_backward(model, tokens, lambda: live.now)
     for hook in hooks:
         hook.remove()
@@ -117,7 +133,8 @@ def forward_backward(
         parts = count_parts(causal, hidden)
         head = partial(logits_of, causal)
         logps = read_parts(head, hidden, tokens, token_logps, parts)
-    logps.sum().backward()
+    if torch.is_grad_enabled():
+        logps.sum().backward()
     return given
 
 

@@ -24,6 +24,7 @@ from dynolab.likelihood.checked import note_check
 from dynolab.likelihood.decoder import logits_of, plain_logits, run_decoder
 from dynolab.likelihood.packed import attention_mask
 from dynolab.likelihood.prefixed import next_logits, pad_left, prefixed_hidden
+from dynolab.likelihood.streamed import device_of
 
 Layout = Literal["alone", "padded", "packed", "prefixed"]
 PLAIN: tuple[Layout, ...] = ("alone", "padded")
@@ -171,7 +172,7 @@ def measure_layouts(causal: nn.Module) -> Layouts:
 
 def _measure(causal: Any) -> Layouts:
     sequences, long = _samples(causal)
-    device = next(causal.parameters()).device
+    device = device_of(causal)
     try:
         truth = [_plain_logps(causal, sequence, device) for sequence in sequences]
     # A family's code, or its attention on this machine, may raise anything.
@@ -253,7 +254,7 @@ def check_decoding(causal: nn.Module) -> None:
 def _token_by_token(causal: nn.Module) -> list[Tensor]:
     (first, _, other), _ = _samples(causal)
     pair = [first, other]
-    device = next(causal.parameters()).device
+    device = device_of(causal)
     truth = [_plain_logps(causal, sequence, device) for sequence in pair]
     ids, mask = pad_left([sequence.ids[: sequence.prompt_length] for sequence in pair], 0)
     cache, differences = None, []

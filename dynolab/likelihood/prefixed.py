@@ -15,6 +15,7 @@ from dynolab.data.prefixes import PrefixBatch, places_of
 from dynolab.errors import ConfigError
 from dynolab.likelihood.decoder import logits_of, run_decoder
 from dynolab.likelihood.packed import additive_mask, attention_windows
+from dynolab.likelihood.streamed import device_of
 
 
 def prefixed_hidden(causal: nn.Module, batch: PrefixBatch) -> Float[Tensor, "1 length features"]:
@@ -131,7 +132,7 @@ def next_logits(
     - `mask`: over all tokens so far, those in the cache first.
     - `cache`: as the previous call returned it; None at first.
     """
-    device = causal.get_input_embeddings().weight.device  # type: ignore[operator]
+    device = device_of(causal)
     positions = places_of(mask)[:, -ids.shape[1] :]
     output = run_decoder(
         causal,

@@ -16,6 +16,7 @@ from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.prefixes import NEAR_TOKENS, collate_prefixes, plan_prefixes
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
+from dynolab.likelihood.streamed import device_of
 from dynolab.likelihood.token_facts import TokenFacts, token_facts
 from dynolab.likelihood.token_logps import causal_model, shares_prompts
 from dynolab.results.study import Score, TokenScores
@@ -85,7 +86,7 @@ class ProbeScorer:
         _check_vocabulary(model, own)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        near = next(model.parameters()).device.type == "cpu"
+        near = _device(model).type == "cpu"
         shared = near and shares_prompts(model)
         most = min(batch_tokens, NEAR_TOKENS) if shared else batch_tokens
 
@@ -110,10 +111,10 @@ class ProbeScorer:
 
         **Arguments:**
 
-        - `device`: of the batches; by default that of the model's first parameter.
+        - `device`: of the batches; by default that of the model's passes.
         - `per_token`: whether to fill the scores' `token_scores`.
         """
-        target = device if device is not None else next(self.model.parameters()).device
+        target = device or _device(self.model)
         scores: dict[int, Score] = {}
         training = self.model.training
         self.model.eval()
@@ -130,6 +131,10 @@ class ProbeScorer:
         finally:
             self.model.train(training)
         return [scores[number] for number in range(len(self.rows))]
+
+
+def _device(model: Any) -> torch.device:
+    return device_of(causal_model(model.model))
 
 
 def _check_vocabulary(model: Any, sequences: Sequence[Encoded]) -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from dynolab.rollouts.generator import SampleConfig, Sampled
     from tasks.runtime.work import Work
 
+ROOM = 0.8
+"""Part of a GPU's free memory that copies of weights may take; the rest is for activations."""
+
 ADAPTER = "adapter"
 """Folder of a training's result that holds its adapters, if it trained adapters only."""
 
@@ -27,11 +30,23 @@ def adapter_folder(work: Work[Any], name: str) -> Path | None:
 
 
 def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The language model of a folder, on this process's device, and its tokenizer."""
+    """The language model of a folder, to score and to sample, and its tokenizer.
+
+    It is on this process's device, or in main memory where a GPU has no room for it: its weights
+    then come to the GPU module by module.
+    """
+    import torch
+
+    from dynolab.likelihood.streamed import stream
     from models.language import load_language_model, load_tokenizer
 
-    tokenizer = load_tokenizer(folder)
-    return load_language_model(folder, tokenizer=tokenizer, device=device()), tokenizer
+    tokenizer, here = load_tokenizer(folder), device()
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    waits = here.type != "cpu" and size > ROOM * torch.cuda.mem_get_info(here)[0]
+    model = load_language_model(folder, tokenizer=tokenizer, device="cpu" if waits else here)
+    if waits:
+        stream(model, here)
+    return model, tokenizer
 
 
 def responses(
@@ -52,10 +67,6 @@ def load_encoder(folder: Path, overlong: Overlong = "drop") -> Encoder:
     from models.language import folder_context, load_tokenizer
 
     return Encoder(load_tokenizer(folder), folder_context(folder), overlong)
-
-
-ROOM = 0.8
-"""Part of a GPU's free memory that copies of weights may take; the rest is for activations."""
 
 
 def load_policy(

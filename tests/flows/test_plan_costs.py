@@ -48,6 +48,11 @@ def test_study_files_fit_the_machines_that_they_name(file: str, machine: str) ->
     assert remedies(file, machine) == {}
 
 
+def test_a_study_of_8b_parameters_on_adapters_fits_24_gb_where_rows_are_short() -> None:
+    short = [f"{stage}.max_length=192" for stage in ("sft", "preference")]
+    assert remedies("hh_llama3_8b_lora.yaml", "rtx4090", *short, "audit={pairs: 200}") == {}
+
+
 def test_what_does_not_fit_is_told_the_settings_by_which_it_takes_less() -> None:
     fp32 = [f"{stage}.engine={{ranks: 8, zero_stage: 0}}" for stage in ("sft", "preference")]
     steps = remedies(LLAMA, "h100x8", *fp32)

@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from dynolab.audit.audit import audit_pairs
 from dynolab.data.encode import Encoder
@@ -37,6 +38,7 @@ from dynolab.forces.ledger import responses, step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.functions import ALLOWED
 from dynolab.likelihood.frozen import keep_frozen_narrow
+from dynolab.likelihood.streamed import stream
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives.dpo import DPO
 from dynolab.objectives.pairs import Answers, Pairs
@@ -185,19 +187,33 @@ def audit(_: Path) -> None:
     equal(*(audit_pairs(own, everyone[:3], DPO_LOSS, heldout=everyone[3:]) for own in policies))
 
 
+def on_gpu_and_streamed() -> list[PreTrainedModel]:
+    """A model with its weights on the GPU, and one whose weights wait in main memory."""
+    models = [make_policy(make_tokenizer()) for _ in range(2)]
+    stream(models[1], GPU)
+    return [models[0].to("cuda"), models[1]]
+
+
 def probe(folder: Path) -> None:
     make_files(folder)
-    tokenizer = make_tokenizer()
-    logits = ResponseLogits(make_policy(tokenizer).to("cuda"))
     rows = list(read_rows(folder / "probes.jsonl", ProbeRow))
-    assert score_probes(logits, rows, Encoder(tokenizer, 48, "error"), batch_tokens=120)
+    encoder = Encoder(make_tokenizer(), 48, "error")
+    equal(
+        *(
+            score_probes(ResponseLogits(model), rows, encoder, batch_tokens=120)
+            for model in on_gpu_and_streamed()
+        )
+    )
 
 
 def sample(temperature: float, _: Path) -> None:
-    tokenizer = make_tokenizer()
-    policy = make_policy(tokenizer).to("cuda")
     config = SampleConfig(temperature=temperature, max_new_tokens=5, batch_size=2, stop=("w3",))
-    assert len(sample_responses(policy, tokenizer, ["w1 w2", "w5", "w7 w8 w9"], config)) == 3
+    prompts = ["w1 w2", "w5", "w7 w8 w9"]
+    one, other = (
+        [each.encoded.ids for each in sample_responses(model, make_tokenizer(), prompts, config)]
+        for model in on_gpu_and_streamed()
+    )
+    assert one == other and len(one) == 3
 
 
 def host_tensor_in_a_loss(folder: Path) -> None:

@@ -130,9 +130,8 @@ def measure_derivatives(policy: PolicyFunction) -> Derivatives:
     reasons: dict[Mode, str] = {}
     for mode, (truth, derivative) in modes.items():
         try:
-            difference = (
-                derivative().to(truth.device) - truth
-            ).abs().median() / truth.square().mean().sqrt()
+            apart = derivative().to(truth.device) - truth
+            difference = apart.abs().median() / truth.square().mean().sqrt()
             errors[mode] = float(difference) if difference.isfinite() else math.inf
         # Autograd may raise anything on a family's code.
         except Exception as error:

@@ -74,3 +74,17 @@ def _storage(tensor: Tensor) -> int:
     saved."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return 0 if wrapped else tensor.untyped_storage()._cdata
+
+
+def stream(causal: nn.Module, device: torch.device) -> None:
+    """Has a model's weights streamed to a device from now on, for passes without a gradient."""
+    always: Any = ExitStack()
+    with torch.no_grad():
+        always.enter_context(streamed(causal, device))
+    causal.streams = device, always  # type: ignore[assignment]
+
+
+def device_of(causal: nn.Module) -> torch.device:
+    """Where a model's passes run: where its weights are, or are streamed to."""
+    streams: Any = getattr(causal, "streams", None)
+    return next(causal.parameters()).device if streams is None else streams[0]
