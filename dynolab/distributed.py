@@ -96,8 +96,7 @@ def deal(items: Sequence[Item]) -> Sequence[Item]:
 
 def gather_dealt(mine: Sequence[Item]) -> list[Item]:
     """Every rank's results for its `deal` items, in the items' order, on every rank."""
-    hands = gather(list(mine))
-    rounds = zip_longest(*hands, fillvalue=_NO_ITEM)
+    rounds = zip_longest(*gather(list(mine)), fillvalue=_NO_ITEM)
     return [item for dealt in rounds for item in dealt if item is not _NO_ITEM]
 
 
@@ -109,9 +108,9 @@ def gpus_usable() -> bool:
 def device() -> torch.device:
     """The accelerator of this rank, or the CPU."""
     number = _choose_gpu()
-    if number is None or not gpus_usable():
-        return torch.device("cpu")
-    return torch.device("cuda", number)
+    return (
+        torch.device("cpu") if number is None or not gpus_usable() else torch.device("cuda", number)
+    )
 
 
 def _local_rank() -> int | None:

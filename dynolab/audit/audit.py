@@ -86,8 +86,7 @@ def audit_pairs(
         into = (step, 1 / len(pairs)) if number < len(pairs) else None
         figures.append(_own_figures(policy, pair, objective, totals, names, into))
         on_pair(number + 1)
-    chosen = [pair.chosen for pair in all_pairs]
-    from_all = _changes_along(policy, chosen, step, batch_tokens)
+    from_all = _changes_along(policy, [pair.chosen for pair in all_pairs], step, batch_tokens)
     # One of the two sums at a time: a large model leaves no room for both.
     step.clear()
     mean = _mean_gradient(policy, names, [pair.chosen for pair in pairs])

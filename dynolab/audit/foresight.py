@@ -49,8 +49,7 @@ def risk(rows: Sequence[PairAudit], ranking: Ranking) -> Float[ndarray, " pairs"
 
 def worst_first(rows: Sequence[PairAudit], ranking: Ranking) -> list[PairAudit]:
     """Sorts pairs by descending risk; ties keep their order."""
-    order = np.argsort(-risk(rows, ranking), kind="stable")
-    return [rows[number] for number in order]
+    return [rows[number] for number in np.argsort(-risk(rows, ranking), kind="stable")]
 
 
 def foresight(rows: Sequence[PairAudit], changes: Sequence[ChosenChange]) -> list[Foresight]:

@@ -5,7 +5,7 @@ Figures are means over questions with 95% intervals, paired by question; all ans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def _claims(objective: str, answers: Sequence[Answer], before: str, after: str) 
             "wrong",
             "Hallucination in generations: more held-out questions get a wrong statement",
             "Δ > 0",
-            change("wrong", 1, "heldout", _wrong),
+            change("wrong", 1, "heldout", _share_of(WRONG)),
         ),
     ]
     if objective in PAIR_OBJECTIVES:
@@ -71,7 +71,7 @@ def _claims(objective: str, answers: Sequence[Answer], before: str, after: str) 
                 f"right/{split}",
                 f"Right answers to questions {asked} are lost",
                 "Δ < 0",
-                change("right", -1, split, _right),
+                change("right", -1, split, _share_of(RIGHT)),
             )
             for split, asked in _SPLITS.items()
         ]
@@ -81,9 +81,5 @@ def _claims(objective: str, answers: Sequence[Answer], before: str, after: str) 
 _SPLITS: Mapping[Split, str] = {"train": "tuned on", "heldout": "held out"}
 
 
-def _right(answer: Answer) -> float | None:
-    return None if answer.says is None else float(answer.says in RIGHT)
-
-
-def _wrong(answer: Answer) -> float | None:
-    return None if answer.says is None else float(answer.says in WRONG)
+def _share_of(kinds: Collection[str]) -> Measure:
+    return lambda answer: None if answer.says is None else float(answer.says in kinds)

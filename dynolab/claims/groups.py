@@ -92,12 +92,11 @@ def _baseline_claims(arm: str, table: ArmTable) -> Iterator[Claimed]:
             "< 0",
             _difference(-1, table, arm, START, f"{split}/entropy", "nats"),
         )
-    change = table.over_seeds(arm, "train/right_change")
     yield (
         "right",
         "Right answers to training prompts that were given before do not become likelier",
         "< 0",
-        on_side(-1, "Δ log π", change),
+        on_side(-1, "Δ log π", table.over_seeds(arm, "train/right_change")),
     )
 
 

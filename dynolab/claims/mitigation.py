@@ -26,11 +26,12 @@ def assess_remedies(arms: Sequence[str], baseline: str, table: ArmTable) -> tupl
     baseline's, also per nat of margin learned; their chosen answers end higher; and their answers
     to held-out prompts are preferred.
     """
-    verdicts = []
-    for arm in arms:
-        if arm != baseline:
-            verdicts += judged(arm, arm, _claims(arm, baseline, table))
-    return tuple(verdicts)
+    return tuple(
+        verdict
+        for arm in arms
+        if arm != baseline
+        for verdict in judged(arm, arm, _claims(arm, baseline, table))
+    )
 
 
 _RIGHT = (("heldout", "right_heldout", "held-out"), ("train", "right", "training"))

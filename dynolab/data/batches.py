@@ -141,9 +141,7 @@ def _moved(value: Any, device: torch.device) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         parts = {part.name: _moved(getattr(value, part.name), device) for part in fields(value)}
         return replace(value, **parts)
-    if isinstance(value, tuple):
-        return tuple(_moved(item, device) for item in value)
-    return value
+    return tuple(_moved(item, device) for item in value) if isinstance(value, tuple) else value
 
 
 def collate(

@@ -100,8 +100,7 @@ class Encoder:
         if sides is None:
             return None
         for side, text in zip(sides, texts, strict=True):
-            answer = side.ids[side.prompt_length : -1]
-            self.counts.unknown.add(self.tokenizer, answer, text)
+            self.counts.unknown.add(self.tokenizer, side.ids[side.prompt_length : -1], text)
         rejected = sides[1] if row.rejected is not None else None
         return EncodedExample(row.id, sides[0], rejected, row.wins, row.weight, row.label)
 

@@ -88,8 +88,7 @@ def plan_prefixes(
       applies to rows × padded length.
     """
     if not shared:
-        alone = plan_rows(sequences, None, batch_tokens)
-        yield from rows_by_length(sequences, alone, batch_tokens)
+        yield from rows_by_length(sequences, plan_rows(sequences, None, batch_tokens), batch_tokens)
         return
     rows = plan_rows(sequences, math.inf, batch_tokens)
     if all(len(row) == 1 for row in rows):
@@ -126,8 +125,7 @@ def collate_prefixes(
             tails += [tail] if tail else []
         if tails:
             line.piece(tails, prompt)
-    plain = collate([sequences[number] for number in members], pad_id)
-    fields = vars(plain) | {
+    fields = vars(collate([sequences[number] for number in members], pad_id)) | {
         "input_ids": torch.tensor([line.ids]),
         "attention_mask": torch.ones(1, len(line.ids), dtype=torch.long),
         "position_ids": torch.tensor([line.places]),

@@ -25,8 +25,7 @@ def right_answer_forces(
     **Returns:** nats per unit of the learning rate; below zero a token drags right answers down.
     """
     batch = question.batch
-    lifting = _gradient_of_right(policy, question)
-    carried = policy.change_along({}, [lifting], batch)[0]
+    carried = policy.change_along({}, [_gradient_of_right(policy, question)], batch)[0]
     return objective.token_weights(policy.logps({}, batch), batch) * carried
 
 
@@ -37,14 +36,13 @@ def completion_forces(
     batch = question.batch
     assert batch.advantage is not None
     forces = batch.sequence_sum(right_answer_forces(policy, objective, question).double())
-    advantages = batch.sequence_sum(batch.advantage) / batch.sequence_length
     return [
         CompletionForce(
             id=batch.ids[0], correct=correct, advantage=advantage, tokens=tokens, force=force
         )
         for correct, advantage, tokens, force in zip(
             question.correct.tolist(),
-            advantages.tolist(),
+            (batch.sequence_sum(batch.advantage) / batch.sequence_length).tolist(),
             batch.sequence_length.tolist(),
             forces.tolist(),
             strict=True,

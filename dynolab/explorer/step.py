@@ -65,8 +65,7 @@ def under(record: StepRecord, objective: ObjectiveConfig) -> StepRecord:
     built = build_objective(objective)
     for example in record.examples:
         example.responses(built.sides)
-        reference = getattr(example, "chosen_reference", None)
-        if built.needs_reference and reference is None:
+        if built.needs_reference and getattr(example, "chosen_reference", None) is None:
             raise ConfigError(
                 "objective",
                 objective.name,
@@ -167,8 +166,7 @@ class AskedStep:
 
     @cached_property
     def _made(self) -> StepMade:
-        responses = step_responses(self.record, self._route)
-        return step_made(self.record, self.policy, responses)
+        return step_made(self.record, self.policy, step_responses(self.record, self._route))
 
     @cached_property
     def _route(self) -> GroupedGradients:

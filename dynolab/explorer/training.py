@@ -149,10 +149,11 @@ class Training:
         parts = []
         for step in steps:
             known = self._known(step, row.kind, asked)
-            if known is not None and place is not None:
-                parts.append(known.to(place))
-            else:
-                parts.append(self._lines_to_one(row, step, asked))
+            parts.append(
+                self._lines_to_one(row, step, asked)
+                if known is None or place is None
+                else known.to(place)
+            )
         return Lines.together(parts)
 
     def _lines_to_one(self, row: ProbeRow, step: int, asked: Asked) -> Lines:
@@ -236,8 +237,7 @@ class Training:
 
     def lines_of(self, pair: Example, step: int, kind: str, asked: Asked) -> Lines:
         """What a pair does to all answers of a kind, in its batch or in place of another one."""
-        record = self.record(step)
-        if any(example.id == pair.id for example in record.examples):
+        if any(example.id == pair.id for example in self.record(step).examples):
             return self.lines(step, kind, asked)
         sequences = [self.encoded(answer.row) for answer in self.answers[kind]]
         with self.lock:

@@ -263,8 +263,7 @@ def _token_by_token(causal: nn.Module) -> list[Tensor]:
         cache.batch_select_indices(torch.arange(len(pair), device=device))
         ids = torch.tensor([[sequence.ids[sequence.prompt_length + step]] for sequence in pair])
         logps = _logps(logits, ids[:, 0].to(device))
-        own = torch.stack([plain[step] for plain in truth])
-        differences.append(_difference(logps, own))
+        differences.append(_difference(logps, torch.stack([plain[step] for plain in truth])))
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
     return differences
 
@@ -328,10 +327,9 @@ def _differences(
     """A batch's log-probabilities minus `truth`; its sequence n is number `members[n]` there."""
     batch = batch.to(device)
     logps = _logps(logits_of(causal, response_hidden(causal, batch)), batch.token)
-    parts = logps.split(batch.sequence_length.tolist())
     return [
         _difference(part, truth[number])
-        for part, number in zip(parts, members, strict=True)
+        for part, number in zip(logps.split(batch.sequence_length.tolist()), members, strict=True)
         if number is not None
     ]
 

@@ -133,12 +133,11 @@ def next_logits(
     - `cache`: as the previous call returned it; None at first.
     """
     device = device_of(causal)
-    positions = places_of(mask)[:, -ids.shape[1] :]
     output = run_decoder(
         causal,
         input_ids=ids.to(device),
         attention_mask=mask.to(device),
-        position_ids=positions.to(device),
+        position_ids=places_of(mask)[:, -ids.shape[1] :].to(device),
         past_key_values=cache,
         use_cache=True,
     )

@@ -167,7 +167,8 @@ def force_map(
     the engine refuses, such as 16-bit arithmetic.
     """
     config = _objective(objective)
-    encoder = Encoder(tokenizer, _context(model), overlong)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    encoder = Encoder(tokenizer, int(context or 2**31), overlong)  # none in a recurrent model
     write = writer_of(tokenizer)
     rows = [_answer(number, row, write) for number, row in enumerate(observed)]
     encoded = [encoder.probe(row) for row in rows]
@@ -209,11 +210,6 @@ def _objective(objective: str | RowObjectiveConfig) -> RowObjectiveConfig:
         {"name": objective}
     )
     return config
-
-
-def _context(model: PreTrainedModel) -> int:
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(length or 2**31)  # without a limit: a recurrent model
 
 
 def _pair(number: int, row: Pair, write: Write) -> Example:

@@ -83,8 +83,7 @@ def target_force(
     temperature: float = 1.0,
 ) -> Float[Tensor, "tokens vocabulary"]:
     """`force` of a loss that reads several tokens per position; spare targets are ignored."""
-    scaled = logits if temperature == 1 else logits / temperature
-    policy = torch.softmax(scaled, dim=-1)
+    policy = torch.softmax(logits if temperature == 1 else logits / temperature, dim=-1)
     total = torch.zeros_like(policy)
     columns = token_weights.reshape(len(logits), -1) / temperature
     for rate, target in zip(columns.T, targets.T, strict=False):

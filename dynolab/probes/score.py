@@ -86,8 +86,7 @@ class ProbeScorer:
         _check_vocabulary(model, own)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        near = _device(model).type == "cpu"
-        shared = near and shares_prompts(model)
+        shared = _device(model).type == "cpu" and shares_prompts(model)
         most = min(batch_tokens, NEAR_TOKENS) if shared else batch_tokens
 
         def batches_of(sequences: Sequence[Encoded]) -> list[tuple[TokenBatch, list[int]]]:
@@ -126,8 +125,7 @@ class ProbeScorer:
                 rows = [self.rows[number] for number in members]
                 # Sums are taken on the host: a GPU may add float64 in another order each time.
                 table = _run(self.model, batch.to(target)).cpu().double()
-                batch_scores = _score(table, rows, batch, per_token)
-                scores |= dict(zip(members, batch_scores, strict=True))
+                scores |= dict(zip(members, _score(table, rows, batch, per_token), strict=True))
         finally:
             self.model.train(training)
         return [scores[number] for number in range(len(self.rows))]
@@ -156,7 +154,7 @@ def _share(items: list[Item], rank: int, world: int) -> list[Item]:
 
 @torch.no_grad()
 def _run(model: nn.Module, batch: TokenBatch) -> Float[Tensor, "tokens facts"]:
-    return model(batch, _read)
+    return model(batch, lambda logits, batch: token_facts(logits, batch.token).table())
 
 
 def _score(
@@ -206,12 +204,6 @@ def _score(
             rows, numbers, tokens, sums, strict=True
         )
     ]
-
-
-def _read(
-    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
-) -> Float[Tensor, "tokens facts"]:
-    return token_facts(logits, batch.token).table()
 
 
 def _token_scores(

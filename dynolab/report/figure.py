@@ -152,8 +152,7 @@ def outline(
     """x and y of the line around the area from `low` to `high`, without NaN."""
     known = np.isfinite(low)
     at, upper, lower = np.asarray(x)[known], high[known], low[known]
-    around = np.concatenate([upper, lower[::-1]]).round(6)
-    return np.concatenate([at, at[::-1]]), around
+    return np.concatenate([at, at[::-1]]), np.concatenate([upper, lower[::-1]]).round(6)
 
 
 def add_band(

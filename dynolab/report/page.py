@@ -278,8 +278,7 @@ def write_text(path: Path, content: str) -> None:
 
 def write_summary(summary: dict[str, Any], folder: Path) -> dict[str, float]:
     """Writes `summary.json`. **Returns** its `metrics`, flat finite numbers."""
-    content = json.dumps(summary, indent=1, allow_nan=False)
-    write_text(folder / "summary.json", content + "\n")
+    write_text(folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
     metrics: dict[str, float] = summary["metrics"]
     return metrics
 

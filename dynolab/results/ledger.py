@@ -39,6 +39,7 @@ from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
 from dynolab.data.rows import Example, Row, Split, read_rows, read_value
+from dynolab.grouping import grouped
 from dynolab.results.study import TokenMap
 from dynolab.statistics import Interval, stratified_total
 
@@ -443,16 +444,16 @@ def _moments(folder: Path, responses: dict[str, Any]) -> dict[str, list[Moment]]
             strict=True,
         )
     }
-    tokens: dict[tuple[str, int, int], list[tuple[str, float]]] = {}
     columns = read_table(folder, "tokens")
-    for functional, step, response, token, nats in zip(
-        *(columns[name] for name in ("functional", "step", "response", "token", "nats")),
-        strict=True,
-    ):
-        tokens.setdefault((functional, step, response), []).append((token, nats))
-    moments: dict[str, list[Moment]] = {}
-    for (functional, step, response), own in tokens.items():
-        example, side = labels[step, response]
-        total = sum(nats for _, nats in own)
-        moments.setdefault(functional, []).append(Moment(example, side, total, tuple(own)))
+    tokens: dict[tuple[str, int, int], list[tuple[str, float]]] = grouped(
+        ((functional, step, response), (token, nats))
+        for functional, step, response, token, nats in zip(
+            *(columns[name] for name in ("functional", "step", "response", "token", "nats")),
+            strict=True,
+        )
+    )
+    moments = grouped(
+        (functional, Moment(*labels[step, response], sum(nats for _, nats in own), tuple(own)))
+        for (functional, step, response), own in tokens.items()
+    )
     return {name: sorted(own, key=lambda moment: moment.nats) for name, own in moments.items()}

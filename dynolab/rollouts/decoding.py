@@ -155,8 +155,7 @@ class ModelGenerator:
                 "logits that are not finite",
                 "cannot sample from a model whose training diverged; use an earlier checkpoint",
             )
-        drawn = logps.gather(-1, tokens)
-        pairs = zip(tokens[:, 0].tolist(), drawn[:, 0].tolist(), strict=True)
+        pairs = zip(tokens[:, 0].tolist(), logps.gather(-1, tokens)[:, 0].tolist(), strict=True)
         for draft, (token, logp) in zip(drafts, pairs, strict=True):
             draft.ids.append(token)
             draft.logps.append(logp)

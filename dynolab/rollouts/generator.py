@@ -95,14 +95,15 @@ def generate_on_ranks(
 
     A single process would sample the same responses.
     """
-    mine = generator.generate(
-        distributed.deal(prompts),
-        config,
-        samples=samples,
-        step=step,
-        numbers=distributed.deal(range(len(prompts))),
+    return distributed.gather_dealt(
+        generator.generate(
+            distributed.deal(prompts),
+            config,
+            samples=samples,
+            step=step,
+            numbers=distributed.deal(range(len(prompts))),
+        )
     )
-    return distributed.gather_dealt(mine)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], context: int) -> None:
@@ -132,8 +133,7 @@ def read_response(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str]
 ) -> tuple[str, bool]:
     """Decodes sampled tokens up to the first stop text; returns whether there was one."""
-    eos = tokenizer.eos_token_id
-    without_eos = ids[:-1] if ids and ids[-1] == eos else ids
+    without_eos = ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
     text = str(tokenizer.decode(list(without_eos), skip_special_tokens=True))
     cuts = [index for index in (text.find(stop_text) for stop_text in stop) if index >= 0]
     return (text[: min(cuts)], True) if cuts else (text, False)

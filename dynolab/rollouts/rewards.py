@@ -94,8 +94,7 @@ def word_overlap(prompt: str, completions: Sequence[str], row: PromptRow) -> lis
     shares = []
     for text in completions:
         words = _words(text)
-        common = (words & truth).total()
-        shares.append(2 * common / max(words.total() + truth.total(), 1))
+        shares.append(2 * (words & truth).total() / max(words.total() + truth.total(), 1))
     return shares
 
 

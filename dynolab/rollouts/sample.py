@@ -43,10 +43,9 @@ def sample_responses(
         else cut_left(tokenizer, ids, len(ids) + room - context)
         for prompt, turn in asked
     ]
-    groups = generator.generate(encoded, config)
     return [
         _continued(tokenizer, sample, turn)
-        for (_, turn), group in zip(asked, groups, strict=True)
+        for (_, turn), group in zip(asked, generator.generate(encoded, config), strict=True)
         for sample in group
     ]
 

@@ -70,8 +70,7 @@ class Cases:
 
     def others(self) -> Bool[Tensor, "cases classes"]:
         """All classes but the pushed one."""
-        every = torch.ones_like(self.logp, dtype=torch.bool)
-        return every.scatter(1, self.label[:, None], False)
+        return torch.ones_like(self.logp, dtype=torch.bool).scatter(1, self.label[:, None], False)
 
     def between(self, low: float, high: float) -> Float[Tensor, " cases"]:
         """One log-uniform random number per case."""
@@ -82,8 +81,7 @@ def log_uniform(
     count: int, low: float, high: float, generator: torch.Generator
 ) -> Float[Tensor, " count"]:
     """`low (high/low)^u`, u uniform on [0, 1)."""
-    u = torch.rand(count, generator=generator, dtype=torch.float64)
-    return low * (high / low) ** u
+    return low * (high / low) ** torch.rand(count, generator=generator, dtype=torch.float64)
 
 
 def random_cases(count: int, classes: int, generator: torch.Generator) -> Cases:
@@ -125,8 +123,7 @@ def another_rises_beside_a_peak(cases: Cases) -> Bool[Tensor, " cases"]:
     best = likeliest_other(cases.logp, cases.label)[:, None]
     rest = cases.logp.scatter(1, best, -torch.inf).log_softmax(-1) + (0.1 * peak).log()
     peaked = rest.scatter(1, best, (1 - 0.1 * peak).log())
-    change = cases.change(logp=peaked)
-    return (change.scatter(1, best, -torch.inf) > ROUNDING).any(1)
+    return (cases.change(logp=peaked).scatter(1, best, -torch.inf) > ROUNDING).any(1)
 
 
 def fewer_fall_when_rarer(cases: Cases) -> Bool[Tensor, " cases"]:
@@ -235,8 +232,7 @@ def best_falls_with_features(cases: Cases) -> Bool[Tensor, " cases"]:
     head, feature = normal[:, :classes], normal[:, classes]
     before = torch.einsum("ncf,nf->nc", head, feature).log_softmax(-1)
     after = stepped_with_features(head, feature, cases.label, -_SMALL_STEP * cases.step)
-    best = likeliest_other(before, cases.label)
-    return cases.of(best, after - before) < -ROUNDING
+    return cases.of(likeliest_other(before, cases.label), after - before) < -ROUNDING
 
 
 STATEMENTS: Mapping[str, Violated] = {

@@ -103,8 +103,7 @@ def _forecast_positions(
 ) -> Iterator[tuple[int, PositionForecasts]]:
     """Forecasts at the positions of each side that the step pushed."""
     objective = build_objective(record.facts.objective)
-    weights = policy.cast(record.before)
-    logits = policy.logits(weights, batch)
+    logits = policy.logits(policy.cast(record.before), batch)
     rates = objective.token_weights(read_logps(objective, logits, batch), batch)
     G = force(rates, logits, batch)
     trained = (rates != 0).reshape(len(rates), -1).any(1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, by_length, collate
 from dynolab.data.encode import Encoded
+from dynolab.grouping import grouped
 from dynolab.results.squeezing import RisenMass
 from dynolab.statistics import Interval, ratio_interval
 
@@ -60,11 +61,10 @@ def answers_risen_mass(
 
 def chosen_by_step(rows: Iterable[RisenMass]) -> dict[str, dict[int, list[RisenMass]]]:
     """The rows of the chosen answers of training pairs, by training and step."""
-    trainings: dict[str, dict[int, list[RisenMass]]] = {}
-    for row in rows:
-        if (row.split, row.kind) == ("train", "chosen"):
-            trainings.setdefault(row.training, {}).setdefault(row.step, []).append(row)
-    return trainings
+    trainings = grouped(
+        (row.training, row) for row in rows if (row.split, row.kind) == ("train", "chosen")
+    )
+    return {name: grouped((row.step, row) for row in own) for name, own in trainings.items()}
 
 
 def squeeze_index(rows: Sequence[RisenMass]) -> Interval:

@@ -60,7 +60,6 @@ def panels(classes: int, seed: int) -> list[dict[str, Any]]:
 
 def _panel(name: str, weights: Tensor, x: Tensor, label: int, sign: int) -> dict[str, Any]:
     before = (weights @ x).log_softmax(-1)
-    after = regression_steps(weights, x, label, sign * LEARNING_RATE, STEPS)
     return {
         "name": name,
         "classes": len(weights),
@@ -68,7 +67,7 @@ def _panel(name: str, weights: Tensor, x: Tensor, label: int, sign: int) -> dict
         "steps": STEPS,
         "learning_rate": LEARNING_RATE,
         "before": before.tolist(),
-        "after": after.tolist(),
+        "after": regression_steps(weights, x, label, sign * LEARNING_RATE, STEPS).tolist(),
     }
 
 

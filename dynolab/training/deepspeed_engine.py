@@ -87,10 +87,9 @@ class DeepSpeedEngine:
         import deepspeed
 
         named = {name: p for name, p in logits.model.named_parameters() if p.requires_grad}
-        optimizer = build_optimizer(config.optimizer, named.values())
         self.logits, *_ = deepspeed.initialize(
             model=logits,
-            optimizer=optimizer,
+            optimizer=build_optimizer(config.optimizer, named.values()),
             model_parameters=list(named.values()),
             config=deepspeed_settings(config),
         )
@@ -249,9 +248,8 @@ class DeepSpeedEngine:
                 zero._lazy_init_hp_params_optimizer_state()
         elif stage == 3:
             zero.checkpoint_event_prologue()  # partitions the small weights kept on every rank
-            pairs = zip(
+            for working, master in zip(
                 zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True
-            )
-            for working, master in pairs:
+            ):
                 working.data.copy_(master.data)
             zero.checkpoint_event_epilogue()  # gathers them again

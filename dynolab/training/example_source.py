@@ -122,8 +122,7 @@ class Offline:
         """The policy's log-probability of the unrelated answers of some rows, in nats."""
         assert self._policy is not None
         sequences = [self._unrelated[row] for row in rows]
-        batch = self._config.micro_examples
-        scored = score_responses(self._policy, sequences, self._pad_id, batch)
+        scored = score_responses(self._policy, sequences, self._pad_id, self._config.micro_examples)
         return [float(own.double().sum()) for own in scored]
 
     def _rows(self, step: int) -> list[int]:

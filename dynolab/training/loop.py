@@ -98,8 +98,7 @@ def train(
 
     **Raises** `ConfigError` for invalid data or settings, `Diverged` if training diverges.
     """
-    wanted = job.config.engine.reproducible
-    with reproducible(distributed.device()) if wanted else nullcontext():
+    with reproducible(distributed.device()) if job.config.engine.reproducible else nullcontext():
         Trainer(job, policy, tokenizer, build_observer).run()
 
 
@@ -176,8 +175,7 @@ class Trainer:
 
     def _check_ranks_agree(self, logits: ResponseLogits) -> None:
         """All ranks must agree whether rows can be packed; otherwise all raise."""
-        mine = packing_width(logits), shares_prompts(logits)
-        if len(set(distributed.gather(mine))) > 1:
+        if len(set(distributed.gather((packing_width(logits), shares_prompts(logits))))) > 1:
             raise ConfigError(
                 "model",
                 type(causal_model(self.policy)).__name__,
@@ -224,9 +222,8 @@ class Trainer:
             if self.designer is not None:
                 examples = with_doses(examples, distributed.gather_dealt(doses))
             seen = self._record(engine, step, rate, norm, examples, *before)
-        means = {name: value / len(examples) for name, value in sums.items()}
         return {
-            **means,
+            **{name: value / len(examples) for name, value in sums.items()},
             **strength_quantiles,
             **seen,
             "train/loss": sums["train/loss"],

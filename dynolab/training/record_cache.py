@@ -31,8 +31,7 @@ def size_of_weights(record: Path) -> int:
     """Bytes of a record's weights before its step, which need not be there."""
     if not (record / TENSORS).exists():
         return (record / "before.safetensors").stat().st_size
-    files = _FILES.validate_json((record / TENSORS).read_bytes())
-    return files["before.safetensors"].size
+    return _FILES.validate_json((record / TENSORS).read_bytes())["before.safetensors"].size
 
 
 @dataclass(frozen=True)

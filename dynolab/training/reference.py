@@ -72,7 +72,6 @@ def score_responses(
     for run in distributed.deal(runs):
         tokens = replace(collate(run, pad_id), temperature=temperature)
         shared = share_prompts(tokens, plan_rows(run, packing_width(logits))).to(device)
-        values = logits(shared, read).cpu()
-        parts = values.split([sequence.response_length for sequence in run])
+        parts = logits(shared, read).cpu().split([sequence.response_length for sequence in run])
         mine.append([part.clone() for part in parts])  # a view would carry all values along
     return list(chain.from_iterable(distributed.gather_dealt(mine)))

@@ -118,8 +118,7 @@ def _write_part(
         if distributed.rank() == 0:
             for name in CARRIED:
                 _copy(job.output / name, folder / "output" / name, copy=_link_or_copy)
-            facts = StateFacts.of(job, step)
-            (folder / "state.json").write_text(facts.model_dump_json(indent=1))
+            (folder / "state.json").write_text(StateFacts.of(job, step).model_dump_json(indent=1))
     except (OSError, SafetensorError) as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -195,8 +194,7 @@ def _checked_facts(folder: Path, job: TrainJob) -> StateFacts:
         ) from error
     if distributed.rank() != 0:
         return facts
-    current = StateFacts.of(job, facts.step)
-    stored, requested = _named(facts), _named(current)
+    stored, requested = _named(facts), _named(StateFacts.of(job, facts.step))
     # Shared fields first: report a changed objective name before settings that only one side has.
     names = sorted(
         (stored.keys() | requested.keys()) - LAYOUT,

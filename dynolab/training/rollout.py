@@ -204,7 +204,13 @@ def make_groups(
     if config.advantage_rule.name == "none":
         return groups
     right = [[reward >= right_from for reward in answer.rewards] for answer in answers]
-    return _rewrite_all(groups, right, scorer, config, temperature, seed)
+    # The ranks split the groups, and all return all.
+    return distributed.gather_dealt(
+        [
+            _rewrite(groups[number], right[number], scorer, config, temperature, seed + number)
+            for number in distributed.deal(range(len(groups)))
+        ]
+    )
 
 
 def _own_and_top(
@@ -229,24 +235,6 @@ def _completion(
         entropy, token, logp = scores[:, 1], scores[:, 2 : 2 + ranks], scores[:, 2 + ranks :]
         top = TopTokens(token.long(), logp.float(), entropy.float())
     return Completion(sampled.encoded, advantage.expand(len(old)), old, reference, top)
-
-
-def _rewrite_all(
-    groups: Sequence[Group],
-    right: Sequence[Sequence[bool]],
-    scorer: Scorer,
-    config: ClippedConfig,
-    temperature: float,
-    seed: int,
-) -> list[Group]:
-    """Applies the config's advantage rule to the groups; the ranks split them, all return all."""
-    mine = distributed.deal(range(len(groups)))
-    return distributed.gather_dealt(
-        [
-            _rewrite(groups[number], right[number], scorer, config, temperature, seed + number)
-            for number in mine
-        ]
-    )
 
 
 def _rewrite(

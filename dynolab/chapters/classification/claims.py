@@ -40,9 +40,11 @@ def assess_forces(tables: Tables, learning_rate: float, *, digits: bool) -> list
     claims on 4 and 9.
     """
     networks = list(tables["states"].network.unique())
-    verdicts: list[Verdict] = []
-    for network in networks:
-        verdicts += _network_verdicts(tables, network, learning_rate)
+    verdicts = [
+        verdict
+        for network in networks
+        for verdict in _network_verdicts(tables, network, learning_rate)
+    ]
     states = select(tables["states"], network=networks[0])
     main = select(states, learning_rate=learning_rate)
     claims = [*_pairing_claims(main[main.epoch > 0], digits), _step_size_claim(states)]

@@ -151,8 +151,7 @@ def outside_predictions(
     outside = [data.validation, data.test]
     inputs = torch.cat([images.pixels for images in outside])
     labels = torch.cat([images.labels for images in outside])
-    few = min(training.batch_size, len(labels))
-    training = training.model_copy(update={"batch_size": few})
+    training = training.model_copy(update={"batch_size": min(training.batch_size, len(labels))})
     many = ManyModels([build(data.train.shape, data.classes, seed) for seed in seeds])
     orders = batch_orders(len(labels), training, seeds)
     inputs, targets, images = (

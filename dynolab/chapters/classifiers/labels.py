@@ -44,8 +44,7 @@ def check_labels(labels: Int[Tensor, " examples"], classes: int, field: str = "l
         raise ConfigError(
             field, int(outside[0]), f"is out of range; labels must lie in 0 … {classes - 1}"
         )
-    counts = torch.bincount(labels, minlength=classes)
-    empty = (counts == 0).nonzero().flatten().tolist()
+    empty = (torch.bincount(labels, minlength=classes) == 0).nonzero().flatten().tolist()
     if empty:
         raise ConfigError(
             field,

@@ -240,5 +240,4 @@ def seed_for(purpose: str, seed: int) -> int:
     Draws that share a seed are not independent: they give the same permutation of N examples, and
     the same weights to networks of equal layers.
     """
-    state = np.random.SeedSequence([seed, zlib.crc32(purpose.encode())]).generate_state(1)
-    return int(state[0])
+    return int(np.random.SeedSequence([seed, zlib.crc32(purpose.encode())]).generate_state(1)[0])

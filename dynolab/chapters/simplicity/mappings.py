@@ -51,8 +51,7 @@ def digits(space: SpaceName) -> Int[ndarray, "objects attributes"]:
 def one_hot(space: SpaceName, messages: Sequence[int]) -> Float[ndarray, "objects letters"]:
     """Digits of the numbered messages, each as a one-hot block of v, side by side."""
     chosen = digits(space)[np.asarray(messages)]
-    blocks = np.eye(space.values, dtype=np.float32)[chosen]
-    return blocks.reshape(len(chosen), -1)
+    return np.eye(space.values, dtype=np.float32)[chosen].reshape(len(chosen), -1)
 
 
 def sharing_pairs(space: SpaceName) -> Bool[ndarray, "objects objects"]:
@@ -89,8 +88,7 @@ def composed(space: SpaceName, order: Sequence[int], names: Sequence[Sequence[in
 
 def compositional_count(space: SpaceName) -> int:
     """`m!(v!)^m`: orders of the attributes times renamings of their values."""
-    names = math.factorial(space.values) ** space.attributes
-    return math.factorial(space.attributes) * names
+    return math.factorial(space.attributes) * math.factorial(space.values) ** space.attributes
 
 
 def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages]:
@@ -159,5 +157,4 @@ def topographic_similarity(space: SpaceName, mapping: Messages) -> float:
     first, second = np.triu_indices(space.objects, 1)
     messages = every[np.asarray(mapping)]
     apart = (every[first] != every[second]).sum(1)
-    messages_apart = (messages[first] != messages[second]).sum(1)
-    return float(rank_correlation(apart, messages_apart))
+    return float(rank_correlation(apart, (messages[first] != messages[second]).sum(1)))

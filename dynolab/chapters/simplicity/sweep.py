@@ -145,19 +145,20 @@ def learned(
     rows = []
     for index, mapping in enumerate(mappings):
         kind = kind_of(space, mapping)
-        row = {
-            "space": space.model_dump(),
-            "messages": mapping,
-            "kind": kind,
-            "distinct": len(set(mapping)),
-            "bits": coding_length(space, kind),
-            "similarity": topographic_similarity(space, mapping),
-            "area": area[index].tolist(),
-            "final": measured.final[index].tolist(),
-            "start_cooperation": measured.cooperation[0, index].tolist(),
-            "cooperation": cooperation[index].tolist(),
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "space": space.model_dump(),
+                "messages": mapping,
+                "kind": kind,
+                "distinct": len(set(mapping)),
+                "bits": coding_length(space, kind),
+                "similarity": topographic_similarity(space, mapping),
+                "area": area[index].tolist(),
+                "final": measured.final[index].tolist(),
+                "start_cooperation": measured.cooperation[0, index].tolist(),
+                "cooperation": cooperation[index].tolist(),
+            }
+        )
     return rows
 
 

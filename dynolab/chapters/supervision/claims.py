@@ -60,8 +60,7 @@ def _filter_claims(rows: pd.DataFrame, noise: float) -> Iterator[Claimed]:
     levels = [(level, "one_hot") for level in sorted(rows.noise.unique()) if level]
     others = ("label_smoothing", "kd", "eskd", "early_stopping", "one_hot_twice")
     for level, other in (*levels, *((noise, other) for other in others)):
-        table = supervision_table(rows, level)
-        gain = table.difference("filter_kd", other, "accuracy").times(100)
+        gain = supervision_table(rows, level).difference("filter_kd", other, "accuracy").times(100)
         yield (
             f"{level:g}/filter_kd_over_{other}",
             f"At {level:.0%} noise it is more accurate than {LABELS[other]}",

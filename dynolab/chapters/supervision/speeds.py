@@ -94,8 +94,7 @@ def accumulate(
     for step in train_many(many, inputs, targets, rows.expand(steps, -1), descent):
         measured.append(step.logits[0].log_softmax(-1)[rows, labels])
         now = many.model(0, step.before)
-        forces = label_forces(now, inputs, labels, inputs, targets, learning_rate)
-        influence = forces / len(labels)
+        influence = label_forces(now, inputs, labels, inputs, targets, learning_rate) / len(labels)
         self_influence = influence.diagonal()
         own.append(own[-1] + self_influence)
         others.append(others[-1] + influence @ members - self_influence[:, None] * members)

@@ -88,8 +88,7 @@ def _energy_claims(linear: pd.DataFrame) -> Iterator[Claimed]:
                 above("inner − least energy", mean_interval(inner - values[-1]), unit=""),
                 above("inner − most energy", mean_interval(inner - values[0]), unit=""),
             ]
-        claim = f"{what} rises with energy, then falls"
-        yield name, claim, "an inner τ above both ends", *figures
+        yield name, f"{what} rises with energy, then falls", "an inner τ above both ends", *figures
     followed = by_tau(linear, "followed")
     inner = picked_on_others(followed, range(1, len(followed)))
     yield (

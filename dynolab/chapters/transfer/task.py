@@ -82,7 +82,6 @@ def image_task(data: ImageSplits, first: Sequence[int], seed: int) -> TransferTa
     check_classes(first, data.classes, "first_digits")
     second = [label for label in range(data.classes) if label not in first]
     test = _select_classes(data.test.pixels, data.test.labels, second)
-    generator = torch.Generator().manual_seed(seed)
     return TransferTask(
         "digits",
         _select_classes(data.train.pixels, data.train.labels, first),
@@ -91,7 +90,7 @@ def image_task(data: ImageSplits, first: Sequence[int], seed: int) -> TransferTa
         {
             "shifted": shifted(test.inputs),
             "rotated": rotated(test.inputs, 25.0),
-            "noisy": noisy(test.inputs, 0.3, generator),
+            "noisy": noisy(test.inputs, 0.3, torch.Generator().manual_seed(seed)),
         },
         len(first),
         len(second),
@@ -176,5 +175,4 @@ def noisy(
     generator: torch.Generator,
 ) -> Tensor:
     """Adds Gaussian noise to every pixel, clipped to 0 … 1."""
-    noise = torch.randn(pixels.shape, generator=generator)
-    return (pixels + deviation * noise).clamp(0, 1)
+    return (pixels + deviation * torch.randn(pixels.shape, generator=generator)).clamp(0, 1)

@@ -69,8 +69,7 @@ def generate(config: TopicConfig) -> tuple[list[list[str]], Int[ndarray, " texts
     """
     rng, names = np.random.default_rng(config.seed), tuple(TOPICS)
     labels = np.arange(config.texts) % len(names)
-    words = [_text(names[label], config.words, rng) for label in labels]
-    return words, labels
+    return [_text(names[label], config.words, rng) for label in labels], labels
 
 
 def _text(topic: str, length: int, rng: np.random.Generator) -> list[str]:

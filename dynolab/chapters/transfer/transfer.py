@@ -113,11 +113,12 @@ def compare_heads(
     hard = one_hot(task.first.labels, task.first_classes)
     for _ in train_many(many, task.first.inputs, hard, orders, config.pretraining):
         pass
-    rows: list[dict[str, Any]] = []
-    for strategy in config.strategies:
-        transfer = _Transfer(build, task, config, seeds, draws, strategy)
-        rows += transfer.run(_submodule_weights(many.weights, "body"))
-    return rows
+    bodies = _submodule_weights(many.weights, "body")
+    return [
+        row
+        for strategy in config.strategies
+        for row in _Transfer(build, task, config, seeds, draws, strategy).run(bodies)
+    ]
 
 
 class _Transfer:
@@ -147,8 +148,7 @@ class _Transfer:
         # τ first, then seeds.
         bodies = {name: torch.cat([w] * len(heads)) for name, w in body.items()}
         joined = {name: torch.cat([head[name] for head in heads]) for name in heads[0]}
-        after = self._finetune(bodies, joined)
-        yield from self._rows(bodies, joined, after)
+        yield from self._rows(bodies, joined, self._finetune(bodies, joined))
 
     def _initial_body(self, pretrained: Weights) -> Weights:
         """The pretrained body; with `reinitialised`, its last layer has fresh weights."""

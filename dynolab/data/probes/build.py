@@ -43,8 +43,7 @@ class Watched(NamedTuple):
 
     def made(self, kind: str, text: str, made_by: str, *flags: str) -> ProbeRow:
         """A probe row of this pair, with a text that is not the data's, written as its chosen."""
-        response = in_place_of(self.example.chosen, text, self.example)
-        return self.row(kind, response, made_by, *flags)
+        return self.row(kind, in_place_of(self.example.chosen, text, self.example), made_by, *flags)
 
 
 class Missing(Row):

@@ -66,9 +66,9 @@ def _best_and_worst(
     if not scored:
         return None
     best, worst = max(scored, key=itemgetter(0)), min(scored, key=itemgetter(0))
-    if best[0] == worst[0]:
-        return None
-    return {"prompt": prompt, "chosen": best[1], "rejected": worst[1]}
+    return (
+        None if best[0] == worst[0] else {"prompt": prompt, "chosen": best[1], "rejected": worst[1]}
+    )
 
 
 def _ultrafeedback(record: Record) -> dict[str, Any] | None:

@@ -162,10 +162,9 @@ class DataConfig(RowsConfig):
             return {}
         known = RowsConfig.model_fields
         own = RowsConfig.model_construct(**{name: getattr(self, name) for name in known})
-        others = {
+        return {self.name or "main": own} | {
             name: part.model_copy(update={"seed": self.seed}) for name, part in self.also.items()
         }
-        return {self.name or "main": own} | others
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -222,8 +221,9 @@ def resolve_data(config: DataConfig) -> DataConfig:
             "data.probes_revision", probes_file(config), config.probes_revision
         )
         config = config.model_copy(update={"probes_revision": revision})
-    also = {name: resolve_rows(part) for name, part in config.also.items()}
-    return resolve_rows(config).model_copy(update={"also": also})
+    return resolve_rows(config).model_copy(
+        update={"also": {name: resolve_rows(part) for name, part in config.also.items()}}
+    )
 
 
 def resolve_rows(config: Rows) -> Rows:

@@ -365,6 +365,5 @@ def _renamed(record: dict[str, Any], columns: Mapping[str, str]) -> dict[str, An
     """A record whose columns have the names under which they are read."""
     if missing := sorted(set(columns.values()) - set(record)):
         raise ConfigError("data.columns", missing, f"the rows have the columns {sorted(record)}")
-    taken = {name: record.pop(column) for name, column in columns.items()}
-    record.update(taken)
+    record.update({name: record.pop(column) for name, column in columns.items()})
     return record

@@ -89,8 +89,7 @@ class World(WorldRows):
 
         True iff `world.truth[fact.entity, fact.attribute] == fact.value`.
         """
-        entities = frozenset(entity for entity, _ in self.truth)
-        facts = lexicon.facts_in(text, entities)
+        facts = lexicon.facts_in(text, frozenset(entity for entity, _ in self.truth))
         return facts[0] if len(facts) == 1 else None
 
     def answer_of(self, example: Example) -> str:

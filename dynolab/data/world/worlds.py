@@ -28,6 +28,4 @@ def build_any_world(config: WorldConfig | StrategiesConfig | SumsConfig) -> Worl
     """Generates a world; equal configs give equal rows, on every machine."""
     if isinstance(config, StrategiesConfig):
         return build_strategies(config)
-    if isinstance(config, SumsConfig):
-        return build_sums(config)
-    return build_world(config)
+    return build_sums(config) if isinstance(config, SumsConfig) else build_world(config)

@@ -166,8 +166,7 @@ def _token_pushers(
         return []
     lines = training.token_lines(row, state.place, step, state.asked)
     token = f"“{visible_token(texts[state.place])}”"
-    when = f" at step {step}"
-    return pushers.tables(study, lines, state, token, when, most=pushers.PER_TOKEN)
+    return pushers.tables(study, lines, state, token, f" at step {step}", most=pushers.PER_TOKEN)
 
 
 def _map(training: Training, row: ProbeRow, token_map: TokenMap, dark: bool) -> list[Any]:

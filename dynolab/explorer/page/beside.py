@@ -124,9 +124,8 @@ def _pairs(
         answers = answers_of(study, pair)
         address = state.link(beside="", step_beside=None, pair=pair)
         rows.append([parts.link(pair, address, title="its map on this answer"), *nats, answers])
-    labels = [side.label for side in compared]
     return [
         html.H3("Who pulled it down, in one or the other"),
         html.P("Nats; – was in none of the steps that are looked at.", className="note"),
-        parts.table(("pair", *labels, "its answers"), rows, "snns"),
+        parts.table(("pair", *[side.label for side in compared], "its answers"), rows, "snns"),
     ]

@@ -26,8 +26,7 @@ HEAD = ("answer", "nats", "its chosen", "its rejected", "", "prompt and answer")
 
 def listed(study: Study, state: State) -> Any:
     """The training pairs, the one that pulled down most first."""
-    training = study.training(state.training)
-    harm, where = _mean_pushes(training, state)
+    harm, where = _mean_pushes(study.training(state.training), state)
     rows = [
         html.Li(
             parts.link(

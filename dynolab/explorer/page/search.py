@@ -77,8 +77,7 @@ def fill(app: Dash, study: Study) -> None:
     def look(clicks: int | None, prompt: str | None, response: str | None, search: str) -> Any:
         if not clicks or not response:
             return no_update
-        state = State.of(search)
-        return state.link(answer="", prompt=prompt or "", response=response, place=None)
+        return State.of(search).link(answer="", prompt=prompt or "", response=response, place=None)
 
 
 def found(texts: Iterable[tuple[str, str]], typed: str, chosen: str) -> list[dict[str, str]]:

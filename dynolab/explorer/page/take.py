@@ -49,8 +49,7 @@ def _objective(training: Training, state: State) -> ObjectiveConfig:
     objective, dose = state.objective_in(training), state.dose_in(training)
     if dose is None or not isinstance(objective, DPOConfig):
         return objective
-    whole = round(dose * objective.negative_dose, 6)
-    return objective.model_copy(update={"negative_dose": whole})
+    return objective.model_copy(update={"negative_dose": round(dose * objective.negative_dose, 6)})
 
 
 def _yaml(value: Mapping[str, Any]) -> str:

@@ -44,8 +44,7 @@ def rows_from_policy(
     next human turn. Empty responses are kept. The flag `cut` marks those that reached the maximum
     length.
     """
-    tokenizer = policy.tokenizer
-    write = writer_of(tokenizer)
+    write = writer_of(policy.tokenizer)
     rows, missing = [], []
     for kind in kinds:
         method = "sampled" if kind == "chosen_initial" else f"rephrased, prompt selfr-{VERSION}"

@@ -144,5 +144,4 @@ def _request(watched: Watched, kind: WriterKind) -> Request:
         return Request(text=prompt.format(text=text))
     pair = f"{watched.split}/{watched.example.id}"
     subject = SUBJECTS[int(hashlib.sha256(pair.encode()).hexdigest(), 16) % len(SUBJECTS)]
-    words = len(text.split())
-    return Request(text=prompt.format(words=words, subject=subject), sample=pair)
+    return Request(text=prompt.format(words=len(text.split()), subject=subject), sample=pair)

@@ -86,7 +86,6 @@ def _figure(name: str, run: str, log: Log, words: Words) -> Figure:
     paths, others, at = log.paths, log.others, log.paths.steps.tolist()
     answers = {style_of(kind).label: paths.logp[kind] for kind in in_order(paths.logp)}
     near = {name: others[name] for name in ("p_e", "energy") if name in others}
-    norms = {name: path for name, path in others.items() if name.endswith("A_o")}
     panels = [
         LinePanel(
             title,
@@ -100,7 +99,7 @@ def _figure(name: str, run: str, log: Log, words: Words) -> Figure:
         for title, unit, own in (
             ("answers", "log π (nats)", answers),
             ("p − e of the chosen", "norm", near),
-            ("A", "norm", norms),
+            ("A", "norm", {name: path for name, path in others.items() if name.endswith("A_o")}),
         )
         if own
     ]

@@ -116,10 +116,9 @@ class SweepFigures:
                 hovertemplate="%{text}<extra></extra>",
                 **self._line(row),
             )
-        names = [plotly_text(name, 30) for name in axes.values()]
         plot.update_xaxes(
             tickvals=list(range(len(axes))),
-            ticktext=names,
+            ticktext=[plotly_text(name, 30) for name in axes.values()],
             gridcolor=ZERO,
             zeroline=False,
             range=[-0.15, len(axes) - 0.6],
@@ -268,8 +267,7 @@ def write_sweep_page(
         importances=importances or {},
         compare=compare,
     )
-    measured = [row for row in rows if row.values]
-    figures = SweepFigures(measured, objectives, best, settings, words)
+    figures = SweepFigures([row for row in rows if row.values], objectives, best, settings, words)
     page = Page(
         name=name,
         answer=words.lines("answer"),
@@ -317,9 +315,8 @@ def _heights(values: Mapping[int, Scalar]) -> tuple[dict[int, float], dict[float
         }
     low, high = min(at.values(), default=0.0), max(at.values(), default=1.0)
     heights = {trial: (place - low) / ((high - low) or 1.0) for trial, place in at.items()}
-    ticks = {
+    return heights, {
         heights[trial]: _text(value)
         for trial, value in values.items()
         if len(kinds) <= 8 or at[trial] in (low, high)
     }
-    return heights, ticks

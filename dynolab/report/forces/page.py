@@ -27,8 +27,7 @@ def write_force_page(inputs: ForcePageInputs, folder: Path) -> None:
     moved: defaultdict[tuple[str, str, str, str], float] = defaultdict(float)
     for checkpoint in checkpoints:
         for row in checkpoint.totals:
-            answer = checkpoint.label, row.kind, row.split, row.observed_id
-            moved[answer] += row.total / row.tokens
+            moved[checkpoint.label, row.kind, row.split, row.observed_id] += row.total / row.tokens
     most = max(map(abs, moved.values()))
     shares = {each.label: each.facts.unexplained for each in checkpoints}
     errors = [e for each in checkpoints if (e := each.facts.sum_error) is not None]

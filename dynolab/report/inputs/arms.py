@@ -77,13 +77,12 @@ class GroupRun:
 
     def figures(self, epsilon: float, k: int) -> dict[str, Interval]:
         """The run's figures, means over prompts."""
-        probes = self.training.probes if self.training else ()
         return {
             **self.evaluated.figures(k),
             **displacement_figures(self.displaced or (), epsilon),
             **completion_figures(self.completions),
             **choice_figures(self.choices),
-            **path_figures(probes),
+            **path_figures(self.training.probes if self.training else ()),
             **self._squeezing(),
         }
 

@@ -240,14 +240,13 @@ def read_watched(data: Path) -> tuple[ProbeRow, ...]:
 
 def read_audit(data: Path, audit: Path, foresight: Path | None = None) -> Audit:
     """Reads the results of an audit, of its data, and of a foresight stage."""
-    texts = {
-        (split, row.id): row
-        for split in ("train", "heldout")
-        for row in rows(data, f"{split}.jsonl", Example)
-    }
     return Audit(
         rows(audit, "audit.jsonl", PairAudit),
-        texts,
+        {
+            (split, row.id): row
+            for split in ("train", "heldout")
+            for row in rows(data, f"{split}.jsonl", Example)
+        },
         rows(foresight, "changes.jsonl", ChosenChange),
         rows(foresight, "foresight.jsonl", Foresight),
     )

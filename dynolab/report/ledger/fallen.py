@@ -97,10 +97,11 @@ def hardest_side(pusher: Pusher, moments: Sequence[Moment]) -> tuple[Side, Token
     **Arguments:** `moments`: the hardest pulls on the answer. Only these have tokens: a side that
     has some comes before one that has none.
     """
-    by_side: dict[Side, list[Moment]] = {"chosen": [], "rejected": []}
-    for moment in moments:
-        if moment.example == pusher.example:
-            by_side["chosen" if moment.side == "chosen" else "rejected"].append(moment)
+    own = [moment for moment in moments if moment.example == pusher.example]
+    by_side: dict[Side, list[Moment]] = {
+        "chosen": [moment for moment in own if moment.side == "chosen"],
+        "rejected": [moment for moment in own if moment.side != "chosen"],
+    }
     known = {side: sum(m.nats for m in own) for side, own in by_side.items() if own}
     pulls: dict[Side, float] = {"rejected": pusher.from_rejected, "chosen": pusher.from_chosen}
     side = min(known or pulls, key=(known or pulls).__getitem__)
@@ -152,7 +153,6 @@ def fallen_figure(ledger: LedgerReader) -> Figure | None:
 def _pullers(ledger: LedgerReader) -> Markup:
     """The five pairs that pulled most, with their texts."""
     moments = [m for own in fallen_accounts(ledger) for m in ledger.moments.get(own.row.name, ())]
-    shown = summed_pushers(ledger)[:PAIRS]
     return table(
         ("pair", "nats", "through chosen", "through rejected"),
         [
@@ -160,7 +160,7 @@ def _pullers(ledger: LedgerReader) -> Markup:
                 _pair(push, moments, ledger.rows),
                 *(number(n, sign=True) for n in (push.total, push.from_chosen, push.from_rejected)),
             )
-            for push in shown
+            for push in summed_pushers(ledger)[:PAIRS]
             if push.total < 0
         ],
         "snnn",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from dynolab.data.world.answer_kinds import RIGHT
+from dynolab.grouping import grouped
 from dynolab.report.page import Section, Words, table
 from dynolab.report.style import ANSWER_KINDS, SPLITS
 from dynolab.report.text import excerpt, number, points
@@ -33,10 +34,11 @@ def answer_sections(
         return []
     models = list(dict.fromkeys(answer.model for answer in answers))
     asked: defaultdict[str, dict[str, Answer]] = defaultdict(dict)
-    groups: defaultdict[tuple[str, str], list[Answer]] = defaultdict(list)
     for answer in answers:
         asked[answer.pair_id][answer.model] = answer
-        groups[answer.model, answer.split].append(answer)
+    groups: dict[tuple[str, str], list[Answer]] = grouped(
+        ((answer.model, answer.split), answer) for answer in answers
+    )
     shown = [
         (
             SPLITS[split],
@@ -132,9 +134,6 @@ def repeater_section(
     generations: Sequence[Generation], titles: Mapping[str, str], words: Words
 ) -> Section | None:
     """How much every model's answers repeat themselves; None without answers."""
-    by_model: defaultdict[str, list[Generation]] = defaultdict(list)
-    for row in generations:
-        by_model[row.model].append(row)
     rows = [
         (
             titles.get(model, model),
@@ -143,7 +142,7 @@ def repeater_section(
             *(number(sum(getattr(row, name) for row in own) / len(own)) for name in _REPEATS),
             number(100 * sum(row.finished for row in own) / len(own)),
         )
-        for model, own in by_model.items()
+        for model, own in grouped((row.model, row) for row in generations).items()
     ]
     head = ("model", "answers", "repeaters, %", "tokens", "distinct-1", "distinct-2", "distinct-3")
     more = ("longest repeat", "entropy, nats", "finished, %")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
 
+from dynolab.grouping import grouped
 from dynolab.report.figure import Figure, buttons, spread, subplots
 from dynolab.report.inputs.study import Training
 from dynolab.report.page import Words
@@ -147,15 +147,13 @@ def _bar_data(
     rows: Sequence[ForceRow], parts: Parts, kinds: Sequence[str], steps: Sequence[int]
 ) -> Bars:
     """Means over prompts for every trace: steps × (parts, measured), one value a kind."""
-    groups: defaultdict[tuple[int, str], list[ForceRow]] = defaultdict(list)
-    for row in rows:
-        groups[row.step, row.kind].append(row)
+    found = grouped(((row.step, row.kind), row) for row in rows)
     values: list[list[float | None]] = []
     texts: list[list[str]] = []
     for step in steps:
         for part in (*(name for name, _, _ in parts), "measured"):
             means = [
-                mean_interval(np.array([getattr(row, part) for row in groups[step, kind]]))
+                mean_interval(np.array([getattr(row, part) for row in found.get((step, kind), ())]))
                 for kind in kinds
             ]
             values.append([round(mean.mean, 7) if mean.n else None for mean in means])

@@ -117,7 +117,7 @@ def _band_and_line(kind: str, in_legend: bool) -> tuple[go.Scatter, go.Scatter]:
         mode="lines",
         legendgroup=style.label,
     )
-    line = go.Scatter(
+    return around, go.Scatter(
         name=style.label,
         hovertemplate=_HOVER,
         showlegend=in_legend,
@@ -126,7 +126,6 @@ def _band_and_line(kind: str, in_legend: bool) -> tuple[go.Scatter, go.Scatter]:
         line={"color": style.color, "dash": style.dash, "width": 3 if style.prominent else 1.4},
         legendgroup=style.label,
     )
-    return around, line
 
 
 def _head_groups(plot: go.Figure) -> None:

@@ -108,17 +108,15 @@ def event_section(events: Mapping[str, Sequence[Event]], words: Words) -> Sectio
 
 def kind_section(paths: Paths, observed: Sequence[ProbeRow], words: Words) -> Section | None:
     """How every kind of answer was made, with one prompt's answers; None without probes."""
-    made: dict[str, dict[str, None]] = {}
-    for row in observed:
-        made.setdefault(row.kind, {})[row.made_by] = None
-    made[ARGMAX] = {"the model's likeliest token at every position along the chosen answer": None}
+    made = grouped((row.kind, row.made_by) for row in observed)
+    made[ARGMAX] = ["the model's likeliest token at every position along the chosen answer"]
     examples = {
         row.kind: excerpt(row.response) for row in observed if row.pair_id == observed[0].pair_id
     }
     rows = [
         (
             Markup(style_of(kind).label),
-            "; ".join(made.get(kind, ())) or "unknown",
+            "; ".join(dict.fromkeys(made.get(kind, ()))) or "unknown",
             examples.get(kind, "–"),
         )
         for kind in in_order({kind for own in paths.values() for kind in own.logp})
