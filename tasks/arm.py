@@ -159,8 +159,7 @@ def train_arm(work: Work[TrainConfig | GroupTrainConfig]) -> dict[str, float]:
     """
     try:
         data = work.input_folder("data")
-        on_policy = isinstance(work.config, GroupTrainConfig)
-        rows = work.input_folder("prompts") if on_policy else data
+        rows = work.input_folder("prompts") if isinstance(work.config, GroupTrainConfig) else data
         metrics = run_training(work, rows / "train.jsonl", _watched_rows(work, data))
         divergence = _nonfinite_probe(_logged_lines(work))
     except (Diverged, RankFailed) as error:

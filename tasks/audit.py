@@ -88,8 +88,7 @@ def read_pairs(
     from dynolab.data.batches import CHOSEN, REJECTED
     from dynolab.training.examples import check_sides
 
-    rows = read_rows(work.input_folder("data") / f"{split}.jsonl", Example)
-    pairs = list(islice(rows, first))
+    pairs = list(islice(read_rows(work.input_folder("data") / f"{split}.jsonl", Example), first))
     check_sides(pairs, (CHOSEN, REJECTED), "audit")
     return [example for row in pairs if (example := encoder.example(row)) is not None]
 
@@ -99,8 +98,7 @@ def _metrics(rows: list[PairAudit]) -> dict[str, float]:
     training = [row for row in rows if row.split == "train"]
     names = ("pull_up", "push_down", "force", "from_all")
     means = {f"audit/{n}": float(np.mean([getattr(row, n) for row in training])) for n in names}
-    opposed = [row.push_down < 0 for row in training]
-    return means | {"audit/pushed_down": float(np.mean(opposed))}
+    return means | {"audit/pushed_down": float(np.mean([row.push_down < 0 for row in training]))}
 
 
 AUDIT = Stage("audit", 3, audit, operational=frozenset({"batch_tokens"}))

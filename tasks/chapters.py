@@ -171,9 +171,9 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
         work.write_tables(**tables)
     work.log_tables(**tables)
     level = f"noise_{100 * config.noise:g}"
-    accuracies = _means(tables["supervision"], "accuracy", level + "/accuracy/{arm}")
     return work.log_metrics(
-        accuracies | _means(tables["detections"], "auc", level + "/auc/{score}")
+        _means(tables["supervision"], "accuracy", level + "/accuracy/{arm}")
+        | _means(tables["detections"], "auc", level + "/auc/{score}")
     )
 
 

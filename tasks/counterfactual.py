@@ -144,8 +144,7 @@ def repeats_of(
     for seed in others:
         whole = ends(work, reseeded(WHOLE, seed), ledger)
         for group, answer in blamed.items():
-            without = ends(work, reseeded(group, seed), ledger)[answer]
-            change = without - whole[answer]
+            change = ends(work, reseeded(group, seed), ledger)[answer] - whole[answer]
             repeats.append(Repeat(group=group, functional=answer, seed=seed, measured=change))
     return repeats
 
@@ -154,12 +153,11 @@ def agree(
     effects: Sequence[Effect], groups: Sequence[Dropped], repeats: Sequence[Repeat]
 ) -> list[Agreement]:
     """Of every estimate: LDS and error over the random groups, and the blamed groups' signs."""
-    estimates = dict.fromkeys(effect.estimate for effect in effects)
     return [
         _agreement(
             estimate, [each for each in effects if each.estimate == estimate], groups, repeats
         )
-        for estimate in estimates
+        for estimate in dict.fromkeys(effect.estimate for effect in effects)
     ]
 
 

@@ -45,8 +45,9 @@ class DisplacementConfig(StageConfig):
 
     def update(self, training: OptimizerConfig) -> OptimizerConfig:
         """The training's optimizer with the learning rate of the one update."""
-        rate = self.learning_rate or training.learning_rate
-        return training.model_copy(update={"learning_rate": rate})
+        return training.model_copy(
+            update={"learning_rate": self.learning_rate or training.learning_rate}
+        )
 
 
 class DisplacementJob(DisplacementConfig, AnsweringConfig):
@@ -141,10 +142,9 @@ def _questions(
     )
     partly_right = [answer for answer in answers if answer.differ]
     reference = answerer.logits if objective.kl else None
-    scorer = Scorer(answerer.logits, reference, answerer.pad_id, config.sample_batch_size)
     groups = make_groups(
         partly_right,
-        scorer,
+        Scorer(answerer.logits, reference, answerer.pad_id, config.sample_batch_size),
         objective,
         temperature=config.temperature,
         right_from=config.right_from,

@@ -191,8 +191,7 @@ def _updating(
 
     config = work.config
     if config.updating == "data":
-        data = work.input_folder("data")
-        rows = updating_rows(data, config, config.objective, config.pair_ids)
+        rows = updating_rows(work.input_folder("data"), config, config.objective, config.pair_ids)
         pairs = encoder.examples(rows)
         needed = build_objective(config.objective).needs_reference
         return recorded_examples(

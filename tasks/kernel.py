@@ -73,7 +73,20 @@ def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
             sizes[label] = _sizes(work, label, *encoded[label])
             progress.update(number, label)
         rows = [
-            row for label, size in sizes.items() for row in _rows(label, size, observed, updating)
+            KernelSizeRow(
+                label=label,
+                observed_id=row.pair_id,
+                split=row.split,
+                kind=row.kind,
+                updating_id=other.id,
+                raw=float(size.raw[o, u]),
+                raw_error=float(size.raw_error[o, u]),
+                centred=float(size.centred[o, u]),
+                centred_error=float(size.centred_error[o, u]),
+            )
+            for label, size in sizes.items()
+            for o, row in enumerate(observed)
+            for u, other in enumerate(updating)
         ]
         findings = _findings(work, sizes)
         work.write_tables(sizes=rows)
@@ -124,8 +137,7 @@ def _sizes(
     from dynolab.forces.kernel.size import kernel_sizes
 
     config, step = work.config, work.config.steps.get(label)
-    folder = work.input_folder(MODEL + label, "model")
-    policy = load_policy(folder, _adapter(work, label))
+    policy = load_policy(work.input_folder(MODEL + label, "model"), _adapter(work, label))
     vocabulary = policy.causal.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     longest = max(answer.response_length for answer in observed)
     image_bytes = (config.rank + config.probes) * longest * vocabulary * policy.dtype.itemsize
@@ -139,26 +151,6 @@ def _sizes(
         seed=config.seed,
         memory_bytes=max(config.memory_bytes, 4 * image_bytes),
     )
-
-
-def _rows(
-    label: str, sizes: KernelSizes, observed: Sequence[ProbeRow], updating: Sequence[Example]
-) -> list[KernelSizeRow]:
-    return [
-        KernelSizeRow(
-            label=label,
-            observed_id=row.pair_id,
-            split=row.split,
-            kind=row.kind,
-            updating_id=other.id,
-            raw=float(sizes.raw[o, u]),
-            raw_error=float(sizes.raw_error[o, u]),
-            centred=float(sizes.centred[o, u]),
-            centred_error=float(sizes.centred_error[o, u]),
-        )
-        for o, row in enumerate(observed)
-        for u, other in enumerate(updating)
-    ]
 
 
 def _adapter(work: Work[KernelJob], label: str) -> Path | None:

@@ -142,8 +142,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
             remaining, segment, lambda text: progress.update(progress.step, text)
         ):
             step = record.facts.step
-            gap = int(gaps[step])
-            tables.add(ledger.enter(record, gap=gap), weights[step])
+            tables.add(ledger.enter(record, gap=int(gaps[step])), weights[step])
             done = steps - step
             progress.update(done, f"step {step}")
             if step in begins and (done - kept) * STATES >= steps:

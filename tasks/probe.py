@@ -135,7 +135,7 @@ def _score_and_answer(
     ]
     sampling = SampleConfig(temperature=0, max_new_tokens=config.answer_tokens)
     sampled = responses(model, tokenizer, prompted, sampling)
-    answers = [
+    return scores, [
         Answer(
             model=name,
             pair_id=row.pair_id,
@@ -147,7 +147,6 @@ def _score_and_answer(
         )
         for row, response in zip(prompted, sampled, strict=True)
     ]
-    return scores, answers
 
 
 PROBE = Stage("probe", 5, probe)

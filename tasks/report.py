@@ -71,8 +71,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
         inputs = read_inputs(work.config, work.inputs, work.input_folder, work.short)
         summary = write_report(inputs, work.output)
         if work.config.remedies:
-            remedies = with_named_arm(work.config.remedies, inputs.ledger)
-            (work.output / REMEDIES).write_text(remedies)
+            (work.output / REMEDIES).write_text(with_named_arm(work.config.remedies, inputs.ledger))
     if (pairs := work.output / PAIRS).exists():
         work.log_tables(pairs=read_rows(pairs, PairChange))
     metrics: dict[str, float] = summary["metrics"]

@@ -43,8 +43,7 @@ def sample_answers(work: Work[SampledAnswersConfig]) -> dict[str, float]:
     with work.shown():
         answers = _answers(work) if work.input_holds("model", "model") else []
         work.write_tables(answers=[row.answer for row in answers])
-    means = log_figures(work, answer_figures(answers), "said")
-    return means | {"seconds": work.seconds}
+    return log_figures(work, answer_figures(answers), "said") | {"seconds": work.seconds}
 
 
 def _answers(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
@@ -71,19 +70,18 @@ def _answer(
     from dynolab.data.world.lexicon import answered, repeats_fault
     from dynolab.evaluation.repeats import repetition
 
-    answer = PolicyAnswer(
-        id=f"{pair.id}/{number}",
-        split=split,
-        prompt=pair.prompt,
-        turn=pair.turn,
-        truth=answered(pair.prompt, pair.chosen),
-        chosen=pair.content(pair.chosen),
-        answer=sample.text,
-        finished=sample.finished,
-        tokens=len(sample.response),
-    )
     return SampledAnswer(
-        answer,
+        PolicyAnswer(
+            id=f"{pair.id}/{number}",
+            split=split,
+            prompt=pair.prompt,
+            turn=pair.turn,
+            truth=answered(pair.prompt, pair.chosen),
+            chosen=pair.content(pair.chosen),
+            answer=sample.text,
+            finished=sample.finished,
+            tokens=len(sample.response),
+        ),
         logp=sum(sample.logps),
         refused=repeats_fault(
             pair.prompt, sample.text, chosen=pair.chosen, rejected=pair.rejected or ""

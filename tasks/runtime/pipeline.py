@@ -81,6 +81,5 @@ def results_by_digest(store: Store) -> dict[str, StageResult]:
         for key in store.files.children(f"stages/{stage}"):
             place = store.place(stage, key)
             if (committed := place.committed()) is not None:
-                digest = committed.manifest.digest
-                results[digest] = StageResult.of(place, committed, cached=True)
+                results[committed.manifest.digest] = StageResult.of(place, committed, cached=True)
     return results

@@ -10,14 +10,16 @@ from tasks.runtime.pipeline import Step
 
 def seeded_data(data: DataConfig, seed: int) -> DataConfig:
     """Sets all seeds of the data, the built-in world's included."""
-    world = data.world.model_copy(update={"seed": seed})
-    return data.model_copy(update={"seed": seed, "world": world})
+    return data.model_copy(
+        update={"seed": seed, "world": data.world.model_copy(update={"seed": seed})}
+    )
 
 
 def seeded_base(base: BaseConfig, seed: int) -> BaseConfig:
     """Sets the seeds of the base model's weights and of its training."""
-    training = base.training.model_copy(update={"seed": seed})
-    return base.model_copy(update={"seed": seed, "training": training})
+    return base.model_copy(
+        update={"seed": seed, "training": base.training.model_copy(update={"seed": seed})}
+    )
 
 
 def check_model_fits_data(base: BaseConfig, data: DataConfig) -> None:

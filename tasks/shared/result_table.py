@@ -49,12 +49,6 @@ def result_table(
         step: {"stage": m.stage, "version": m.version, "key": m.key, "code": m.git_revision}
         for step, m in made.items()
     }
-    numbers = {
-        f"{step}/{name}": value
-        for step, result in results.items()
-        for name, value in result.metrics.items()
-        if name not in _EXCLUDED and isfinite(value)
-    }
     return {
         "name": parameters["name"],
         "seeds": parameters.get("seeds", parameters.get("seed")),
@@ -62,7 +56,12 @@ def result_table(
         "stages": stages,
         "verdicts": verdicts,
         "estimates": estimates,
-        "numbers": numbers,
+        "numbers": {
+            f"{step}/{name}": value
+            for step, result in results.items()
+            for name, value in result.metrics.items()
+            if name not in _EXCLUDED and isfinite(value)
+        },
     }
 
 

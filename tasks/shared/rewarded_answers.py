@@ -88,11 +88,10 @@ class Answerer:
         context = context_length(model)
         length = min(config.max_length or context, context)
         encoder = Encoder(self.tokenizer, length, config.overlong)
-        rows = load_prompts(file, encoder, config.max_new_tokens)[:prompts]
         return answer_prompts(
             ModelGenerator(model, self.tokenizer, length),
             Rewards(config.rewards),
-            rows,
+            load_prompts(file, encoder, config.max_new_tokens)[:prompts],
             config.sampling,
             samples=samples,
             step=step,

@@ -42,8 +42,7 @@ def observed_answers(
 
     **Raises** `ConfigError` as `observed_rows` does, and if no answer is left.
     """
-    rows = observed_rows(data, config, pair_ids)
-    encoded = [(row, encoder.probe(row)) for row in rows]
+    encoded = [(row, encoder.probe(row)) for row in observed_rows(data, config, pair_ids)]
     kept = [(row, sequence) for row, sequence in encoded if sequence is not None]
     if not kept:
         raise ConfigError(

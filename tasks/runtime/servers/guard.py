@@ -139,8 +139,7 @@ class Guard:
             return _refusal(401, "The link's token is not valid.")
         path = "/" + quote(request.scope["path"].lstrip("/"))  # `//name` leads to another server
         others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
-        page = f"{path}?{urlencode(others)}" if others else path
-        answer = RedirectResponse(page, 303)
+        answer = RedirectResponse(f"{path}?{urlencode(others)}" if others else path, 303)
         answer.set_cookie(
             self._cookie, token, max_age=LOGIN_DAYS * 86400, httponly=True, samesite="strict"
         )

@@ -76,8 +76,7 @@ With the key, each page asks there for its settings, although the server's analy
 
 def allowed_hosts() -> tuple[str, ...]:
     """`_HOSTS` and the comma-separated names in DYNOLAB_SERVER_NAMES."""
-    more = os.environ.get("DYNOLAB_SERVER_NAMES", "").split(",")
-    return (*_HOSTS, *filter(None, more))
+    return (*_HOSTS, *filter(None, os.environ.get("DYNOLAB_SERVER_NAMES", "").split(",")))
 
 
 def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bool = False) -> Any:
@@ -195,8 +194,7 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
     from mlflow.server.fastapi_app import app
 
     # Its pages ask who is logged in, also without its own login; a 404 is an error in the console.
-    nobody = Route("/ajax-api/2.0/mlflow/users/current", JSONResponse({}))
-    app.router.routes.insert(0, nobody)
+    app.router.routes.insert(0, Route("/ajax-api/2.0/mlflow/users/current", JSONResponse({})))
     return app
 
 
@@ -237,12 +235,13 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
         until_started.enter_context(_start_lock(folder))
         application = _APPLICATIONS[name](folder, listener.getsockname()[1], standing)
         public = _PUBLIC[name.removesuffix("-api")]
-        config = uvicorn.Config(
-            Guard(application, token, allowed_hosts(), public, _REMEMBERED.get(name, {})),
-            access_log=False,
-            timeout_graceful_shutdown=3,
-        )
-        Server(config).run(sockets=[listener])
+        Server(
+            uvicorn.Config(
+                Guard(application, token, allowed_hosts(), public, _REMEMBERED.get(name, {})),
+                access_log=False,
+                timeout_graceful_shutdown=3,
+            )
+        ).run(sockets=[listener])
 
 
 if __name__ == "__main__":

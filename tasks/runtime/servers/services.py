@@ -224,10 +224,9 @@ def running_services(home: Path) -> dict[str, Service]:
     """The home's standing servers that are alive and answer, by name."""
     logs = home.resolve() / "logs"
     try:
-        content = json.loads(_register(home).read_text(encoding="utf-8"))
         listed = {
             name: Service(name, str(at["url"]), int(at["pid"]), logs / f"{name}.log")
-            for name, at in content.items()
+            for name, at in json.loads(_register(home).read_text(encoding="utf-8")).items()
         }
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return {}  # missing or damaged: treated as no running servers

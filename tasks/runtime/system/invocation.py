@@ -19,9 +19,7 @@ def invocation() -> str:
     typed = Path(sys.argv[0])
     if typed.name == "__main__.py" and typed.parent.name == PROGRAM:
         return f"{_program('python', sys.executable)} -m {PROGRAM}"
-    if typed.name != PROGRAM:
-        return PROGRAM
-    return _program(PROGRAM, sys.argv[0])
+    return PROGRAM if typed.name != PROGRAM else _program(PROGRAM, sys.argv[0])
 
 
 def _program(name: str, path: str) -> str:

@@ -225,10 +225,9 @@ class Sender:
             record.reopened = run is not None
         record.tags[OUTBOX_TAG] = name
         if run is None:
-            created = self.client.create_run(
-                experiment, record.began, record.tags, run_name=record.name
+            run = _run(
+                self.client.create_run(experiment, record.began, record.tags, run_name=record.name)
             )
-            run = _run(created)
         else:
             self.client.update_run(run.run_id, "RUNNING")
         with tracker.writing:
