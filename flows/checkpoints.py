@@ -146,8 +146,7 @@ def results_of(study: str | None, platform: Platform) -> dict[str, StageResult]:
     """The finished steps of a study file, by name."""
     if study is None:
         return {}
-    steps = study_steps(resolved(load_parameters(StudyParameters, Path(study))))
-    return finished(steps, platform)
+    return finished(study_steps(resolved(load_parameters(StudyParameters, Path(study)))), platform)
 
 
 def named_result(

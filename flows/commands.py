@@ -18,6 +18,7 @@ from dynolab.costs.machines import machine_named
 from dynolab.data.sources.config import rows_line
 from dynolab.data.unknown import UnknownTokens
 from dynolab.errors import ConfigError
+from dynolab.grouping import grouped
 from dynolab.hub import names_may_stay
 from flows.flow import Flow, FlowParameters, Parameters, Plan, Results, StagedFlow
 from flows.parameters import load_parameters
@@ -163,8 +164,7 @@ def run_on_servers(
     """Run a flow, as it is planned, on the home's servers, or on servers started for this run."""
     settings = Settings.from_environment()
     open_store(settings).check_writable()
-    servers = [] if settings.prefect_api_url else [PREFECT]
-    with use_services(settings.home, servers) as services:
+    with use_services(settings.home, [] if settings.prefect_api_url else [PREFECT]) as services:
         os.environ.update(services.environment())
         from flows.run import as_prefect_flow
 
@@ -301,13 +301,11 @@ def show_results(
 
 def _overlong(results: Results) -> Iterator[str]:
     """Rows that were too long; trainings with the same numbers share a line."""
-    names: dict[tuple[int, int], list[str]] = {}
-    for name, result in results.items():
-        dropped, truncated = (
-            int(result["metrics"].get(f"data/rows_{end}", 0)) for end in ("dropped", "truncated")
-        )
-        names.setdefault((dropped, truncated), []).append(name)
-    for (dropped, truncated), own in names.items():
+    counts = (
+        tuple(int(result["metrics"].get(f"data/rows_{end}", 0)) for end in ("dropped", "truncated"))
+        for result in results.values()
+    )
+    for (dropped, truncated), own in grouped(zip(counts, results, strict=True)).items():
         if dropped or truncated:
             who = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
             yield (

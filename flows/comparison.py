@@ -85,8 +85,9 @@ def resolved_comparison(parameters: AnyComparison) -> AnyComparison:
 
     **Raises** `ConfigError` for a missing source.
     """
-    update = {"data": resolve_data(parameters.data), "base": resolve_base(parameters.base)}
-    return parameters.model_copy(update=update)
+    return parameters.model_copy(
+        update={"data": resolve_data(parameters.data), "base": resolve_base(parameters.base)}
+    )
 
 
 SHARED = ("data", "rows", "prompts", "base", "sft", "sampled", "audit", "judge")
@@ -192,8 +193,7 @@ def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int)
     if arm.filter is not None:
         reads["data"] = step_of(label, seed, "filter")
         ranked = {} if arm.filter.pairs else {"audit": _audit_name(arm, seed)}
-        filtered = {"data": f"data-{seed}", **ranked}
-        steps.append(Step(reads["data"], FILTER, arm.filter, filtered))
+        steps.append(Step(reads["data"], FILTER, arm.filter, {"data": f"data-{seed}", **ranked}))
     training = arm.training(parameters.training, parameters.on_policy, seed)
     return [*steps, Step(name, ARM, training, reads)]
 
@@ -255,8 +255,7 @@ def _preparation_steps(parameters: PairComparison, arm: ArmConfig, seed: int) ->
     """The steps on an arm's start that it needs: sampled pairs, or an audit of its objective."""
     reads, steps = {"data": f"data-{seed}", "model": start_of(arm.start, seed)}, []
     if arm.pairs == "resampled":
-        sampling = SampleConfig(seed=seed)
-        steps.append(Step(_sampled_name(arm, seed), SAMPLED_PAIRS, sampling, reads))
+        steps.append(Step(_sampled_name(arm, seed), SAMPLED_PAIRS, SampleConfig(seed=seed), reads))
     if arm.filter is not None and not arm.filter.pairs:
         job = AuditJob(**dict(parameters.audit), objective=arm.objective)
         steps.append(Step(_audit_name(arm, seed), AUDIT, job, reads))

@@ -189,8 +189,7 @@ class FilledForm(BaseModel):
             name: value for name in self.settings if (value := getattr(self, name)) is not None
         }
         if name := filled.pop("objective", None):
-            objective = self.settings["objective"].removesuffix(".name")
-            yield as_change(objective, {"name": name})
+            yield as_change(self.settings["objective"].removesuffix(".name"), {"name": name})
         for field, value in filled.items():
             yield as_change(self.settings[field], value)
         tried = [f"{setting}={getattr(self, field)}" for field, setting in self.tried.items()]

@@ -130,8 +130,7 @@ def plan(parameters: ForcesParameters, platform: Platform) -> Plan:
 def _check_data(data: StageResult, parameters: ForcesParameters, platform: Platform) -> None:
     """Raises `ConfigError` for data without the observed kinds or the objective's answers."""
     folder = platform.store.folder(data.address, data.digest)
-    updating = parameters.analysis.updating
-    objective = parameters.analysis.objective if updating == "data" else None
+    objective = parameters.analysis.objective if parameters.analysis.updating == "data" else None
     for part, config, pair_ids in (
         ("analysis", parameters.analysis, parameters.analysis.pair_ids),
         ("kernel", parameters.kernel, ()),

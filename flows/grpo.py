@@ -143,13 +143,12 @@ def _shared(parameters: GrpoParameters, seed: int) -> list[Step]:
     if parameters.sft is not None:
         sft = parameters.sft.model_copy(update={"seed": seed})
         steps.append(Step(f"sft-{seed}", SFT, sft, {"data": data, "model": f"base-{seed}"}))
-    evaluation = _evaluation(parameters, seed)
     return [
         *steps,
         Step(
             step_of("start", seed),
             EVALUATE,
-            evaluation,
+            _evaluation(parameters, seed),
             {"prompts": f"prompts-{seed}", "model": model},
         ),
     ]

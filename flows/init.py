@@ -156,10 +156,9 @@ def measured_sizes(model: str, tokenizer: PreTrainedTokenizerBase, loaded: Loade
     context = context_length(language_model)
     trained_on, encoder = (Encoder(tokenizer, 2**31, "error") for _ in range(2))
     heldout = [pair for row in loaded.heldout if (pair := encoder.example(row)) is not None]
-    encoded = [*trained_on.examples(loaded.pairs), *heldout]
     pairs = [
         [len(side.ids) for side in (pair.chosen, pair.rejected) if side is not None]
-        for pair in encoded
+        for pair in [*trained_on.examples(loaded.pairs), *heldout]
     ]
     overlong = sum(max(pair) > context for pair in pairs)
     if overlong == len(pairs):

@@ -115,17 +115,27 @@ def plan(parameters: JudgeParameters, platform: Platform) -> Plan:
         study = load_parameters(StudyParameters, Path(parameters.study))
         data = seeded_data(study.data, study.seed)
     data = resolve_data(data)
-    update = {
-        "data": data,
-        "policies": {name: models[policy_step(name)] for name in parameters.policies},
-        "reference": models.get(REFERENCE),
-    }
-    known = parameters.model_copy(update=update)
-    steps = [Step("prompts", PROMPTS, data), *import_steps(known.models, existing)]
-    for name in known.policies:
-        reads = {"prompts": "prompts", "model": policy_step(name)}
-        steps.append(Step(f"answers-{name}", ANSWERS, known.answers, reads))
+    known = parameters.model_copy(
+        update={
+            "data": data,
+            "policies": {name: models[policy_step(name)] for name in parameters.policies},
+            "reference": models.get(REFERENCE),
+        }
+    )
     answered = {f"{ANSWERS_OF}{name}": f"answers-{name}" for name in known.policies}
+    steps = [
+        Step("prompts", PROMPTS, data),
+        *import_steps(known.models, existing),
+        *(
+            Step(
+                f"answers-{name}",
+                ANSWERS,
+                known.answers,
+                {"prompts": "prompts", "model": policy_step(name)},
+            )
+            for name in known.policies
+        ),
+    ]
     for name, judge in known.judges.items():
         job = JudgeJob(
             label=name, judge=judge, baseline=known.baseline_label, policies=known.others

@@ -238,16 +238,17 @@ def dropped_groups(parameters: CounterfactualParameters, ledger: LedgerReader) -
 
 def retraining(training: TrainConfig) -> TrainConfig:
     """The training in one process, with nothing recorded, probed at its end."""
-    update = {
-        "engine": EngineConfig(kind="plain", ranks=1, attention=training.engine.attention),
-        "record_steps": (),
-        "checkpoint_every": 0,
-        "probe_every": training.steps,
-        "alarm": None,
-        "best": None,
-        "ledger": None,
-    }
-    return training.model_copy(update=update)
+    return training.model_copy(
+        update={
+            "engine": EngineConfig(kind="plain", ranks=1, attention=training.engine.attention),
+            "record_steps": (),
+            "checkpoint_every": 0,
+            "probe_every": training.steps,
+            "alarm": None,
+            "best": None,
+            "ledger": None,
+        }
+    )
 
 
 REMOVALS = StagedFlow(

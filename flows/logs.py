@@ -59,8 +59,9 @@ def start_logs(
     if missing := [
         run.folder for run in parameters.runs.values() if not (folder / run.folder).is_dir()
     ]:
-        remedy = f"has no folder {missing[0]}; give a FILE that names its runs"
-        raise ConfigError("--logs", str(folder), remedy)
+        raise ConfigError(
+            "--logs", str(folder), f"has no folder {missing[0]}; give a FILE that names its runs"
+        )
     runs = {
         name: read_log(folder / run.folder, run.training, run.without)
         for name, run in parameters.runs.items()

@@ -136,8 +136,7 @@ def validated(kind: type[Parameters], content: Any) -> Parameters:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field, value, remedy = _describe(first, content)
+        field, value, remedy = _describe(error.errors(include_url=False)[0], content)
         more = error.error_count() - 1
         remedy += f" (and {more} more)" if more else ""
         raise ConfigError(field or kind.__name__, value, remedy) from error
@@ -334,10 +333,9 @@ def _completed(info: FieldInfo, given: Any) -> Any:
 def _written(value: Any) -> Any:
     """A default as a study file would hold it: what it sets, and what tells its kind."""
     if isinstance(value, BaseModel):
-        fields = type(value).model_fields
         return {
             name: _written(getattr(value, name))
-            for name, info in fields.items()
+            for name, info in type(value).model_fields.items()
             if name in value.model_fields_set or _tag(info) is not None
         }
     if isinstance(value, Mapping):

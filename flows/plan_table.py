@@ -44,8 +44,9 @@ def show_plan(
     for step in plan.steps:
         cost = found.get(step.name)
         if cost is not None and (lack := cost.lacks(here)) is not None:
-            value = f"{cost.parameters:,} parameters"
-            raise ConfigError(field_of(step), value, f"{lack}; {remedy(step, here)}")
+            raise ConfigError(
+                field_of(step), f"{cost.parameters:,} parameters", f"{lack}; {remedy(step, here)}"
+            )
     return [
         vars(each) | {"cost": None if (cost := found.get(each.step)) is None else asdict(cost)}
         for each in planned

@@ -180,8 +180,7 @@ def _as_task(
         return Completed(name="Cached", message=f"committed at {done.address}", data=done)
 
     # Prefect passes a returned state on unchanged; its result is what other stages read.
-    state = cast(State[StageResult | Pruned], stage(return_state=True))
-    result = state.result()
+    result = cast(State[StageResult | Pruned], stage(return_state=True)).result()
     if isinstance(result, Pruned):
         raise result
     return result

@@ -147,8 +147,7 @@ class StudyParameters(FlowParameters):
     def _can_be_filtered(self) -> StudyParameters:
         build_objective(self.preference.objective)  # a loss of one's own may not be one
         objective = self.preference.objective.name
-        labelled = self.data.format == "unpaired"
-        if labelled != (objective == "kto"):
+        if (self.data.format == "unpaired") != (objective == "kto"):
             raise ConfigError(
                 "data.format",
                 self.data.format,
@@ -288,8 +287,9 @@ def _flat_world(parameters: StudyParameters) -> list[Step]:
 
     The style touches answers alone, so that both worlds have one corpus and one base model.
     """
-    flat = parameters.data.world.model_copy(update={"zipf": 0.0})
-    data = parameters.data.model_copy(update={"world": flat})
+    data = parameters.data.model_copy(
+        update={"world": parameters.data.world.model_copy(update={"zipf": 0.0})}
+    )
     steps, start = [Step("flat-data", DATA, data)], "base"
     if parameters.sft is not None:
         start, reads = "flat-sft", {"data": "flat-data", "model": "base"}

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from dynolab.data.rows import read_rows
 from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError, DynolabError, Pruned, check_known
+from dynolab.grouping import grouped
 from dynolab.results.study import MetricsLine
 from dynolab.results.sweep import Scalar, TrialRow, TrialState
 from dynolab.store import Claim
@@ -229,10 +230,9 @@ def trial_of(parameters: SweepParameters, point: Mapping[str, Any]) -> tuple[Any
     """
     changes = [as_change(setting, value) for setting, value in point.items()]
     flow = load_flow(parameters.flow)
-    settings = load_parameters(
+    return flow, load_parameters(
         flow.parameters, parameters.study_path, [*parameters.settings, *changes]
     )
-    return flow, settings
 
 
 class SweepStudy:
@@ -525,12 +525,12 @@ def metric_paths(
     result = results[sweep.stage]
     paths = {name: [(0, value)] for name, value in result.metrics.items()}
     if "metrics.jsonl" in platform.store.manifest(result.address, result.digest).files:
-        logged: dict[str, list[tuple[int, float]]] = {}
         folder = platform.store.folder(result.address, result.digest)
-        for line in read_rows(folder / "metrics.jsonl", MetricsLine):
-            for name, value in line.metrics.items():
-                logged.setdefault(name, []).append((line.step, value))
-        paths |= logged
+        paths |= grouped(
+            (name, (line.step, value))
+            for line in read_rows(folder / "metrics.jsonl", MetricsLine)
+            for name, value in line.metrics.items()
+        )
     for metric in sweep.objectives:
         if metric not in paths:
             known = ", ".join(sorted(paths)) or "none"

@@ -222,8 +222,7 @@ def _check_inside(folder: Path, name: str, field: str) -> None:
     """
     with reading(field, str(folder / name), "give a folder that you can read"):
         root, file = folder.resolve(strict=True), (folder / name).resolve(strict=True)
-    blobs = root.parent.parent / "blobs"
-    if not file.is_relative_to(root) and file.parent != blobs:
+    if not file.is_relative_to(root) and file.parent != root.parent.parent / "blobs":
         raise ConfigError(
             field,
             str(folder / name),

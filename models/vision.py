@@ -144,8 +144,7 @@ class PatchTransformer(nn.Module):
         """Features of the images."""
         patches = self.patches(x)
         width, rows, columns = patches.shape[1:]
-        places = sine_places(rows, columns, width).to(patches)
-        tokens = patches.flatten(2).transpose(1, 2) + places
+        tokens = patches.flatten(2).transpose(1, 2) + sine_places(rows, columns, width).to(patches)
         features: Tensor = self.norm(self.blocks(tokens)).flatten(1)
         return features
 
