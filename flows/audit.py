@@ -94,8 +94,10 @@ def plan(parameters: AuditParameters, platform: Platform) -> Plan:
     needed = ("train.jsonl", "heldout.jsonl")
     update, existing = resolved_sources(parameters, parameters.models, platform, needed)
     known = parameters.model_copy(update=update)
-    steps = import_steps(known.models, existing, data=known.data)
-    steps.append(Step("audit", AUDIT, known.audit, {"data": "data", "model": MODEL}))
+    steps = [
+        *import_steps(known.models, existing, data=known.data),
+        Step("audit", AUDIT, known.audit, {"data": "data", "model": MODEL}),
+    ]
     shown = {"data": "data", "audit": "audit"}
     if known.trained is not None:
         steps.append(Step("foresight", FORESIGHT, ForesightConfig(), {**shown, "model": TRAINED}))

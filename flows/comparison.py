@@ -349,8 +349,10 @@ def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
         steps += shared_steps(parameters, arms, seed)
         for label, arm in arms.items():
             steps += arm_steps(parameters, label, arm, seed)
-        steps += [answers_step(parameters, label, seed) for label in JUDGED]
-        steps.append(judge_step(parameters, AFTER_SFT, [AFTER_EXTENDED], seed))
+        steps += [
+            *(answers_step(parameters, label, seed) for label in JUDGED),
+            judge_step(parameters, AFTER_SFT, [AFTER_EXTENDED], seed),
+        ]
     page = ReproductionPageConfig(
         name=parameters.name,
         seeds=parameters.seeds,

@@ -225,11 +225,15 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
         "like this: low: 1, high: 10."
         for name, setting in form.tried.items()
     }
-    fields: dict[str, Any] = {"study_file": (str, Field(file, description=about["study_file"]))}
-    fields |= {name: (str, Field("", description=about[name])) for name in form.tried}
+    fields: dict[str, Any] = {
+        "study_file": (str, Field(file, description=about["study_file"])),
+        **{name: (str, Field("", description=about[name])) for name in form.tried},
+    }
     if form.tried:
-        for name in (OTHER_TRIED, "other_settings"):
-            fields[name] = (tuple[str, ...], Field((), description=about[name]))
+        fields |= {
+            name: (tuple[str, ...], Field((), description=about[name]))
+            for name in (OTHER_TRIED, "other_settings")
+        }
     for name, setting in settings.items():
         owner = FlowParameters if name in FlowParameters.model_fields else parameters
         kind, description, limits = _setting(owner, setting)

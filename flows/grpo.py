@@ -125,8 +125,7 @@ def grpo_steps(parameters: GrpoParameters) -> list[Step]:
         for label in parameters.arms
         for step in _arm(parameters, label, seed)
     ]
-    measured = [step_of("start", seed) for seed in parameters.seeds]
-    measured += [step.name for step in arms]
+    measured = [step_of("start", seed) for seed in parameters.seeds] + [step.name for step in arms]
     return [*shared, *arms, Step("grpo-page", GROUP_PAGE, page, {name: name for name in measured})]
 
 

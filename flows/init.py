@@ -261,17 +261,15 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
         notes.append(
             "The model has no chat template: messages are written as turns of Human and Assistant."
         )
-    notes.append(
+    notes += [
         f"The file finetunes on the chosen answers first (SFT, learning rate "
         f"{settings['sft_rate']}), as papers do; if your DPO starts from the model as it is, write "
-        "`sft: null` there."
-    )
-    notes.append(
+        "`sft: null` there.",
         f"DPO’s learning rate ({settings['preference_rate']}), β (0.1) and steps "
         f"({settings['steps']}) are guesses, enough for a first run: if you know those of your "
-        "training, write them into the file, under `preference`."
-    )
-    notes.append(time)
+        "training, write them into the file, under `preference`.",
+        time,
+    ]
     if folder.is_dir() and (texts := auto_reads_otherwise(weights, None, folder)):
         notes.append(f"{about_auto(texts)}.")
     return WrittenStudy(notes, sizes, sum(parts.values()))

@@ -142,8 +142,10 @@ def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
     for seed in parameters.seeds:
         shared += shared_steps(parameters, arms, seed)
         for label, arm in arms.items():
-            compared += arm_steps(parameters, label, arm, seed)
-            compared.append(answers_step(parameters, label, seed))
+            compared += [
+                *arm_steps(parameters, label, arm, seed),
+                answers_step(parameters, label, seed),
+            ]
         if others := [label for label in arms if label != baseline]:
             compared.append(judge_step(parameters, baseline, others, seed))
     page = MitigationPageConfig(
@@ -204,8 +206,9 @@ def remedies_file(
     if trained.objective.name not in PAIR_OBJECTIVES:
         return ""
     left_out = {"objective", "seed", "record_steps", "checkpoint_every", "ledger", "alarm", "best"}
-    training = trained.model_dump(mode="json", exclude_unset=True, exclude=left_out)
-    training["probe_every"] = trained.probe_every or max(1, trained.steps // 10)
+    training = trained.model_dump(mode="json", exclude_unset=True, exclude=left_out) | {
+        "probe_every": trained.probe_every or max(1, trained.steps // 10)
+    }
     settings: dict[str, Any] = {
         "name": f"{name}-remedies",
         "seeds": [seed, seed + 1, seed + 2],

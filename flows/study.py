@@ -258,9 +258,13 @@ def study_steps(
             study.preference,
         ),
     )
-    shown = {step.name.replace("-", "_"): step.name for step in steps if step.stage in _SHOWN}
-    shown |= {f"contrast_{contrast[-1].name}": contrast[-1].name for contrast in contrasts}
-    shown |= {"data": "data", **models, **{name: name for name in compared}}
+    shown = {
+        **{step.name.replace("-", "_"): step.name for step in steps if step.stage in _SHOWN},
+        **{f"contrast_{contrast[-1].name}": contrast[-1].name for contrast in contrasts},
+        "data": "data",
+        **models,
+        **{name: name for name in compared},
+    }
     return [*steps, Step("report", REPORT, report, shown)]
 
 

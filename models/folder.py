@@ -101,8 +101,10 @@ def loaded_files(folder: Path, field: str = "model") -> list[str]:
     """
     _check_shards(folder, field)
     with reading(field, str(folder), "give a folder that you can read"):
-        names = [file.name for file in folder.iterdir() if file.is_file()]
-        names += [f"{_TEMPLATES}/{file.name}" for file in folder.glob(f"{_TEMPLATES}/*")]
+        names = [
+            *(file.name for file in folder.iterdir() if file.is_file()),
+            *(f"{_TEMPLATES}/{file.name}" for file in folder.glob(f"{_TEMPLATES}/*")),
+        ]
     if not any(name.endswith(".safetensors") for name in names) and INDEX not in names:
         raise ConfigError(
             field,

@@ -136,8 +136,10 @@ class ArmConfig(StageConfig):
         kind: type[TrainConfig | GroupTrainConfig] = TrainConfig
         if self.pairs == "on_policy":
             kind = GroupTrainConfig
-            changes |= on_policy.model_dump()
-            changes["updates_per_rollout"] = self.updates_per_rollout or 1
+            changes |= {
+                **on_policy.model_dump(),
+                "updates_per_rollout": self.updates_per_rollout or 1,
+            }
         training = kind.model_validate(shared.model_dump() | changes)
         if self.learning_rate is None:
             return training

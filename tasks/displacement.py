@@ -90,8 +90,11 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
             for row in displacements
         ]
         work.write_tables(displacement=rows, completions=completions, token_choice=choices)
-    figures = displacement_figures(rows, config.epsilon) | choice_figures(choices)
-    figures |= completion_figures(completions)
+    figures = (
+        displacement_figures(rows, config.epsilon)
+        | choice_figures(choices)
+        | completion_figures(completions)
+    )
     means = log_figures(work, figures, "displacement")
     work.log_tables(displacement=rows, token_choice=choices)
     return means | {"questions": float(len(rows)), "seconds": work.seconds}

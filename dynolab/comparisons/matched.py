@@ -14,6 +14,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.comparisons.arm_table import ArmTable
+from dynolab.grouping import grouped
 from dynolab.probes.paths import learning_paths
 from dynolab.results.arms import ComparedArms, MarginPoint
 from dynolab.results.study import ARGMAX, ProbeScore
@@ -93,10 +94,10 @@ def table_of(compared: ComparedArms) -> ArmTable:
     The baseline's own `matched/gap` and `matched/chosen` are zero, so that a difference from it is
     that at the same margin.
     """
-    counts: dict[str, int] = {}
-    for runs in compared.runs.values():
-        for name, count in (item for run in runs for item in run.counts.items()):
-            counts[name] = min(count, counts.get(name, count))
+    by_name = grouped(
+        item for runs in compared.runs.values() for run in runs for item in run.counts.items()
+    )
+    counts = {name: min(own) for name, own in by_name.items()}
     matched = dict.fromkeys(("matched/gap", "matched/chosen"), counts.get("train/margin", 0))
     base = compared.runs[compared.baseline]
     values = {

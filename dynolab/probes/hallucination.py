@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dynolab.data.probes.overlap import edit_distance
 from dynolab.data.rows import Example
 from dynolab.data.world.lexicon import Fact, asked, facts_in
+from dynolab.grouping import grouped
 
 SIMILAR = 0.2
 """Largest edit distance between a text and the answer it repeats, relative to the longer one."""
@@ -51,10 +52,9 @@ class TrainingAnswers:
         self._ids = [row.id for row in training]
         self._words = [_words(row.chosen) for row in training]
         self._phrases = frozenset(phrase for words in self._words for phrase in _phrases(words))
-        self._answers_with: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for index, words in enumerate(self._words):
-            for word in _numbered(words):
-                self._answers_with[word].append(index)
+        self._answers_with = grouped(
+            (word, index) for index, words in enumerate(self._words) for word in _numbered(words)
+        )
 
     def source(self, text: str, own: str, *, finished: bool = True) -> Source | None:
         """The training question whose answer a text repeats; None if there is none.

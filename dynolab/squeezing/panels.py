@@ -147,8 +147,11 @@ def step_paths(classes: int, seed: int, sizes: Sequence[float]) -> list[dict[str
     label = ranks[classes // 2]
     changes = torch.stack([stepped(logp, torch.tensor(label), -size) for size in sizes]) - logp
     others = {round(rank) for rank in np.geomspace(1, classes - 1, 16)} - {classes // 2}
-    roles = [("pushed", label), ("likeliest other", ranks[0])]
-    roles += [(f"rank {rank + 1}", ranks[rank]) for rank in sorted(others)]
+    roles = [
+        ("pushed", label),
+        ("likeliest other", ranks[0]),
+        *((f"rank {rank + 1}", ranks[rank]) for rank in sorted(others)),
+    ]
     return [
         {
             "role": role,

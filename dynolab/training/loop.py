@@ -209,8 +209,9 @@ class Trainer:
     ) -> dict[str, float]:
         """Updates the weights once; returns the step's metrics."""
         config = self.config
-        recorded = step in config.record_steps or config.observes(step)
-        recorded = recorded or self.job.all_steps is not None
+        recorded = (
+            step in config.record_steps or config.observes(step) or self.job.all_steps is not None
+        )
         before = (engine.master_weights(), engine.optimizer_state()) if recorded else None
         with activations_checkpointed(self.policy):
             sums, strength_quantiles, doses = self._accumulate(engine, step, examples, totals)

@@ -85,9 +85,7 @@ def load_shards(
             if (steps := stored.steps(stretch.name)) is not None:
                 # A fused optimizer counts steps on the device, any other on the CPU.
                 state[STEP] = steps.to(group.device) if optimizer.defaults.get("fused") else steps
-    for group, state in states.items():
-        if state:
-            optimizer.state[group] = state
+    optimizer.state.update({group: state for group, state in states.items() if state})
 
 
 class _Stored:

@@ -208,8 +208,12 @@ def _rate_steps(parameters: CouplingParameters, number: int) -> list[Step]:
             "record_steps": tuple(read),
         }
     )
-    labels = {"start": "base", **{f"step-{step}": sft for step in read}}
-    labels |= {"sft": sft, "preference": dpo}
+    labels = {
+        "start": "base",
+        **{f"step-{step}": sft for step in read},
+        "sft": sft,
+        "preference": dpo,
+    }
     kernel = KernelJob(
         **dict(parameters.kernel),
         labels=tuple(labels),

@@ -170,9 +170,13 @@ def _compute(
 ) -> StageResult:
     attempt = uuid4().hex
     folder = f"{stage.name}-{place.key[:12]}-{attempt}"
-    tags = {"kind": "stage", "stage": stage.name, "stage_key": place.key}
-    tags["stage_version"] = str(stage.version)
-    tags |= {f"input.{name}": source.digest for name, source in inputs.items()}
+    tags = {
+        "kind": "stage",
+        "stage": stage.name,
+        "stage_key": place.key,
+        "stage_version": str(stage.version),
+        **{f"input.{name}": source.digest for name, source in inputs.items()},
+    }
     if revision := git_revision():
         tags["git_revision"] = revision
     parent = platform.parent_run

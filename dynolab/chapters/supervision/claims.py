@@ -50,10 +50,12 @@ def assess_supervision(
 ) -> list[Verdict]:
     """Judges all claims: on Filter-KD, finding wrong labels, learning speeds, and adaptation."""
     noise = min(rows.noise.unique(), key=lambda level: (abs(level - JUDGED_NOISE), level))
-    verdicts = judged("supervision", "Filter-KD", _filter_claims(rows, noise))
-    verdicts += judged("detection", "wrong labels", _detection_claims(detections, noise))
-    verdicts += judged("speed", "learning speed", _speed_claims(speeds))
-    return verdicts + assess_adaptation(adaptations)
+    return [
+        *judged("supervision", "Filter-KD", _filter_claims(rows, noise)),
+        *judged("detection", "wrong labels", _detection_claims(detections, noise)),
+        *judged("speed", "learning speed", _speed_claims(speeds)),
+        *assess_adaptation(adaptations),
+    ]
 
 
 def _filter_claims(rows: pd.DataFrame, noise: float) -> Iterator[Claimed]:

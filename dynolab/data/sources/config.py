@@ -204,8 +204,11 @@ def rows_line(counts: Mapping[str, float]) -> str:
     train, heldout = (int(counts[f"data/{part}_pairs"]) for part in ("train", "heldout"))
     left_out = {reason: int(counts.get(name, 0)) for name, reason in LEFT_OUT.items()}
     rows = train + heldout + sum(left_out.values())
-    parts = [f"{train} training", f"{heldout} held-out"]
-    parts += [f"{count} left out ({reason})" for reason, count in left_out.items() if count]
+    parts = [
+        f"{train} training",
+        f"{heldout} held-out",
+        *(f"{count} left out ({reason})" for reason, count in left_out.items() if count),
+    ]
     odd = [f"{int(counts[name])} {what}" for name, what in ODD.items() if counts.get(name)]
     return f"{rows} rows → {', '.join(parts)}{'; ' if odd else ''}{', '.join(odd)}"
 

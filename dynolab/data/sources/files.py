@@ -50,9 +50,8 @@ def hub_records(
     """Streams a split of a Hub data set, or of a folder in it; `ConfigError` if it is not there."""
     from datasets import load_dataset
 
-    remedy = f"give a data set that loads with hub_split = {split!r}"
-    remedy += f" and hub_folder = {folder!r}" if folder else ""
-    with reading(field, name, remedy):
+    of_folder = f" and hub_folder = {folder!r}" if folder else ""
+    with reading(field, name, f"give a data set that loads with hub_split = {split!r}{of_folder}"):
         yield from load_dataset(
             name, data_dir=folder, split=split, revision=revision, streaming=True
         )

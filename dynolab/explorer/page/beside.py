@@ -15,6 +15,7 @@ from dynolab.explorer.page.pushers import answers_of
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
+from dynolab.grouping import grouped
 from dynolab.report.text import number
 from dynolab.results.ledger import Pusher
 
@@ -113,11 +114,8 @@ def _pairs(
         {} if moved is None else {push.example: push for push in moved.lines.pushers(0)}
         for moved in moves
     ]
-    lowest: dict[str, float] = {}
-    for by_pair in pushes:
-        for pair, push in by_pair.items():
-            lowest[pair] = min(lowest.get(pair, 0.0), push.total)
-    hardest = sorted(lowest, key=lambda pair: lowest[pair])[:SHOWN]
+    totals = grouped((pair, push.total) for by_pair in pushes for pair, push in by_pair.items())
+    hardest = sorted(totals, key=lambda pair: min(0.0, *totals[pair]))[:SHOWN]
     rows = []
     for pair in hardest:
         nats = [parts.nats(by_pair[pair].total) if pair in by_pair else "–" for by_pair in pushes]

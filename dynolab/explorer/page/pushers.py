@@ -114,9 +114,14 @@ def _plot(lines: Lines) -> go.Figure:
         marker={"color": INK, "size": 6, "symbol": "diamond"},
         hovertemplate="step %{x}: %{y:+.3g} nats in all<extra></extra>",
     )
-    margin = {"l": 60, "r": 10, "t": 30, "b": 40}
-    figure.update_layout(base_layout(PLOT_HEIGHT, margin=margin, barmode="relative"))
-    figure.update_layout(legend=LEGEND_ABOVE | {"y": 1.02})
+    figure.update_layout(
+        base_layout(
+            PLOT_HEIGHT,
+            margin={"l": 60, "r": 10, "t": 30, "b": 40},
+            barmode="relative",
+            legend=LEGEND_ABOVE | {"y": 1.02},
+        )
+    )
     figure.update_xaxes(title_text="step", tickformat="d")
     figure.update_yaxes(title_text="nats")
     return figure

@@ -181,10 +181,15 @@ def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go
             hovertemplate="%{text}: %{x:+.3f} → %{y:+.3f} nats<extra></extra>",
         )
     low, high = float(min(before.min(), after.min())), float(max(before.max(), after.max()))
-    figure.update_layout(base_layout(420, margin={"l": 70, "r": 20, "t": 30, "b": 50}))
-    line: dict[str, Any] = {"type": "line", "x0": low, "x1": high, "y0": low, "y1": high}
-    line["line"] = {"width": 1, "color": MUTED}
-    figure.update_layout(shapes=[line], legend={"orientation": "h", "y": 1.08})
+    line = {"width": 1, "color": MUTED}
+    figure.update_layout(
+        base_layout(
+            420,
+            margin={"l": 70, "r": 20, "t": 30, "b": 50},
+            shapes=[{"type": "line", "x0": low, "x1": high, "y0": low, "y1": high, "line": line}],
+            legend={"orientation": "h", "y": 1.08},
+        )
+    )
     figure.update_xaxes(title_text="change as trained (nats)")
     figure.update_yaxes(title_text="change as asked (nats)")
     return figure

@@ -184,8 +184,9 @@ def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
     )
     write_page(page, folder, "judge.html")
     write_rows(folder / "agreements.jsonl", inputs.agreements)
-    metrics = {f"win_rate/{rate.a}/{rate.judge}": rate.rate for rate in rates}
-    metrics |= {f"first_share/{rate.a}/{rate.judge}": rate.first_share for rate in rates}
+    metrics = {f"win_rate/{rate.a}/{rate.judge}": rate.rate for rate in rates} | {
+        f"first_share/{rate.a}/{rate.judge}": rate.first_share for rate in rates
+    }
     for row in inputs.agreements:
         judges = f"{row.a}/{row.first}-{row.second}"
         metrics |= {f"agreement/{judges}": row.share, f"kappa/{judges}": row.kappa}

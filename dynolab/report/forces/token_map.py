@@ -161,15 +161,16 @@ def _title(token_map: TokenMap) -> dict[str, Any]:
 
 def _changes(plot: go.Figure, token_map: TokenMap) -> dict[str, Any]:
     layout = plot.layout
-    changes: dict[str, Any] = {
-        f"{axis}.{name}": _plain(layout[axis][tuple(name.split("."))])
-        for axis, names in _CHANGING.items()
-        for name in names
+    return {
+        **{
+            f"{axis}.{name}": _plain(layout[axis][tuple(name.split("."))])
+            for axis, names in _CHANGING.items()
+            for name in names
+        },
+        "annotations": [note.to_plotly_json() for note in layout.annotations],
+        "shapes": [shape.to_plotly_json() for shape in layout.shapes],
+        "title.text": _title(token_map)["text"],
     }
-    changes["annotations"] = [note.to_plotly_json() for note in layout.annotations]
-    changes["shapes"] = [shape.to_plotly_json() for shape in layout.shapes]
-    changes["title.text"] = _title(token_map)["text"]
-    return changes
 
 
 def _plain(value: Any) -> Any:

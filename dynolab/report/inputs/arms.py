@@ -125,8 +125,7 @@ class GroupPageInputs(PageInputs):
 
     def table(self) -> ArmTable:
         """Every arm's figures, and those of the models that the arms start from."""
-        figures = {START: [start.figures(self.k) for start in self.starts.values()]}
-        figures |= {
+        figures = {START: [start.figures(self.k) for start in self.starts.values()]} | {
             arm: [run.figures(self.epsilon, self.k) for run in self.of_arm(arm)]
             for arm in self.arms
         }
@@ -252,14 +251,13 @@ def read_pair_run(
         policy_answers = rows(answers, "answers.jsonl", PolicyAnswer, optional=True)
         judgements = rows(judged, "judgements.jsonl", Judgement, optional=True)
         figures = json.loads((answers / "figures.json").read_text())
-        sampled = {name: figure["mean"] for name, figure in figures.items() if figure["n"]}
         won = win_figures(
             [judgement for judgement in judgements if judgement.a == arm],
             {answer.id: answer.split for answer in policy_answers},
         )
-        sampled |= _means(won)
-        prompts = {name: figure["n"] for name, figure in figures.items() if figure["n"]}
-        prompts |= _counts(won)
+        known = {name: figure for name, figure in figures.items() if figure["n"]}
+        sampled = {name: figure["mean"] for name, figure in known.items()} | _means(won)
+        prompts = {name: figure["n"] for name, figure in known.items()} | _counts(won)
     return PairRun(
         probes=rows(trained, "probes.jsonl", ProbeScore, optional=True),
         summary=read_value(trained / "summary.json", TrainingSummary),

@@ -42,8 +42,10 @@ def summarise(
     # Comparisons of runs show the first number: that of the last training distinguishes them.
     stages = [training.stage for training in reversed(inputs.trainings)]
     last_first = [name for stage in stages for name in changes if name.startswith(f"{stage}/")]
-    metrics = {f"{name}/change": changes[name].mean for name in (*last_first, *changes)}
-    metrics |= outcome_counts(verdicts)
+    metrics = {
+        **{f"{name}/change": changes[name].mean for name in (*last_first, *changes)},
+        **outcome_counts(verdicts),
+    }
     for verdict in verdicts:
         if verdict.id.endswith("/forces") and verdict.outcome != "not measured":
             metrics[f"force/{verdict.topic}/unexplained"] = verdict.measured[0].mean

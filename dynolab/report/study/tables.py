@@ -108,8 +108,10 @@ def event_section(events: Mapping[str, Sequence[Event]], words: Words) -> Sectio
 
 def kind_section(paths: Paths, observed: Sequence[ProbeRow], words: Words) -> Section | None:
     """How every kind of answer was made, with one prompt's answers; None without probes."""
-    made = grouped((row.kind, row.made_by) for row in observed)
-    made[ARGMAX] = ["the model's likeliest token at every position along the chosen answer"]
+    made = {
+        **grouped((row.kind, row.made_by) for row in observed),
+        ARGMAX: ["the model's likeliest token at every position along the chosen answer"],
+    }
     examples = {
         row.kind: excerpt(row.response) for row in observed if row.pair_id == observed[0].pair_id
     }

@@ -121,10 +121,11 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
     }
     application = create_app(final=True, webserver_only=api_only)
     pages = Path(prefect.__ui_v2_static_subpath__)
-    own = {f"/v2/assets/{script.name}": script for script in pages.glob("assets/index-*.js")}
-    own |= {
-        f"/{icon.name}": icon for icon in pages.glob("ico/*.ico")
-    }  # linked there, kept elsewhere
+    own = {
+        **{f"/v2/assets/{script.name}": script for script in pages.glob("assets/index-*.js")},
+        # Linked there, kept elsewhere.
+        **{f"/{icon.name}": icon for icon in pages.glob("ico/*.ico")},
+    }
     for address, file in own.items():
         kind, _ = guess_type(file.name)
         answer = Response(file.read_bytes().replace(_ANALYTICS_KEY, b""), media_type=kind)
