@@ -27,7 +27,7 @@ from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import login_token
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult
-from tasks.shared.policies import ADAPTER, load_encoder, load_policy
+from tasks.shared.policies import ADAPTER, load_encoder, load_model, load_policy
 from tasks.training import RECORDS
 
 if TYPE_CHECKING:
@@ -182,7 +182,6 @@ def _scored(
     from dynolab.forces.map.analysis import recorded_examples
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.training.reference import score_reference
-    from tasks.shared.policies import load_model
 
     model, tokenizer = load_model(reference())
     sides = [CHOSEN] if pairs[0].rejected is None else [CHOSEN, REJECTED]

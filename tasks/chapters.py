@@ -4,37 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from dynolab.chapters.classification.forces import ForceStudyConfig
-from dynolab.chapters.classification.paths import PathStudyConfig
-from dynolab.chapters.images import ImageConfig
+from dynolab import distributed
+from dynolab.chapters.classification.forces import ForceStudyConfig, study_forces
+from dynolab.chapters.classification.paths import PathStudyConfig, study_paths
+from dynolab.chapters.images import ImageConfig, ImageSplits, load_images, read_images, write_images
 from dynolab.chapters.simplicity.mappings import (
     Messages,
     SpaceName,
     all_mappings,
     sampled_bijections,
 )
-from dynolab.chapters.supervision.speeds import SpeedConfig
-from dynolab.chapters.supervision.supervision import SupervisionConfig
+from dynolab.chapters.supervision.speeds import SpeedConfig, compare_speeds
+from dynolab.chapters.supervision.supervision import SupervisionConfig, compare_supervision
+from dynolab.chapters.transfer.task import TransferTask, image_task, topic_task
 from dynolab.chapters.transfer.topics import TopicConfig
-from dynolab.chapters.transfer.transfer import TransferConfig
+from dynolab.chapters.transfer.transfer import TransferConfig, compare_heads
 from dynolab.errors import ConfigError
 from dynolab.grouping import grouped
-from models.vision import ClassifierName
+from models.vision import ClassifierName, build_classifier
 from tasks.audit import read_pairs
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.page_helpers import PageConfig, input_metrics, page_shown, stage_facts
 from tasks.shared.policies import load_encoder, load_model
 from tasks.shared.seeds import Seeds
-
-if TYPE_CHECKING:
-    from dynolab.chapters.images import ImageSplits
-    from dynolab.chapters.transfer.task import TransferTask
 
 ChapterName = Literal[
     "classification", "supervision", "transfer", "simplicity", "squeezing", "coupling"
@@ -45,7 +43,6 @@ IMAGES_FILE = "images.safetensors"
 
 def images(work: Work[ImageConfig]) -> dict[str, float]:
     """Results: `images.safetensors`, which `dynolab.chapters.images.read_images` reads."""
-    from dynolab.chapters.images import load_images, write_images
 
     with work.shown():
         splits = load_images(work.config)
@@ -61,7 +58,6 @@ def images(work: Work[ImageConfig]) -> dict[str, float]:
 
 
 def _images(work: Work[Any]) -> ImageSplits:
-    from dynolab.chapters.images import read_images
 
     return read_images(work.input_folder("images") / IMAGES_FILE)
 
@@ -81,9 +77,6 @@ def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
 
     Results: `states.jsonl`, `ranks.jsonl`, `influence.jsonl` and `diverged.jsonl`.
     """
-    from dynolab import distributed
-    from dynolab.chapters.classification.forces import study_forces
-    from models.vision import build_classifier
 
     config, device = work.config, distributed.device()
     data = _images(work).to(device)
@@ -118,9 +111,6 @@ class LearningPathsJob(PathStudyConfig):
 
 def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
     """Reads input `images`. Results: `scores.jsonl`, `epochs.jsonl` and `paths.jsonl`."""
-    from dynolab import distributed
-    from dynolab.chapters.classification.paths import study_paths
-    from models.vision import build_classifier
 
     config = work.config
     data = _images(work)
@@ -160,8 +150,6 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
 
     Returns mean accuracies as `noise_<percent>/accuracy/<arm>`, mean AUCs as `…/auc/<score>`.
     """
-    from dynolab.chapters.supervision.supervision import compare_supervision
-    from models.vision import build_classifier
 
     config = work.config
     data = _images(work)
@@ -184,8 +172,6 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
     in nats.
     """
     from dynolab.chapters.supervision.adaptation import compare_adaptation
-    from dynolab.chapters.supervision.speeds import compare_speeds
-    from models.vision import build_classifier
 
     config = work.config
     data = _images(work)
@@ -238,21 +224,17 @@ def transfer_digits(work: Work[TransferJob]) -> dict[str, float]:
 
     Returns mean accuracies as `<task>/<strategy>/tau_<τ>/accuracy`.
     """
-    from dynolab.chapters.transfer.task import image_task
 
     return _transfer(work, image_task(_images(work), work.config.first, seed=0))
 
 
 def transfer_topics(work: Work[TopicTransferJob]) -> dict[str, float]:
     """Reads no inputs. Results and metrics are those of `transfer_digits`."""
-    from dynolab.chapters.transfer.task import topic_task
 
     return _transfer(work, topic_task(work.config.texts, work.config.first))
 
 
 def _transfer(work: Work[Any], task: TransferTask) -> dict[str, float]:
-    from dynolab.chapters.transfer.transfer import compare_heads
-    from models.vision import build_classifier
 
     config = work.config
     with work.shown():

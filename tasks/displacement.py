@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from dynolab.objectives import build_objective
 from dynolab.objectives.advantages import AdvantageRuleConfig
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import GroupConfig, GroupObjectiveConfig
@@ -73,7 +74,6 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
         displacement_figures,
     )
     from dynolab.evaluation.displacement import likelihood_displacement, one_update
-    from dynolab.objectives import build_objective
 
     config = work.config
     with work.shown():
@@ -110,7 +110,6 @@ def _forces(
     """
     from dynolab.evaluation.token_choice import completion_forces, token_choice
     from dynolab.forces import PolicyFunction
-    from dynolab.objectives import build_objective
 
     objective = work.config.objective
     built = build_objective(objective)

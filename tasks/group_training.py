@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynolab.data.rows import write_rows
-from dynolab.data.sources.load import DataConfig
+from dynolab.data.sources.load import DataConfig, load_prompts
 from dynolab.training.config import GroupTrainConfig
 from tasks.data import chat_tokenizer
 from tasks.runtime.stage import Stage
@@ -16,7 +16,6 @@ def freeze_prompts(work: Work[DataConfig]) -> dict[str, float]:
 
     Results: `train.jsonl` and `heldout.jsonl`, prompts with the answers to check completions by.
     """
-    from dynolab.data.sources.load import load_prompts
 
     with work.shown():
         prompts = load_prompts(work.config, chat_tokenizer(work.config))

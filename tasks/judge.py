@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from dynolab.data.rows import read_rows
 from dynolab.endpoint.config import PATIENCE
+from dynolab.judges import ExactJudge, Judge, contests, win_rate
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from dynolab.results.judges import JudgementCounts, PolicyAnswer, WinRate
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.endpoint import StageEndpoint
 from tasks.shared.policies import load_encoder, load_model
-
-if TYPE_CHECKING:
-    from dynolab.judges import Judge
 
 ANSWERS_OF = "answers_"
 
@@ -40,7 +37,6 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
 
     `StageEndpoint` caches a judge model's replies.
     """
-    from dynolab.judges import contests, win_rate
 
     config = work.config
     answers: dict[str, list[PolicyAnswer]] = {
@@ -64,7 +60,6 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
 
 
 def _judge(work: Work[JudgeJob], endpoint: StageEndpoint) -> Judge:
-    from dynolab.judges import ExactJudge
     from dynolab.judges.llm import LlmJudge
 
     label, config = work.config.label, work.config.judge

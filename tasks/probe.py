@@ -9,14 +9,14 @@ from pydantic import Field
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
-from dynolab.data.world.answer_kinds import RIGHT, WRONG
+from dynolab.data.world.answer_kinds import RIGHT, WRONG, answer_kind
+from dynolab.data.world.lexicon import Fact, answered, statements
 from dynolab.results.study import Answer, ModelScore, Score
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import load_model, responses
 
 if TYPE_CHECKING:
-    from dynolab.data.world.lexicon import Fact
     from dynolab.probes.hallucination import TrainingAnswers
 
 MODELS = ("base", "sft", "preference")
@@ -73,7 +73,6 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
 
 def _stated_facts(corpus: Path) -> frozenset[Fact]:
     """The facts that the corpus of the built-in world states; none for other data."""
-    from dynolab.data.world.lexicon import statements
 
     if not corpus.exists():
         return frozenset()
@@ -82,8 +81,6 @@ def _stated_facts(corpus: Path) -> frozenset[Fact]:
 
 def _judged(answer: Answer, training_answers: TrainingAnswers, stated: frozenset[Fact]) -> Answer:
     """Adds what the answer has from training answers, and what it says of what is asked."""
-    from dynolab.data.world.answer_kinds import answer_kind
-    from dynolab.data.world.lexicon import answered, statements
 
     fields: dict[str, object] = {
         "borrowed": training_answers.borrowed(answer.answer, answer.chosen),

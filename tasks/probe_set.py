@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.endpoint.config import PATIENCE
-from dynolab.probes.making.probe_set import ProbeSetConfig
+from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.endpoint import StageEndpoint
@@ -29,7 +29,6 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
 
     `StageEndpoint` caches the writer's answers.
     """
-    from dynolab.probes.making.probe_set import build_probe_set
     from dynolab.probes.making.written import has_text
 
     config, data = work.config, work.input_folder("data")
