@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -20,6 +20,7 @@ from dynolab.explorer.training import Training
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.store import Store
 from dynolab.training.record_cache import RecordCache
+from dynolab.training.recorded_examples import RecordedExample
 from flows.checkpoints import inputs_of
 from tasks.runtime.open_platform import planning_platform
 from tasks.runtime.pipeline import existing_result
@@ -29,9 +30,6 @@ from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult
 from tasks.shared.policies import ADAPTER, load_encoder, load_model, load_policy
 from tasks.training import RECORDS
-
-if TYPE_CHECKING:
-    from dynolab.training.recorded_examples import RecordedExample
 
 RESULT = "RESULT"
 NEWEST = "report"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
 
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.endpoint.config import PATIENCE
+from dynolab.probes.making.policy import Policy
 from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.endpoint import StageEndpoint
 from tasks.shared.policies import load_model
-
-if TYPE_CHECKING:
-    from dynolab.probes.making.policy import Policy
 
 ROWS = ("train.jsonl", "heldout.jsonl")
 
@@ -56,7 +53,6 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
 def _policy(work: Work[ProbeSetConfig]) -> Policy | None:
     if "model" not in work.inputs:
         return None
-    from dynolab.probes.making.policy import Policy
 
     source = work.inputs["model"]
     model, tokenizer = load_model(work.input_folder("model", "model"))

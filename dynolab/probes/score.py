@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -18,11 +18,8 @@ from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.likelihood.streamed import device_of
 from dynolab.likelihood.token_facts import TokenFacts, token_facts
-from dynolab.likelihood.token_logps import causal_model, shares_prompts
+from dynolab.likelihood.token_logps import ResponseLogits, causal_model, shares_prompts
 from dynolab.results.study import Score, TokenScores
-
-if TYPE_CHECKING:
-    from dynolab.likelihood.token_logps import ResponseLogits
 
 Item = TypeVar("Item")
 
