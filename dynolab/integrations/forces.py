@@ -25,7 +25,7 @@ from dynolab.forces.function.blocks import (
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.step_account import SIDES, StepAccount, StepMade, account_of
+from dynolab.forces.ledger.step_account import SIDES, Change, StepAccount, StepMade, account_of
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.trainer_passes import TrainerPasses
 from dynolab.forces.ledger.watched import WatchedFunctional, check_kinds, training_means
@@ -335,10 +335,13 @@ class ForceCallback(Watching):
 
         Also whether the optimizer is of known form. The slopes before the step are let go of.
         """
-        change = flatten(weights).sub_(pending.before)
         start, pending.start = pending.start, None
         assert start is not None
-        optimizer, end = self._map(pending, change), self._slopes(weights)
+        change = Change(weights, pending.before)
+        optimizer = self._map(pending, change)
+        # In the memory of the slopes before the step: their mean, which stands for both ends.
+        end = self._slopes(weights, into=start.gradients)
+        end.gradients.div_(2)
         made = StepMade(
             number=step,
             labels=(),
@@ -426,10 +429,10 @@ class ForceCallback(Watching):
         assert self._held is not None
         return {name: own.to(self._policy.dtype) for name, own in self._held.weights().items()}
 
-    def _slopes(self, weights: dict[str, Tensor]) -> Slopes:
+    def _slopes(self, weights: dict[str, Tensor], into: Tensor | None = None) -> Slopes:
         functionals = [functional for _, functional in self._watched]
         with passes_of_ours(self._policy.model):
-            return slopes_of(functionals, self._route, weights)
+            return slopes_of(functionals, self._route, weights, into=into)
 
     def _label(self, sequence: tuple[tuple[int, ...], int], push: float) -> Updating:
         """What a sequence is, by its tokens; without a row its text goes into the tables."""
@@ -488,7 +491,7 @@ class ForceCallback(Watching):
             parts[name] = Part(facts, theta, kept, gradient, given.factor, still)
         return parts
 
-    def _map(self, pending: _Pending, change: Float[Tensor, " parameters"]) -> TrainerMap:
+    def _map(self, pending: _Pending, change: Change) -> TrainerMap:
         """The optimizer's step; of one of unknown form its part along the gradient."""
         parts = list(pending.parts.values())
         carries = {part.at(slice(0, 0)).carry for part in parts}
@@ -502,10 +505,10 @@ class ForceCallback(Watching):
                     own = {**parts[place].state, SECOND_MOMENT_AFTER: after}
                     parts[place] = replace(parts[place], state=own)
             return TrainerMap(parts)
-        realised = []
-        sizes = [share.size for share in self._shares.values()]
-        for moved, part in zip(change.split(sizes), parts, strict=True):
-            both = torch.stack([moved, part.gradient])
+        realised, stop = [], 0
+        for part in parts:
+            start, stop = stop, stop + len(part.gradient)
+            both = torch.stack([change.at(slice(start, stop)), part.gradient])
             along, square = self._over_shares(products(both, part.gradient[None])[:, 0]).tolist()
             rate = max(0.0, -along / square) if square else 0.0
             realised.append(replace(part, facts=None, rate=rate))

@@ -235,7 +235,7 @@ class Ledger:
         if not pulled:
             return
         before = self._policy.cast(record.before)
-        slices = (slice(at, at + SLICE) for at in range(0, len(made.change), SLICE))
+        slices = (slice(at, at + SLICE) for at in range(0, len(made.change.before), SLICE))
         into = torch.cat([made.map.at(some).into.to(self._policy.home) for some in slices])
         together = grouped((tuple(own), response) for response, own in pulled.items())
         for functionals, numbers in together.items():

@@ -65,6 +65,7 @@ def slopes_of(
     *,
     batch_tokens: int | None = None,
     terms_of: Collection[int] = (),
+    into: Float[Tensor, "functionals parameters"] | None = None,
 ) -> Slopes:
     """One forward and one backward of every term.
 
@@ -72,6 +73,7 @@ def slopes_of(
 
     - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's.
     - `terms_of`: numbers of the functionals of one answer whose tokens' terms are wanted.
+    - `into`: what the gradients are added to, by default zeros.
 
     Where the likeliest token changes between two steps q has a kink; the gradient is that of the
     token that is likeliest now.
@@ -79,7 +81,7 @@ def slopes_of(
     policy = gradients.policy
     listed = [(number, term) for number, q in enumerate(functionals) for term in q.terms]
     values = torch.zeros(len(functionals), dtype=torch.float64, device=policy.device)
-    rows = gradients.rows(at, len(functionals))
+    rows = gradients.rows(at, len(functionals)) if into is None else into
     found: dict[int, TokenTerms] = {}
     sequences = [term.sequence for _, term in listed]
     for members in by_length(sequences, batch_tokens or policy.batch_tokens):

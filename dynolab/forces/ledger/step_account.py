@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Protocol, Self
 
 import torch
@@ -17,7 +20,6 @@ from dynolab.forces.ledger.responses import StepResponses
 from dynolab.forces.ledger.sources import SourceMeasures
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.problem import Updating
-from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
 from dynolab.training.step_record import StepFacts, StepRecord
 
@@ -165,10 +167,35 @@ class RecordedMap:
 
 
 @dataclass(frozen=True)
+class Change:
+    """`Δθ = after − before`, some numbers at a time.
+
+    `after`: by parameter, in the order of the flat vector `before`; either may be on the host.
+    """
+
+    after: Mapping[str, Tensor]
+    before: Float[Tensor, " parameters"]
+
+    @cached_property
+    def _stops(self) -> list[int]:
+        return [*accumulate(own.numel() for own in self.after.values())]
+
+    def at(self, columns: slice) -> Float[Tensor, " columns"]:
+        """The change of numbers of one parameter."""
+        before = self.before[columns]
+        if not len(before):
+            return before
+        place = bisect_right(self._stops, columns.start)
+        own = [*self.after.values()][place]
+        first = columns.start - self._stops[place] + own.numel()
+        return own.flatten()[first : first + len(before)].to(before) - before
+
+
+@dataclass(frozen=True)
 class StepMade:
     """What an optimizer step was made of: its responses' gradients, its map, and its change Δθ.
 
-    `gradients` and `change` may be on the host. `blocks`: columns of flat vectors by the block that
+    `gradients` may be on the host. `blocks`: columns of flat vectors by the block that
     they belong to (`block_columns`).
     `rest`: what the whole gradient has beside the responses' (zero if None): what is due to
     rounding, and what no response explains. `gradients` may lack the last parameters' columns.
@@ -179,7 +206,7 @@ class StepMade:
     labels: tuple[Updating, ...]
     gradients: Float[Tensor, "responses explained"]
     map: StepMap
-    change: Float[Tensor, " parameters"]
+    change: Change
     blocks: Mapping[str, Sequence[slice]]
     rest: Float[Tensor, "2 parameters"] | None = None
     total: Float[Tensor, " parameters"] | None = None
@@ -270,7 +297,7 @@ def account_of(
         along = products(own, entering)
         by_sensitivity += along
         blocks[block] -= torch.stack([along[:, :-4][:, side].sum(1) for side in sides], 1)
-        change = step.change[columns].to(mean)
+        change = step.change.at(columns).to(mean)
         total = gradients.sum(0) if step.total is None else step.total[columns]
         by_formula = made.history - made.scale * total
         by_slope += products(mean, torch.stack([made.direct, change, change - by_formula]))
@@ -316,11 +343,12 @@ def step_made(record: StepRecord, policy: PolicyFunction, responses: StepRespons
         return flatten(weights).to(device)
 
     state = {key: flat({name: record.state[name][key] for name in record.before}) for key in keys}
+    before = flat(record.before)
     return StepMade(
         number=record.facts.step,
         labels=responses.labels,
         gradients=gradients,
-        map=RecordedMap(record.facts, policy, flat(record.before), state, gradients),
-        change=flat(change_of(record.before, record.after)),
+        map=RecordedMap(record.facts, policy, before, state, gradients),
+        change=Change({name: record.after[name] for name in record.before}, before),
         blocks=block_columns(record.before),
     )
