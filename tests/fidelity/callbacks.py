@@ -86,8 +86,9 @@ def rounded(log: list[dict[str, Any]]) -> float:
 
 def over_ranks(folder: Path, ranks: int) -> list[float]:
     """Every row's sum over two steps of one batch, trained over so many ranks."""
-    run_ranks("tests.integrations.forces_ranks", folder, ranks)
-    ledger = read_ledger(folder / "ledger", folder / "ledger")
+    run_ranks("tests.integrations.callback_ddp", folder, ranks)
+    written = folder / "accounted" / "ledger"
+    ledger = read_ledger(written, written)
     return [
         nats for account in ledger.accounts for nats in ledger.by_example(account.lines).tolist()
     ]

@@ -24,8 +24,7 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.results.study import ProbeScore
 from dynolab.training.alarm import AlarmConfig
-from tests.torchrun import run_ranks
-from tests.training.small import make_policy, make_rows, make_tokenizer
+from tests.training.small import make_policy, make_rows, make_tokenizer, probes_of
 
 STEPS = 5
 SHARED: dict[str, Any] = {
@@ -41,18 +40,7 @@ SHARED: dict[str, Any] = {
 
 
 def probes() -> list[ProbeRow]:
-    return [
-        ProbeRow(
-            pair_id=row.id,
-            split="train",
-            kind=kind,
-            prompt=row.prompt,
-            response=text or "",
-            made_by="data",
-        )
-        for row in make_rows(4)
-        for kind, text in (("chosen", row.chosen), ("rejected", row.rejected))
-    ]
+    return probes_of(make_rows(4))
 
 
 def plain(folder: Path) -> Trainer:
@@ -161,24 +149,6 @@ def test_an_alarm_ends_a_trainer_where_the_gap_has_grown(tmp_path: Path) -> None
     assert callback.alarm.ring.step == 2
     with pytest.raises(ConfigError, match="alarm"):
         ProbeCallback(trainer, probes()[1:2], alarm=AlarmConfig(rise=1.0))
-
-
-@pytest.mark.ranks
-def test_ranks_share_the_rows_and_one_writes_them(tmp_path: Path) -> None:
-    run_ranks("tests.integrations.callback_ranks", tmp_path, 2)
-    rows = list(read_rows(tmp_path / "probes.jsonl", ProbeScore))
-    assert [row.step for row in rows] == [0] * len(probes()) + [STEPS] * len(probes())
-    tokenizer = make_tokenizer()
-    encoder = Encoder(tokenizer, 48, "error")
-    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    for step, model in ((0, make_policy(tokenizer)), (STEPS, trained)):
-        alone = score_probes(ResponseLogits(model), probes(), encoder, batch_tokens=1000)
-        scores = [row for row in rows if row.step == step]
-        assert [(score.pair_id, score.kind) for score in scores] == [
-            (score.pair_id, score.kind) for score in alone
-        ]
-        logps = [score.logp for score in scores]
-        assert logps == pytest.approx([score.logp for score in alone], abs=1e-4)
 
 
 def test_what_cannot_be_probed_is_refused_at_once(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from dynolab.results.ledger import LedgerReader, read_ledger
 from tests.benchmarks.families import build
 from tests.integrations.test_callback import SHARED, probes
 from tests.integrations.test_forces import grpo, sft, some_reward, trained
-from tests.torchrun import run_ranks
 from tests.training.small import make_policy, make_rows, make_tokenizer
 
 TEMPLATE = (
@@ -318,17 +317,3 @@ def test_a_dict_of_held_out_datasets_is_watched_whole(tmp_path: Path) -> None:
     assert {row.pair_id for row in callback.rows} == {
         f"{name}/row-{number:06d}" for name in "ab" for number in range(2)
     }
-
-
-@pytest.mark.ranks
-def test_two_ranks_account_for_what_one_does(tmp_path: Path) -> None:
-    ledgers = []
-    for ranks in (1, 2):
-        folder = tmp_path / str(ranks)
-        run_ranks("tests.integrations.forces_ranks", folder, ranks)
-        ledgers.append(read_ledger(folder / "ledger", folder / "ledger"))
-    one, two = ledgers
-    assert sorted(one.example) == sorted(two.example)
-    for alone, shared in zip(one.accounts, two.accounts, strict=True):
-        assert one.by_example(alone.lines) == pytest.approx(two.by_example(shared.lines), abs=1e-6)
-        assert alone.residual == pytest.approx(shared.residual, abs=1e-6)

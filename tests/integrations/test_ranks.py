@@ -1,4 +1,4 @@
-"""Watched trainings whose weights FSDP2 splits over ranks."""
+"""Watched trainings over ranks that each hold all weights, or among which FSDP2 splits them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.results.ledger import LedgerReader, read_ledger
 from dynolab.results.study import ProbeScore
+from tests.integrations.callback_ddp import SGD
 from tests.integrations.callback_fsdp import CASES, OTHERS
 from tests.integrations.test_callback import STEPS, probes
 from tests.integrations.test_trained import dpo
 from tests.torchrun import run_ranks
-from tests.training.small import make_tokenizer
+from tests.training.small import make_policy, make_tokenizer
 
 pytestmark = pytest.mark.ranks
 
@@ -79,3 +80,39 @@ def test_the_parts_of_a_step_add_up(trained: Path, case: str) -> None:
     for account in accounts:
         most = 1e-3 * abs(account.lines).sum() if case == "bf16" else 1e-5
         assert abs(account.unexplained) + abs(account.arithmetic) < most
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ddp")
+    run_ranks("tests.integrations.callback_ddp", folder, 2)
+    return folder
+
+
+def test_ranks_share_the_rows_and_one_writes_them(copied: Path) -> None:
+    folder = copied / "probed"
+    rows = list(read_rows(folder / "probes.jsonl", ProbeScore))
+    assert [row.step for row in rows] == [0] * len(probes()) + [STEPS] * len(probes())
+    tokenizer = make_tokenizer()
+    encoder = Encoder(tokenizer, 48, "error")
+    ended = AutoModelForCausalLM.from_pretrained(folder / "model")
+    for step, model in ((0, make_policy(tokenizer)), (STEPS, ended)):
+        alone = score_probes(ResponseLogits(model), probes(), encoder, batch_tokens=1000)
+        scores = [row for row in rows if row.step == step]
+        assert [(score.pair_id, score.kind) for score in scores] == [
+            (score.pair_id, score.kind) for score in alone
+        ]
+        logps = [score.logp for score in scores]
+        assert logps == pytest.approx([score.logp for score in alone], abs=1e-4)
+
+
+def test_two_ranks_account_for_what_one_process_does(copied: Path, tmp_path: Path) -> None:
+    trainer = dpo(tmp_path, per_device_train_batch_size=4, **SGD)
+    trainer.add_callback(forces := ForceCallback(trainer, every=1))
+    trainer.train()
+    folder = copied / "accounted" / "ledger"
+    one, two = read_ledger(forces.folder, forces.folder), read_ledger(folder, folder)
+    assert sorted(one.example) == sorted(two.example)
+    for alone, shared in zip(one.accounts, two.accounts, strict=True):
+        assert one.by_example(alone.lines) == pytest.approx(two.by_example(shared.lines), abs=1e-6)
+        assert alone.residual == pytest.approx(shared.residual, abs=1e-6)
