@@ -176,7 +176,7 @@ def bytes_of(config: LoopConfig) -> int:
 def ledger_copies(
     optimizer: OptimizerConfig, *, functionals: int, responses: int, whole: bool = True
 ) -> int:
-    """Copies of the weights that a ledger holds: `3 f + r + 13 + s` for f functionals at once, r
+    """Copies of the weights that a ledger holds: `3 f + r + 11 + s` for f functionals at once, r
     responses of a batch and s `recorded_states`; a functional has one copy more where steps are
     left out. Functionals that do not fit wait on disk, so that a ledger needs those of one."""
-    return (3 + (not whole)) * functionals + responses + 13 + recorded_states(optimizer)
+    return (3 + (not whole)) * functionals + responses + 11 + recorded_states(optimizer)

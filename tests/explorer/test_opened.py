@@ -64,7 +64,7 @@ def test_a_step_that_exceeds_the_free_memory_is_refused_before_it_is_read(
     monkeypatch.setattr(step_module, "free_bytes", lambda device: int(1.05 * needed))
     step_module.check_room(tmp_path / "step", CPU)
     monkeypatch.setattr(step_module, "free_bytes", lambda device: int(0.95 * needed))
-    with pytest.raises(ConfigError, match=r"step = \d: takes about .* GB here: 25 copies of the"):
+    with pytest.raises(ConfigError, match=r"step = \d: takes about .* GB here: 23 copies of the"):
         step_module.check_room(tmp_path / "step", CPU)
 
 

@@ -21,6 +21,7 @@ from dynolab.forces import (
 )
 from dynolab.forces.function.layers import last_layers
 from dynolab.forces.function.rules import subspace
+from dynolab.forces.map.factors import differing
 from dynolab.forces.map.gram import TokenGradients, block_by_name
 from dynolab.forces.map.problem import pose
 from dynolab.objectives import SFTConfig, build_objective
@@ -250,9 +251,16 @@ def test_last_layers_of_adapters_are_their_own() -> None:
     assert all("lora" in name and ".1." in name for name in found.facts.subspace)
 
 
+def test_gradients_are_told_apart_by_a_thousandth_of_their_size() -> None:
+    truth = {name: torch.full((4,), 2.0) for name in ("close", "far", "missing")}
+    computed = {"close": truth["close"] * 1.0005, "far": truth["far"] * 1.002}
+    assert differing(computed, truth) == {"far", "missing"}
+
+
 def test_what_does_not_move_is_refused() -> None:
     policy, asked = question(build("gpt_neox", torch.float64))
     with pytest.raises(ConfigError, match=r"^last_layers = 3: the model has 2"):
         last_layers(policy, 3)
+    assert any(".layers.0." in name for name in last_layers(policy, 2))
     with pytest.raises(ConfigError, match=r"^parameters = \['x'\]: none of them is trained"):
         force_map(policy, **asked, parameters={"x"})

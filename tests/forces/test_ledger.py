@@ -237,7 +237,9 @@ def test_a_ledger_goes_on_from_what_it_saved(policy, tmp_path):
     first.save(tmp_path)
     second.load(tmp_path)
     for step in (1, 0):
-        assert torch.equal(second.enter(records[step]).lines, whole[step].lines)
+        again = second.enter(records[step])
+        assert torch.equal(again.lines, whole[step].lines)
+        assert torch.equal(again.rounding, whole[step].rounding)
 
 
 @pytest.mark.parametrize(
