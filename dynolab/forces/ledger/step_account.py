@@ -188,7 +188,7 @@ class Change:
         place = bisect_right(self._stops, columns.start)
         own = [*self.after.values()][place]
         first = columns.start - self._stops[place] + own.numel()
-        return own.flatten()[first : first + len(before)].to(before) - before
+        return own.detach().flatten()[first : first + len(before)].to(before) - before
 
 
 @dataclass(frozen=True)
