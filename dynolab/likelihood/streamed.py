@@ -22,7 +22,7 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
     """
     waiting: dict[tuple[nn.Module, str], Tensor] = {}
     homes: dict[int, Tensor] = {}
-    spot = torch.empty(0, device=device)
+    spot = torch.empty(0, device=device)  # autograd's hooks make others beside it
 
     def fetch(module: nn.Module, _: Any) -> None:
         for name, own in module._parameters.items():
