@@ -5,7 +5,7 @@
 In a process of its own, whose GPU is pretended. DPO on 160M weights, rows of up to 72 tokens. Keys:
 
 - `streamed_forces_over_training`, `…_audit_…`, `…_ledger_…`: most bytes of tensors on the GPU, over
-  those that the training has at once, without records.
+  the training's, without records.
 - `streamed_plan_error`: the largest relative error of `--plan` of these three.
 """
 
@@ -121,7 +121,7 @@ def measured(home: Path) -> dict[str, float]:
 
 
 def most_on_gpu(work: Callable[[], object]) -> int:
-    """Bytes of tensors at once, also of those that hooks make in a backward pass."""
+    """Bytes of tensors at once, also of what hooks make in a backward pass."""
     gc.collect()
     live, make = LiveBytes(), PretendedTensor.__new__
 
