@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ def over_seeds(name: str, seeds: Sequence[int], tables: Sequence[dict[str, Any]]
         figure for figure in figures[0] if all(own.get(figure) is not None for own in figures)
     ]
     means = {f: mean_interval(np.array([own[f] for own in figures], float)) for f in shared}
+    for figure, known in means.items():
+        if WITHIN_0_AND_1.search(figure):
+            means[figure] = replace(known, low=max(known.low, 0.0), high=min(known.high, 1.0))
     return {
         "name": name,
         "seeds": list(seeds),
@@ -53,10 +57,7 @@ def over_seeds(name: str, seeds: Sequence[int], tables: Sequence[dict[str, Any]]
             claim: outcome if all(own.get(claim) == outcome for own in verdicts) else "unclear"
             for claim, outcome in verdicts[0].items()
         },
-        "estimates": {
-            figure: (known.within(0, 1) if WITHIN_0_AND_1.search(figure) else known).as_dict()
-            for figure, known in means.items()
-        },
+        "estimates": {figure: known.as_dict() for figure, known in means.items()},
         "numbers": {},
     }
 

@@ -36,11 +36,6 @@ class Interval:
         """Converts to another unit; the factor must be positive."""
         return Interval(factor * self.mean, factor * self.low, factor * self.high, self.n)
 
-    def within(self, least: float, most: float) -> Interval:
-        """The part of it between two bounds that no value can exceed, such as a share's."""
-        low, high = (min(max(end, least), most) for end in (self.low, self.high))
-        return Interval(self.mean, low, high, self.n)
-
 
 @cache
 def student_975(degrees: int) -> float:

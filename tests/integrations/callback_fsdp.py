@@ -5,6 +5,7 @@ accelerate shards on GPUs alone by itself.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -75,6 +76,7 @@ def train(folder: Path, make: Callable[[Path], Trainer], watched: bool) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # accelerate collects garbage after each training, and would look at every module
     AcceleratorState.__init__ = sharded  # type: ignore[method-assign]
     for name, make in (OTHERS | DPO).items():
         for watched in (True, False):

@@ -5,6 +5,7 @@ Where a case names a state of other ranks or another stage, it goes on from that
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     inputs = Path(job["inputs"])
     init_ranks()
+    gc.freeze()  # ZeRO-3 collects garbage whenever it begins, and would look at every module
     listening = [
         f"{at.laddr.ip}:{at.laddr.port}"
         for process in (psutil.Process(), psutil.Process().parent())
