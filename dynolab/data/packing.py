@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch
+from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 
 PROMPT, PADDING = 0, -1
@@ -117,6 +117,16 @@ def rows_by_length(
         batch.append(row)
     if batch:
         yield batch
+
+
+def collate_rows(
+    sequences: Sequence[Encoded], rows: Sequence[Row], pad_id: int
+) -> tuple[TokenBatch, list[int]]:
+    """Packs rows; also returns the indices of their sequences, in the batch's order."""
+    members = [number for row in rows for number in row]
+    places = iter(range(len(members)))
+    own = [[next(places) for _ in row] for row in rows]
+    return share_prompts(collate([sequences[number] for number in members], pad_id), own), members
 
 
 def share_prompts(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:

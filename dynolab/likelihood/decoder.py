@@ -8,7 +8,7 @@ hidden states in its decoder's place.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from dynolab.likelihood.streamed import device_of
 
 
 def run_decoder(causal: nn.Module, *, position_ids: Tensor, **inputs: Any) -> Any:
@@ -47,6 +49,43 @@ def plain_logits(
     """Logits of the model's own forward, given token ids and nothing else."""
     logits: Tensor = _own_forward(causal)(causal, input_ids=ids, use_cache=False).logits
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def next_logits(
+    causal: nn.Module, ids: Int[Tensor, "rows new"], mask: Int[Tensor, "rows length"], cache: Any
+) -> tuple[Float[Tensor, "rows vocabulary"], Any]:
+    """Logits that predict the next token, and the cache with the new tokens in it.
+
+    **Arguments:**
+
+    - `ids`: prompts padded on the left, or the newest token of each row.
+    - `mask`: over all tokens so far, those in the cache first.
+    - `cache`: as the previous call returned it; None at first.
+    """
+    device = device_of(causal)
+    places = (mask.cumsum(1) - 1).clamp(min=0)  # in a token's own text; meaningless on padding
+    output = run_decoder(
+        causal,
+        input_ids=ids.to(device),
+        attention_mask=mask.to(device),
+        position_ids=places[:, -ids.shape[1] :].to(device),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return logits_of(causal, output.last_hidden_state[:, -1]), output.past_key_values
+
+
+def pad_left(
+    rows: Sequence[Sequence[int]], pad: int
+) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
+    """Rows padded on the left to one length, and their mask."""
+    length = max(map(len, rows))
+    ids = torch.full((len(rows), length), pad, dtype=torch.long)
+    mask = torch.zeros((len(rows), length), dtype=torch.long)
+    for number, row in enumerate(rows):
+        ids[number, length - len(row) :] = torch.tensor(row, dtype=torch.long)
+        mask[number, length - len(row) :] = 1
+    return ids, mask
 
 
 def _own_forward(causal: nn.Module) -> Callable[..., Any]:

@@ -18,17 +18,20 @@ from torch.nn import functional
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.packing import share_prompts
-from dynolab.data.prefixes import PrefixBatch, collate_prefixes
 from dynolab.errors import ConfigError
 from dynolab.likelihood.checked import note_check
-from dynolab.likelihood.decoder import logits_of, plain_logits, run_decoder
+from dynolab.likelihood.decoder import (
+    logits_of,
+    next_logits,
+    pad_left,
+    plain_logits,
+    run_decoder,
+)
 from dynolab.likelihood.packed import attention_mask
-from dynolab.likelihood.prefixed import next_logits, pad_left, prefixed_hidden
 from dynolab.likelihood.streamed import device_of
 
-Layout = Literal["alone", "padded", "packed", "prefixed"]
+Layout = Literal["alone", "padded", "packed"]
 PLAIN: tuple[Layout, ...] = ("alone", "padded")
-SHARED: tuple[Layout, ...] = ("packed", "prefixed")
 
 ROUNDING = {
     torch.float64: (1e-6, 1e-5),
@@ -77,16 +80,13 @@ class Layouts:
 
 def response_hidden(causal: nn.Module, batch: TokenBatch) -> Float[Tensor, "tokens features"]:
     """Last hidden states of the decoder, from which each response token is predicted."""
-    if isinstance(batch, PrefixBatch):
-        hidden = prefixed_hidden(causal, batch)
-    else:
-        hidden = run_decoder(
-            causal,
-            input_ids=batch.input_ids,
-            attention_mask=attention_mask(causal, batch),
-            position_ids=batch.position_ids,
-            use_cache=False,
-        ).last_hidden_state
+    hidden = run_decoder(
+        causal,
+        input_ids=batch.input_ids,
+        attention_mask=attention_mask(causal, batch),
+        position_ids=batch.position_ids,
+        use_cache=False,
+    ).last_hidden_state
     # Responses share their prompt's last position. The gradients of what is read there are added
     # in one order by `embedding`; by indexing, in any order of the threads.
     place = batch.token_row * hidden.shape[1] + batch.position
@@ -99,7 +99,7 @@ _measured: WeakKeyDictionary[nn.Module, dict[str, Layouts]] = WeakKeyDictionary(
 def layouts_of(causal: nn.Module) -> Layouts:
     """The model's layouts, measured on first use and cached for every caller.
 
-    Shared layouts (packed, prefixed) that disagree are not used, and a warning is logged.
+    Packed rows that disagree are not used, and a warning is logged.
     Agreement depends on the model's code, so a measurement holds while weights change.
 
     **Arguments:** `causal`: a causal language model of transformers. If its weights are
@@ -121,14 +121,12 @@ def layouts_of(causal: nn.Module) -> Layouts:
         for layout in PLAIN:
             if not layouts.agrees(layout):
                 raise _unusable(layouts, layout)
-        for layout in SHARED:
-            if not layouts.agrees(layout):
-                _log.warning(
-                    "%s shares no prompts (%s rows: %s): every response runs with its own prompt",
-                    layouts.model,
-                    layout,
-                    layouts.difference(layout),
-                )
+        if not layouts.agrees("packed"):
+            _log.warning(
+                "%s shares no prompts (packed rows: %s): every response runs with its own prompt",
+                layouts.model,
+                layouts.difference("packed"),
+            )
         by_attention[attention] = layouts
     layouts = by_attention[attention]
     note_check(
@@ -195,7 +193,6 @@ def _measure(causal: Any) -> Layouts:
             truth,
             device,
         ),
-        "prefixed": partial(_prefixed, causal, sequences, truth, device),
     }
     errors: dict[Layout, float] = {}
     reasons: dict[Layout, str] = {}
@@ -308,13 +305,6 @@ def _alone(
     kept = max(1, sequence.response_length - 2)
     cut = Encoded(sequence.ids[: sequence.prompt_length + kept], sequence.prompt_length)
     return _differences(causal, collate([cut], 0), [0], [truth[:kept]], device)
-
-
-def _prefixed(
-    causal: nn.Module, sequences: list[Encoded], truth: list[Tensor], device: torch.device
-) -> list[Tensor]:
-    batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0)
-    return _differences(causal, batch, members, truth, device)
 
 
 def _differences(

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.data.packing import PackedBatch
-from dynolab.data.prefixes import PrefixBatch
 from dynolab.errors import ConfigError
 from dynolab.likelihood.decoder import logits_of
-from dynolab.likelihood.layouts import Layout, layouts_of, response_hidden
+from dynolab.likelihood.layouts import layouts_of, response_hidden
 from dynolab.likelihood.packed import Reading, count_parts, read_parts
 
 
@@ -57,7 +56,7 @@ class ResponseLogits(nn.Module):
 
         **Arguments:**
 
-        - `batch`: its rows may share prompts (`share_prompts`, `collate_prefixes`).
+        - `batch`: its rows may share prompts (`share_prompts`).
         - `read`: a function of the logits, such as `token_logps`. Only a part of the logits is
           then held at a time, in the backward pass too.
         """
@@ -70,17 +69,12 @@ class ResponseLogits(nn.Module):
     def hidden(self, batch: TokenBatch) -> Float[Tensor, "tokens features"]:
         """Last hidden states, the head's input, from which each response token is predicted."""
         causal = causal_model(self.model)
-        shared: Layout | None = None
-        if isinstance(batch, PackedBatch):
-            shared = "packed"
-        elif isinstance(batch, PrefixBatch):
-            shared = "prefixed"
-        if shared and not layouts_of(causal).agrees(shared):
+        if isinstance(batch, PackedBatch) and not layouts_of(causal).agrees("packed"):
             raise ConfigError(
                 "batch",
-                f"{shared} rows",
+                "packed rows",
                 f"{type(causal).__name__} does not support them: "
-                f"{layouts_of(causal).difference(shared)}; use rows of one sequence each",
+                f"{layouts_of(causal).difference('packed')}; use rows of one sequence each",
             )
         return response_hidden(causal, batch)
 
@@ -99,11 +93,6 @@ def packing_width(logits: nn.Module) -> int | None:
     causal: Any = causal_model(logits.model)  # type: ignore[arg-type]
     agrees = layouts_of(causal).agrees("packed")
     return int(causal.config.get_text_config().hidden_size) if agrees else None
-
-
-def shares_prompts(logits: nn.Module) -> bool:
-    """Whether responses can attend to one copy of their prompt, for `plan_prefixes`."""
-    return layouts_of(causal_model(logits.model)).agrees("prefixed")  # type: ignore[arg-type]
 
 
 def token_logps(

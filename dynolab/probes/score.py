@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from dynolab import distributed
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.prefixes import NEAR_TOKENS, collate_prefixes, plan_prefixes
+from dynolab.data.packing import collate_rows, plan_rows, rows_by_length
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.likelihood.streamed import device_of
 from dynolab.likelihood.token_facts import TokenFacts, token_facts
-from dynolab.likelihood.token_logps import ResponseLogits, causal_model, shares_prompts
+from dynolab.likelihood.token_logps import ResponseLogits, causal_model, packing_width
 from dynolab.results.study import Score, TokenScores
+
+NEAR_TOKENS = 4096
+"""Tokens of a batch on a CPU: the hidden states of more of them leave its cache."""
 
 Item = TypeVar("Item")
 
@@ -43,7 +46,7 @@ class ProbeScorer:
     """Encodes and batches probe rows once, to score them repeatedly as the model learns.
 
     Rows that the overlong rule drops have no score. On a CPU rows of one prompt share its forward;
-    a GPU reads the prompt again sooner than it starts a call of attention for every prompt. If the
+    on a GPU every row is read alone, as is quicker there. If the
     prompt is cut, it is cut alike for all of them.
 
     **Arguments:**
@@ -83,13 +86,14 @@ class ProbeScorer:
         _check_vocabulary(model, own)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        shared = _device(model).type == "cpu" and shares_prompts(model)
-        most = min(batch_tokens, NEAR_TOKENS) if shared else batch_tokens
+        width = packing_width(model) if _device(model).type == "cpu" else None
+        most = batch_tokens if width is None else min(batch_tokens, NEAR_TOKENS)
 
         def batches_of(sequences: Sequence[Encoded]) -> list[tuple[TokenBatch, list[int]]]:
+            rows = plan_rows(sequences, width, most)
             return [
-                collate_prefixes(sequences, together, int(pad))
-                for together in plan_prefixes(sequences, most, shared)
+                collate_rows(sequences, together, int(pad))
+                for together in rows_by_length(sequences, rows, most)
             ]
 
         self._batches = batches_of(own)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
+from dynolab.likelihood.decoder import next_logits, pad_left
 from dynolab.likelihood.layouts import check_decoding
-from dynolab.likelihood.prefixed import next_logits, pad_left
 from dynolab.likelihood.token_logps import causal_model
 from dynolab.rollouts.generator import (
     SampleConfig,

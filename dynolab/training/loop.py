@@ -29,12 +29,7 @@ from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.likelihood.arithmetic import check_float32_products, reproducible
 from dynolab.likelihood.checked import CHECKS, checks_kept
 from dynolab.likelihood.frozen import keep_frozen_narrow
-from dynolab.likelihood.token_logps import (
-    ResponseLogits,
-    causal_model,
-    packing_width,
-    shares_prompts,
-)
+from dynolab.likelihood.token_logps import ResponseLogits, causal_model, packing_width
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
@@ -175,7 +170,7 @@ class Trainer:
 
     def _check_ranks_agree(self, logits: ResponseLogits) -> None:
         """All ranks must agree whether rows can be packed; otherwise all raise."""
-        if len(set(distributed.gather((packing_width(logits), shares_prompts(logits))))) > 1:
+        if len(set(distributed.gather(packing_width(logits)))) > 1:
             raise ConfigError(
                 "model",
                 type(causal_model(self.policy)).__name__,

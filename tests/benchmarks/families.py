@@ -9,7 +9,7 @@ forces are measured.
 - `families_tried`: families built; `families_exact`: those whose every layout and force map
   agrees; `families_refused_clearly`: those that a `ConfigError` refuses; `silently_wrong`: those
   with a wrong number or another error.
-- `logp_error_max`: nats; log-probabilities of every layout in use (alone, padded, packed, prefixed)
+- `logp_error_max`: nats; log-probabilities of every layout in use (alone, padded, packed)
   against `model(input_ids).logits`.
 - `force_error_max`: each side's part of a DPO step, summed over its tokens, against finite
   differences; in units of the differences' largest.
@@ -33,16 +33,10 @@ from transformers.utils import logging
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.packing import share_prompts
-from dynolab.data.prefixes import collate_prefixes
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
 from dynolab.forces.function.precision import dtype_preserving
-from dynolab.likelihood.token_logps import (
-    ResponseLogits,
-    packing_width,
-    shares_prompts,
-    token_logps,
-)
+from dynolab.likelihood.token_logps import ResponseLogits, packing_width, token_logps
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.training.step_record import RecordedExample
 from models.language import load_language_model
@@ -276,10 +270,6 @@ def layouts(logits: ResponseLogits, sequences: Sequence[Encoded]) -> dict[str, l
     }
     if packing_width(logits) is not None:
         logps["packed"] = read(share_prompts(collate(sequences, 0), [[0, 1], [2]]))
-    if shares_prompts(logits):
-        batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0)
-        parts = dict(zip(members, read(batch), strict=True))
-        logps["prefixed"] = [parts[number] for number in range(len(sequences))]
     return logps
 
 

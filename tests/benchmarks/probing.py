@@ -28,11 +28,11 @@ from typing import Any
 import torch
 
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.prefixes import collate_prefixes, plan_prefixes
+from dynolab.data.packing import collate_rows, plan_rows, rows_by_length
 from dynolab.data.rows import ProbeRow
 from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.likelihood.token_logps import ResponseLogits, packing_width
-from dynolab.probes.score import ProbeScorer
+from dynolab.probes.score import NEAR_TOKENS, ProbeScorer
 from models.language import load_language_model, load_tokenizer
 from tests.benchmarks.figures import real_inputs, report, spread, timed
 
@@ -90,8 +90,9 @@ class Bench:
             self.logits(batch, lambda logits, _: logits[:, :1])
 
     def batches(self, sequences: Sequence[Encoded]) -> list[Any]:
-        plan = plan_prefixes(sequences, BATCH_TOKENS, packing_width(self.logits) is not None)
-        return [collate_prefixes(sequences, rows, 0)[0] for rows in plan]
+        rows = plan_rows(sequences, packing_width(self.logits), NEAR_TOKENS)
+        plan = rows_by_length(sequences, rows, NEAR_TOKENS)
+        return [collate_rows(sequences, together, 0)[0] for together in plan]
 
     def lm_eval(self) -> Callable[[Sequence[Encoded]], Any]:
         """lm-eval's likelihoods of given tokens: its own tokenising is left out, to its favour."""

@@ -137,3 +137,19 @@ def test_a_prompt_without_tokens_is_refused() -> None:
     tokenizer.backend_tokenizer.post_processor = None
     with pytest.raises(ConfigError, match="prompt of row a"):
         Encoder(tokenizer, 8, "error").prompt("a", " ", 1)
+
+
+def test_a_cut_prompt_is_cut_alike_for_all_its_responses() -> None:
+    tokenizer = make_tokenizer()
+    prompt, texts = " ".join(f"w{n}" for n in range(10)), [" w1 w2", " w3 w4 w5 w6 w7", " w1" * 30]
+    cut = Encoder(tokenizer, 12, "truncate_left")
+    short, long, none = cut.responses("a", prompt, texts)
+    assert none is None
+    assert short is not None and long is not None
+    assert len(long.ids) == 12
+    kept = long.ids[: long.prompt_length]
+    assert short.ids[: short.prompt_length] == kept
+    assert kept[0] == tokenizer.bos_token_id
+    assert (cut.counts.kept, cut.counts.truncated, cut.counts.dropped) == (2, 2, 1)
+    dropped = Encoder(tokenizer, 16, "drop").responses("a", prompt, texts)
+    assert [one is None for one in dropped] == [False, True, True]

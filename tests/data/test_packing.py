@@ -12,6 +12,7 @@ from dynolab.data.encode import Encoded
 from dynolab.data.packing import (
     PADDING,
     PackedBatch,
+    collate_rows,
     packed_length,
     plan_rows,
     rows_by_length,
@@ -97,8 +98,9 @@ def test_a_batch_without_shared_prompts_stays_as_it_is() -> None:
 
 
 def test_a_batch_of_rows_lists_its_sequences_row_by_row() -> None:
-    batch = share_prompts(collate([SEQUENCES[n] for n in (1, 3, 2, 4)], 0), [[0, 1], [2, 3]])
+    batch, members = collate_rows(SEQUENCES, [[1, 3], [2, 4]], 0)
     assert isinstance(batch, PackedBatch)
+    assert members == [1, 3, 2, 4]
     assert batch.input_ids.tolist() == [[8, 12, 13, 16, 0], [5, 6, 7, 17, 18]]
     assert batch.row.tolist() == [0, 0, 1, 1]
     assert batch.token.tolist() == [12, 13, 14, 16, 2, 15, 17, 18, 2]

@@ -9,7 +9,6 @@ import torch
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, TopTokens, collate
 from dynolab.data.encode import Encoded
-from dynolab.data.prefixes import PrefixBatch, collate_prefixes
 
 SEQUENCES = [Encoded((5, 6, 7, 8), 2), Encoded((5, 6, 9), 2), Encoded((3, 4, 4, 4, 2), 1)]
 
@@ -32,13 +31,6 @@ def test_every_tensor_moves_and_all_else_stays() -> None:
     assert (moved.wins.dtype, moved.wins.shape) == (torch.float64, (3,))
     assert (moved.totals, moved.ids, moved.old) == (own.totals, own.ids, None)
     assert own.token.device.type == "cpu"
-
-
-def test_parts_of_a_batch_move_with_it() -> None:
-    own, _ = collate_prefixes(SEQUENCES, [[0, 1], [2]], 0)
-    moved = own.to("meta")
-    assert isinstance(moved, PrefixBatch)
-    assert {piece.key.device.type for piece in moved.pieces} == {"meta"}
 
 
 def test_a_batch_that_is_there_keeps_its_tensors() -> None:

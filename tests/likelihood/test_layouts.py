@@ -15,15 +15,10 @@ from transformers import (
 )
 
 from dynolab.data.batches import collate
-from dynolab.data.prefixes import collate_prefixes
+from dynolab.data.packing import share_prompts
 from dynolab.errors import ConfigError
 from dynolab.likelihood.checked import checks_kept
-from dynolab.likelihood.token_logps import (
-    ResponseLogits,
-    packing_width,
-    shares_prompts,
-    token_logps,
-)
+from dynolab.likelihood.token_logps import ResponseLogits, packing_width, token_logps
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.generator import SampleConfig
 from tests.forces.families import GROUPED
@@ -68,16 +63,14 @@ def test_a_recurrent_model_shares_no_prompts_and_says_so(
     with caplog.at_level(logging.WARNING):
         logits = ResponseLogits(rwkv())
     assert packing_width(logits) is None
-    assert not shares_prompts(logits)
-    packed, prefixed = (
+    (packed,) = (
         record.getMessage()
         for record in caplog.records
         if record.name == "dynolab.likelihood.layouts"
     )
     assert "RwkvForCausalLM" in packed and "packed" in packed and "nats" in packed
-    assert "RwkvForCausalLM" in prefixed and "prefixed" in prefixed and "nats" in prefixed
     sequences, _ = sequences_of(SHAPES["a pair"])
-    batch, _ = collate_prefixes(sequences, [[0, 1]], 0)
+    batch = share_prompts(collate(sequences, 0), [[0, 1]])
     with pytest.raises(ConfigError, match="RwkvForCausalLM"):
         logits(batch)
 
