@@ -96,8 +96,7 @@ if TYPE_CHECKING:
     from dynolab.results.judges import PolicyAnswer as PolicyAnswer
     from dynolab.results.study import ProbeScore as ProbeScore
     from dynolab.training.alarm import AlarmConfig as AlarmConfig
-    from dynolab.training.record_cache import RecordCache as RecordCache
-    from dynolab.training.step_record import StepRecord as StepRecord
+    from dynolab.training.step_record import RecordCache as RecordCache, StepRecord as StepRecord
 
 __version__ = "0.1.0"
 

@@ -19,8 +19,8 @@ from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.store import Store
-from dynolab.training.record_cache import RecordCache
-from dynolab.training.recorded_examples import RecordedExample
+from dynolab.training.step_batch import RecordedExample
+from dynolab.training.step_record import RecordCache
 from flows.checkpoints import inputs_of
 from tasks.runtime.open_platform import planning_platform
 from tasks.runtime.pipeline import existing_result

@@ -22,11 +22,9 @@ from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import DPOConfig
-from dynolab.objectives.ipo import IPOConfig
+from dynolab.objectives.pair_losses import IPOConfig, SimPOConfig, SPPOConfig
 from dynolab.objectives.pairs import PairConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.objectives.simpo import SimPOConfig
-from dynolab.objectives.sppo import SPPOConfig
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.alarm import AlarmConfig
 from dynolab.training.config import TrainConfig

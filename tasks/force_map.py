@@ -85,7 +85,7 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
     """
     from dynolab.forces.map.analysis import analyse, analysis_of
     from dynolab.forces.map.force_map import ForceMap
-    from dynolab.forces.map.token_maps import token_maps
+    from dynolab.forces.step.token_map import token_maps
 
     config = work.config
     with work.shown(PARTS) as progress:

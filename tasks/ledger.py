@@ -25,8 +25,8 @@ from tasks.training import STEPS
 
 if TYPE_CHECKING:
     from dynolab.forces.ledger.account import Ledger
+    from dynolab.forces.ledger.functional import WatchedFunctional
     from dynolab.forces.ledger.tables import LedgerTables
-    from dynolab.forces.ledger.watched import WatchedFunctional
 
 CARRY, WAITING = "carry", "waiting"
 """Folders of a resume state, and of functionals that do not fit into memory with the others."""
@@ -94,8 +94,8 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     import numpy as np
 
     from dynolab.forces.ledger.account import Ledger
+    from dynolab.forces.ledger.functional import sampled_steps
     from dynolab.forces.ledger.tables import LedgerTables
-    from dynolab.forces.ledger.watched import sampled_steps
     from dynolab.forces.step.token_map import MAP_TOKENS, build_token_map, token_string
 
     config, trained, source = work.config, work.input_folder("trained"), work.inputs["trained"]
@@ -178,7 +178,7 @@ def watched(work: Work[LedgerJob], encoder: Encoder) -> list[WatchedFunctional]:
 
     **Raises:** `ConfigError` where no watched answer fits the model's context.
     """
-    from dynolab.forces.ledger.watched import kind_means, single_answers
+    from dynolab.forces.ledger.functional import kind_means, single_answers
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     trained, config = work.input_folder("trained"), work.config

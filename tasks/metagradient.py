@@ -73,7 +73,7 @@ def differentiate(work: Work[MetagradientConfig]) -> dict[str, float]:
 
 def watched(work: Work[MetagradientConfig]) -> list[Functional]:
     """The ledger's functionals."""
-    from dynolab.forces.ledger.watched import functional_of
+    from dynolab.forces.ledger.functional import functional_of
 
     encoder = load_encoder(work.input_folder("trained", "model"))
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))

@@ -133,7 +133,7 @@ def newest_state(work: Work[Config]) -> tuple[int, Path] | None:
 
 def check_rows(job: TrainJob) -> None:
     """Raises `ConfigError` for rows and settings that cannot be trained, before any rank starts."""
-    from dynolab.forces.ledger.watched import check_kinds
+    from dynolab.forces.ledger.functional import check_kinds
     from dynolab.rollouts.rewards import Rewards
     from dynolab.training.alarm import check_watched
     from dynolab.training.dose import rows_to_protect

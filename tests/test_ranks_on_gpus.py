@@ -15,7 +15,7 @@ from dynolab.distributed import MEETING
 from dynolab.errors import ConfigError
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.deepspeed_engine import DeepSpeedEngine
-from dynolab.training.optimizer import build_optimizer
+from dynolab.training.engine import build_optimizer
 
 
 def test_a_rank_takes_its_gpu_before_it_joins_the_others(

@@ -17,9 +17,8 @@ from dynolab.data.probes.overlap import edit_distance
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
 from dynolab.forces.function.derivatives import derivatives_of
-from dynolab.forces.function.layers import at_head
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.rules import subspace
+from dynolab.forces.function.rules import at_head, subspace
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.split import objective_batch
 from dynolab.objectives.pairs import PairObjective

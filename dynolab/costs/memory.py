@@ -8,7 +8,7 @@ from dynolab.costs.shape import ModelShape
 from dynolab.costs.traced import Activations
 from dynolab.training.config import LoopConfig, OptimizerConfig
 from dynolab.training.deepspeed_engine import zero_stage
-from dynolab.training.optimizer import SECOND_MOMENT
+from dynolab.training.engine import SECOND_MOMENT
 
 FP32 = 4
 COPIES = {"probe": 1, "kernel": 2, "audit": 3, "squeezing": 10, "forces": 11}

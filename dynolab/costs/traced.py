@@ -19,9 +19,8 @@ from torch.utils._pytree import tree_iter
 
 from dynolab.data.batches import TokenBatch, Totals
 from dynolab.data.packing import PackedBatch
-from dynolab.likelihood.decoder import logits_of
+from dynolab.likelihood.decoder import count_parts, logits_of, read_parts
 from dynolab.likelihood.layouts import response_hidden
-from dynolab.likelihood.packed import count_parts, read_parts
 from dynolab.likelihood.token_logps import causal_model, token_logps
 from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
 

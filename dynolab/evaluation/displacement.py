@@ -14,7 +14,7 @@ from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives.base import Objective, read_logps
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.optimizer import build_optimizer
+from dynolab.training.engine import build_optimizer
 
 
 @dataclass(frozen=True)

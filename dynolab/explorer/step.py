@@ -35,9 +35,8 @@ from dynolab.forces.step.token_map import build_token_map
 from dynolab.objectives import build_objective
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.results.study import TokenMap
-from dynolab.training.record_cache import size_of_weights
-from dynolab.training.recorded_examples import RecordedExample
-from dynolab.training.step_record import StepFacts, StepRecord
+from dynolab.training.step_batch import RecordedExample
+from dynolab.training.step_record import StepFacts, StepRecord, size_of_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -24,9 +24,8 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from dynolab.report.style import objective_name
 from dynolab.results.ledger import LedgerReader
 from dynolab.results.study import TokenMap
-from dynolab.training.record_cache import RecordCache
-from dynolab.training.recorded_examples import RecordedExample
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_batch import RecordedExample
+from dynolab.training.step_record import RecordCache, StepRecord
 
 AT_ONCE = 24  # answers; a click waits at most for so many
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from dynolab.data.rows import ProbeRow, Split, read_rows
 from dynolab.grouping import grouped
-from dynolab.probes.pairs import complete_pairs
+from dynolab.probes.paths import complete_pairs
 from dynolab.results.study import ProbeScore
 
 

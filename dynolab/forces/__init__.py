@@ -17,37 +17,36 @@ from dynolab.forces.features import (
     feature_forces,
     feature_step,
     hidden_states,
+    step_layers,
 )
-from dynolab.forces.function.layers import last_layers
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.rules import last_layers
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.kernel.operator import TangentKernel, kernel_blocks, response_token
 from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
 from dynolab.forces.kernel.stability import Agreement, kernel_stability
-from dynolab.forces.ledger.sources import (
-    kernel_lower_bound,
-    paper_influence,
-)
 from dynolab.forces.map.breakdown import Breakdown, LastLayer, breakdown
 from dynolab.forces.map.force_map import ForceMap, MapFacts, force_map
 from dynolab.forces.map.terms import (
     TokenTerms,
     UpdatingTerms,
+    kernel_lower_bound,
+    paper_influence,
     response_terms,
     step_terms,
     token_terms,
 )
-from dynolab.forces.step.layers import step_layers
 from dynolab.forces.step.one_step import (
     OneStep,
+    SecondOrder,
     change_of,
     measured_change,
     midpoint,
     one_step,
+    second_order,
 )
 from dynolab.forces.step.optimizers import FrozenUpdate
-from dynolab.forces.step.second_order import SecondOrder, second_order
 from dynolab.forces.step.split import (
     SideGradients,
     UpdateSplit,

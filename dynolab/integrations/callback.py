@@ -15,8 +15,13 @@ from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.data.unknown import warn_of_unread
 from dynolab.errors import ConfigError, check_installed
 from dynolab.integrations.sharded import callable_in_parts
-from dynolab.integrations.trained import check_trainer, context_of, unwrapped, watched_answers
-from dynolab.integrations.watching import Watching
+from dynolab.integrations.trained import (
+    Watching,
+    check_trainer,
+    context_of,
+    unwrapped,
+    watched_answers,
+)
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind

@@ -16,13 +16,12 @@ from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
-from dynolab.integrations.trained import TrainedRows, check_trainer, context_of, unwrapped
-from dynolab.integrations.watching import Watching
+from dynolab.integrations.trained import TrainedRows, Watching, check_trainer, context_of, unwrapped
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives.designed_dose import Per, TokenEffects, designed_doses
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.dose import REACH
-from dynolab.training.optimizer import in_metric
+from dynolab.training.engine import in_metric
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments

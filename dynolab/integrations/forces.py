@@ -16,19 +16,25 @@ from dynolab import distributed
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example, ProbeRow, write_rows
 from dynolab.errors import ConfigError, check_installed
-from dynolab.forces.function.blocks import (
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import (
     block_columns,
     block_of,
     flatten,
     products,
 )
-from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
+from dynolab.forces.ledger.functional import (
+    Functional,
+    Slopes,
+    WatchedFunctional,
+    check_kinds,
+    slopes_of,
+    training_means,
+)
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.step_account import SIDES, Change, StepAccount, StepMade, account_of
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.trainer_passes import TrainerPasses
-from dynolab.forces.ledger.watched import WatchedFunctional, check_kinds, training_means
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.optimizers import UpdateFacts
 from dynolab.integrations.optimizer import (
@@ -52,12 +58,12 @@ from dynolab.integrations.sharded import (
 )
 from dynolab.integrations.trained import (
     TrainedRows,
+    Watching,
     check_trainer,
     context_of,
     unwrapped,
     watched_answers,
 )
-from dynolab.integrations.watching import Watching
 from dynolab.integrations.zero import ZeroHeld, ZeroThreeHeld, around_next_step
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX

@@ -1,21 +1,63 @@
-"""The rows that somebody's trainer trains on, token by token as its own collator gives them."""
+"""What callbacks share: they never end a training, and read the rows that a trainer trains on."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from transformers import TrainerCallback
 
+from dynolab import distributed
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Example, ProbeRow, Split
 from dynolab.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import Trainer
+
+
+Made = TypeVar("Made")
+
+
+class Watching(TrainerCallback):
+    """A callback that gives up, with one warning, where something fails on any rank."""
+
+    off = ""
+    """Why it has given up; empty while it has not."""
+
+    def attempt(self, work: Callable[[], Made]) -> Made | None:
+        """Does some work on all ranks; None where it fails on one, and from then on.
+
+        **Arguments:** `work`: exchanges something between ranks only where nothing is expected to
+        fail before it does, so that no rank waits for one that has failed.
+        """
+        if self.off:
+            return None
+        made, reason = None, ""
+        try:
+            made = work()
+        except Exception as error:  # nobody's training ends by its being watched
+            reason = f"{type(error).__name__}: {error}"
+        try:
+            reason = next(filter(None, distributed.gather(reason)), "")
+        except Exception as error:
+            reason = reason or f"{type(error).__name__}: {error}"
+        if not reason:
+            return made
+        self.off = reason
+        self.give_up()
+        if distributed.rank() == 0:
+            name = type(self).__name__
+            _log.warning("%s is off, and training goes on without it: %s", name, reason)
+        return None
+
+    def give_up(self) -> None:
+        """Lets go of what was meant for further work."""
+
 
 _log = logging.getLogger(__name__)
 

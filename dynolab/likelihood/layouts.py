@@ -21,13 +21,13 @@ from dynolab.data.packing import share_prompts
 from dynolab.errors import ConfigError
 from dynolab.likelihood.checked import note_check
 from dynolab.likelihood.decoder import (
+    attention_mask,
     logits_of,
     next_logits,
     pad_left,
     plain_logits,
     run_decoder,
 )
-from dynolab.likelihood.packed import attention_mask
 from dynolab.likelihood.streamed import device_of
 
 Layout = Literal["alone", "padded", "packed"]

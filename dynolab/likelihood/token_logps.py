@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.data.packing import PackedBatch
 from dynolab.errors import ConfigError
-from dynolab.likelihood.decoder import logits_of
+from dynolab.likelihood.decoder import Reading, count_parts, logits_of, read_parts
 from dynolab.likelihood.layouts import layouts_of, response_hidden
-from dynolab.likelihood.packed import Reading, count_parts, read_parts
 
 
 def causal_model(model: nn.Module) -> nn.Module:

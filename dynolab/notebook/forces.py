@@ -22,8 +22,7 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.analysis import recorded_examples
 from dynolab.forces.map.breakdown import Breakdown, breakdown
 from dynolab.forces.map.force_map import ForceMap, force_map as map_of_tokens
-from dynolab.forces.map.token_maps import token_map_of
-from dynolab.forces.step.token_map import token_strings
+from dynolab.forces.step.token_map import token_map_of, token_strings
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective, build_objective
 from dynolab.objectives.registry import RowConfig, RowObjectiveConfig

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dynolab.errors import ConfigError
 from dynolab.store import Store
 from dynolab.store.find import find_result
-from dynolab.training.record_cache import RecordCache
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import RecordCache, StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,7 +1,7 @@
 """Objectives: one small class per loss, used both for training and for analysis.
 
-To add one, write a file here with a config and a class as in `simpo.py`, and register it in
-`registry.py`, where the trainer, the force engine and the forms find it.
+To add one, write a file here with a config and a class, as SimPO in `pair_losses.py`, and register
+it in `registry.py`, where the trainer, the force engine and the forms find it.
 
 A loss on pairs of answers is one short method on `PairObjective`, or a function of one's own
 (`custom.py`); a policy gradient on groups of sampled completions reads what `dynolab.data.groups`
@@ -10,12 +10,24 @@ puts into its batch. A loss's force is its gradient by the log-probabilities (`O
 
 from dynolab.objectives.advantages import AdvantageRuleConfig, group_advantages, rewrite_advantages
 from dynolab.objectives.base import Objective, force, read_logps, target_force
-from dynolab.objectives.cpo import CPO, ORPO, CPOConfig, ORPOConfig
 from dynolab.objectives.custom import Custom, CustomConfig
 from dynolab.objectives.dpo import DPO, DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig
-from dynolab.objectives.ipo import IPO, IPOConfig
 from dynolab.objectives.kto import KTO, KTOConfig
+from dynolab.objectives.pair_losses import (
+    CPO,
+    IPO,
+    ORPO,
+    SPPO,
+    CPOConfig,
+    IPOConfig,
+    ORPOConfig,
+    SimPO,
+    SimPOConfig,
+    SLiC,
+    SLiCConfig,
+    SPPOConfig,
+)
 from dynolab.objectives.pairs import Answers
 from dynolab.objectives.registry import (
     GroupObjectiveConfig,
@@ -25,9 +37,6 @@ from dynolab.objectives.registry import (
 )
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
 from dynolab.objectives.simko import SimKO, SimKOConfig
-from dynolab.objectives.simpo import SimPO, SimPOConfig
-from dynolab.objectives.slic import SLiC, SLiCConfig
-from dynolab.objectives.sppo import SPPO, SPPOConfig
 
 __all__ = [
     "CPO",

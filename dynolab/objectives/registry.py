@@ -8,18 +8,27 @@ from typing import Annotated, Any, get_args
 from pydantic import Field
 
 from dynolab.objectives.base import Objective
-from dynolab.objectives.cpo import CPO, ORPO, CPOConfig, ORPOConfig
 from dynolab.objectives.custom import Custom, CustomConfig
 from dynolab.objectives.dpo import DPO, DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig
-from dynolab.objectives.ipo import IPO, IPOConfig
 from dynolab.objectives.kto import KTO, KTOConfig
+from dynolab.objectives.pair_losses import (
+    CPO,
+    IPO,
+    ORPO,
+    SPPO,
+    CPOConfig,
+    IPOConfig,
+    ORPOConfig,
+    SimPO,
+    SimPOConfig,
+    SLiC,
+    SLiCConfig,
+    SPPOConfig,
+)
 from dynolab.objectives.pairs import PairConfig
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
 from dynolab.objectives.simko import SimKO, SimKOConfig
-from dynolab.objectives.simpo import SimPO, SimPOConfig
-from dynolab.objectives.slic import SLiC, SLiCConfig
-from dynolab.objectives.sppo import SPPO, SPPOConfig
 
 RowConfig = (
     SFTConfig

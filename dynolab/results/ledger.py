@@ -16,7 +16,7 @@
 - `blocks.parquet`: `step`, `block` (a layer, or a module before or after the layers), `functional`,
   `side`, `nats`: the sum of the step's lines of a side through the block's parameters.
 - `sources.parquet`: `step`, `functional`, `lbk`, `sign_delta`, `kernel_bound`: the papers' measures
-  of a step on single answers (`dynolab.forces.ledger.sources`).
+  of a step on single answers (`dynolab.forces.map.terms`).
 - `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`. `token_map.json`, if asked
   for: the `dynolab.results.study.TokenMap` of the hardest pull on the answer that fell most.
 

@@ -24,9 +24,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
-from dynolab.forces.function.layers import at_head
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.rules import head_module
+from dynolab.forces.function.rules import at_head, head_module
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.breakdown import LastLayer
 from dynolab.forces.step.one_step import change_of

@@ -31,9 +31,8 @@ from torch import Tensor, nn
 from torch.func import jvp
 
 from dynolab.data.batches import TokenBatch
-from dynolab.forces.function.layers import at_head
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.rules import head_module
+from dynolab.forces.function.rules import at_head, head_module
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import change_of

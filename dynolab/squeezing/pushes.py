@@ -35,9 +35,8 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, EncodedExample
-from dynolab.forces.function.layers import at_head
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.rules import head_module
+from dynolab.forces.function.rules import at_head, head_module
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import norm_of

@@ -15,7 +15,7 @@ from torch import Tensor
 from dynolab import distributed
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.training.config import LoopConfig
-from dynolab.training.optimizer import SECOND_MOMENT, STATE_TENSORS, build_optimizer
+from dynolab.training.engine import SECOND_MOMENT, STATE_TENSORS, build_optimizer
 from dynolab.training.shards import Stretch, load_shards, save_shard
 
 

@@ -19,8 +19,7 @@ from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import Objective
 from dynolab.objectives.designed_dose import DesignedDoseConfig, TokenEffects, designed_doses
 from dynolab.training.config import LoopConfig
-from dynolab.training.engine import Engine
-from dynolab.training.optimizer import in_metric
+from dynolab.training.engine import Engine, in_metric
 from dynolab.training.step_batch import ScoredRow, StepExample
 
 REACH = 10.0

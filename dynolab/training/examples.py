@@ -1,21 +1,29 @@
-"""Loads and checks the rows of a training; stages call it before they start ranks."""
+"""The rows of a training: loaded and checked before ranks start, then drawn step by step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from dynolab.data.batches import REJECTED
-from dynolab.data.encode import EncodedExample, Encoder
+from dynolab import distributed
+from dynolab.data.batches import REJECTED, draw
+from dynolab.data.encode import Encoded, EncodedExample, Encoder
 from dynolab.data.rows import Example, PromptRow, read_rows
 from dynolab.errors import ConfigError
-from dynolab.objectives import build_objective
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.objectives import KTO, Objective, build_objective
 from dynolab.objectives.kto import KTOConfig
+from dynolab.objectives.pair_losses import reads_wins
 from dynolab.objectives.registry import AnyConfig
 from dynolab.objectives.sft import SFTConfig
-from dynolab.objectives.sppo import reads_wins
 from dynolab.training.config import LoopConfig
+from dynolab.training.engine import Engine
+from dynolab.training.job import TrainJob
+from dynolab.training.reference import SideLogps, cached_reference, score_responses, score_sides
+from dynolab.training.step_batch import ScoredRow, StepExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,3 +124,132 @@ def check_sides(rows: Sequence[Example], sides: Collection[int], objective: str)
             f"objective {objective} needs a rejected answer in every row; "
             f"{len(lacking)} rows have none, the first is {lacking[0]}",
         )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The examples of one optimizer step, and metrics of how they were made.
+
+    If there are none, the step updates no weights.
+    """
+
+    examples: Sequence[StepExample]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """Gives every step its examples, the same on every rank. All methods are collective."""
+
+    @property
+    def temperature(self) -> float:
+        """Temperature at which groups are sampled and trained; 1 for rows."""
+
+    def begin(self, logits: ResponseLogits) -> None:
+        """Reads the full initial weights before the engine takes them."""
+
+    def draw(self, engine: Engine, step: int) -> Drawn:
+        """Returns the examples of 0-based `step`."""
+
+    def save(self, step: int, folder: Path) -> None:
+        """Writes the state, besides the weights, that the steps from `step` on need."""
+
+    def load(self, step: int, folder: Path) -> None:
+        """Reads what `save` wrote for the same step."""
+
+
+def unrelated(examples: Sequence[EncodedExample]) -> list[Encoded]:
+    """Each row's prompt with the answer of the row before it, cut to the longest row."""
+    longest = max(len(example.chosen.ids) for example in examples)
+    found = []
+    for example, other in zip(examples, [examples[-1], *examples[:-1]], strict=True):
+        prompt = example.chosen.ids[: example.chosen.prompt_length]
+        answer = other.chosen.ids[other.chosen.prompt_length :]
+        room = max(1, longest - len(prompt))
+        found.append(Encoded(prompt + answer[:room], len(prompt)))
+    return found
+
+
+class Offline:
+    """Rows in seeded permutations (`draw`); the reference is scored once, at the beginning."""
+
+    temperature = 1.0
+
+    def __init__(
+        self, examples: Sequence[EncodedExample], objective: Objective, job: TrainJob, pad_id: int
+    ) -> None:
+        self._examples, self._objective = examples, objective
+        self._job, self._config = job, job.config
+        self._pad_id = pad_id
+        self._reference: list[SideLogps] = [{} for _ in examples]
+        self._policy: ResponseLogits | None = None
+        self._unrelated: list[Encoded] = []
+        self._before: list[float] = []
+
+    def begin(self, logits: ResponseLogits) -> None:
+        """Scores the reference, which is the initial policy."""
+        if not self._objective.needs_reference:
+            return
+        if isinstance(self._objective, KTO) and self._objective.config.loss_type == "kto":
+            self._policy, self._unrelated = logits, unrelated(self._examples)
+            self._before = self._totals(range(len(self._examples)))
+        sides, batch = self._objective.sides, self._config.micro_examples
+        order = self._scoring_order()
+
+        def score() -> list[SideLogps]:
+            rows = [self._examples[row] for row in order]
+            scored = score_sides(logits, rows, sides, self._pad_id, batch)
+            # A step may draw from two passes over the rows: the first one counts.
+            by_row = dict(zip(reversed(order), reversed(scored), strict=True))
+            return [by_row[row] for row in range(len(self._examples))]
+
+        folder = self._job.reference_cache
+        if folder is None:
+            self._reference = score()
+            return
+        mine = self._job.input_digests() if distributed.rank() == 0 else {}
+        digests = distributed.gather(mine)[0]
+        engine = self._config.engine
+        arithmetic = {"batch": batch, "attention": engine.attention, "dtype": engine.dtype}
+        made_by = {**digests, **arithmetic, "order": order}
+        self._reference = cached_reference(folder, score, self._examples, sides, made_by)
+
+    def draw(self, engine: Engine, step: int) -> Drawn:
+        """Returns the step's rows, and for KTO how far the policy has drifted."""
+        rows, drift = self._rows(step), None
+        if self._policy is not None:
+            with engine.gathered():
+                now = self._totals(rows)
+            gains = [after - self._before[row] for row, after in zip(rows, now, strict=True)]
+            drift = max(0.0, sum(gains) / len(gains))
+        scored = [ScoredRow(self._examples[row], self._reference[row], drift=drift) for row in rows]
+        return Drawn(scored, {} if drift is None else {"train/drift": drift})
+
+    def _totals(self, rows: Sequence[int]) -> list[float]:
+        """The policy's log-probability of the unrelated answers of some rows, in nats."""
+        assert self._policy is not None
+        sequences = [self._unrelated[row] for row in rows]
+        scored = score_responses(self._policy, sequences, self._pad_id, self._config.micro_examples)
+        return [float(own.double().sum()) for own in scored]
+
+    def _rows(self, step: int) -> list[int]:
+        return draw(step, self._config.batch_size, len(self._examples), self._config.seed)
+
+    def _scoring_order(self) -> list[int]:
+        """Rows in the order in which the reference is scored, each at least once.
+
+        How bf16 rounds a row's products depends on the batch that it is in. There, rows are scored
+        in the micro-batches of the training's first pass over them, so that the policy's first
+        log-probabilities are the reference's to the bit.
+        """
+        count = len(self._examples)
+        if self._config.engine.dtype != "bf16":
+            return list(range(count))
+        steps = range(math.ceil(count / self._config.batch_size))
+        ranks = range(distributed.world_size())
+        return [row for s in steps for rank in ranks for row in self._rows(s)[rank :: len(ranks)]]
+
+    def save(self, step: int, folder: Path) -> None:
+        """No-op: the step number determines its rows."""
+
+    def load(self, step: int, folder: Path) -> None:
+        """No-op."""

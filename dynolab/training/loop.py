@@ -40,19 +40,16 @@ from dynolab.training.alarm import Alarm, check_watched
 from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.dose import DoseDesigner, rejected_doses, with_doses
-from dynolab.training.engine import Engine, PlainEngine
-from dynolab.training.example_source import Offline, Source
-from dynolab.training.examples import load_examples, load_prompts, training_encoder
+from dynolab.training.engine import Engine, PlainEngine, clip_factor, learning_rate
+from dynolab.training.examples import Offline, Source, load_examples, load_prompts, training_encoder
 from dynolab.training.job import TrainJob
-from dynolab.training.optimizer import clip_factor, learning_rate
-from dynolab.training.record_cache import RecordCache
-from dynolab.training.recorded_examples import Recorded, recorded
 from dynolab.training.resume import load_state, save_state
 from dynolab.training.sampled_examples import Online
 from dynolab.training.shards import FILE_BYTES
-from dynolab.training.step_batch import StepExample, collate_step, count_step
+from dynolab.training.step_batch import Recorded, StepExample, collate_step, count_step, recorded
 from dynolab.training.step_record import (
     SECOND_MOMENT_AFTER,
+    RecordCache,
     StepFacts,
     StepRecord,
     at_least_rounding,

@@ -1,20 +1,25 @@
-"""Log-probabilities under fixed weights: the reference's and the sampling policy's."""
+"""Log-probabilities under fixed weights: the sampling policy's, and the reference's, cached."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab import distributed
 from dynolab.data.batches import collate, responses_of
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.packing import plan_rows, share_prompts
-from dynolab.likelihood.packed import Reading
+from dynolab.likelihood.decoder import Reading
 from dynolab.likelihood.token_logps import ResponseLogits, packing_width, token_logps
 
 SideLogps = dict[int, Float[Tensor, " tokens"]]
@@ -75,3 +80,49 @@ def score_responses(
         parts = logits(shared, read).cpu().split([sequence.response_length for sequence in run])
         mine.append([part.clone() for part in parts])  # a view would carry all values along
     return list(chain.from_iterable(distributed.gather_dealt(mine)))
+
+
+Score = Callable[[], list[SideLogps]]
+
+
+def cached_reference(
+    folder: Path,
+    score: Score,
+    examples: Sequence[EncodedExample],
+    sides: Sequence[int],
+    made_by: Mapping[str, object],
+) -> list[SideLogps]:
+    """Returns the cached scores, or computes and caches them. Collective.
+
+    **Arguments:**
+
+    - `score`: computes them, in the examples' order.
+    - `made_by`: what scores depend on besides the tokens: weight digests, arithmetic settings.
+    """
+    file = folder / f"{_key(examples, sides, made_by)}.safetensors"
+    # Scoring needs every rank, and not every host's folder may have the file.
+    if all(distributed.gather(file.exists())):
+        stored = load_file(file)
+        return [
+            {side: stored[f"{n}|{side}"] for side, _ in responses_of(example, sides)}
+            for n, example in enumerate(examples)
+        ]
+    scores = score()
+    if distributed.rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+        flat = {f"{n}|{side}": own for n, score in enumerate(scores) for side, own in score.items()}
+        save_file(flat, unfinished)
+        unfinished.rename(file)
+    return scores
+
+
+def _key(
+    examples: Sequence[EncodedExample], sides: Sequence[int], made_by: Mapping[str, object]
+) -> str:
+    content = hashlib.sha256(repr((sorted(made_by.items()), sides, torch.__version__)).encode())
+    for example in examples:
+        for encoded in (example.chosen, example.rejected):
+            ids = () if encoded is None else (encoded.prompt_length, *encoded.ids)
+            content.update(np.array([len(ids), *ids], dtype=np.int64).tobytes())
+    return content.hexdigest()

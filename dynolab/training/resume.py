@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.training.engine import Engine
-from dynolab.training.example_source import Source
+from dynolab.training.examples import Source
 from dynolab.training.job import TrainJob
 
 log = logging.getLogger(__name__)

@@ -18,14 +18,13 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.dpo import SPINConfig
-from dynolab.objectives.sppo import SPPOConfig
+from dynolab.objectives.pair_losses import SPPOConfig
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.adapters import WithoutAdapters
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine
-from dynolab.training.example_source import Drawn
-from dynolab.training.recorded_examples import read_recorded, recorded
+from dynolab.training.examples import Drawn
 from dynolab.training.rollout import (
     Answers,
     Prompt,
@@ -36,7 +35,7 @@ from dynolab.training.rollout import (
     ranked_pairs,
     score_pairs,
 )
-from dynolab.training.step_batch import StepExample
+from dynolab.training.step_batch import StepExample, read_recorded, recorded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -17,7 +17,7 @@ def moved_most(trained: Path, split: Split, count: int, *, up: bool = False) -> 
 
     **Arguments:** `trained`: the folder of a training's result.
     """
-    from dynolab.probes.pairs import complete_pairs
+    from dynolab.probes.paths import complete_pairs
 
     file = trained / "probes.jsonl"
     if not count or not file.exists():

@@ -13,8 +13,7 @@ from pydantic import Field, TypeAdapter
 from dynolab.errors import ConfigError
 from dynolab.store import Manifest
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from dynolab.training.record_cache import RecordCache
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import RecordCache, StepRecord
 from tasks.runtime.work import Work
 from tasks.shared.replay import Replay, replay_differs
 from tasks.training import RECORDS

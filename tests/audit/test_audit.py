@@ -20,8 +20,8 @@ from dynolab.forces.map.breakdown import pair_totals
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.pair_losses import SimPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.objectives.simpo import SimPOConfig
 from dynolab.results.audit import PairAudit
 from dynolab.training.step_record import RecordedExample
 from tests.forces.families import build

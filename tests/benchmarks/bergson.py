@@ -45,7 +45,7 @@ from jaxtyping import Float
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Example, ProbeRow, read_rows
-from dynolab.forces.ledger.watched import functional_of
+from dynolab.forces.ledger.functional import functional_of
 from dynolab.results.audit import PairAudit
 from dynolab.results.counterfactual import Effect
 from dynolab.results.ledger import read_ledger

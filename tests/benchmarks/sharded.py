@@ -50,9 +50,8 @@ from dynolab.data.encode import Encoder
 from dynolab.data.sources.load import DataConfig
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.functional import Functional
+from dynolab.forces.ledger.functional import Functional, kind_means
 from dynolab.forces.ledger.tables import LedgerTables
-from dynolab.forces.ledger.watched import kind_means
 from dynolab.results.ledger import LedgerSummary, read_ledger
 from dynolab.training.config import TrainConfig
 from flows.costs import Costs, Inputs

@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 
 from dynolab.forces import PolicyFunction, feature_forces, side_gradients, split_step, token_forces
-from dynolab.forces.function.blocks import flatten
-from dynolab.forces.function.layers import blocks_of
+from dynolab.forces.function.rules import blocks_of
+from dynolab.forces.function.weights import flatten
 from dynolab.forces.ledger.functional import Functional
 from dynolab.forces.ledger.responses import example_pushes, gradients_of, step_responses
 from dynolab.objectives import build_objective

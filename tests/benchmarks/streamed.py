@@ -30,8 +30,8 @@ from dynolab.data.rows import Example, read_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.functional import kind_means
 from dynolab.forces.ledger.responses import example_pushes, gradients_of
-from dynolab.forces.ledger.watched import kind_means
 from dynolab.objectives import build_objective
 from dynolab.training.config import TrainConfig
 from flows.costs import Costs, Inputs

@@ -20,10 +20,10 @@ from dynolab.forces import (
     PolicyFunction,
     step_forces,
 )
-from dynolab.forces.function import blocks
+from dynolab.forces.function import weights
 from dynolab.forces.ledger import step_account
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.watched import kind_means
+from dynolab.forces.ledger.functional import kind_means
 from dynolab.objectives.dpo import DPO, DPOConfig
 from dynolab.squeezing.forecast import forecasts
 from dynolab.squeezing.ladder import ladder
@@ -129,7 +129,7 @@ def test_squeezing(trained: Trained) -> None:
 
 def test_a_ledger(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One functional at a time, as many as a plan counts."""
-    for module in (step_account, blocks):
+    for module in (step_account, weights):
         monkeypatch.setattr(module, "SLICE", 2**14)  # small beside these weights, too
     functionals = [own for _, own in kind_means(trained.probes, trained.encoder, PAIRS)]
 

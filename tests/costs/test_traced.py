@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dynolab.costs.traced import MicroBatch, activation_bytes, trace
-from dynolab.likelihood.packed import LOGITS_BYTES
+from dynolab.likelihood.decoder import LOGITS_BYTES
 from tests.costs.shapes import BUILD, NEOX
 
 BATCH = MicroBatch(rows=3, length=40, responses=50)

@@ -10,9 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dynolab.data.probes.build import Watched, build_probes, other, rows_from_data, shuffled
-from dynolab.data.probes.flags import flag_rows, repeated
 from dynolab.data.probes.kinds import DATA_KINDS
-from dynolab.data.probes.overlap import TrainingTexts, disjoint
+from dynolab.data.probes.overlap import TrainingTexts, disjoint, flag_rows, repeated
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
 

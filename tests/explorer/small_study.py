@@ -17,7 +17,7 @@ from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.forces import PolicyFunction
 from dynolab.results.ledger import LedgerReader
-from dynolab.training.record_cache import RecordCache
+from dynolab.training.step_record import RecordCache
 from models.language import load_language_model, load_tokenizer
 from tests.report.ledgers import write_ledger
 from tests.training.small import make_files, run_small, settings

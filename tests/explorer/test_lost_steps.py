@@ -14,7 +14,7 @@ from dynolab.explorer import step as step_module
 from dynolab.explorer.page import pairs
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
-from dynolab.training.record_cache import RecordCache
+from dynolab.training.step_record import RecordCache
 from tests.explorer.small_study import STEPS, alone, ledger_of, small_study, text_of, view
 
 LOST = "no longer in this machine's cache"

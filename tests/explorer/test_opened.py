@@ -17,7 +17,7 @@ from dynolab.explorer import step as step_module
 from dynolab.explorer.page.search import TYPED, typed_answer
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
-from dynolab.training.record_cache import RecordCache
+from dynolab.training.step_record import RecordCache
 from flows.explore import start
 from tests.explorer.test_state import training
 from tests.forces.small_models import neox, recorded

@@ -18,7 +18,7 @@ from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.objectives import DPOConfig, IPOConfig
 from dynolab.objectives.designed_dose import DesignedDoseConfig
-from dynolab.training.record_cache import RecordCache
+from dynolab.training.step_record import RecordCache
 from flows.mitigation import MitigationParameters
 from flows.parameters import validated
 from flows.study import StudyParameters

@@ -12,8 +12,7 @@ from pydantic import BaseModel
 
 from dynolab.data.rows import read_rows
 from dynolab.store import Store
-from dynolab.training.record_cache import RecordCache
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import RecordCache, StepRecord
 from flows.flow import Parameters, Plan, StagedFlow
 from flows.parameters import validated
 from tasks.runtime.pipeline import Step, plan

@@ -11,7 +11,7 @@ import yaml
 
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
-from dynolab.forces.function.blocks import flatten
+from dynolab.forces.function.weights import flatten
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.objectives import DPOConfig

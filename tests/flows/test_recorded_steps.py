@@ -21,7 +21,7 @@ from dynolab.training.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from dynolab.training.record_cache import TENSORS
+from dynolab.training.step_record import TENSORS
 from flows.forces import FLOW
 from tasks import training
 from tasks.force_map import ANALYSIS, AnalysisJob

@@ -19,8 +19,7 @@ from dynolab.forces.step.one_step import norm_of
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import CustomConfig, DPOConfig, ObjectiveConfig, build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig, TrainConfig
-from dynolab.training.engine import PlainEngine
-from dynolab.training.optimizer import clip_factor
+from dynolab.training.engine import PlainEngine, clip_factor
 from dynolab.training.step_record import (
     SECOND_MOMENT_AFTER,
     RecordedExample,

@@ -19,7 +19,7 @@ from dynolab.forces import (
     hidden_states,
     step_layers,
 )
-from dynolab.forces.function.layers import at_layers
+from dynolab.forces.function.rules import at_layers
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
 from dynolab.objectives import DPOConfig, GRPOConfig, SimKOConfig, build_objective
 from dynolab.training.config import OptimizerConfig
@@ -245,7 +245,7 @@ def test_layers_are_those_of_the_features_module(count, measured):
 
 
 def test_a_model_without_a_list_of_blocks_has_no_layers(monkeypatch):
-    monkeypatch.setattr("dynolab.forces.step.layers.blocks_of", lambda causal: None)
+    monkeypatch.setattr("dynolab.forces.features.blocks_of", lambda causal: None)
     record, policy = recorded(neox(), SGD), PolicyFunction(neox(), torch.float64)
     assert step_layers(record, policy, PROBES, Encoder(Numbers(), 32, "drop"), stage="dpo") == []
 

@@ -19,8 +19,7 @@ from dynolab.forces import (
     breakdown,
     force_map,
 )
-from dynolab.forces.function.layers import last_layers
-from dynolab.forces.function.rules import subspace
+from dynolab.forces.function.rules import last_layers, subspace
 from dynolab.forces.map.factors import differing
 from dynolab.forces.map.gram import TokenGradients, block_by_name
 from dynolab.forces.map.problem import pose

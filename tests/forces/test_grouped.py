@@ -7,8 +7,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 from dynolab.forces import PolicyFunction, View
-from dynolab.forces.function.blocks import flatten
 from dynolab.forces.function.rules import subspace
+from dynolab.forces.function.weights import flatten
 from dynolab.forces.ledger.grouped import GroupedGradients
 from tests.forces.lora import TARGETS, adapted
 from tests.forces.small_models import COMMON, VOCABULARY, encoded, llama, neox

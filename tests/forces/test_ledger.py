@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
-from dynolab.forces.function.blocks import block_of, flatten
+from dynolab.forces.function.weights import block_of, flatten
 from dynolab.forces.ledger.account import COPIES, HARDEST, HardestPulls, Ledger
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients

@@ -10,16 +10,16 @@ import torch
 
 from dynolab.data.encode import Encoded
 from dynolab.forces import ForceMap, PolicyFunction
-from dynolab.forces.map import token_maps as map_examples
 from dynolab.forces.map.analysis import Question
 from dynolab.forces.map.breakdown import block_sums, pair_totals
 from dynolab.forces.map.force_map import MapFacts
 from dynolab.forces.map.problem import Updating
-from dynolab.forces.map.token_maps import token_maps
+from dynolab.forces.step import token_map as map_examples
 from dynolab.forces.step.step_forces import force_metrics
+from dynolab.forces.step.token_map import token_maps
 from dynolab.objectives import GRPOConfig
 from dynolab.results.study import ForceRow
-from dynolab.training.recorded_examples import RecordedCompletion
+from dynolab.training.step_batch import RecordedCompletion
 from dynolab.training.step_record import RecordedGroup
 from tests.forces.small_models import Letters, neox, probe
 

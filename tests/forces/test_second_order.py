@@ -11,7 +11,7 @@ import torch
 from dynolab.data.encode import Encoder
 from dynolab.forces import PolicyFunction, step_validity
 from dynolab.forces.function.views import View
-from dynolab.forces.step.second_order import second_order
+from dynolab.forces.step.one_step import second_order
 from dynolab.forces.step.validity import Start, crossing
 from dynolab.results.forces import UNEXPLAINED
 from dynolab.training.config import OptimizerConfig

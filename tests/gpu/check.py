@@ -32,7 +32,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 from dynolab.distributed import device
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map, side_gradients, split_step
-from dynolab.forces.function.blocks import flatten
+from dynolab.forces.function.weights import flatten
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import Functional
 from dynolab.likelihood.arithmetic import reproducible

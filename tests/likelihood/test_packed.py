@@ -22,7 +22,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-import dynolab.likelihood.packed
+import dynolab.likelihood.decoder
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.packing import PackedBatch, Row, share_prompts
@@ -100,7 +100,7 @@ def weighted_gradient(model: PreTrainedModel, logps: Tensor) -> list[Tensor]:
 @contextmanager
 def parts_of(monkeypatch: pytest.MonkeyPatch, tokens: int) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(dynolab.likelihood.packed, "LOGITS_BYTES", 4 * VOCABULARY * tokens)
+        patch.setattr(dynolab.likelihood.decoder, "LOGITS_BYTES", 4 * VOCABULARY * tokens)
         yield
 
 

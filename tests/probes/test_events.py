@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynolab.probes.events import GAP, Event, events_of
-from dynolab.probes.paths import LearningPaths, learning_paths
+from dynolab.probes.paths import GAP, Event, LearningPaths, events_of, learning_paths
 from tests.report.synthetic import DPO, SFT, line, probes, up_then_down
 
 STEPS = np.arange(0, 101, 10)

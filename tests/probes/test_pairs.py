@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from dynolab.data.rows import Split
-from dynolab.probes.pairs import complete_pairs, pair_changes
-from dynolab.probes.paths import LearningPaths
+from dynolab.probes.paths import LearningPaths, complete_pairs, pair_changes
 from dynolab.results.study import ProbeScore
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import GPTJConfig, GPTJForCausalLM
 
 from dynolab.forces import PolicyFunction, split_step
-from dynolab.forces.function.layers import at_head
+from dynolab.forces.function.rules import at_head
 from dynolab.forces.function.views import View
 from dynolab.forces.step.split import record_batch
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective, force, read_logps

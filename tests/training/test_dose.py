@@ -20,9 +20,8 @@ from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import build_objective
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.dose import DoseDesigner
-from dynolab.training.engine import PlainEngine
-from dynolab.training.example_source import Offline
-from dynolab.training.optimizer import in_metric
+from dynolab.training.engine import PlainEngine, in_metric
+from dynolab.training.examples import Offline
 from dynolab.training.step_batch import collate_step, count_step
 from models.language import load_language_model, load_tokenizer
 from tasks.training import check_rows

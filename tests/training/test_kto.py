@@ -10,7 +10,7 @@ import torch
 
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.forces import PolicyFunction, replay_error, split_step
-from dynolab.training.example_source import unrelated
+from dynolab.training.examples import unrelated
 from models.language import load_language_model
 from tests.training.small import metrics, run_small, settings, step_record
 

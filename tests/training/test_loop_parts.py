@@ -27,11 +27,10 @@ from dynolab.results.study import MetricsLine, Score
 from dynolab.training import loop
 from dynolab.training.alarm import GAP, RANG, RISE
 from dynolab.training.engine import PlainEngine
-from dynolab.training.example_source import Drawn
+from dynolab.training.examples import Drawn
 from dynolab.training.job import TrainJob
 from dynolab.training.loop import Trainer, _sum_over_ranks
-from dynolab.training.recorded_examples import recorded
-from dynolab.training.step_batch import ScoredRow, count_step
+from dynolab.training.step_batch import ScoredRow, count_step, recorded
 from models.language import load_language_model, load_tokenizer
 from tests.training.ranks_played import play
 from tests.training.small import distance, logged, make_job, run, settings, summary

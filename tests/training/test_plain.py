@@ -16,7 +16,7 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.results.study import ProbeScore
 from dynolab.training.config import TrainConfig
-from dynolab.training.optimizer import learning_rate
+from dynolab.training.engine import learning_rate
 from models.language import load_tokenizer
 from tests.training.small import logged, run_small, settings
 

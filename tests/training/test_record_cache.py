@@ -10,8 +10,7 @@ import pytest
 
 from dynolab.errors import ConfigError
 from dynolab.store import hash_file
-from dynolab.training.record_cache import TENSORS, RecordCache
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import TENSORS, RecordCache, StepRecord
 from tests.training.small import run_small, settings
 
 FILES = ("after.safetensors", "before.safetensors", "optimizer.safetensors")

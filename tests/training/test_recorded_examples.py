@@ -16,15 +16,15 @@ from dynolab.data.groups import Completion, Group
 from dynolab.errors import ConfigError
 from dynolab.objectives import DPOConfig
 from dynolab.training.config import TrainConfig
-from dynolab.training.recorded_examples import (
+from dynolab.training.step_batch import (
     RecordedCompletion,
     RecordedExample,
     RecordedGroup,
     RecordedTop,
+    ScoredRow,
     read_recorded,
     recorded,
 )
-from dynolab.training.step_batch import ScoredRow
 from dynolab.training.step_record import StepFacts, StepRecord
 
 GOOD, BAD = Encoded((1, 5, 6, 2), 2), Encoded((1, 5, 7, 8, 2), 2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynolab.data.rows import write_rows
-from dynolab.training import example_source
+from dynolab.training import examples as source
 from dynolab.training.job import TrainJob
 from tests.training.small import apart, make_files, make_job, make_rows, run, settings
 
@@ -17,13 +17,13 @@ from tests.training.small import apart, make_files, make_job, make_rows, run, se
 def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many examples were scored, one entry a time."""
     counts: list[int] = []
-    whole = example_source.score_sides
+    whole = source.score_sides
 
     def counted(logits: Any, examples: Any, *more: Any) -> Any:
         counts.append(len(examples))
         return whole(logits, examples, *more)
 
-    monkeypatch.setattr(example_source, "score_sides", counted)
+    monkeypatch.setattr(source, "score_sides", counted)
     return counts
 
 

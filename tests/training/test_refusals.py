@@ -13,7 +13,7 @@ from dynolab.data.rows import Example, PromptRow, read_rows, write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.loop import train
-from dynolab.training.recorded_examples import RecordedExample, RecordedGroup, read_recorded
+from dynolab.training.step_batch import RecordedExample, RecordedGroup, read_recorded
 from models.language import load_language_model, load_tokenizer
 from tests.training.small import group_settings, make_job, run, run_small, settings
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from dynolab import distributed
-from dynolab.likelihood import packed
+from dynolab.likelihood import decoder
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.deepspeed_engine import init_ranks
 from tests.training.small import run_small, state
@@ -31,9 +31,9 @@ def main() -> None:
         if at.status == psutil.CONN_LISTEN
     ]
     (inputs / f"listening-{distributed.rank()}.json").write_text(json.dumps(listening))
-    bound = packed.LOGITS_BYTES
+    bound = decoder.LOGITS_BYTES
     for name, settings in job["cases"].items():
-        packed.LOGITS_BYTES = job["logits_bytes"].get(name, bound)
+        decoder.LOGITS_BYTES = job["logits_bytes"].get(name, bound)
         kind = GroupTrainConfig if "completions" in settings else TrainConfig
         config = kind.model_validate(settings)
         folder = inputs / name

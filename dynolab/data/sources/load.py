@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynolab.data.chat import Write, plain_writer, template_writer
 from dynolab.data.probes.build import build_probes, read_built_probes, watched_pairs
-from dynolab.data.probes.flags import flag_rows, repeated
-from dynolab.data.probes.overlap import TrainingTexts, bare, disjoint
+from dynolab.data.probes.overlap import TrainingTexts, bare, disjoint, flag_rows, repeated
 from dynolab.data.rows import BETWEEN, Example, ProbeRow, PromptRow
 from dynolab.data.source_checks import dataset_commit
 from dynolab.data.sources import readers

@@ -41,13 +41,11 @@ from torch import Tensor
 
 from dynolab.data.batches import by_length
 from dynolab.errors import ConfigError
-from dynolab.forces.function.blocks import SLICE, flatten, unflatten
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import SLICE, Weights, flatten, unflatten
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import StepResponses, step_responses
-from dynolab.forces.ledger.sources import source_measures
 from dynolab.forces.ledger.step_account import (
     Later,
     StepAccount,
@@ -59,7 +57,7 @@ from dynolab.forces.ledger.step_account import (
 )
 from dynolab.forces.ledger.waiting import Waiting
 from dynolab.forces.map.costs import memory_for
-from dynolab.forces.map.terms import TokenTerms
+from dynolab.forces.map.terms import TokenTerms, source_measures
 from dynolab.forces.map.weighted import scores_along
 from dynolab.grouping import grouped
 from dynolab.training.step_record import StepRecord

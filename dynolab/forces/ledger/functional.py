@@ -1,20 +1,26 @@
-"""What a ledger accounts for: weighted sums of answers' log-probabilities."""
+"""What a ledger accounts for: weighted sums of answers' log-probabilities, and which steps."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, by_length
-from dynolab.data.encode import Encoded
+from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.rows import ProbeRow, Split, first_pairs
+from dynolab.errors import ConfigError
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.map.terms import TokenTerms, token_terms
+from dynolab.grouping import grouped
+from dynolab.results.ledger import FunctionalRow
+from dynolab.results.study import ARGMAX
 
 
 @dataclass(frozen=True)
@@ -108,3 +114,110 @@ def slopes_of(
         each = gradients.add(at, batch, weighted, group, into=rows)
         values.index_add_(0, group[batch.sequence], each.double())
     return Slopes(values, rows, found)
+
+
+WatchedFunctional = tuple[FunctionalRow, Functional]
+
+
+def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[WatchedFunctional]:
+    """The mean over the answers of every kind of the first `pairs` pairs of each split.
+
+    Beside the chosen answers it has the policy's own likeliest tokens, kind `argmax`. Answers
+    that do not fit the model's context are left out.
+    """
+    members = grouped(((row.split, row.kind), row) for row in first_pairs(rows, pairs))
+    groups = dict(members)
+    for split, kind in members:
+        if kind == "chosen":
+            groups[split, ARGMAX] = members[split, kind]
+    watched = [
+        mean_of(f"{split}/{kind}", split, kind, own, encoder)
+        for (split, kind), own in groups.items()
+    ]
+    return [each for each in watched if each is not None]
+
+
+def single_answers(
+    rows: Sequence[ProbeRow], encoder: Encoder, split: Split, pair_ids: Sequence[str]
+) -> list[WatchedFunctional]:
+    """The chosen answers of some pairs of a split, each for itself."""
+    chosen = {row.pair_id: row for row in rows if row.split == split and row.kind == "chosen"}
+    watched = [mean_of(name, split, "chosen", [chosen[name]], encoder) for name in pair_ids]
+    return [each for each in watched if each is not None]
+
+
+def mean_of(
+    name: str, split: Split, kind: str, rows: Sequence[ProbeRow], encoder: Encoder
+) -> WatchedFunctional | None:
+    """The mean over some rows' answers; None if none of them fits the context."""
+    encoded = [(row, encoder.probe(row)) for row in rows]
+    kept = [(row.pair_id, sequence) for row, sequence in encoded if sequence is not None]
+    if not kept:
+        return None
+    ids, sequences = zip(*kept, strict=True)
+    functional = Functional.mean(name, sequences, likeliest=kind == ARGMAX)
+    return FunctionalRow(name=name, split=split, kind=kind, pairs=ids), functional
+
+
+def functional_of(row: FunctionalRow, rows: Sequence[ProbeRow], encoder: Encoder) -> Functional:
+    """The functional of a ledger's row, from the same watched rows."""
+    kind = "chosen" if row.kind == ARGMAX else row.kind
+    known = {each.pair_id: each for each in rows if (each.split, each.kind) == (row.split, kind)}
+    own = [known[pair] for pair in row.pairs]
+    watched = mean_of(row.name, row.split, row.kind, own, encoder)
+    assert watched is not None, "the ledger's answers fit the model's context"
+    return watched[1]
+
+
+def training_means(
+    kinds: Collection[str], rows: Sequence[ProbeRow], encoder: Encoder, pairs: int, field: str
+) -> list[WatchedFunctional]:
+    """The means of `kind_means` of some kinds, of training pairs.
+
+    **Arguments:** `field`: the setting that names the kinds, for messages.
+
+    **Raises:** `ConfigError` for a kind that is not watched, or of which no answer fits.
+    """
+    check_kinds(kinds, rows, field)
+    training = [row for row in rows if row.split == "train"]
+    means = [each for each in kind_means(training, encoder, pairs) if each[0].kind in kinds]
+    lacking = set(kinds) - {row.kind for row, _ in means}
+    if lacking:
+        raise ConfigError(
+            field,
+            min(lacking),
+            "its answers are longer than the model's context; watch shorter ones, or more pairs",
+        )
+    return means
+
+
+def check_kinds(kinds: Collection[str], rows: Sequence[ProbeRow], field: str) -> None:
+    """Raises `ConfigError` for a kind that no watched training row has."""
+    known = list(dict.fromkeys(row.kind for row in rows if row.split == "train"))
+    if "chosen" in known:
+        known.append(ARGMAX)
+    for kind in kinds:
+        if kind not in known:
+            there = f"choose of {', '.join(known)}" if known else "watch answers: data.probe_pairs"
+            raise ConfigError(field, kind, f"no watched training answer is of this kind; {there}")
+
+
+def sampled_steps(steps: Sequence[int], every: int, seed: int) -> dict[int, int]:
+    """The first and the last step, and one drawn of every `every` steps between them.
+
+    A total over all steps is estimated by Σ weight · value, without bias
+    (`dynolab.statistics.stratified_total`).
+
+    **Arguments:** `steps`: rising; `every`: 1 takes all.
+
+    **Returns:** each step's weight: the number of steps it stands for.
+    """
+    if every == 1 or len(steps) <= 2:
+        return dict.fromkeys(steps, 1)
+    drawn = np.random.default_rng(seed)
+    weights = {steps[0]: 1}
+    inner = steps[1:-1]
+    for start in range(0, len(inner), every):
+        stratum = inner[start : start + every]
+        weights[int(drawn.choice(stratum))] = len(stratum)
+    return {**weights, steps[-1]: 1}

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.blocks import products, unflatten
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.views import View
-from dynolab.forces.function.weights import Weights, gradients
+from dynolab.forces.function.weights import Weights, gradients, products, unflatten
 from dynolab.forces.map.factors import differing, normed
 from dynolab.forces.map.output_gradients import Call, recorded_calls
 

@@ -12,8 +12,8 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.functional import training_means
 from dynolab.forces.ledger.step_account import StepAccount
-from dynolab.forces.ledger.watched import training_means
 from dynolab.results.ledger import StepLine
 from dynolab.training.config import InRunLedgerConfig
 from dynolab.training.step_record import StepRecord

@@ -25,15 +25,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.errors import ConfigError
-from dynolab.forces.function.blocks import flatten, products
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import flatten, products
 from dynolab.forces.ledger.account import check_follows
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.step.split import objective_logps, side_gradients, step_batches
 from dynolab.objectives import build_objective
 from dynolab.training.config import DIFFERENTIATED
-from dynolab.training.optimizer import CLIP_EPSILON
+from dynolab.training.engine import CLIP_EPSILON
 from dynolab.training.step_record import RecordedGroup, StepRecord
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.blocks import flatten
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import flatten
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.map.costs import memory_for

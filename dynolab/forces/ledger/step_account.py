@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.forces.function.blocks import SLICE, block_columns, flatten, products
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import SLICE, block_columns, flatten, products
 from dynolab.forces.ledger.functional import Slopes
 from dynolab.forces.ledger.responses import StepResponses
-from dynolab.forces.ledger.sources import SourceMeasures
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.problem import Updating
+from dynolab.forces.map.terms import SourceMeasures
 from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
 from dynolab.training.step_record import StepFacts, StepRecord
 

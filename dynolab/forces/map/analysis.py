@@ -17,9 +17,8 @@ from dynolab.data.batches import CHOSEN, REJECTED, by_length
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.derivatives import derivatives_of
-from dynolab.forces.function.layers import last_layers
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.rules import subspace
+from dynolab.forces.function.rules import last_layers, subspace
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.breakdown import Breakdown, block_sums, pair_totals
 from dynolab.forces.map.force_map import ForceMap, force_map

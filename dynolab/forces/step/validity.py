@@ -16,8 +16,7 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
-from dynolab.forces.step.one_step import change_of
-from dynolab.forces.step.second_order import second_order
+from dynolab.forces.step.one_step import change_of, second_order
 from dynolab.forces.step.watch import encode_probes, watch
 from dynolab.results.forces import UNEXPLAINED, Validity
 from dynolab.training.step_record import StepRecord

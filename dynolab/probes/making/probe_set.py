@@ -10,7 +10,6 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.probes.build import Missing, Watched, rows_from_data, watched_pairs
-from dynolab.data.probes.flags import flag_rows
 from dynolab.data.probes.kinds import (
     DATA_KINDS,
     OF_REJECTED,
@@ -21,7 +20,7 @@ from dynolab.data.probes.kinds import (
     PolicyKind,
     WriterKind,
 )
-from dynolab.data.probes.overlap import TrainingTexts, disjoint
+from dynolab.data.probes.overlap import TrainingTexts, disjoint, flag_rows
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.endpoint import Endpoint, EndpointConfig
 from dynolab.endpoint.client import OnProgress, ignore_progress

@@ -10,9 +10,8 @@ from numpy import ndarray
 
 from dynolab.claims.reproduction import TITLES, assess_log
 from dynolab.claims.verdict import Verdict
-from dynolab.probes.events import GAP
 from dynolab.probes.logs import Log
-from dynolab.probes.paths import change
+from dynolab.probes.paths import GAP, change
 from dynolab.report.comparison.runs import intervals_of_change
 from dynolab.report.figure import Figure
 from dynolab.report.line_plot import Line, LinePanel, line_plot

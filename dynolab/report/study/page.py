@@ -17,9 +17,14 @@ from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import Split, write_rows
 from dynolab.data.unknown import UnknownTokens, about_auto
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.probes.events import Event, events_of
-from dynolab.probes.pairs import complete_pairs, pair_changes
-from dynolab.probes.paths import change, learning_paths
+from dynolab.probes.paths import (
+    Event,
+    change,
+    complete_pairs,
+    events_of,
+    learning_paths,
+    pair_changes,
+)
 from dynolab.report.audit import foreseen_figure, foresight_section
 from dynolab.report.comparison.mitigation import comparison_sections
 from dynolab.report.comparison.reproduction import findings_section

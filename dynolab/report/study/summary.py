@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynolab.claims.verdict import Verdict
-from dynolab.probes.events import Event
-from dynolab.probes.paths import change
+from dynolab.probes.paths import Event, change
 from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.verdicts import outcome_counts

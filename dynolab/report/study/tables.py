@@ -14,8 +14,7 @@ from numpy import ndarray
 from dynolab.claims.study import unexplained
 from dynolab.data.rows import ProbeRow
 from dynolab.grouping import grouped
-from dynolab.probes.events import GAP, Event
-from dynolab.probes.paths import LearningPaths, change, learning_paths
+from dynolab.probes.paths import GAP, Event, LearningPaths, change, learning_paths
 from dynolab.report.inputs.study import Squeezing, Training
 from dynolab.report.page import Section, Words, table
 from dynolab.report.study.learning_paths import Paths, stages_of
