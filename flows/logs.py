@@ -51,7 +51,7 @@ def start_logs(
 
     **Raises:** `ConfigError` for runs that cannot be read.
     """
-    from dynolab.report.comparison.logs import changes_of, logs_page, verdicts_on
+    from dynolab.report.comparison.reproduction import changes_of_log, logs_page, verdicts_on
     from dynolab.report.page import page_html, write_text
     from dynolab.statistics import mean_interval, share_interval
 
@@ -71,7 +71,7 @@ def start_logs(
     page = logs_page(parameters.name, runs, parameters.as_yaml)
     write_text(reports / f"{parameters.name}.html", page_html(page))
     verdicts, estimates = of_verdicts(verdicts_on(runs))
-    moved = {name: changes_of(run) for name, run in runs.items()}
+    moved = {name: changes_of_log(run) for name, run in runs.items()}
     table = {
         "name": parameters.name,
         "seeds": None,

@@ -21,8 +21,7 @@ from dynolab.chapters.simplicity.mappings import (
 )
 from dynolab.chapters.supervision.speeds import SpeedConfig, compare_speeds
 from dynolab.chapters.supervision.supervision import SupervisionConfig, compare_supervision
-from dynolab.chapters.transfer.task import TransferTask, image_task, topic_task
-from dynolab.chapters.transfer.topics import TopicConfig
+from dynolab.chapters.transfer.task import TopicConfig, TransferTask, image_task, topic_task
 from dynolab.chapters.transfer.transfer import TransferConfig, compare_heads
 from dynolab.errors import ConfigError
 from dynolab.grouping import grouped

@@ -108,7 +108,7 @@ def _forces(
     Both are empty for a dense objective, which also pushes tokens that nobody sampled; the second
     is empty without a rule that chooses tokens of wrong answers.
     """
-    from dynolab.evaluation.token_choice import completion_forces, token_choice
+    from dynolab.evaluation.displacement import completion_forces, token_choice
     from dynolab.forces import PolicyFunction
 
     objective = work.config.objective

@@ -17,7 +17,7 @@ from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
-from tasks.shared.recorded_steps import recorded_step
+from tasks.shared.replay import recorded_step
 from tasks.shared.selection import SelectionConfig, observed_answers, updating_rows
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.moved_answers import moved_most
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
-from tasks.shared.recorded_steps import record_folders, recorded_step, recorded_steps
+from tasks.shared.replay import record_folders, recorded_step, recorded_steps
 
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded, Encoder

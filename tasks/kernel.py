@@ -16,7 +16,7 @@ from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
-from tasks.shared.recorded_steps import recorded_step
+from tasks.shared.replay import recorded_step
 from tasks.shared.selection import SelectionConfig, observed_rows, updating_rows
 
 if TYPE_CHECKING:

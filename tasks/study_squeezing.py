@@ -17,7 +17,7 @@ from dynolab.results.study import Answer, TrainingSummary
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
-from tasks.shared.recorded_steps import record_folders, recorded_steps
+from tasks.shared.replay import record_folders, recorded_steps
 
 if TYPE_CHECKING:
     from dynolab.forces.function.policy import PolicyFunction

@@ -59,7 +59,7 @@ def run_training(
     **Arguments:** `probes`: file of the watched rows; default: `probes.jsonl` of input `data`.
 
     Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/` (records of steps without
-    their tensors, which this machine's cache takes; `tasks.shared.recorded_steps` reads both),
+    their tensors, which this machine's cache takes; `tasks.shared.replay` reads both),
     `summary.json`, `ledger.jsonl` if the config has a ledger.
     """
     config = work.config

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.audit.ches import ches, ches_per_token
 from dynolab.data.batches import Totals, by_length, count_totals
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.probes.overlap import edit_distance
@@ -285,3 +284,25 @@ def _inner(left: Tensor, right: Tensor) -> Float[Tensor, ""]:
 
 def _sum(products: Sequence[Float[Tensor, ""]]) -> float:
     return float(torch.stack(list(products)).sum()) if products else 0.0
+
+
+def ches(
+    chosen: Float[Tensor, "chosen features"], rejected: Float[Tensor, "rejected features"]
+) -> Float[Tensor, ""]:
+    """`⟨Σ h⁺, Σ h⁻⟩ − ‖Σ h⁺‖²`, h the last hidden states that predict a response's tokens.
+
+    Centred hidden embedding similarity (Razin et al., *Unintentional Unalignment*, arXiv
+    2410.08847, def. 2): the higher, the more the chosen answer is expected to fall. The
+    pair's exact force on its own chosen answer reduces to it if only the last layer moves and all
+    predictions are taken to be alike.
+    """
+    own = chosen.sum(0)
+    return own @ rejected.sum(0) - own @ own
+
+
+def ches_per_token(
+    chosen: Float[Tensor, "chosen features"], rejected: Float[Tensor, "rejected features"]
+) -> Float[Tensor, ""]:
+    """Length-normalised CHES: means in place of sums, so that long answers do not dominate."""
+    own = chosen.mean(0)
+    return own @ rejected.mean(0) - own @ own

@@ -17,8 +17,8 @@ from dynolab.claims.verdict import Outcome, Verdict
 from dynolab.data.rows import write_rows
 from dynolab.report.figure import CELLS, Figure, subplots
 from dynolab.report.inputs.files import StageFacts, records
-from dynolab.report.line_plot import Line
 from dynolab.report.page import Page, Section, section, write_page
+from dynolab.report.plots import Line
 from dynolab.report.style import DIVERGING, SEQUENTIAL
 from dynolab.report.verdicts import counts_of, outcome_counts, verdict_table
 from dynolab.statistics import mean_interval

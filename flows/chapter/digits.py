@@ -12,8 +12,7 @@ from dynolab.chapters.classification.paths import PathStudyConfig
 from dynolab.chapters.images import ImageConfig, resolve_images
 from dynolab.chapters.supervision.speeds import SpeedConfig
 from dynolab.chapters.supervision.supervision import SupervisionConfig
-from dynolab.chapters.transfer.task import check_classes
-from dynolab.chapters.transfer.topics import TopicConfig
+from dynolab.chapters.transfer.task import TopicConfig, check_classes
 from dynolab.chapters.transfer.transfer import TransferConfig
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow

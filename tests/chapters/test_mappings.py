@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from dynolab.chapters.classifiers.many import SGDConfig
-from dynolab.chapters.simplicity.claims import correlation, difference, mapping_verdicts
 from dynolab.chapters.simplicity.mappings import (
     Messages,
     SpaceName,
@@ -26,6 +25,7 @@ from dynolab.chapters.simplicity.mappings import (
     sampled_bijections,
     topographic_similarity,
 )
+from dynolab.chapters.simplicity.page import correlation, difference, mapping_verdicts
 from dynolab.chapters.simplicity.sweep import (
     kind_paths,
     learned,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynolab.chapters.transfer.topics import (
+from dynolab.chapters.transfer.task import (
     COMMON,
     FIELDS,
     TOPICS,

@@ -13,7 +13,7 @@ from dynolab.chapters.classifiers.labels import one_hot
 from dynolab.chapters.classifiers.many import SGDConfig, batch_order, seed_for
 from dynolab.chapters.images import ImageConfig, load_images
 from dynolab.chapters.page import select
-from dynolab.chapters.transfer.claims import (
+from dynolab.chapters.transfer.page import (
     ELSEWHERE,
     assess_transfer,
     by_tau,
@@ -21,13 +21,13 @@ from dynolab.chapters.transfer.claims import (
     with_tests,
 )
 from dynolab.chapters.transfer.task import (
+    TopicConfig,
     check_classes,
     image_task,
     rotated,
     shifted,
     topic_task,
 )
-from dynolab.chapters.transfer.topics import TopicConfig
 from dynolab.chapters.transfer.transfer import ProbingConfig, TransferConfig, compare_heads
 from dynolab.errors import ConfigError
 from models.vision import build_classifier

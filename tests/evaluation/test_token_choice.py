@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dynolab.evaluation.displacement import likelihood_displacement, one_update
-from dynolab.evaluation.token_choice import (
+from dynolab.evaluation.displacement import (
     completion_forces,
+    likelihood_displacement,
+    one_update,
     right_answer_forces,
     token_choice,
 )

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("dash")
 
-from dynolab.explorer.page import parts, pushers, search
+from dynolab.explorer.page import moved, parts, search
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.report.text import number
@@ -76,7 +76,7 @@ def test_an_account_is_shown_step_by_step(study: Study) -> None:
     training = study.training("preference")
     lines = training.lines_to(training.answers["chosen"][0].row, STEPS, State().asked)
     pair = lines.pairs[0]
-    figure = pushers._plot(lines)
+    figure = moved._plot(lines)
     chosen, rejected, both = figure.data
     for place, step in enumerate(STEPS):
         own = lines.step == step
@@ -92,11 +92,11 @@ def test_pushers_of_mixed_data_are_summed_by_source(study: Study) -> None:
     lines = training.lines_to(training.answers["chosen"][0].row, STEPS, State().asked)
     names = {pair: f"{'ab'[place % 2]}/{pair}" for place, pair in enumerate(lines.pairs)}
     mixed = replace(lines, pair=np.array([names[pair] for pair in lines.pair]))
-    heading, sums, *more = pushers.tables(study, mixed, State())
+    heading, sums, *more = moved.pusher_tables(study, mixed, State())
     rows = [[cell.children for cell in row.children] for row in sums.children.children[1].children]
     own = parts.nats(lines.nats[np.char.startswith(mixed.pair, "a/")].sum())
     assert heading.children == "By source" and ["a", own] in [row[:2] for row in rows]
-    assert len(pushers.tables(study, lines, State())) == len(more)
+    assert len(moved.pusher_tables(study, lines, State())) == len(more)
 
 
 def test_a_long_answer_is_drawn_to_a_bound_and_says_what_is_left() -> None:

@@ -25,7 +25,7 @@ from trl import (
 from dynolab.errors import ConfigError
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
-from dynolab.report.ledger.waterfall import waterfall_figure
+from dynolab.report.ledger.page import waterfall_figure
 from dynolab.results.ledger import LedgerReader, read_ledger
 from tests.benchmarks.families import build
 from tests.integrations.test_callback import SHARED, probes

@@ -9,7 +9,7 @@ import pytest
 
 from dynolab.chapters.page import read_frame
 from dynolab.chapters.supervision.claims import supervision_table
-from dynolab.chapters.transfer.claims import by_tau
+from dynolab.chapters.transfer.page import by_tau
 from flows.chapter.digits import (
     SupervisionParameters,
     TransferParameters,

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.report.forces.page import write_force_page
-from dynolab.report.forces.pair_matrix import pair_matrix_figure
-from dynolab.report.forces.parts import block_figure
+from dynolab.report.forces.matrices import pair_matrix_figure
+from dynolab.report.forces.page import block_figure, write_force_page
 from dynolab.report.forces.token_map import token_map_choice_figure
 from dynolab.report.forces.token_map_plot import token_map_plot
 from tests.report.forces import analysis, token_map

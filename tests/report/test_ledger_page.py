@@ -8,19 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.report.ledger.coloured import coloured, on_text
 from dynolab.report.ledger.fallen import (
+    coloured,
     fallen_accounts,
     fallen_answers,
     fallen_figure,
     hardest_side,
+    on_text,
     pusher_section,
     strongest_pullers,
     summed_pushers,
 )
-from dynolab.report.ledger.maps import blocks_figure, ledger_map_figure
-from dynolab.report.ledger.page import write_ledger_page
-from dynolab.report.ledger.waterfall import waterfall_figure
+from dynolab.report.ledger.page import (
+    blocks_figure,
+    ledger_map_figure,
+    waterfall_figure,
+    write_ledger_page,
+)
 from dynolab.report.text import excerpt, number
 from dynolab.results.ledger import NOISY, LedgerReader, Moment
 from tests.report.ledgers import write_ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from dynolab.chapters.simplicity.claims import mapping_verdicts
+from dynolab.chapters.simplicity.page import mapping_verdicts
 from dynolab.chapters.simplicity.sweep import learned, sweep
 from flows.chapter.digits import SimplicityParameters
 from flows.parameters import load_parameters

@@ -39,8 +39,8 @@ from dynolab.report.figure import (
     spread,
     subplots,
 )
-from dynolab.report.line_plot import LinePanel, line_plot
 from dynolab.report.page import Section, section, table
+from dynolab.report.plots import LinePanel, line_plot
 from dynolab.report.style import BEST, CHOSEN, INK, MUTED, PAPER, REJECTED, UP
 
 PATHS = "learning-paths"

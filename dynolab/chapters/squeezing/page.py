@@ -19,7 +19,7 @@ from dynolab.report.figure import (
     base_layout,
     subplots,
 )
-from dynolab.report.line_plot import Line, LinePanel, line_plot
+from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.style import CHOSEN, DOWN, HISTORY, INK, REJECTED, UP
 from dynolab.report.text import plotly_text
 from dynolab.statistics import Interval

@@ -18,8 +18,8 @@ from dynolab.chapters.supervision.claims import (
     with_delay,
 )
 from dynolab.report.figure import Figure
-from dynolab.report.line_plot import Line, LinePanel, line_plot
 from dynolab.report.page import Section, section, table
+from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.text import with_interval
 from dynolab.statistics import mean_interval
 

@@ -9,8 +9,15 @@ from dash import html
 
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
-from dynolab.explorer.page import beside, parts, pushers, search
-from dynolab.explorer.page.moved import sentence, step_of_map, what_moved
+from dynolab.explorer.page import beside, parts, search
+from dynolab.explorer.page.moved import (
+    PER_TOKEN,
+    over_steps,
+    pusher_tables,
+    sentence,
+    step_of_map,
+    what_moved,
+)
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
@@ -107,8 +114,8 @@ def shown(study: Study, state: State, dark: bool) -> Any:
         search.any_pair(study, state, "its map of any pair") if recorded else None,
         *(_map(training, row, token_map, dark) if token_map else ()),
         *(_token_pushers(study, training, row, near, state) if recorded else ()),
-        *pushers.over_steps(moved.lines, state.pair, dark),
-        *pushers.tables(study, moved.lines, state),
+        *over_steps(moved.lines, state.pair, dark),
+        *pusher_tables(study, moved.lines, state),
     ]
 
 
@@ -166,7 +173,7 @@ def _token_pushers(
         return []
     lines = training.token_lines(row, state.place, step, state.asked)
     token = f"“{visible_token(texts[state.place])}”"
-    return pushers.tables(study, lines, state, token, f" at step {step}", most=pushers.PER_TOKEN)
+    return pusher_tables(study, lines, state, token, f" at step {step}", most=PER_TOKEN)
 
 
 def _map(training: Training, row: ProbeRow, token_map: TokenMap, dark: bool) -> list[Any]:

@@ -10,8 +10,7 @@ from dash import html
 
 from dynolab.data.rows import ProbeRow
 from dynolab.explorer.page import parts
-from dynolab.explorer.page.moved import Moved, sentence, step_of_map, what_moved
-from dynolab.explorer.page.pushers import answers_of
+from dynolab.explorer.page.moved import Moved, answers_of, sentence, step_of_map, what_moved
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training

@@ -1,23 +1,27 @@
 """The view of what would be without the ticked pairs, or under another objective or scale.
 
-The scale is that of the rejected gradient.
+The scale is that of the rejected gradient. What is taken from the page is a filtered file and
+settings.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from dash import html
+from dash import dcc, html
 
 from dynolab.explorer.lines import lines_to_means
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import BETAS, OBJECTIVES, State
-from dynolab.explorer.page.take import taken
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.registry import ObjectiveConfig, changed_settings
 from dynolab.report.figure import base_layout
 from dynolab.report.style import CHOSEN, MUTED, REJECTED, SPLITS, objective_name, style_of
 from dynolab.report.text import join, plotly_text
@@ -193,3 +197,73 @@ def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go
     figure.update_xaxes(title_text="change as trained (nats)")
     figure.update_yaxes(title_text="change as asked (nats)")
     return figure
+
+
+DOWNLOAD, FILE = "download", "file"
+
+
+def filtered(study: Study, state: State) -> tuple[str, str]:
+    """Name and content of the file of all pairs that are not left out: JSON lines."""
+    kept = [row for name, row in study.pairs.items() if name not in state.without]
+    text = "".join(row.model_dump_json(exclude_none=True) + "\n" for row in kept)
+    return f"pairs-without-{len(state.without)}.jsonl", text
+
+
+def settings(training: Training, state: State) -> dict[str, Any]:
+    """What the change sets in a study file."""
+    changed: dict[str, Any] = {}
+    if state.without:
+        changed["preference_filter"] = {"pairs": list(state.without)}
+    if (objective := _objective(training, state)) != training.objective:
+        changed["preference"] = {"objective": changed_settings(objective)}
+    return changed
+
+
+def arms(training: Training, state: State) -> dict[str, Any]:
+    """The training as it was and with the change, as arms of a mitigation file."""
+    changed: dict[str, Any] = {"objective": changed_settings(_objective(training, state))}
+    if state.without:
+        changed["filter"] = {"pairs": list(state.without)}
+    label = "without" if state.without else "changed"
+    return {"as-it-was": {"objective": changed_settings(training.objective)}, label: changed}
+
+
+def _objective(training: Training, state: State) -> ObjectiveConfig:
+    """The objective that the change trains under; its dose is a factor on the one that it has."""
+    objective, dose = state.objective_in(training), state.dose_in(training)
+    if dose is None or not isinstance(objective, DPOConfig):
+        return objective
+    return objective.model_copy(update={"negative_dose": round(dose * objective.negative_dose, 6)})
+
+
+def _yaml(value: Mapping[str, Any]) -> str:
+    """Settings as a study file has them: sections on lines of their own, the rest as JSON."""
+    return "\n".join(
+        f"{name}:\n"
+        + "\n".join(
+            f"  {key}: {json.dumps(own, ensure_ascii=False)}" for key, own in section.items()
+        )
+        for name, section in value.items()
+    )
+
+
+def taken(study: Study, training: Training, state: State) -> list[Any]:
+    """What the change is as a file and as settings."""
+    changes = settings(training, state)
+    if not changes:
+        return []
+    kept = len(study.pairs) - len(state.without)
+    download = html.P(
+        [html.Button(f"Download the {kept} pairs", id=FILE), dcc.Download(id=DOWNLOAD)]
+    )
+    offered = [html.H3("Take it with you"), download if state.without else None]
+    if training.stage != "preference":
+        return [*offered, html.P("Settings are offered for preference trainings.")]
+    return [
+        *offered,
+        parts.copied("in the study file", _yaml(changes)),
+        parts.copied(
+            "as runs of a mitigation file, which compares both over several seeds",
+            _yaml({"arms": arms(training, state)}),
+        ),
+    ]

@@ -38,8 +38,8 @@ from dynolab.report.comparison.runs import (
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import GroupPageInputs, curve
 from dynolab.report.inputs.study import Squeezing
-from dynolab.report.line_plot import Line, LinePanel, line_plot
 from dynolab.report.page import Page, Words, table, write_page, write_summary
+from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.study.decomposition import decomposition_figure
 from dynolab.report.study.learning_paths import (
     WINDOW,

@@ -21,7 +21,6 @@ from dynolab.report.comparison.runs import (
     standings,
     unlearned,
 )
-from dynolab.report.dots import DotPanel, forest_plot
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.page import (
@@ -34,6 +33,7 @@ from dynolab.report.page import (
     write_summary,
     write_text,
 )
+from dynolab.report.plots import DotPanel, forest_plot
 from dynolab.report.style import SPLITS
 from dynolab.report.text import excerpt, number, points, text_table, with_interval
 from dynolab.report.verdicts import outcome_counts, outcome_mark

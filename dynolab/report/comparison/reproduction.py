@@ -1,24 +1,29 @@
-"""The page on which of the papers' findings appear: every training's changes, and the verdicts."""
+"""The pages on which of the papers' findings appear: in trainings, and in logs of others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
 
 from dynolab.claims.claim import Trainings, over_units
-from dynolab.claims.reproduction import AFTER_EXTENDED, TITLES, assess_reproduction
+from dynolab.claims.reproduction import AFTER_EXTENDED, TITLES, assess_log, assess_reproduction
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.data.rows import write_rows
-from dynolab.probes.paths import change, learning_paths
+from dynolab.probes.logs import Log
+from dynolab.probes.paths import GAP, change, learning_paths
 from dynolab.report.comparison.runs import Measure, ending, intervals_of_change, run_table
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import ReproductionInputs
-from dynolab.report.line_plot import Line, LinePanel, line_plot
-from dynolab.report.page import Page, Section, Words, write_page, write_summary
+from dynolab.report.page import Page, Section, Words, table, write_page, write_summary
+from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.study.tables import values_of
+from dynolab.report.style import in_order, style_of
+from dynolab.report.text import number, with_interval
 from dynolab.report.verdicts import outcome_counts, verdict_table
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval, mean_interval
@@ -130,3 +135,85 @@ def _path_figure(seeds: Sequence[Trainings], words: Words) -> Figure | None:
                 lines.append(Line(TITLES[training], at, intervals_of_change(means)))
         panels.append(LinePanel(title, "fraction of training", "log π (nats)", lines))
     return words.figure("paths", line_plot(panels)) if trainings else None
+
+
+def logs_page(name: str, runs: Mapping[str, Log], settings: str) -> Page:
+    """The page of the runs by name: changes, paths and verdicts, over prompts."""
+    verdicts = verdicts_on(runs)
+    words = Words("logs.html", verdicts=verdicts, runs=runs)
+    rows = [_row(run, log) for run, log in runs.items()]
+    head = (
+        "run",
+        "training",
+        "evaluations",
+        "prompts",
+        "Δ chosen",
+        "fell",
+        "Δ y*",
+        "Δ gap",
+        "note",
+    )
+    found = verdict_table("run", verdicts, named=lambda run: f"{run}: {TITLES[runs[run].training]}")
+    return Page(
+        name=name,
+        answer=words.lines("answer"),
+        lead=words("lead"),
+        content=[
+            words.section("changes", table(head, rows, "ssnnnnnns")),
+            *(_figure(f"paths-{i}", run, runs[run], words) for i, run in enumerate(runs)),
+            words.section("verdicts", found),
+        ],
+        settings=settings,
+    )
+
+
+def verdicts_on(runs: Mapping[str, Log]) -> list[Verdict]:
+    """Every run's verdicts, as `<run>/<training>/<claim>`, with the run as their topic."""
+    return [
+        verdict.model_copy(update={"id": f"{run}/{verdict.id}", "topic": run})
+        for run, log in runs.items()
+        for verdict in assess_log(log.training, log.paths)
+    ]
+
+
+def changes_of_log(log: Log) -> dict[str, Float[ndarray, " pairs"]]:
+    """The change of every kind, and of the gap, nats for each pair that has it."""
+    known = {kind: values_of(log.paths, kind) for kind in (*log.paths.logp, GAP)}
+    changes = {kind: change(path) for kind, path in known.items() if path is not None}
+    return {kind: moved[np.isfinite(moved)] for kind, moved in changes.items()}
+
+
+def _row(run: str, log: Log) -> Sequence[str]:
+    changes = changes_of_log(log)
+    chosen = changes.get("chosen", np.empty(0))
+    moved = (changes.get(kind, np.empty(0)) for kind in ("chosen", ARGMAX, GAP))
+    first, *others = (with_interval(mean_interval(own)) for own in moved)
+    fell = f"{(chosen < 0).mean():.0%}" if len(chosen) > 1 else "–"
+    size = (str(len(log.paths.steps)), number(len(chosen)) if len(chosen) > 1 else "their mean")
+    return (run, TITLES[log.training], *size, first, fell, *others, log.note)
+
+
+def _figure(name: str, run: str, log: Log, words: Words) -> Figure:
+    """A run's paths: answers, the prediction's distance from the answer, and norms of A."""
+    paths, others, at = log.paths, log.others, log.paths.steps.tolist()
+    answers = {style_of(kind).label: paths.logp[kind] for kind in in_order(paths.logp)}
+    near = {name: others[name] for name in ("p_e", "energy") if name in others}
+    panels = [
+        LinePanel(
+            title,
+            "evaluation",
+            unit,
+            [
+                Line(kind, at, intervals_of_change(path[:, np.isfinite(path[0])]))
+                for kind, path in own.items()
+            ],
+        )
+        for title, unit, own in (
+            ("answers", "log π (nats)", answers),
+            ("p − e of the chosen", "norm", near),
+            ("A", "norm", {name: path for name, path in others.items() if name.endswith("A_o")}),
+        )
+        if own
+    ]
+    text = words.figure("paths", line_plot(panels))
+    return Figure(name, f"{run}: {TITLES[log.training]}", text.message, text.note, text.plot)

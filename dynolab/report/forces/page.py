@@ -6,16 +6,37 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import plotly.graph_objects as go
 from markupsafe import Markup
 
-from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
-from dynolab.report.forces.pair_matrix import pair_matrix_figure
-from dynolab.report.forces.parts import block_figure, last_layer_figure, terms_figure
+from dynolab.report.figure import (
+    LEGEND_ABOVE,
+    LEGEND_OVER_TITLES,
+    Figure,
+    add_diagonal,
+    base_layout,
+    subplots,
+)
+from dynolab.report.forces.matrices import kernel_size_figure, pair_matrix_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_choice_figure
 from dynolab.report.inputs.study import CheckpointForces, ForcePageInputs
 from dynolab.report.page import Page, Words, table, write_page
-from dynolab.report.style import objective_name
-from dynolab.report.text import number
+from dynolab.report.style import (
+    BEST,
+    CHOSEN,
+    DOWN,
+    HISTORY,
+    INK,
+    PAPER,
+    REJECTED,
+    RESIDUAL,
+    UP,
+    in_order,
+    objective_name,
+    style_of,
+)
+from dynolab.report.text import number, plotly_text, token_text
 from dynolab.results.forces import UNEXPLAINED
 
 FIRST_ORDER_NATS = 0.5  # per token; from there on the second order is a large part of the change
@@ -85,3 +106,140 @@ def _moving(adapters: bool, last_layers: int | None) -> str:
     """The parameters that the step moves."""
     layers = "" if last_layers is None else f"last {last_layers} layers"
     return ", ".join(filter(None, ("adapters" if adapters else "", layers))) or "all"
+
+
+_CHECKPOINTS = (HISTORY, CHOSEN, BEST, UP, DOWN, REJECTED, RESIDUAL)
+_POINTS = 2_000  # per panel
+_TOKENS = 400  # per box
+_TERMS = (
+    ("observed", "‖A‖ of observed tokens", "a_norm"),
+    ("updating", "energy 1 − π of updating tokens", "energy"),
+    ("updating", "size of the force ‖G‖", "g_norm"),
+)
+
+
+def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
+    """Bars: each block's share of the map; ticks: the size of its part."""
+    plot = go.Figure(
+        layout=base_layout(
+            400,
+            barmode="group",
+            scattermode="group",
+            bargap=0.3,
+            yaxis={"tickformat": ".0%", "title": {"text": "share of the map"}},
+            legend=LEGEND_ABOVE,
+        )
+    )
+    for place, checkpoint in enumerate(checkpoints):
+        parts = checkpoint.facts.blocks  # the axis names every checkpoint's, as they are first seen
+        shared = {
+            "x": [part.block for part in parts],
+            "offsetgroup": str(place),
+            "legendgroup": str(place),
+        }
+        plot.add_bar(
+            y=[part.projection for part in parts],
+            name=plotly_text(checkpoint.label, 32),
+            marker={"color": _CHECKPOINTS[place % len(_CHECKPOINTS)], "line": {"width": 0}},
+            customdata=[part.share for part in parts],
+            hovertemplate="%{x}: %{y:.1%} of the map, its own size %{customdata:.1%}"
+            "<extra>%{fullData.name}</extra>",
+            **shared,
+        )
+        plot.add_scatter(
+            y=[part.share for part in parts],
+            mode="markers",
+            hoverinfo="skip",
+            showlegend=False,
+            marker={"symbol": "line-ew", "size": 14, "line": {"color": INK, "width": 2}},
+            **shared,
+        )
+    return Words("forces.html", checkpoints=checkpoints).figure("blocks", plot)
+
+
+def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
+    """Pair totals as the head, the last layer, alone predicts them, against the whole network's.
+
+    Leaves out checkpoints whose last layer does not move, as with adapters.
+    """
+    moving = [
+        checkpoint for checkpoint in checkpoints if checkpoint.facts.last_layer.norm_ratio > 0
+    ]
+    if not moving:
+        return None
+    plot = subplots(
+        [plotly_text(checkpoint.label, 32) for checkpoint in moving],
+        450,
+        space=0.06,
+        margin={"l": 64, "r": 24, "t": 72, "b": 56},
+        legend=LEGEND_OVER_TITLES,
+        x={"nticks": 5, "title_text": "whole network (nats)"},
+        y={"nticks": 6},
+        y_title="head alone (nats)",
+    )
+    for col, checkpoint in enumerate(moving, start=1):
+        rows = checkpoint.totals[:: -(-len(checkpoint.totals) // _POINTS)]
+        values = [value for row in rows for value in (row.from_head, row.total)]
+        add_diagonal(plot, (min(values), max(values)), row=1, col=col)
+        for own, name, color in ((False, "other pairs", HISTORY), (True, "own answers", CHOSEN)):
+            points = [row for row in rows if (row.observed_id == row.updating_id) == own]
+            plot.add_scatter(
+                x=[row.total for row in points],
+                y=[row.from_head for row in points],
+                mode="markers",
+                name=name,
+                legendgroup=name,
+                showlegend=col == 1,
+                marker={"color": color, "size": 6, "line": {"color": PAPER, "width": 0.5}},
+                text=[
+                    plotly_text(f"“{row.updating_id}” on {row.kind} of “{row.observed_id}”")
+                    for row in points
+                ],
+                hovertemplate="%{text}<br>whole %{x:+.3g}, head %{y:+.3g} nats<extra></extra>",
+                row=1,
+                col=col,
+            )
+    return Words("forces.html", moving=moving).figure("last-layer", plot)
+
+
+def terms_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
+    """Boxes over tokens, by checkpoint and kind of answer."""
+    plot = subplots(
+        [title for _, title, _ in _TERMS],
+        420,
+        space=0.06,
+        boxmode="group",
+        boxgap=0.25,
+        margin={"l": 64, "r": 24, "t": 76, "b": 48},
+        legend=LEGEND_OVER_TITLES,
+        y={"nticks": 6},
+    )
+    in_legend = set[str]()
+    for col, (role, _, term) in enumerate(_TERMS, start=1):
+        rows = [(c.label, row) for c in checkpoints for row in c.terms if row.role == role]
+        for kind in in_order({row.kind for _, row in rows}):
+            own = [(label, row) for label, row in rows if row.kind == kind]
+            style, values = style_of(kind), [getattr(row, term) for _, row in own]
+            labels = [plotly_text(label, 16) for label, row in own for _ in row.tokens]
+            every = slice(None, None, -(-len(labels) // (_TOKENS * len(checkpoints))))
+            tokens = [
+                f"{token_text(token)} of {plotly_text(row.id, 24)}"
+                for _, row in own
+                for token in row.tokens
+            ]
+            plot.add_box(
+                x=labels[every],
+                y=np.concatenate(values)[every],
+                text=tokens[every],
+                name=style.label,
+                legendgroup=kind,
+                showlegend=kind not in in_legend,
+                line={"color": style.color, "width": 1.4},
+                marker={"color": style.color, "size": 4},
+                boxpoints="outliers",
+                hovertemplate="%{text}: %{y:.3g}<extra>%{fullData.name}</extra>",
+                row=1,
+                col=col,
+            )
+            in_legend.add(kind)
+    return Words("forces.html").figure("terms", plot)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from dynolab.report.figure import Figure
 from dynolab.report.forces.token_map_plot import token_map_plot
-from dynolab.report.ledger.coloured import strongest_tokens
+from dynolab.report.ledger.fallen import strongest_tokens
 from dynolab.report.page import Words
 from dynolab.report.style import INK, MUTED, PAPER, ZERO, objective_name
 from dynolab.report.text import number, plotly_text

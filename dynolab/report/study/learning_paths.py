@@ -17,8 +17,8 @@ from dynolab.errors import ConfigError
 from dynolab.probes.paths import LearningPaths, learning_paths
 from dynolab.report.figure import Figure, buttons, outline, subplots
 from dynolab.report.inputs.study import Squeezing, Training
-from dynolab.report.line_plot import Line, LinePanel, line_plot
 from dynolab.report.page import Words
+from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.style import (
     KINDS,
     SPLITS,

@@ -29,7 +29,7 @@ from dynolab.report.audit import foreseen_figure, foresight_section
 from dynolab.report.comparison.mitigation import comparison_sections
 from dynolab.report.comparison.reproduction import findings_section
 from dynolab.report.figure import Figure
-from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
+from dynolab.report.forces.matrices import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_figure
 from dynolab.report.inputs.study import ReportInputs, Training
 from dynolab.report.ledger.fallen import (
@@ -60,9 +60,9 @@ from dynolab.report.study.tables import (
     layer_section,
     pair_section,
     replay_section,
+    try_section,
     validity_section,
 )
-from dynolab.report.study.try_next import try_section
 from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.text import excerpt, number, text_table
 from dynolab.report.verdicts import verdict_table

@@ -1,10 +1,12 @@
-"""Tables of a study: changes, pairs, events, contrasts, kinds of answers, and its checks.
+"""Tables of a study: changes, pairs, events, contrasts, kinds of answers, its checks, what to try.
 
 Checks say how far a study's page can be trusted: replay, first order, the softmax rule.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,8 +16,10 @@ from numpy import ndarray
 from dynolab.claims.study import unexplained
 from dynolab.data.rows import ProbeRow
 from dynolab.grouping import grouped
+from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import GAP, Event, LearningPaths, change, learning_paths
-from dynolab.report.inputs.study import Squeezing, Training
+from dynolab.report.inputs.study import ReportInputs, Squeezing, Training
+from dynolab.report.ledger.fallen import fallen_accounts
 from dynolab.report.page import Section, Words, table
 from dynolab.report.study.learning_paths import Paths, stages_of
 from dynolab.report.style import SPLITS, in_order, objective_name, rank_of, style_of
@@ -254,3 +258,41 @@ def forecast_section(
         table(("training", "step", "answers", *counts, *fits), rows, "snsnnnnnnn"),
         table(("training", "answers", "kept of first order", *kept), parts, "sssnnnn"),
     )
+
+
+_COMMAND = Markup('<pre class="command">{}</pre>')
+
+
+def try_section(inputs: ReportInputs, pairs: Sequence[PairChange]) -> Section | None:
+    """A table of commands that go on from a study, ready for pasting; None without any.
+
+    **Arguments:** `pairs`: the last training's changes, worst first.
+    """
+    facts, trainings = inputs.facts, inputs.trainings
+    commands = dict(inputs.compared.missing)
+    if facts.explore_command and any(training.probes for training in trainings):
+        commands = {"explore": facts.explore_command} | commands
+    if facts.map_command and pairs:
+        commands = {"map": with_pairs(facts.map_command, _to_map(inputs, pairs))} | commands
+    if facts.remedies_command and trainings and trainings[-1].stage in PAIR_OBJECTIVES:
+        commands = {"remedies": facts.remedies_command} | commands
+    words = Words("study.html", facts=facts)
+    rows = [(words(f"try_{name}") or name, _COMMAND.format(own)) for name, own in commands.items()]
+    return words.section("try-next", table(("to", "run"), rows)) if rows else None
+
+
+def _to_map(inputs: ReportInputs, pairs: Sequence[PairChange]) -> list[str]:
+    """The training pair whose chosen answer fell most, with the one that pulled it down hardest."""
+    if inputs.ledger is not None:
+        for account in fallen_accounts(inputs.ledger):
+            if account.row.split == "train":
+                hardest = inputs.ledger.pushers(account.lines)[0].example
+                return list(dict.fromkeys((account.row.name, hardest)))
+    return [pairs[0].pair_id]
+
+
+def with_pairs(command: str, pairs: list[str]) -> str:
+    """The full command for pairs; quoted, so that no shell interprets an id."""
+    # Unprintable characters, such as line ends, are escaped.
+    listed = json.dumps(pairs, ensure_ascii=not all(map(str.isprintable, pairs)))
+    return f"{command} --set {shlex.quote(f'analysis.pair_ids={listed}')}"
