@@ -142,10 +142,10 @@ def read_inputs(
         read_compared,
         read_kernel,
         read_squeezing,
-        read_training,
         read_watched,
     )
     from dynolab.results.ledger import read_ledger
+    from dynolab.results.study import read_training
 
     def there(name: str) -> Path | None:
         return folder(name) if name in results else None

@@ -16,11 +16,11 @@ from numpy import ndarray
 from dynolab.claims.verdict import Outcome, Verdict
 from dynolab.data.rows import write_rows
 from dynolab.report.figure import CELLS, Figure, subplots
-from dynolab.report.inputs.files import StageFacts, records
-from dynolab.report.page import Page, Section, section, write_page
+from dynolab.report.page import Page, Section, StageFacts, section, write_page
 from dynolab.report.plots import Line
 from dynolab.report.style import DIVERGING, SEQUENTIAL
 from dynolab.report.verdicts import counts_of, outcome_counts, verdict_table
+from dynolab.results.study import records
 from dynolab.statistics import mean_interval
 
 _COUNTED: Mapping[Outcome, str] = {"holds": "hold", "fails": "fail"}

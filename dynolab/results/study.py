@@ -1,14 +1,19 @@
-"""Rows of a study's results: scores, metrics, changes of pairs, each with its meaning and unit."""
+"""Rows of a study's results, each with its meaning and unit, and a training's from its files."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from dynolab.data.rows import Row, Split
+from dynolab.data.rows import AnyRow, Row, Split, read_rows, read_value
 from dynolab.data.world.answer_kinds import AnswerKind
 from dynolab.errors import ConfigError
+from dynolab.results.forces import LayerForce, Validity
 
 ARGMAX = "argmax"
 """Kind of y*: the likeliest token at every position of the teacher-forced chosen answer."""
@@ -250,3 +255,66 @@ class TrainingSummary(Row):
     rows: dict[str, int]
     alarm: AlarmRing | None = Field(default=None, exclude_if=lambda ring: ring is None)
     best: BestProbe | None = Field(default=None, exclude_if=lambda probe: probe is None)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training and the analysis of its recorded steps. Fields that were not measured are empty.
+
+    `name`: the study's name for the training; `stage`: its objective's name; `rows`: counts of
+    pairs that were kept, truncated and dropped; `alarm`: set if its alarm rang.
+    """
+
+    name: str
+    stage: ObjectiveName
+    rows: Mapping[str, int] = field(default_factory=dict)
+    probes: tuple[ProbeScore, ...] = ()
+    metrics: tuple[MetricsLine, ...] = ()
+    forces: tuple[ForceRow, ...] = ()
+    replay: tuple[ReplayFacts, ...] = ()
+    validity: tuple[Validity, ...] = ()
+    layers: tuple[LayerForce, ...] = ()
+    token_map: TokenMap | None = None
+    alarm: AlarmRing | None = None
+
+
+def read_training(name: str, trained: Path, forces: Path | None = None) -> Training:
+    """Reads the results of a training stage and of its force analysis.
+
+    A missing file is a part that was not measured. Raises ConfigError for an invalid file.
+    """
+    summary = read_value(trained / "summary.json", TrainingSummary)
+    replay, token_map = (
+        (forces / "replay.json", forces / "token_map.json") if forces else (None, None)
+    )
+    return Training(
+        name=name,
+        stage=summary.objective,
+        rows=summary.rows,
+        alarm=summary.alarm,
+        probes=rows(trained, "probes.jsonl", ProbeScore, optional=True),
+        metrics=rows(trained, "metrics.jsonl", MetricsLine, optional=True),
+        forces=rows(forces, "forces.jsonl", ForceRow, optional=True),
+        replay=read_value(replay, tuple[ReplayFacts, ...]) if replay and replay.exists() else (),
+        layers=rows(forces, "layers.jsonl", LayerForce, optional=True),
+        validity=rows(forces, "validity.jsonl", Validity, optional=True),
+        token_map=read_value(token_map, TokenMap) if token_map and token_map.exists() else None,
+    )
+
+
+def records(folder: Path, file: str) -> list[dict[str, Any]]:
+    """The rows of a stage's file as mappings; empty without the file."""
+    path = folder / file
+    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+
+def rows(
+    folder: Path | None, file: str, kind: type[AnyRow], *, optional: bool = False
+) -> tuple[AnyRow, ...]:
+    """The rows of a stage's file; empty without a folder or, if `optional`, without the file.
+
+    Raises ConfigError for a file with other rows.
+    """
+    if folder is None or (optional and not (folder / file).exists()):
+        return ()
+    return tuple(read_rows(folder / file, kind))

@@ -11,7 +11,7 @@ from tasks.runtime.track.mlflow_pages import PAGE_FOLDER
 from tasks.runtime.work import StageConfig, StageResult, Work
 
 if TYPE_CHECKING:
-    from dynolab.report.inputs.files import StageFacts
+    from dynolab.report.page import StageFacts
 
 
 class PageConfig(StageConfig):
@@ -35,7 +35,7 @@ def facts_of(
     results: Mapping[str, StageResult], label: Callable[[str], str] = str
 ) -> tuple[StageFacts, ...]:
     """Rows of the stage table of a page that was made from these results."""
-    from dynolab.report.inputs.files import StageFacts
+    from dynolab.report.page import StageFacts
 
     return tuple(
         StageFacts(

@@ -12,8 +12,7 @@ from dynolab.chapters.page import Chapter, write_chapter
 from dynolab.claims.verdict import Measurement, Verdict, above, never
 from dynolab.data.rows import read_rows
 from dynolab.report.figure import Figure, base_layout
-from dynolab.report.inputs.files import StageFacts
-from dynolab.report.page import section
+from dynolab.report.page import StageFacts, section
 from dynolab.report.text import plotly_text
 from dynolab.statistics import Interval
 from tests.report.parsed import words_of

@@ -6,8 +6,7 @@ import numpy as np
 
 from dynolab.objectives import AdvantageRuleConfig, GRPOConfig, SimKOConfig
 from dynolab.report.inputs.arms import Evaluated, GroupPageInputs, GroupRun
-from dynolab.report.inputs.files import StageFacts
-from dynolab.report.inputs.study import Training
+from dynolab.report.page import StageFacts
 from dynolab.results.groups import (
     CompletionForce,
     LikelihoodChange,
@@ -16,7 +15,7 @@ from dynolab.results.groups import (
     TokenChoice,
 )
 from dynolab.results.squeezing import RisenMass
-from dynolab.results.study import MetricsLine
+from dynolab.results.study import MetricsLine, Training
 from dynolab.training.config import OptimizerConfig
 from tests.report.synthetic import DPO, forces, probes
 

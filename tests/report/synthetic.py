@@ -9,8 +9,8 @@ import numpy as np
 
 from dynolab.data.rows import ProbeRow
 from dynolab.data.world.answer_kinds import AnswerKind
-from dynolab.report.inputs.files import StageFacts
-from dynolab.report.inputs.study import ReportInputs, StudyFacts, Training
+from dynolab.report.inputs.study import ReportInputs, StudyFacts
+from dynolab.report.page import StageFacts
 from dynolab.results.forces import LayerForce, Validity
 from dynolab.results.study import (
     Answer,
@@ -19,6 +19,7 @@ from dynolab.results.study import (
     ProbeScore,
     ReplayFacts,
     TokenMap,
+    Training,
 )
 from tests.report.audits import audit
 from tests.report.forces import kernel

@@ -40,13 +40,13 @@ from dynolab.report.inputs.arms import GroupPageInputs, curve
 from dynolab.report.inputs.study import Squeezing
 from dynolab.report.page import Page, Words, table, write_page, write_summary
 from dynolab.report.plots import Line, LinePanel, line_plot
-from dynolab.report.study.decomposition import decomposition_figure
 from dynolab.report.study.learning_paths import (
     WINDOW,
     learning_path_figure,
     running_mean,
     squeezing_figure,
 )
+from dynolab.report.study.page import decomposition_figure
 from dynolab.report.style import SPLITS, objective_name
 from dynolab.report.verdicts import outcome_counts, verdict_table
 

@@ -22,11 +22,11 @@ from dynolab.report.comparison.runs import (
     unlearned,
 )
 from dynolab.report.figure import Figure
-from dynolab.report.inputs.files import StageFacts
 from dynolab.report.page import (
     ANSWER,
     Page,
     Section,
+    StageFacts,
     Words,
     table,
     write_page,

@@ -27,8 +27,7 @@ from dynolab.comparisons.matched import margin_path
 from dynolab.comparisons.pair_arms import gap_by_margin, path_figures, win_figures
 from dynolab.data.rows import read_value
 from dynolab.objectives.registry import AnyConfig
-from dynolab.report.inputs.files import PageInputs, rows
-from dynolab.report.inputs.study import Training, read_training
+from dynolab.report.page import PageInputs
 from dynolab.results.arms import Divergence, RunFigures
 from dynolab.results.audit import FilteredPairs
 from dynolab.results.groups import (
@@ -40,7 +39,14 @@ from dynolab.results.groups import (
 )
 from dynolab.results.judges import Judgement, PolicyAnswer
 from dynolab.results.squeezing import RisenMass
-from dynolab.results.study import MetricsLine, ProbeScore, TrainingSummary
+from dynolab.results.study import (
+    MetricsLine,
+    ProbeScore,
+    Training,
+    TrainingSummary,
+    read_training,
+    rows,
+)
 from dynolab.squeezing.index import chosen_by_step, squeeze_index
 from dynolab.statistics import Interval
 from dynolab.training.config import OptimizerConfig

@@ -9,31 +9,19 @@ from typing import Any
 
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import Example, ProbeRow, Row, read_value
-from dynolab.report.inputs.files import PageInputs, StageFacts, records, rows
+from dynolab.report.page import PageInputs, StageFacts
 from dynolab.results.arms import ComparedArms
 from dynolab.results.audit import ChosenChange, Foresight, PairAudit
 from dynolab.results.forces import (
     AnalysisFacts,
     KernelFindings,
     KernelSizeRow,
-    LayerForce,
     PairForce,
     ResponseTermsRow,
-    Validity,
 )
 from dynolab.results.ledger import LedgerReader
 from dynolab.results.squeezing import Generation, RisenMass
-from dynolab.results.study import (
-    AlarmRing,
-    Answer,
-    ForceRow,
-    MetricsLine,
-    ObjectiveName,
-    ProbeScore,
-    ReplayFacts,
-    TokenMap,
-    TrainingSummary,
-)
+from dynolab.results.study import Answer, TokenMap, Training, records, rows
 
 
 class StudyFacts(Row):
@@ -59,27 +47,6 @@ class StudyFacts(Row):
     rows: str = ""
     read_otherwise: int = 0
     stages: tuple[StageFacts, ...] = ()
-
-
-@dataclass(frozen=True)
-class Training:
-    """One training and the analysis of its recorded steps. Fields that were not measured are empty.
-
-    `name`: the study's name for the training; `stage`: its objective's name; `rows`: counts of
-    pairs that were kept, truncated and dropped; `alarm`: set if its alarm rang.
-    """
-
-    name: str
-    stage: ObjectiveName
-    rows: Mapping[str, int] = field(default_factory=dict)
-    probes: tuple[ProbeScore, ...] = ()
-    metrics: tuple[MetricsLine, ...] = ()
-    forces: tuple[ForceRow, ...] = ()
-    replay: tuple[ReplayFacts, ...] = ()
-    validity: tuple[Validity, ...] = ()
-    layers: tuple[LayerForce, ...] = ()
-    token_map: TokenMap | None = None
-    alarm: AlarmRing | None = None
 
 
 @dataclass(frozen=True)
@@ -175,30 +142,6 @@ class ReportInputs:
     compared: Compared = field(default_factory=Compared)
     answers: tuple[Answer, ...] = ()
     watched: tuple[ProbeRow, ...] = ()
-
-
-def read_training(name: str, trained: Path, forces: Path | None = None) -> Training:
-    """Reads the results of a training stage and of its force analysis.
-
-    A missing file is a part that was not measured. Raises ConfigError for an invalid file.
-    """
-    summary = read_value(trained / "summary.json", TrainingSummary)
-    replay, token_map = (
-        (forces / "replay.json", forces / "token_map.json") if forces else (None, None)
-    )
-    return Training(
-        name=name,
-        stage=summary.objective,
-        rows=summary.rows,
-        alarm=summary.alarm,
-        probes=rows(trained, "probes.jsonl", ProbeScore, optional=True),
-        metrics=rows(trained, "metrics.jsonl", MetricsLine, optional=True),
-        forces=rows(forces, "forces.jsonl", ForceRow, optional=True),
-        replay=read_value(replay, tuple[ReplayFacts, ...]) if replay and replay.exists() else (),
-        layers=rows(forces, "layers.jsonl", LayerForce, optional=True),
-        validity=rows(forces, "validity.jsonl", Validity, optional=True),
-        token_map=read_value(token_map, TokenMap) if token_map and token_map.exists() else None,
-    )
 
 
 def read_kernel(folder: Path) -> Kernel:

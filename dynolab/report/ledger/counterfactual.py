@@ -9,8 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dynolab.report.figure import Figure, add_diagonal, subplots
-from dynolab.report.inputs.files import StageFacts
-from dynolab.report.page import Page, Words, table, write_page
+from dynolab.report.page import Page, StageFacts, Words, table, write_page
 from dynolab.report.style import CHOSEN, HISTORY
 from dynolab.report.text import number, plotly_text
 from dynolab.results.counterfactual import Agreement, Dropped, Effect, Repeat

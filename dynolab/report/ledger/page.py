@@ -12,9 +12,8 @@ import plotly.graph_objects as go
 from dynolab.data.rows import rows_by_source
 from dynolab.report.figure import CELLS, Figure, base_layout, menu
 from dynolab.report.forces.token_map import hardest_pull_figure
-from dynolab.report.inputs.files import StageFacts
 from dynolab.report.ledger.fallen import fallen_figure, pusher_section
-from dynolab.report.page import Page, Section, Words, table, write_page
+from dynolab.report.page import Page, Section, StageFacts, Words, table, write_page
 from dynolab.report.style import (
     CHOSEN,
     DIVERGING,

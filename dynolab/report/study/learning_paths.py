@@ -16,7 +16,7 @@ from dynolab.data.rows import Split, read_rows
 from dynolab.errors import ConfigError
 from dynolab.probes.paths import LearningPaths, learning_paths
 from dynolab.report.figure import Figure, buttons, outline, subplots
-from dynolab.report.inputs.study import Squeezing, Training
+from dynolab.report.inputs.study import Squeezing
 from dynolab.report.page import Words
 from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.style import (
@@ -29,7 +29,7 @@ from dynolab.report.style import (
     style_of,
 )
 from dynolab.report.text import plotly_text
-from dynolab.results.study import ProbeScore
+from dynolab.results.study import ProbeScore, Training
 from dynolab.squeezing.index import chosen_by_step, own_share, squeeze_index
 from dynolab.statistics import Interval, band, mean_interval
 

@@ -4,52 +4,34 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 
-from dynolab.claims.answers import assess_answers
-from dynolab.claims.study import assess
-from dynolab.claims.verdict import Verdict
-from dynolab.data.rows import Split, write_rows
+from dynolab.data.rows import write_rows
 from dynolab.data.unknown import UnknownTokens, about_auto
-from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.probes.paths import (
-    Event,
-    change,
-    complete_pairs,
-    events_of,
-    learning_paths,
-    pair_changes,
-)
+from dynolab.grouping import grouped
 from dynolab.report.audit import foreseen_figure, foresight_section
 from dynolab.report.comparison.mitigation import comparison_sections
 from dynolab.report.comparison.reproduction import findings_section
-from dynolab.report.figure import Figure
+from dynolab.report.figure import Figure, buttons, spread, subplots
 from dynolab.report.forces.matrices import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_figure
-from dynolab.report.inputs.study import ReportInputs, Training
-from dynolab.report.ledger.fallen import (
-    PAIRS,
-    fallen_answers,
-    prompt_of,
-    summed_pushers,
-)
+from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.ledger.page import ledger_parts
 from dynolab.report.page import Fold, Page, Section, Words, page_html, write_page, write_summary
 from dynolab.report.study.answers import answer_sections, repeater_section
-from dynolab.report.study.decomposition import decomposition_figure
+from dynolab.report.study.findings import Found, find, printed, summarise
 from dynolab.report.study.learning_paths import (
-    Paths,
     gap_figure,
     learning_path_figure,
     squeezing_figure,
     training_figure,
 )
-from dynolab.report.study.summary import changes_since_start, summarise
 from dynolab.report.study.tables import (
     change_section,
     contrast_section,
@@ -63,13 +45,21 @@ from dynolab.report.study.tables import (
     try_section,
     validity_section,
 )
-from dynolab.report.style import SPLITS, objective_name
-from dynolab.report.text import excerpt, number, text_table
+from dynolab.report.style import (
+    CHOSEN,
+    HISTORY,
+    INK,
+    PAPER,
+    REJECTED,
+    RESIDUAL,
+    in_order,
+    objective_name,
+    style_of,
+)
+from dynolab.report.text import with_interval
 from dynolab.report.verdicts import verdict_table
-from dynolab.results.study import PairChange
+from dynolab.results.study import ForceRow, Training
 from dynolab.statistics import mean_interval
-
-_PRINTED = 5  # answers and pairs in a terminal
 
 
 def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
@@ -84,8 +74,8 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     `figures/<name>.html` and `figures/<name>.json` (plotly), beside one `figures/plotly.min.js`;
     and after preference training `pairs.jsonl` (`PairChange`, worst first).
     """
-    found = _find(inputs)
-    summary = summarise(inputs, changes_since_start(found.paths), found.verdicts, found.events)
+    found = find(inputs)
+    summary = summarise(inputs, found)
     write_page(_page(inputs, found), folder, "report.html")
     write_summary(summary, folder)
     if found.pairs:
@@ -100,77 +90,10 @@ def report_page_html(inputs: ReportInputs, coming: Sequence[str]) -> str:
     """
     later = dict.fromkeys(("map_command", "explore_command", "path_command"), "")
     unfinished = replace(inputs, facts=inputs.facts.model_copy(update=later))
-    return page_html(replace(_page(unfinished, _find(unfinished)), coming=tuple(coming)))
+    return page_html(replace(_page(unfinished, find(unfinished)), coming=tuple(coming)))
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What follows from the inputs: paths, verdicts, events by objective, and pairs, worst first.
-
-    `fell`: changes of the chosen answers in the last training on pairs, by split, in nats.
-    """
-
-    paths: Paths
-    verdicts: tuple[Verdict, ...]
-    events: Mapping[str, tuple[Event, ...]]
-    pairs: list[PairChange]
-    prompts: Mapping[str, str]
-    fell: Mapping[Split, np.ndarray]
-
-
-def _find(inputs: ReportInputs) -> _Found:
-    trainings = inputs.trainings
-    probes = {
-        training.stage: complete_pairs(training.probes)
-        if training.stage in PAIR_OBJECTIVES
-        else training.probes
-        for training in trainings
-    }
-    paths = {
-        (stage, split): own
-        for stage, scores in probes.items()
-        for split in SPLITS
-        if (own := learning_paths(scores, split)) is not None
-    }
-    trained = {stage: own for (stage, split), own in paths.items() if split == "train"}
-    verdicts = (
-        *assess(
-            {training.stage: trained.get(training.stage) for training in trainings},
-            [row for training in trainings for row in training.forces],
-        ),
-        *assess_answers(inputs.answers, {t.name: t.stage for t in trainings}),
-    )
-    prompts = {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
-    last = trainings[-1].stage if trainings else ""
-    on_pairs = last in PAIR_OBJECTIVES
-    return _Found(
-        paths=paths,
-        verdicts=verdicts,
-        events={stage: tuple(events_of(own)) for stage, own in trained.items()},
-        pairs=pair_changes(trained[last], prompts) if on_pairs and last in trained else [],
-        prompts=prompts,
-        fell=_chosen_changes(inputs, paths, last) if on_pairs else {},
-    )
-
-
-def _chosen_changes(inputs: ReportInputs, paths: Paths, last: str) -> dict[Split, np.ndarray]:
-    """Changes of all pairs' chosen answers in the last training, else of the observed, in nats."""
-    found: dict[Split, np.ndarray] = {}
-    for split in SPLITS:
-        audited = (
-            [row.change for row in inputs.audit.changes if row.split == split]
-            if inputs.audit
-            else []
-        )
-        own = paths.get((last, split))
-        if audited:
-            found[split] = np.array(audited)
-        elif own is not None and "chosen" in own.logp:
-            found[split] = change(own.logp["chosen"])
-    return found
-
-
-def _page(inputs: ReportInputs, found: _Found) -> Page:
+def _page(inputs: ReportInputs, found: Found) -> Page:
     """The answer, the figure and tables that show it, what to try; then details and checks."""
     facts, trainings, ledger = inputs.facts, inputs.trainings, inputs.ledger
     titles = {training.name: objective_name(training.stage) for training in trainings}
@@ -206,7 +129,7 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
         heading=words("heading"),
         answer=words.lines("answer"),
         more=words.lines("notes"),
-        printed=_printed(inputs, found),
+        printed=printed(inputs, found),
         lead=words("lead"),
         content=[
             fallen,
@@ -234,7 +157,7 @@ def _page(inputs: ReportInputs, found: _Found) -> Page:
 
 def _details(
     inputs: ReportInputs,
-    found: _Found,
+    found: Found,
     titles: Mapping[str, str],
     words: Words,
     pushes: Sequence[Figure | Section | None],
@@ -256,7 +179,7 @@ def _details(
     return Fold("details", "Details", content)
 
 
-def _checks(inputs: ReportInputs, found: _Found, titles: Mapping[str, str], words: Words) -> Fold:
+def _checks(inputs: ReportInputs, found: Found, titles: Mapping[str, str], words: Words) -> Fold:
     """How far the page can be trusted."""
     verdicts = verdict_table("training", found.verdicts, named=objective_name)
     content = [
@@ -293,45 +216,136 @@ def _replacing(unknown: UnknownTokens) -> str:
     )
 
 
-def _printed(inputs: ReportInputs, found: _Found) -> str:
-    """The first tables of the page for a terminal: answers that fell, and pairs that pulled."""
-    ledger = inputs.ledger
-    if ledger is None or not (answers := fallen_answers(ledger)[:_PRINTED]):
-        head = ("pair", "Δ chosen", "Δ rejected", "Δ gap", "prompt")
-        rows = [
-            (
-                pair.pair_id,
-                *(number(v, sign=True) for v in (pair.chosen, pair.rejected, pair.gap)),
-                excerpt(pair.prompt or "", 40, end=True),
-            )
-            for pair in found.pairs[:_PRINTED]
-        ]
-        return text_table(head, rows, "snnns") if rows else ""
-    fallen = [
-        (
-            own.account.row.name,
-            *(
-                number(nats, sign=True)
-                for nats in (own.change, own.own_chosen, own.own_rejected, own.others)
-            ),
-            prompt_of(own.account.row.name, ledger.rows, 32),
-        )
-        for own in answers
-    ]
-    pulled = [
-        (
-            push.example,
-            *(number(n, sign=True) for n in (push.total, push.from_chosen, push.from_rejected)),
-            prompt_of(push.example, ledger.rows, 32),
-        )
-        for push in summed_pushers(ledger)[:PAIRS]
-        if push.total < 0
-    ]
-    first = "answer that fell" if answers[0].change < 0 else "answer that rose least"
-    parts = ("own chosen", "own rejected", "other pairs")
-    sides = ("nats", "through chosen", "through rejected")
-    tables = (
-        text_table((first, "nats", *parts, "prompt"), fallen, "snnnns"),
-        text_table(("pair that pulled", *sides, "prompt"), pulled, "snnns"),
+_ONE_SCALE = 8.0  # beyond this ratio the smaller steps' bars would vanish
+Parts = tuple[tuple[str, str, str], ...]  # field, what pushed, colour
+_PARTS: Parts = (
+    ("from_chosen", "", CHOSEN),
+    ("from_rejected", "", REJECTED),
+    ("from_history", "from history (momentum, decay)", HISTORY),
+    ("residual", "residual: beyond first order", RESIDUAL),
+)
+_SIDES = ("the chosen side of the loss", "the rejected side of the loss")
+Keep = Callable[[ForceRow], bool]
+_VIEWS: tuple[tuple[str, Keep], ...] = (
+    ("all prompts", lambda row: True),
+    ("in the step's batch", lambda row: row.in_batch),
+    ("other training prompts", lambda row: not row.in_batch and row.split == "train"),
+    ("held-out prompts", lambda row: row.split == "heldout"),
+)
+
+
+def decomposition_figure(training: Training, sides: tuple[str, str] = _SIDES) -> Figure | None:
+    """Mean Δ log π of every kind at recorded steps, split by what pushed.
+
+    **Arguments:** `sides`: names of the loss's two sides.
+    """
+    rows = training.forces
+    if not rows:
+        return None
+    steps = spread(sorted({row.step for row in rows}))
+    parts, kinds = _parts(rows, sides), in_order({row.kind for row in rows})[::-1]
+    height = 30 * len(kinds)
+    plot = subplots(
+        [f"step {step}" for step in steps],
+        150 + height,
+        space=0.03,
+        shared_y=True,
+        barmode="relative",
+        bargap=0.35,
+        margin={"l": 64, "r": 24, "t": 100, "b": 52},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": -54 / height,
+            "yanchor": "top",
+            "traceorder": "normal",
+        },
+        x={"nticks": 5, "title_text": "Δ log π (nats)", "zerolinecolor": INK},
+        y={"showgrid": False, "type": "category", "range": [-0.6, len(kinds) - 0.4]},
     )
-    return "\n\n".join(tables)
+    shared = _fit_one_scale(rows, steps)
+    for col in range(1, len(steps) + 1):
+        _add_bars(plot, [style_of(kind).label for kind in kinds], parts, col)
+        if col > 1:
+            plot.update_xaxes(matches="x" if shared else None, col=col)
+            plot.update_yaxes(ticks="", col=col)
+    views = {
+        name: _bar_data(own, parts, kinds, steps)
+        for name, keep in _VIEWS
+        if (own := list(filter(keep, rows)))
+    }
+    for trace, x, text in zip(plot.data, *views["all prompts"], strict=True):
+        trace.update(x=x, customdata=text)
+    if len(views) > 1:
+        choices = [
+            (name, [{"x": values, "customdata": texts}, {}])
+            for name, (values, texts) in views.items()
+        ]
+        plot.update_layout(updatemenus=[buttons(choices, 1 + 34 / height)])
+    words = Words("study.html", stage=training.stage, shared=shared)
+    return replace(words.figure("decomposition", plot), name=f"decomposition-{training.stage}")
+
+
+def _parts(rows: Sequence[ForceRow], sides: tuple[str, str]) -> Parts:
+    """The parts that push at all: SFT has no rejected side, SGD without momentum no history."""
+    names = {"from_chosen": f"from {sides[0]}", "from_rejected": f"from {sides[1]}"}
+    if not any(row.from_rejected for row in rows):
+        names["from_chosen"] = "from the batch's answers"
+    return tuple(
+        (name, names.get(name, label), color)
+        for name, label, color in _PARTS
+        if any(getattr(row, name) for row in rows)
+    )
+
+
+def _fit_one_scale(rows: Sequence[ForceRow], steps: Sequence[int]) -> bool:
+    """Whether the steps' changes are similar enough in size for one scale."""
+    sizes = [np.mean([abs(row.measured) for row in rows if row.step == step]) for step in steps]
+    return bool(max(sizes) <= _ONE_SCALE * min(sizes))
+
+
+def _add_bars(plot: go.Figure, labels: list[str], parts: Parts, col: int) -> None:
+    for name, label, color in parts:
+        plot.add_bar(
+            y=labels,
+            orientation="h",
+            name=label,
+            legendgroup=name,
+            showlegend=col == 1,
+            marker={"color": color, "line": {"width": 0}},
+            hovertemplate="<b>%{y}</b><br>" + label + " %{customdata}<extra></extra>",
+            row=1,
+            col=col,
+        )
+    plot.add_scatter(
+        y=labels,
+        mode="markers",
+        name="measured",
+        legendgroup="measured",
+        showlegend=col == 1,
+        marker={"color": INK, "symbol": "diamond", "size": 9, "line": {"color": PAPER, "width": 1}},
+        hovertemplate="<b>%{y}</b><br>measured %{customdata}<extra></extra>",
+        row=1,
+        col=col,
+    )
+
+
+Bars = tuple[list[list[float | None]], list[list[str]]]
+
+
+def _bar_data(
+    rows: Sequence[ForceRow], parts: Parts, kinds: Sequence[str], steps: Sequence[int]
+) -> Bars:
+    """Means over prompts for every trace: steps × (parts, measured), one value a kind."""
+    found = grouped(((row.step, row.kind), row) for row in rows)
+    values: list[list[float | None]] = []
+    texts: list[list[str]] = []
+    for step in steps:
+        for part in (*(name for name, _, _ in parts), "measured"):
+            means = [
+                mean_interval(np.array([getattr(row, part) for row in found.get((step, kind), ())]))
+                for kind in kinds
+            ]
+            values.append([round(mean.mean, 7) if mean.n else None for mean in means])
+            texts.append([f"{with_interval(mean)} nats, n = {mean.n}" for mean in means])
+    return values, texts

@@ -24,7 +24,7 @@ from dynolab.report.page import Section, Words, table
 from dynolab.report.study.learning_paths import Paths, stages_of
 from dynolab.report.style import SPLITS, in_order, objective_name, rank_of, style_of
 from dynolab.report.text import excerpt, number, with_interval
-from dynolab.results.study import ARGMAX, PairChange
+from dynolab.results.study import ARGMAX, PairChange, Training
 from dynolab.statistics import mean_interval
 
 _SHOWN = ("chosen", "rejected", ARGMAX, GAP)
