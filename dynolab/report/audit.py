@@ -112,7 +112,7 @@ def sources_section(audit: Audit, words: Words) -> Section | None:
         for source, places in sources.items()
     ]
     head = ("source", "pairs", "its part in the step on all", "from all", "on its own")
-    return words.section("sources", table(head, rows, "snnnn")) if rows else None
+    return words.table("sources", head, rows, "snnnn")
 
 
 def pull_figure(audit: Audit, words: Words) -> Figure:

@@ -203,6 +203,19 @@ class Words:
         title, message, note = self._texts(name)
         return section(name, title, message, *content, note=note)
 
+    def table(
+        self,
+        name: str,
+        head: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        numeric: str = "",
+        *,
+        cards: bool = False,
+    ) -> Section | None:
+        """A section of one table, whose arguments are those of `table`; None without rows."""
+        lines = list(rows)
+        return self.section(name, table(head, lines, numeric, cards=cards)) if lines else None
+
     def figure(self, name: str, plot: go.Figure) -> Figure:
         """A figure with its title, finding and note from the template."""
         return Figure(name, *self._texts(name), plot)

@@ -13,7 +13,7 @@ from dynolab.data.rows import rows_by_source
 from dynolab.report.figure import CELLS, Figure, base_layout, menu
 from dynolab.report.forces.token_map import hardest_pull_figure
 from dynolab.report.ledger.fallen import fallen_figure, pusher_section
-from dynolab.report.page import Page, Section, StageFacts, Words, table, write_page
+from dynolab.report.page import Page, Section, StageFacts, Words, write_page
 from dynolab.report.style import (
     CHOSEN,
     DIVERGING,
@@ -156,8 +156,8 @@ def sources_section(ledger: LedgerReader) -> Section | None:
         for source, places in sources.items()
     ]
     head = ("source", "pairs", *(account.row.name for account in means))
-    content = table(head, rows, "s" + "n" * (len(head) - 1))
-    return Words("ledger.html", ledger=ledger).section("sources", content)
+    words = Words("ledger.html", ledger=ledger)
+    return words.table("sources", head, rows, "s" + "n" * (len(head) - 1))
 
 
 _EACH_WAY = 20  # examples that are shown in each direction

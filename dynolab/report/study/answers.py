@@ -24,7 +24,7 @@ _REPEATS = ("tokens", "distinct_1", "distinct_2", "distinct_3", "longest_repeat"
 
 def answer_sections(
     answers: Sequence[Answer], titles: Mapping[str, str], prompts: Mapping[str, str], words: Words
-) -> list[Section]:
+) -> list[Section | None]:
     """The first prompts' answers by model, their counts, and answers to another question.
 
     **Arguments:** `titles`: the models' names on the page, by name; `prompts`: of the training
@@ -67,14 +67,12 @@ def answer_sections(
         if split == "heldout"
         for answer in [each for each in own if each.taken_from is not None][:_EXAMPLES]
     ]
-    sections = [
-        words.section("answers", table(("split", "prompt", "chosen y⁺", *names), shown)),
+    head = ("model", "held-out question", "its answer", "answers the training question")
+    return [
+        words.table("answers", ("split", "prompt", "chosen y⁺", *names), shown),
         words.section("answer-counts", _counts(groups, titles)),
+        words.table("taken", head, taken),
     ]
-    if taken:
-        head = ("model", "held-out question", "its answer", "answers the training question")
-        sections.append(words.section("taken", table(head, taken)))
-    return sections
 
 
 def _first(by_model: Mapping[str, Answer]) -> Answer:
@@ -146,4 +144,4 @@ def repeater_section(
     ]
     head = ("model", "answers", "repeaters, %", "tokens", "distinct-1", "distinct-2", "distinct-3")
     more = ("longest repeat", "entropy, nats", "finished, %")
-    return words.section("repeaters", table((*head, *more), rows, "snnnnnnnnn")) if rows else None
+    return words.table("repeaters", (*head, *more), rows, "snnnnnnnnn")

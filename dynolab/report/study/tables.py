@@ -48,8 +48,9 @@ def change_section(paths: Paths, words: Words) -> Section | None:
         for split, name in SPLITS.items()
         if (own := paths.get((stage, split))) is not None
     ]
-    head = ("training", "prompts", *_HEADS, "n")
-    return words.section("changes", table(head, rows, "ssnnnnn", cards=True)) if rows else None
+    return words.table(
+        "changes", ("training", "prompts", *_HEADS, "n"), rows, "ssnnnnn", cards=True
+    )
 
 
 def contrast_section(own: Training, contrasts: Sequence[Training], words: Words) -> Section | None:
@@ -87,7 +88,7 @@ def pair_section(pairs: Sequence[PairChange], words: Words) -> Section | None:
         for pair in pairs[:WORST]
     ]
     head = ("pair", "prompt", "Δ chosen", "Δ rejected", "Δ margin", "Δ gap")
-    return words.section("pairs", table(head, rows, "ssnnnn")) if rows else None
+    return words.table("pairs", head, rows, "ssnnnn")
 
 
 def event_section(events: Mapping[str, Sequence[Event]], words: Words) -> Section | None:
@@ -106,7 +107,7 @@ def event_section(events: Mapping[str, Sequence[Event]], words: Words) -> Sectio
         for event in sorted(own, key=lambda event: (event.step, rank_of(event.kind), event.kind))
     ]
     head = ("training", "step", "what", "up to it or there", "after it or at the end")
-    return words.section("events", table(head, rows, "snsnn")) if rows else None
+    return words.table("events", head, rows, "snsnn")
 
 
 def kind_section(paths: Paths, observed: Sequence[ProbeRow], words: Words) -> Section | None:
@@ -126,8 +127,7 @@ def kind_section(paths: Paths, observed: Sequence[ProbeRow], words: Words) -> Se
         )
         for kind in in_order({kind for own in paths.values() for kind in own.logp})
     ]
-    head = ("kind", "how it was made", "example")
-    return words.section("kinds", table(head, rows)) if rows else None
+    return words.table("kinds", ("kind", "how it was made", "example"), rows)
 
 
 def replay_section(trainings: Sequence[Training], words: Words) -> Section | None:
@@ -144,7 +144,7 @@ def replay_section(trainings: Sequence[Training], words: Words) -> Section | Non
     ]
     head = ("training", "step", "learning rate", "gradient norm", "clip factor")
     errors = ("replay error", "rounding floor", "closure error")
-    return words.section("replay", table((*head, *errors), rows, "snnnnnnn")) if rows else None
+    return words.table("replay", (*head, *errors), rows, "snnnnnnn")
 
 
 def validity_section(trainings: Sequence[Training], words: Words) -> Section | None:
@@ -214,7 +214,7 @@ def layer_section(trainings: Sequence[Training], words: Words) -> Section | None
         for own in [[row for row in training.layers if row.layer == layer]]
     ]
     head = ("training", "blocks run", "‖Δh‖ / ‖h‖", "agreement of forces", "unexplained")
-    return words.section("layers", table(head, rows, "snnnn")) if rows else None
+    return words.table("layers", head, rows, "snnnn")
 
 
 def forecast_section(
@@ -278,7 +278,7 @@ def try_section(inputs: ReportInputs, pairs: Sequence[PairChange]) -> Section | 
         commands = {"remedies": facts.remedies_command} | commands
     words = Words("study.html", facts=facts)
     rows = [(words(f"try_{name}") or name, _COMMAND.format(own)) for name, own in commands.items()]
-    return words.section("try-next", table(("to", "run"), rows)) if rows else None
+    return words.table("try-next", ("to", "run"), rows)
 
 
 def _to_map(inputs: ReportInputs, pairs: Sequence[PairChange]) -> list[str]:
