@@ -426,7 +426,6 @@ def chapter_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
     Results: `<chapter>.html`, `claims.jsonl` and `figures/`. Returns the number of claims by
     outcome, and the inputs' metrics.
     """
-    from dataclasses import replace
     from importlib import import_module
 
     from dynolab.chapters.page import Facts, write_chapter
@@ -436,13 +435,14 @@ def chapter_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
     build = getattr(import_module(module), name)
     with page_shown(work):
         inputs = {name: work.input_folder(name) for name in work.inputs}
-        chapter = replace(
+        claims = write_chapter(
             build(inputs, Facts(config.learning_rates, config.digits)),
+            work.output,
+            f"{name}.html",
             name=config.name,
             settings=config.settings,
             stages=stage_facts(work),
         )
-        claims = write_chapter(chapter, work.output, f"{name}.html")
     return claims | input_metrics(work)
 
 

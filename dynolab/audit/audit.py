@@ -91,23 +91,13 @@ def audit_pairs(
     sides = [response for pair in all_pairs for response in _responses(pair)]
     on_sides = _changes_along(policy, sides, mean, batch_tokens).view(-1, 2)
     return [
-        own.row(float(change), *on_side.tolist())
-        for own, change, on_side in zip(figures, from_all, on_sides, strict=True)
+        PairAudit(
+            **facts,
+            from_all=float(change),
+            on_all=up * float(on_side[0]) - down * float(on_side[1]),
+        )
+        for (up, down, facts), change, on_side in zip(figures, from_all, on_sides, strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class _PairFigures:
-    """A pair's token weights c₊ and c₋, and the audit figures that depend on the pair alone."""
-
-    up: float
-    down: float
-    facts: dict[str, Any]
-
-    def row(self, from_all: float, on_chosen: float, on_rejected: float) -> PairAudit:
-        """Adds the effects of the step on all pairs, and of all chosen answers' gradient."""
-        on_all = self.up * on_chosen - self.down * on_rejected
-        return PairAudit(**self.facts, from_all=from_all, on_all=on_all)
 
 
 def _own_figures(
@@ -117,8 +107,10 @@ def _own_figures(
     totals: Totals,
     names: set[str],
     into: tuple[Weights, float] | None,
-) -> _PairFigures:
-    """One pair's figures; adds `factor (c₊ g₊ − c₋ g₋)` to a sum, if one is given.
+) -> tuple[float, float, dict[str, Any]]:
+    """A pair's token weights c₊ and c₋, and the audit figures that depend on the pair alone.
+
+    Adds `factor (c₊ g₊ − c₋ g₋)` to a sum, if one is given.
 
     Only g₊ is held as a whole: each of g₋'s tensors is used and released as the backward pass makes
     it.
@@ -143,7 +135,7 @@ def _own_figures(
     pull, push = up * _sum(squares), -down * _sum(products)
     tokens = [response.ids[response.prompt_length :] for response in _responses(pair)]
     logp = float(chosen.logps.double().sum())
-    return _PairFigures(
+    return (
         up,
         down,
         {

@@ -57,12 +57,17 @@ class Chapter:
     verdicts: Sequence[Verdict]
     content: Sequence[Figure | Section | None]
     source: str = ""
-    name: str = ""
-    settings: str = ""
-    stages: Sequence[StageFacts] = ()
 
 
-def write_chapter(chapter: Chapter, folder: Path, file: str) -> dict[str, float]:
+def write_chapter(
+    chapter: Chapter,
+    folder: Path,
+    file: str,
+    *,
+    name: str = "",
+    settings: str = "",
+    stages: Sequence[StageFacts] = (),
+) -> dict[str, float]:
     """Writes the self-contained page, `claims.jsonl`, and every figure in `figures/`.
 
     **Returns** the number of claims by verdict, as `claims/<verdict>`.
@@ -77,12 +82,12 @@ def write_chapter(chapter: Chapter, folder: Path, file: str) -> dict[str, float]
         note=f"{chapter.source} {_HOW_JUDGED}".strip(),
     )
     page = Page(
-        name=chapter.name,
+        name=name,
         heading=chapter.title,
         lead=chapter.lead,
         content=[claims, *chapter.content],
-        settings=chapter.settings,
-        stages=chapter.stages,
+        settings=settings,
+        stages=stages,
     )
     write_page(page, folder, file)
     write_rows(folder / "claims.jsonl", verdicts)

@@ -5,7 +5,7 @@ The lines are those of recorded steps (`step`), or those that the study's ledger
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,14 +24,6 @@ from dynolab.results.ledger import (
 )
 
 CHOSEN, REJECTED = "chosen", "rejected"
-
-
-@dataclass(frozen=True)
-class WhatIf:
-    """A change of the step: these pairs left out, and this factor on all rejected answers."""
-
-    without: frozenset[str] = frozenset()
-    dose: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -131,16 +123,19 @@ class Lines:
         own = self.of_pair(pair)
         return [push for answer in range(self.nats.shape[1]) for push in own.pushers(answer)]
 
-    def what_if(self, change: WhatIf, instead: Lines | None = None) -> Float[ndarray, " answers"]:
+    def what_if(
+        self, without: Collection[str] = (), dose: float = 1.0, instead: Lines | None = None
+    ) -> Float[ndarray, " answers"]:
         """The change of every answer, to first order: each line times the factor that it keeps.
 
         The weights, and so all other lines, stay what they were.
 
-        **Arguments:** `instead`: the lines of the same responses under another objective, which
-        take the place of these.
+        **Arguments:** `without`: pairs that are left out; `dose`: a factor on all rejected answers;
+        `instead`: the lines of the same responses under another objective, which take the place of
+        these.
         """
-        kept = np.where(np.isin(self.pair, list(change.without)), 0.0, 1.0)
-        kept = np.where(self.side == REJECTED, change.dose * kept, kept)
+        kept = np.where(np.isin(self.pair, list(without)), 0.0, 1.0)
+        kept = np.where(self.side == REJECTED, dose * kept, kept)
         lines = self.nats if instead is None else instead.nats
         moved: Float[ndarray, " answers"] = self.measured - self.nats.sum(0) + kept @ lines
         return moved

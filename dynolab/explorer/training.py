@@ -144,43 +144,33 @@ class Training:
 
     def lines_to(self, row: ProbeRow, steps: Sequence[int], asked: Asked) -> Lines:
         """What the batches of some recorded steps did to one answer."""
-        place = self._place(row)
+        every = enumerate(self.answers.get(row.kind, ()))
+        place = next((place for place, answer in every if answer.row == row), None)
         parts = []
         for step in steps:
-            known = self._known(step, row.kind, asked)
-            parts.append(
-                self._lines_to_one(row, step, asked)
-                if known is None or place is None
-                else known.to(place)
-            )
+            known = self._file(step, row.kind, asked)
+            if place is not None and known.exists():
+                parts.append(Lines.load(known).to(place))
+            else:
+                parts.append(self._lines(self._kept(".npz", step, asked, row), [row], step, asked))
         return Lines.together(parts)
 
-    def _lines_to_one(self, row: ProbeRow, step: int, asked: Asked) -> Lines:
-        file = self._kept(".npz", step, asked, row)
-        if file.exists():
-            return Lines.load(file)
-        with self.lock:
-            lines = self.asked(step, asked).lines([self.encoded(row)])
-        write_whole(file, lines.save)
-        return lines
-
     def lines(self, step: int, kind: str, asked: Asked) -> Lines:
-        """What a recorded step's batch did to all answers of a kind, in the order of `answers`.
+        """What a recorded step's batch did to all answers of a kind, in the order of `answers`."""
+        rows = [answer.row for answer in self.answers[kind]]
+        return self._lines(self._file(step, kind, asked), rows, step, asked)
 
-        Computed once; then it is kept in a file.
-        """
-        known = self._known(step, kind, asked)
-        if known is not None:
-            return known
-        sequences = [self.encoded(answer.row) for answer in self.answers[kind]]
-        chunks = []
-        for start in range(0, len(sequences), AT_ONCE):
-            with self.lock:
-                chunk = self.asked(step, asked).lines(sequences[start : start + AT_ONCE])
-            chunks.append(chunk)
-        lines = Lines.beside(chunks)
-        write_whole(self._file(step, kind, asked), lines.save)
-        return lines
+    def _lines(self, file: Path, rows: Sequence[ProbeRow], step: int, asked: Asked) -> Lines:
+        """What a step's batch did to some answers: computed once, then kept in the file."""
+        if not file.exists():
+            sequences = [self.encoded(row) for row in rows]
+            chunks = []
+            for start in range(0, len(sequences), AT_ONCE):
+                with self.lock:
+                    chunk = self.asked(step, asked).lines(sequences[start : start + AT_ONCE])
+                chunks.append(chunk)
+            write_whole(file, Lines.beside(chunks).save)
+        return Lines.load(file)
 
     def begin(self, kind: str, asked: Asked, steps: Sequence[int]) -> int:
         """Computes `lines` of recorded steps in the background.
@@ -315,16 +305,6 @@ class Training:
         if encoded is None:
             raise ConfigError("pair", pair.id, "is longer than the model's context")
         return self.score([encoded])[0]
-
-    def _place(self, row: ProbeRow) -> int | None:
-        for place, answer in enumerate(self.answers.get(row.kind, ())):
-            if answer.row == row:
-                return place
-        return None
-
-    def _known(self, step: int, kind: str, asked: Asked) -> Lines | None:
-        file = self._file(step, kind, asked)
-        return Lines.load(file) if file.exists() else None
 
     def _file(self, step: int, kind: str, asked: Asked) -> Path:
         rows = (answer.row for answer in self.answers.get(kind, ()))

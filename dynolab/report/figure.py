@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from numpy import ndarray
 from plotly.subplots import make_subplots
 
 from dynolab.report.style import FONT, GRID, INK, MUTED, PAPER, ZERO
-from dynolab.statistics import Interval
 
 
 @dataclass(frozen=True)
@@ -155,53 +154,6 @@ def outline(
     return np.concatenate([at, at[::-1]]), np.concatenate([upper, lower[::-1]]).round(6)
 
 
-def add_band(
-    plot: go.Figure,
-    x: Sequence[float] | ndarray,
-    low: Float[ndarray, " x"],
-    high: Float[ndarray, " x"],
-    color: str,
-    *,
-    opacity: float = 0.1,
-    **where: Any,
-) -> None:
-    """Fills the area from `low` to `high`, if known; `where`: its panel and legend group."""
-    around_x, around_y = outline(x, low, high)
-    if not around_x.size:
-        return
-    plot.add_scatter(
-        x=around_x,
-        y=around_y,
-        fill="toself",
-        fillcolor=color,
-        opacity=opacity,
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-        showlegend=False,
-        **where,
-    )
-
-
-def add_line(
-    plot: go.Figure,
-    x: Sequence[float] | ndarray,
-    path: tuple[Float[ndarray, " x"], Float[ndarray, " x"], Float[ndarray, " x"]],
-    line: Mapping[str, Any],
-    *,
-    where: Mapping[str, Any],
-    **trace: Any,
-) -> None:
-    """Draws a line in its band.
-
-    **Arguments:** `path`: mean, lower and upper end at every x; `line`: plotly's settings, with a
-    colour; `where`: panel and legend group of both; `trace`: other settings of the line's trace.
-    """
-    mean, low, high = path
-    add_band(plot, x, low, high, line["color"], opacity=0.1, **where)
-    plot.add_scatter(x=x, y=mean.round(6), line=line, **{"mode": "lines", **trace}, **where)
-
-
 def add_diagonal(plot: go.Figure, ends: Sequence[float], slope: int = 1, **where: Any) -> None:
     """A dashed line on which y is `slope` times x."""
     plot.add_scatter(
@@ -223,12 +175,6 @@ def correlation_plot(height: int, **cells: Any) -> go.Figure:
     return go.Figure(layout=layout).add_heatmap(
         xgap=2, ygap=2, texttemplate="%{text}", hovertemplate=hover, **cells
     )
-
-
-def error_bars(intervals: Iterable[Interval], color: str) -> dict[str, Any]:
-    """Error bars up to each interval's high end; none if that is not finite."""
-    half = [i.high - i.mean if np.isfinite(i.high) else None for i in intervals]
-    return {"array": half, "color": color, "thickness": 1.5, "width": 4}
 
 
 def spread(values: Sequence[int], most: int = 4) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dynolab.comparisons.arm_table import ArmTable
-from dynolab.report.figure import LEGEND_BELOW, add_line, error_bars, subplots
+from dynolab.report.figure import LEGEND_BELOW, outline, subplots
 from dynolab.report.style import BEST, CHOSEN, INK, ZERO, arm_style
 from dynolab.report.text import plotly_text, with_interval
 from dynolab.statistics import Interval
@@ -84,20 +84,34 @@ def line_plot(
 def _add(
     plot: go.Figure, line: Line, label: str, place: int, panel: LinePanel, col: int, legend: bool
 ) -> None:
+    """Draws a line in its band."""
     color, dash = arm_style(place)
     x = np.array(line.x, dtype=float)
     mean, low, high = np.array([[i.mean, i.low, i.high] for i in line.intervals]).T
     at = [panel.ticks[int(value)] if panel.ticks else f"{value:g}" for value in x]
-    add_line(
-        plot,
-        x,
-        (mean, low, high),
-        {
+    where: dict[str, Any] = {"legendgroup": line.name, "row": 1, "col": col}
+    around_x, around_y = outline(x, low, high)
+    if around_x.size:
+        plot.add_scatter(
+            x=around_x,
+            y=around_y,
+            fill="toself",
+            fillcolor=color,
+            opacity=0.1,
+            line={"width": 0},
+            mode="lines",
+            hoverinfo="skip",
+            showlegend=False,
+            **where,
+        )
+    plot.add_scatter(
+        x=x,
+        y=mean.round(6),
+        line={
             "color": color,
             "dash": "dot" if line.dotted else dash,
             "width": 1.5 if line.dotted else 2.5,
         },
-        where={"legendgroup": line.name, "row": 1, "col": col},
         name=label,
         mode="lines+markers" if len(x) <= 12 else "lines",
         showlegend=legend and not line.dotted,
@@ -106,6 +120,7 @@ def _add(
             for tick, interval in zip(at, line.intervals, strict=True)
         ],
         hovertemplate=f"{label}, {plotly_text(panel.x_title, 40)} %{{customdata}}<extra></extra>",
+        **where,
     )
 
 
@@ -245,10 +260,11 @@ def _add_dots(
         **where,
     )
     means = [figures.mean(arm, name) for arm in arms]
+    half = [i.high - i.mean if np.isfinite(i.high) else None for i in means]
     plot.add_scatter(
         x=[round(mean.mean, 6) for mean in means],
         y=list(arms.values()),
-        error_x=error_bars(means, color),
+        error_x={"array": half, "color": color, "thickness": 1.5, "width": 4},
         mode="markers",
         name=label,
         marker={"color": color, "size": 10, "symbol": "diamond"},

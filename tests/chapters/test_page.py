@@ -12,7 +12,7 @@ from dynolab.chapters.page import Chapter, write_chapter
 from dynolab.claims.verdict import Measurement, Verdict, above, never
 from dynolab.data.rows import read_rows
 from dynolab.report.figure import Figure, base_layout
-from dynolab.report.page import StageFacts, section
+from dynolab.report.page import section
 from dynolab.report.text import plotly_text
 from dynolab.statistics import Interval
 from tests.report.parsed import words_of
@@ -49,9 +49,6 @@ def chapter(mark: str = "") -> Chapter:
             section("more", f"More{mark}", f"Said.{mark}"),
         ],
         source=f"Claims of a paper.{mark}",
-        name=f"name{mark}",
-        settings=f"seeds: 5{mark}",
-        stages=[StageFacts(stage=f"sweep{mark}", key="ab" * 32, seconds=1.0)],
     )
 
 

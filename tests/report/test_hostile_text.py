@@ -108,7 +108,14 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
         AuditPageInputs("dpo", audit(text=CANARY, mark=CANARY), name=CANARY, settings=CANARY),
         folder,
     ),
-    "chapter.html": lambda folder: write_chapter(chapter(CANARY), folder, "chapter.html"),
+    "chapter.html": lambda folder: write_chapter(
+        chapter(CANARY),
+        folder,
+        "chapter.html",
+        name=CANARY,
+        settings=CANARY,
+        stages=[StageFacts(stage=CANARY, key="ab" * 32, seconds=1.0)],
+    ),
     "mitigation.html": lambda folder: write_mitigation_page(
         mitigation(CANARY),
         folder,

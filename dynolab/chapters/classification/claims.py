@@ -102,10 +102,6 @@ def _pairing_claims(states: pd.DataFrame, digits: bool) -> list[Claimed]:
     def positive(name: str, value: Callable[[Any], float]) -> Measurement:
         return above(name, mean_interval(by_seed(states, value)), unit="")
 
-    def with_predictions(row: Any) -> float:
-        """ρ between the pull of class u on o's images and the probability of u on them already."""
-        return _correlation(row.pulls, np.array(row.predictions).T)
-
     claims: list[Claimed] = [
         (
             "own_class",
@@ -117,7 +113,10 @@ def _pairing_claims(states: pd.DataFrame, digits: bool) -> list[Claimed]:
             "confusions",
             "It lifts its class most on the classes that are taken for it: pairing",
             "ρ > 0",
-            positive("ρ(pull, p)", with_predictions),
+            # The pull of class u on o's images, and the probability of u on them already.
+            positive(
+                "ρ(pull, p)", lambda row: _correlation(row.pulls, np.array(row.predictions).T)
+            ),
         ),
         (
             "mutual",

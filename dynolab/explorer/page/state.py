@@ -7,7 +7,6 @@ from urllib.parse import parse_qs, urlencode
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dynolab.explorer.lines import WhatIf
 from dynolab.explorer.step import Asked, Metric
 from dynolab.explorer.training import Training
 from dynolab.objectives.dpo import DPOConfig
@@ -96,11 +95,6 @@ class State(BaseModel):
         if isinstance(objective, DPOConfig) and objective.designed_dose is None:
             return self.dose
         return None
-
-    def what_if(self, training: Training) -> WhatIf:
-        """The change that is asked about."""
-        dose = self.dose_in(training)
-        return WhatIf(frozenset(self.without), 1.0 if dose is None else dose)
 
     def toggled(self, pair: str) -> str:
         """The address with a pair ticked that was not, or the other way."""

@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 from dash import dcc, html
 
-from dynolab.explorer.lines import lines_to_means
+from dynolab.explorer.lines import Lines, lines_to_means
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import BETAS, OBJECTIVES, State
 from dynolab.explorer.study import Study
@@ -107,7 +107,7 @@ def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any
         return []
     lines, instead = known
     answers = training.answers[state.kind]
-    moved = lines.what_if(state.what_if(training), instead)
+    moved = _would_be(lines, training, state, instead)
     steps = ", ".join(map(str, sorted(set(lines.step.tolist()))))
     absent = [pair for pair in state.without if pair not in lines.pairs]
     return [
@@ -157,7 +157,7 @@ def _over_training(training: Training, state: State) -> list[Any]:
     if accounts is None or state.under(training) != state.asked:
         return []
     rows, lines = accounts
-    after = lines.what_if(state.what_if(training))
+    after = _would_be(lines, training, state)
     table = [
         [
             parts.account_name(row),
@@ -168,6 +168,14 @@ def _over_training(training: Training, state: State) -> list[Any]:
         for row, measured, would in zip(rows, lines.measured, after, strict=True)
     ]
     return parts.accounts(("change", "would be", "difference"), table)
+
+
+def _would_be(
+    lines: Lines, training: Training, state: State, instead: Lines | None = None
+) -> np.ndarray:
+    """The change of every answer without the ticked pairs, and at the scale that is chosen."""
+    dose = state.dose_in(training)
+    return lines.what_if(state.without, 1.0 if dose is None else dose, instead)
 
 
 def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go.Figure:

@@ -23,11 +23,12 @@ READING = (
     "and over both. Of many tokens those with the largest sums are named."
 )
 
-ONE_STEP = (
-    "It is what this step did at its own weights; the ledger’s numbers of the pair differ, as "
-    "they also count its momentum in later steps."
+FELL_MOST = (
+    "Of answers of at most 128 tokens, the one that fell most. It is what this step did at its own "
+    "weights; the ledger’s numbers of the pair differ, as they also count its momentum in later "
+    "steps."
 )
-"""How a map and a ledger differ."""
+"""Of the map of a ledger's hardest pull, and how the two differ."""
 
 LINE = 110
 """Characters of a line above one of several maps."""
@@ -37,12 +38,6 @@ _CHANGING = {  # layout settings that differ from map to map
     "yaxis": ("tickvals", "ticktext", "range", "title.text"),
     "coloraxis": ("cmin", "cmax"),
 }
-
-
-def hardest_pull_figure(token_map: TokenMap) -> Figure | None:
-    """The map of the hardest pull of a ledger on the answer that fell most."""
-    about = f"Of answers of at most 128 tokens, the one that fell most. {ONE_STEP}"
-    return token_map_figure(token_map, about)
 
 
 def token_map_figure(token_map: TokenMap, about: str = "") -> Figure | None:

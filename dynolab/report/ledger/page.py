@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from dynolab.data.rows import rows_by_source
 from dynolab.report.figure import CELLS, Figure, base_layout, menu
-from dynolab.report.forces.token_map import hardest_pull_figure
+from dynolab.report.forces.token_map import FELL_MOST, token_map_figure
 from dynolab.report.ledger.fallen import fallen_figure, pusher_section
 from dynolab.report.page import Page, Section, StageFacts, Words, write_page
 from dynolab.report.style import (
@@ -37,7 +37,7 @@ def ledger_parts(ledger: LedgerReader) -> list[Figure | Section | None]:
     return [
         fallen_figure(ledger),
         pusher_section(ledger),
-        hardest_pull_figure(ledger.token_map) if ledger.token_map else None,
+        token_map_figure(ledger.token_map, FELL_MOST) if ledger.token_map else None,
         waterfall_figure(ledger),
         sources_section(ledger),
         ledger_map_figure(ledger),

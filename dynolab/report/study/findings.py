@@ -117,7 +117,9 @@ def summarise(inputs: ReportInputs, found: Found) -> dict[str, Any]:
 
     `metrics` has `<stage>/<kind>/change`, `<stage>/gap/change` (nats, training prompts),
     `force/<stage>/unexplained` (1 − R²), `force/replay_error` and `force/closure_error` (the
-    worst), `claims/<outcome>`.
+    worst), `claims/<outcome>`. `means` has `squeeze/index/<training>` at each training's end, on
+    the chosen answers of training pairs: a share of the probability that rose, in [0, 1]; a
+    training in which nothing rose is left out.
     """
     changes = changes_since_start(found.paths)
     # Comparisons of runs show the first number: that of the last training distinguishes them.
@@ -134,32 +136,23 @@ def summarise(inputs: ReportInputs, found: Found) -> dict[str, Any]:
     if replay:
         metrics["force/replay_error"] = max(row.replay_error for row in replay)
         metrics["force/closure_error"] = max(row.closure_error for row in replay)
+    rows = inputs.squeezing.risen if inputs.squeezing else ()
+    indices = {
+        f"squeeze/index/{name}": squeeze_index(steps[max(steps)])
+        for name, steps in chosen_by_step(rows).items()
+    }
     return {
         "study": inputs.facts.name,
         "seed": inputs.facts.seed,
         "metrics": metrics,
         "changes": {name: interval.as_dict() for name, interval in changes.items()},
-        "means": squeeze_indices(inputs),
+        "means": {name: index.as_dict() for name, index in indices.items() if index.n},
         "verdicts": [verdict.summary() for verdict in found.verdicts],
         "events": {
             stage: [event.as_dict() for event in own] for stage, own in found.events.items()
         },
         "replay": [row.model_dump() for row in replay],
     }
-
-
-def squeeze_indices(inputs: ReportInputs) -> dict[str, dict[str, float | int | None]]:
-    """`squeeze/index/<training>` at each training's end, on the chosen answers of training pairs.
-
-    A share of the probability that rose, in [0, 1], as `mean`, `low`, `high` and `n` pairs; a
-    training in which nothing rose is left out.
-    """
-    rows = inputs.squeezing.risen if inputs.squeezing else ()
-    indices = {
-        f"squeeze/index/{name}": squeeze_index(steps[max(steps)])
-        for name, steps in chosen_by_step(rows).items()
-    }
-    return {name: index.as_dict() for name, index in indices.items() if index.n}
 
 
 _PRINTED = 5  # answers and pairs in a terminal

@@ -96,6 +96,7 @@ def report_page_html(inputs: ReportInputs, coming: Sequence[str]) -> str:
 def _page(inputs: ReportInputs, found: Found) -> Page:
     """The answer, the figure and tables that show it, what to try; then details and checks."""
     facts, trainings, ledger = inputs.facts, inputs.trainings, inputs.ledger
+    compared = inputs.compared
     titles = {training.name: objective_name(training.stage) for training in trainings}
     unknown = [own for each in trainings if (own := UnknownTokens.of_metrics(each.rows)).tokens]
     words = Words(
@@ -122,6 +123,7 @@ def _page(inputs: ReportInputs, found: Found) -> Page:
         observed=inputs.watched[0] if inputs.watched else None,
         pairs=len(found.pairs),
     )
+    maps = [training.token_map for training in trainings if training.token_map]
     parts: list[Figure | Section | None] = ledger_parts(ledger) if ledger else [None] * 7
     fallen, pushers, hardest, causes, sources, *when = parts
     return Page(
@@ -140,13 +142,16 @@ def _page(inputs: ReportInputs, found: Found) -> Page:
             squeezing_figure(inputs.squeezing, titles) if inputs.squeezing else None,
             try_section(inputs, found.pairs),
             pushers,
-            hardest or _token_map(trainings),
+            hardest or (token_map_figure(maps[-1]) if maps else None),
             causes,
             sources,
             foresight_section(inputs.audit.foresight) if inputs.audit else None,
             contrast_section(trainings[-1], inputs.contrasts, words) if trainings else None,
             *answer_sections(inputs.answers, titles, found.prompts, words),
-            *_compared_sections(inputs),
+            findings_section(compared.findings, "seeds, or prompts where there is one")
+            if compared.findings
+            else None,
+            *(comparison_sections(compared.remedies) if compared.remedies else ()),
             _details(inputs, found, titles, words, when),
             _checks(inputs, found, titles, words),
         ],
@@ -189,23 +194,6 @@ def _checks(inputs: ReportInputs, found: Found, titles: Mapping[str, str], words
         words.section("verdicts", verdicts) if inputs.trainings else None,
     ]
     return Fold("checks", "Checks", content)
-
-
-def _token_map(trainings: Sequence[Training]) -> Figure | None:
-    """The last training's map of its recorded steps."""
-    maps = [training.token_map for training in trainings if training.token_map]
-    return token_map_figure(maps[-1]) if maps else None
-
-
-def _compared_sections(inputs: ReportInputs) -> list[Figure | Section | None]:
-    """The papers' findings, and the remedies side by side."""
-    compared = inputs.compared
-    sections: list[Figure | Section | None] = []
-    if compared.findings:
-        sections.append(findings_section(compared.findings, "seeds, or prompts where there is one"))
-    if compared.remedies is not None:
-        sections += comparison_sections(compared.remedies)
-    return sections
 
 
 def _replacing(unknown: UnknownTokens) -> str:
@@ -263,7 +251,8 @@ def decomposition_figure(training: Training, sides: tuple[str, str] = _SIDES) ->
         x={"nticks": 5, "title_text": "Δ log π (nats)", "zerolinecolor": INK},
         y={"showgrid": False, "type": "category", "range": [-0.6, len(kinds) - 0.4]},
     )
-    shared = _fit_one_scale(rows, steps)
+    sizes = [np.mean([abs(row.measured) for row in rows if row.step == step]) for step in steps]
+    shared = bool(max(sizes) <= _ONE_SCALE * min(sizes))
     for col in range(1, len(steps) + 1):
         _add_bars(plot, [style_of(kind).label for kind in kinds], parts, col)
         if col > 1:
@@ -296,12 +285,6 @@ def _parts(rows: Sequence[ForceRow], sides: tuple[str, str]) -> Parts:
         for name, label, color in _PARTS
         if any(getattr(row, name) for row in rows)
     )
-
-
-def _fit_one_scale(rows: Sequence[ForceRow], steps: Sequence[int]) -> bool:
-    """Whether the steps' changes are similar enough in size for one scale."""
-    sizes = [np.mean([abs(row.measured) for row in rows if row.step == step]) for step in steps]
-    return bool(max(sizes) <= _ONE_SCALE * min(sizes))
 
 
 def _add_bars(plot: go.Figure, labels: list[str], parts: Parts, col: int) -> None:

@@ -18,7 +18,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.grouping import grouped
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import GAP, Event, LearningPaths, change, learning_paths
-from dynolab.report.inputs.study import ReportInputs, Squeezing, Training
+from dynolab.report.inputs.study import ReportInputs, Squeezing
 from dynolab.report.ledger.fallen import fallen_accounts
 from dynolab.report.page import Section, Words, table
 from dynolab.report.study.learning_paths import Paths, stages_of
