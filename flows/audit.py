@@ -19,10 +19,9 @@ from flows.checkpoints import (
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from flows.parameters import as_change
 from flows.study import PREFERENCE_OBJECTIVES
-from tasks.audit import AUDIT, AuditJob
-from tasks.audit_page import AUDIT_PAGE, AuditPageConfig
+from tasks.audit import AUDIT, FORESIGHT, AuditJob, ForesightConfig
 from tasks.data import file_for_model
-from tasks.foresight import FORESIGHT, ForesightConfig
+from tasks.pages import AUDIT_PAGE, AuditPageConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 

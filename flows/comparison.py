@@ -33,19 +33,15 @@ from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import TrainConfig
 from flows.flow import FlowParameters, Name, Plan, StagedFlow
 from flows.probes import watched_rows_and_base
+from tasks.answers import RESAMPLED as SAMPLED_PAIRS, SAMPLED_ANSWERS, SampledAnswersConfig
 from tasks.arm import ARM, ArmConfig, OnPolicyConfig
-from tasks.audit import AUDIT, AuditConfig, AuditJob
-from tasks.base import BaseConfig, resolve_base
-from tasks.filter import FILTER
-from tasks.group_training import PROMPTS
+from tasks.audit import AUDIT, FILTER, AuditConfig, AuditJob
+from tasks.base import BaseConfig, check_model_fits_data, resolve_base, seeded_base, seeded_data
+from tasks.data import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
-from tasks.reproduction_page import REPRODUCTION_PAGE, ReproductionPageConfig
-from tasks.resampled import RESAMPLED as SAMPLED_PAIRS
+from tasks.pages import REPRODUCTION_PAGE, ReproductionPageConfig
 from tasks.runtime.pipeline import Step
-from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
-from tasks.shared.data_and_base import check_model_fits_data, seeded_base, seeded_data
-from tasks.shared.pair_inputs import start_of
-from tasks.shared.seeds import Seeds, step_of
+from tasks.shared.seeds import Seeds, start_of, step_of
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]

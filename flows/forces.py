@@ -25,8 +25,8 @@ from flows.checkpoints import (
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from tasks.force_map import ANALYSIS, AnalysisConfig, AnalysisJob
-from tasks.force_page import FORCE_PAGE, ForcePageConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
+from tasks.pages import FORCE_PAGE, ForcePageConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult

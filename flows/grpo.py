@@ -14,18 +14,23 @@ from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows.comparison import Comparison, Label, resolved_comparison
 from flows.flow import SOURCE_FIELDS, Form, Name, Plan, StagedFlow
-from tasks.data import DATA
-from tasks.displacement import DISPLACEMENT, DisplacementConfig, DisplacementJob
-from tasks.evaluate import EVALUATE, EvaluationConfig, EvaluationJob
+from tasks.base import base_step
+from tasks.data import DATA, PROMPTS
+from tasks.evaluate import (
+    DISPLACEMENT,
+    EVALUATE,
+    DisplacementConfig,
+    DisplacementJob,
+    EvaluationConfig,
+    EvaluationJob,
+)
 from tasks.forces import FORCES, ForcesConfig
-from tasks.group_page import GROUP_PAGE, GroupPageConfig
-from tasks.group_training import GROUP, PROMPTS
+from tasks.pages import GROUP_PAGE, GroupPageConfig
 from tasks.runtime.pipeline import Step
-from tasks.shared.data_and_base import base_step
 from tasks.shared.rewarded_answers import AnsweringConfig
 from tasks.shared.seeds import step_of
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
-from tasks.training import SFT
+from tasks.training import GROUP, SFT
 
 SHARED = ("prompts", "data", "base", "sft", "start")
 """Names of shared steps; an arm cannot have one as its label."""

@@ -21,13 +21,13 @@ from flows.comparison import Label
 from flows.flow import FlowParameters, Name, Plan, StagedFlow
 from flows.parameters import load_parameters
 from flows.study import StudyParameters
-from tasks.group_training import PROMPTS
+from tasks.answers import ANSWERS, AnswersConfig
+from tasks.base import seeded_data
+from tasks.data import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
-from tasks.judge_page import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
-from tasks.policy_answers import ANSWERS, AnswersConfig
+from tasks.pages import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
-from tasks.shared.data_and_base import seeded_data
 
 REFERENCE = "reference"
 

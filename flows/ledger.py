@@ -20,16 +20,21 @@ from flows.checkpoints import inputs_of, named_result, results_of
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved
-from tasks.counterfactual import COUNTERFACTUAL, WHOLE, CounterfactualConfig, reseeded
-from tasks.group_training import GROUP
+from tasks.counterfactual import (
+    COUNTERFACTUAL,
+    METAGRADIENT,
+    WHOLE,
+    CounterfactualConfig,
+    MetagradientConfig,
+    reseeded,
+)
 from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
-from tasks.ledger_page import LEDGER_PAGE
-from tasks.metagradient import METAGRADIENT, MetagradientConfig
+from tasks.pages import LEDGER_PAGE
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.shared.page_helpers import PageConfig
-from tasks.training import PREFERENCE, SFT
+from tasks.training import GROUP, PREFERENCE, SFT
 
 TRAINED = "trained"
 READS = {

@@ -40,8 +40,8 @@ from flows.comparison import (
 )
 from flows.flow import Name, Plan, StagedFlow
 from tasks.arm import ArmConfig
+from tasks.audit import FilterConfig
 from tasks.base import BaseConfig
-from tasks.filter import FilterConfig
 from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
 from tasks.runtime.pipeline import Step
 

@@ -8,12 +8,17 @@ from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow
-from tasks.base import BaseConfig, resolve_base
-from tasks.data import DATA
-from tasks.probe_set import PROBE_SET
+from tasks.base import (
+    BaseConfig,
+    base_step,
+    check_model_fits_data,
+    resolve_base,
+    seeded_base,
+    seeded_data,
+)
+from tasks.data import DATA, PROBE_SET
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
-from tasks.shared.data_and_base import base_step, check_model_fits_data, seeded_base, seeded_data
 
 
 class ProbesParameters(FlowParameters):

@@ -26,21 +26,26 @@ from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFl
 from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters import load_parameters
 from flows.probes import watched_rows_and_base
-from tasks.audit import AUDIT, AuditConfig, AuditJob
-from tasks.base import BaseConfig, resolve_base
+from tasks.answers import RESAMPLED
+from tasks.audit import (
+    AUDIT,
+    FILTER,
+    FORESIGHT,
+    AuditConfig,
+    AuditJob,
+    FilterConfig,
+    ForesightConfig,
+)
+from tasks.base import BaseConfig, check_model_fits_data, resolve_base, seeded_base, seeded_data
 from tasks.data import DATA
-from tasks.filter import FILTER, FilterConfig
 from tasks.forces import FORCES, ForcesConfig
-from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
 from tasks.probe import PROBE, ProbeConfig
 from tasks.report import BESIDE, REMEDIES, REPORT, ReportConfig, early_report
-from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.shared.data_and_base import check_model_fits_data, seeded_base, seeded_data
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import PREFERENCE, SFT
 

@@ -20,7 +20,7 @@ from dynolab.results.study import MetricsLine
 from dynolab.rollouts.rewards import RewardConfig
 from dynolab.training.alarm import AlarmConfig
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from tasks.filter import FilterConfig
+from tasks.audit import FilterConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.training import run_training

@@ -11,12 +11,14 @@ from pydantic import Field
 
 from dynolab import hub
 from dynolab.data.source_checks import FolderOrName, named_path
+from dynolab.data.sources.load import DataConfig
 from dynolab.data.unknown import auto_reads_otherwise
 from dynolab.errors import ConfigError, reading
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
 from models.folder import adapter_base, check_settings, loaded_files, read_settings
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Stage
 from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import StageConfig, Work
@@ -132,3 +134,33 @@ _FIELD = "base.source"
 
 # The hash of its content identifies a folder, so its path is no part of the key.
 BASE = Stage("base", 2, make_base, operational=frozenset({"source"}))
+
+
+def seeded_data(data: DataConfig, seed: int) -> DataConfig:
+    """Sets all seeds of the data, the built-in world's included."""
+    return data.model_copy(
+        update={"seed": seed, "world": data.world.model_copy(update={"seed": seed})}
+    )
+
+
+def seeded_base(base: BaseConfig, seed: int) -> BaseConfig:
+    """Sets the seeds of the base model's weights and of its training."""
+    return base.model_copy(
+        update={"seed": seed, "training": base.training.model_copy(update={"seed": seed})}
+    )
+
+
+def check_model_fits_data(base: BaseConfig, data: DataConfig) -> None:
+    """Raises `ConfigError` for the built-in model with rows of another source."""
+    if base.source == "builtin" and data.source != "world":
+        raise ConfigError(
+            "base.source",
+            base.source,
+            "the built-in model has only the vocabulary of the built-in world; with "
+            f"data.source = {data.source} give a model folder or a Hub name",
+        )
+
+
+def base_step(name: str, base: BaseConfig, *, data: str) -> Step:
+    """The step that makes the untrained model; a built-in one is trained on rows of step `data`."""
+    return Step(name, BASE, base, {"data": data} if base.source == "builtin" else {})

@@ -1,4 +1,4 @@
-"""Stage `counterfactual`: measured effects of dropping examples beside the predicted ones."""
+"""Stages `metagradient` and `counterfactual`: effects of examples, derived and measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from pydantic import Field
 
-from dynolab.data.rows import read_rows
+from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.results.counterfactual import (
     Agreement,
     Dropped,
@@ -17,11 +17,76 @@ from dynolab.results.counterfactual import (
     Repeat,
 )
 from dynolab.results.ledger import FunctionalRow, LedgerReader, read_ledger
-from dynolab.results.study import ARGMAX, ProbeScore
+from dynolab.results.study import ARGMAX, ProbeScore, TrainingSummary
 from dynolab.statistics import rank_correlation, share_interval
+from dynolab.training.config import TrainConfig
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.replay import Replay, learned_steps
+
+
+class MetagradientConfig(StageConfig):
+    """A training that is differentiated."""
+
+    training: TrainConfig
+    batch_tokens: int | None = Field(ge=1, description="Padded tokens of one forward.")
+    disk_bytes: int | None = Field(ge=1, description="As of a ledger.")
+
+
+def differentiate(work: Work[MetagradientConfig]) -> dict[str, float]:
+    """Reads inputs `data`, `model`, which the training began with, `trained`, and `ledger`, whose
+    functionals are differentiated.
+
+    Results: `derivatives.jsonl`.
+    """
+    from dynolab.forces.ledger.functional import functional_of
+    from dynolab.forces.ledger.metagradient import Metagradient
+
+    config, trained = work.config, work.input_folder("trained")
+    steps = read_value(trained / "summary.json", TrainingSummary).steps
+    metrics = trained / "metrics.jsonl"
+    encoder = load_encoder(trained / "model")
+    rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
+    known = read_rows(work.input_folder("ledger") / "functionals.jsonl", FunctionalRow)
+    functionals = [functional_of(row, rows, encoder) for row in known]
+    policy = load_policy(trained / "model", adapter_folder(work, "trained"))
+    replay = Replay(
+        work=work,
+        config=config.training,
+        model=work.input_folder("model", "model"),
+        examples=work.input_folder("data") / "train.jsonl",
+        metrics=metrics,
+    )
+    backwards = Metagradient(policy, functionals, batch_tokens=config.batch_tokens)
+    totals: dict[str, list[float]] = {}
+    with work.shown(steps) as progress:
+        for record in replay.backwards(
+            learned_steps(metrics),
+            replay.segment(steps, config.disk_bytes),
+            lambda text: progress.update(progress.step, text),
+        ):
+            found = backwards.enter(record)
+            for example, nats in zip(found.examples, found.nats.tolist(), strict=True):
+                before = totals.get(example, [0.0] * len(functionals))
+                totals[example] = [a + b for a, b in zip(before, nats, strict=True)]
+            progress.update(steps - found.step, f"step {found.step}")
+    work.write_tables(
+        derivatives=[
+            ExampleDerivative(example=example, functional=functional.name, nats=nats)
+            for example, own in totals.items()
+            for functional, nats in zip(functionals, own, strict=True)
+        ]
+    )
+    return work.log_metrics({"metagradient/examples": float(len(totals))})
+
+
+METAGRADIENT = Stage(
+    "metagradient", 2, differentiate, operational=frozenset({"disk_bytes", "batch_tokens"})
+)
+"""`disk_bytes` decides how often training is run again, not what comes of it."""
+
 
 WHOLE = "whole"
 DRAWS = 2_000  # of the bootstrap

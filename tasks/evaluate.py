@@ -1,18 +1,33 @@
-"""Stage `evaluate`: pass@k of a model's samples, and the change of right answers' likelihood."""
+"""Stages `evaluate` and `displacement`: what a model answers, and what one update does to it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
 from dynolab.data.rows import Split, read_rows
-from dynolab.results.groups import LikelihoodChange, RightAnswer
+from dynolab.objectives import build_objective
+from dynolab.objectives.advantages import AdvantageRuleConfig
+from dynolab.objectives.grpo import GRPOConfig
+from dynolab.objectives.registry import GroupConfig, GroupObjectiveConfig
+from dynolab.results.groups import (
+    CompletionForce,
+    LikelihoodChange,
+    QuestionDisplacement,
+    RightAnswer,
+    TokenChoice,
+)
 from dynolab.rollouts.passes import SAMPLES_PER_K, check_samples
+from dynolab.training.config import OptimizerConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.rewarded_answers import Answerer, AnsweringConfig, log_figures
+
+if TYPE_CHECKING:
+    from dynolab.evaluation.displacement import Question
+
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 PARTS = 4  # of the stage's progress
@@ -95,3 +110,152 @@ def _changes(
 
 
 EVALUATE = Stage("evaluate", 4, evaluate)
+
+
+class DisplacementConfig(StageConfig):
+    """How many questions are tested, and what counts as displaced."""
+
+    questions: int = Field(
+        40,
+        ge=1,
+        description="Training prompts that are answered, from the first. Only those whose answers "
+        "are partly right are tested.",
+    )
+    epsilon: float = Field(
+        0.0,
+        ge=0,
+        description="A question is displaced if its right answers rise by no more than this, in "
+        "nats on average.",
+    )
+    learning_rate: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate of the one update; default: the training's, with which one "
+        "question moves the weights as far as a whole batch does in training, and even an update "
+        "on right answers alone overshoots. Divide it by the batch size for one question's share.",
+    )
+
+    def update(self, training: OptimizerConfig) -> OptimizerConfig:
+        """The training's optimizer with the learning rate of the one update."""
+        return training.model_copy(
+            update={"learning_rate": self.learning_rate or training.learning_rate}
+        )
+
+
+class DisplacementJob(DisplacementConfig, AnsweringConfig):
+    """The test of one objective."""
+
+    objective: GroupObjectiveConfig = GRPOConfig()
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The training's.")
+    completions: int = Field(8, ge=2, description="Answers sampled to each question.")
+
+
+def displace(work: Work[DisplacementJob]) -> dict[str, float]:
+    """Reads inputs `prompts` and `model`; every question's update starts from the model's weights.
+
+    Results: `displacement.jsonl`, the change of each right answer of an updated question;
+    `completions.jsonl`, what the push on each sampled answer did to the right ones;
+    `token_choice.jsonl`, for a rule that pushes some tokens less, which it chose and which do harm;
+    `figures.json`, the share of questions displaced, the mean change, and the rule's precision and
+    recall, with 95% intervals.
+    """
+    from dynolab.comparisons.arm_table import (
+        choice_figures,
+        completion_figures,
+        displacement_figures,
+    )
+    from dynolab.evaluation.displacement import likelihood_displacement, one_update
+
+    config = work.config
+    with work.shown():
+        answerer = Answerer.of(work)
+        questions = _questions(work, answerer, config.objective)
+        displacements = likelihood_displacement(
+            answerer.logits,
+            questions,
+            one_update(build_objective(config.objective), config.update(config.optimizer)),
+        )
+        completions, choices = _forces(work, answerer, questions)
+        rows = [
+            QuestionDisplacement(id=row.id, samples=config.completions, changes=row.changes)
+            for row in displacements
+        ]
+        work.write_tables(displacement=rows, completions=completions, token_choice=choices)
+    figures = (
+        displacement_figures(rows, config.epsilon)
+        | choice_figures(choices)
+        | completion_figures(completions)
+    )
+    means = log_figures(work, figures, "displacement")
+    work.log_tables(displacement=rows, token_choice=choices)
+    return means | {"questions": float(len(rows)), "seconds": work.seconds}
+
+
+def _forces(
+    work: Work[DisplacementJob], answerer: Answerer, questions: Sequence[Question]
+) -> tuple[list[CompletionForce], list[TokenChoice]]:
+    """What each answer did to the right ones, and which tokens the objective's rule chose.
+
+    Both are empty for a dense objective, which also pushes tokens that nobody sampled; the second
+    is empty without a rule that chooses tokens of wrong answers.
+    """
+    from dynolab.evaluation.displacement import completion_forces, token_choice
+    from dynolab.forces import PolicyFunction
+
+    objective = work.config.objective
+    built = build_objective(objective)
+    if built.dense:
+        return [], []
+    policy = PolicyFunction(answerer.logits.model)
+    completions = [
+        row for question in questions for row in completion_forces(policy, built, question)
+    ]
+    if objective.advantage_rule.name not in ("nthr", "random_tokens"):
+        return completions, []
+    plain = objective.model_copy(update={"advantage_rule": AdvantageRuleConfig()})
+    return completions, [
+        token_choice(policy, build_objective(plain), before, after.batch)
+        for before, after in zip(_questions(work, answerer, plain), questions, strict=True)
+    ]
+
+
+def _questions(
+    work: Work[DisplacementJob], answerer: Answerer, objective: GroupConfig
+) -> list[Question]:
+    """Samples answers to every question, with the advantages of the training's first step."""
+    import torch
+
+    from dynolab.data.groups import collate_groups, count_group_totals
+    from dynolab.evaluation.displacement import Question
+    from dynolab.training.rollout import Scorer, make_groups
+
+    config = work.config
+    answers = answerer.answer(
+        work, "train", samples=config.completions, step=0, prompts=config.questions
+    )
+    partly_right = [answer for answer in answers if answer.differ]
+    reference = answerer.logits if objective.kl else None
+    groups = make_groups(
+        partly_right,
+        Scorer(answerer.logits, reference, answerer.pad_id, config.sample_batch_size),
+        objective,
+        temperature=config.temperature,
+        right_from=config.right_from,
+        seed=config.seed,
+    )
+    device = next(answerer.logits.parameters()).device
+    return [
+        Question(
+            collate_groups(
+                [group],
+                answerer.pad_id,
+                count_group_totals([group]),
+                temperature=config.temperature,
+            ).to(device),
+            torch.tensor([reward >= config.right_from for reward in answer.rewards], device=device),
+        )
+        for answer, group in zip(partly_right, groups, strict=True)
+    ]
+
+
+DISPLACEMENT = Stage("displacement", 3, displace)

@@ -13,9 +13,9 @@ from pydantic import Field
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
-from tasks.shared.moved_answers import moved_most
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import record_folders, recorded_step, recorded_steps
+from tasks.shared.selection import moved_most
 
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded, Encoder

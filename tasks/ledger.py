@@ -18,9 +18,9 @@ from dynolab.results.study import TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
-from tasks.shared.moved_answers import moved_most
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import Replay, learned_steps
+from tasks.shared.selection import moved_most
 from tasks.training import STEPS
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from dynolab.objectives.registry import changed_settings
 from dynolab.results.arms import ArmFacts, ComparedArms
 from dynolab.training.config import TrainConfig
 from tasks.arm import ArmConfig, OnPolicyConfig
+from tasks.pages import read_run
 from tasks.runtime.stage import Stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.work import Work
 from tasks.shared.page_helpers import PageConfig, page_shown, stage_facts
-from tasks.shared.pair_inputs import read_run
 
 
 class MitigationPageConfig(PageConfig):

@@ -49,6 +49,11 @@ def train(work: Work[TrainConfig]) -> dict[str, float]:
     return run_training(work, work.input_folder("data") / "train.jsonl")
 
 
+def train_on_groups(work: Work[GroupTrainConfig]) -> dict[str, float]:
+    """Trains input `model` on the prompts of input `prompts`; input `data` has the probes."""
+    return run_training(work, work.input_folder("prompts") / "train.jsonl")
+
+
 def run_training(
     work: Work[Config], examples: Path, probes: Path | None = None
 ) -> dict[str, float]:
@@ -190,3 +195,4 @@ def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> 
 
 SFT = Stage("sft", 6, train, operational=frozenset({"keep_steps"}))
 PREFERENCE = Stage("preference", 6, train, operational=frozenset({"keep_steps"}))
+GROUP = Stage("group", 6, train_on_groups, operational=frozenset({"keep_steps"}))

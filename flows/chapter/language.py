@@ -20,19 +20,20 @@ from flows.checkpoints import (
     resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
-from tasks.base import BaseConfig, resolve_base
+from tasks.base import (
+    BaseConfig,
+    base_step,
+    check_model_fits_data,
+    resolve_base,
+    seeded_base,
+    seeded_data,
+)
 from tasks.chapters import PUSH, SOFTMAX, PushConfig, SoftmaxConfig
 from tasks.data import DATA
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.shared.data_and_base import (
-    base_step,
-    check_model_fits_data,
-    seeded_base,
-    seeded_data,
-)
 from tasks.training import PREFERENCE, SFT
 
 ALONE = EngineConfig(kind="plain", ranks=1)

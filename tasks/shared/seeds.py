@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from dynolab.errors import ConfigError
+from dynolab.results.arms import Start
 
 
 def _check_unique(seeds: tuple[int, ...]) -> tuple[int, ...]:
@@ -19,6 +20,17 @@ Seeds = Annotated[
     tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_check_unique)
 ]
 """At least one, without repeats; they train together, and intervals are over them."""
+
+
+def start_of(start: Start, seed: int) -> str:
+    """Name of the step whose model arms start from."""
+    return {
+        "base": f"base-{seed}",
+        "sft": f"sft-{seed}",
+        "extended": f"sft-extended-{seed}",
+        "extended_half": f"sft-extended-half-{seed}",
+    }[start]
+
 
 Part = Literal["", "filter", "said", "evaluation", "displacement", "forces", "squeezing"]
 

@@ -1,4 +1,4 @@
-"""Selects the answers that a force analysis observes and the pairs that update.
+"""Selects the answers that a force analysis observes, and the pairs that update.
 
 `pair_ids` selects training pairs by id; if empty, the first ones are used.
 """
@@ -12,9 +12,11 @@ from pathlib import Path
 from pydantic import Field
 
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.rows import Example, ProbeRow, first_pairs, read_rows
+from dynolab.data.rows import Example, ProbeRow, Split, first_pairs, read_rows
 from dynolab.errors import ConfigError
+from dynolab.grouping import grouped
 from dynolab.objectives.registry import RowObjectiveConfig
+from dynolab.results.study import ProbeScore
 from tasks.runtime.work import StageConfig
 
 NAMED = 3
@@ -107,3 +109,25 @@ def updating_rows(
     if objective is not None:
         check_rows(rows, objective)
     return rows
+
+
+def moved_most(trained: Path, split: Split, count: int, *, up: bool = False) -> list[str]:
+    """Pairs of a split whose chosen answers fell most from first to last probe; rose, with `up`.
+
+    Pairs that trainings leave out, because an answer exceeds the context, are not among them. Empty
+    for a training that watched none.
+
+    **Arguments:** `trained`: the folder of a training's result.
+    """
+    from dynolab.probes.paths import complete_pairs
+
+    file = trained / "probes.jsonl"
+    if not count or not file.exists():
+        return []
+    scores = grouped(
+        (score.pair_id, score)
+        for score in complete_pairs(list(read_rows(file, ProbeScore)))
+        if score.split == split and score.kind == "chosen"
+    )
+    change = {pair: path[-1].logp - path[0].logp for pair, path in scores.items()}
+    return sorted(change, key=change.__getitem__, reverse=up)[:count]

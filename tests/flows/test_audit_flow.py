@@ -21,9 +21,7 @@ from flows.audit import FLOW, AuditParameters, named_on_command_line
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, study_steps
 from models.language import folder_context, load_language_model, load_tokenizer
-from tasks.audit import AUDIT, AuditJob
-from tasks.filter import FILTER, FilterConfig
-from tasks.foresight import FORESIGHT, ForesightConfig
+from tasks.audit import AUDIT, FILTER, FORESIGHT, AuditJob, FilterConfig, ForesightConfig
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import step_names

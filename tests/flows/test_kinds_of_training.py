@@ -16,13 +16,13 @@ from dynolab.results.forces import AnalysisFacts, PairForce, ResponseTermsRow
 from dynolab.results.study import ForceRow, TokenMap
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from models.language import folder_context, load_tokenizer
+from tasks.data import PROMPTS
 from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.forces import FORCES, ForcesConfig
-from tasks.group_training import GROUP, PROMPTS
 from tasks.runtime.work import StageResult
 from tasks.shared.policies import load_policy
 from tasks.shared.selection import SelectionConfig, observed_answers
-from tasks.training import SFT
+from tasks.training import GROUP, SFT
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 
 STEP = 1  # the second step: adapters have moved, momentum has a past

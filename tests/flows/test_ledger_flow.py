@@ -23,11 +23,11 @@ from dynolab.training.step_record import StepRecord
 from flows.flow import Plan
 from flows.ledger import LEDGER_FLOW
 from tasks import training as training_stage
-from tasks.group_training import GROUP, PROMPTS
+from tasks.data import PROMPTS
 from tasks.ledger import LEDGER, LedgerJob
 from tasks.runtime.stage import run_stage
 from tasks.runtime.work import StageResult
-from tasks.training import COPIES, PREFERENCE, STEPS
+from tasks.training import COPIES, GROUP, PREFERENCE, STEPS
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 from tests.flows.in_process import short, step_names
 from tests.training.interrupted import Died, Mortal

@@ -24,14 +24,14 @@ from dynolab.training.config import (
 from dynolab.training.step_record import TENSORS
 from flows.forces import FLOW
 from tasks import training
+from tasks.data import PROMPTS
 from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.forces import FORCES, ForcesConfig
-from tasks.group_training import GROUP, PROMPTS
 from tasks.kernel import KERNEL, KernelJob
 from tasks.runtime.stage import Stage, run_stage
 from tasks.runtime.work import StageResult
 from tasks.shared.replay import segment_steps
-from tasks.training import PREFERENCE, RECORDS
+from tasks.training import GROUP, PREFERENCE, RECORDS
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 from tests.flows.in_process import short
 from tests.training.interrupted import Died, Mortal

@@ -12,9 +12,10 @@ from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.functions import ALLOWED
 from dynolab.training.config import GroupTrainConfig
+from tasks.data import PROMPTS
 from tasks.forces import FORCES, ForcesConfig
-from tasks.group_training import GROUP, PROMPTS
 from tasks.runtime.work import StageResult
+from tasks.training import GROUP
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 
 SMALL: dict[str, Any] = {
