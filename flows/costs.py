@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynolab.costs.batches import Lengths, joined, lengths_of, stand_in_rows, training_batches
-from dynolab.costs.machines import Machine
+from dynolab.costs.machines import Machine, StageCost
 from dynolab.costs.memory import (
     COPIES,
     FETCHED,
@@ -25,7 +25,6 @@ from dynolab.costs.memory import (
     states,
     training_bytes,
 )
-from dynolab.costs.stage import StageCost
 from dynolab.costs.traced import Activations, MicroBatch, activation_bytes, seconds_of
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynolab.costs.machines import this_machine
-from dynolab.costs.stage import UNTIMED_SECONDS, duration
+from dynolab.costs.machines import UNTIMED_SECONDS, duration, this_machine
 from dynolab.data.encode import Encoder
 from dynolab.data.sources.config import rows_line
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data

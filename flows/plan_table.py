@@ -9,8 +9,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dynolab.costs.machines import Machine, machine_named, this_machine
-from dynolab.costs.stage import UNTIMED_SECONDS, StageCost, duration, gigabytes
+from dynolab.costs.machines import (
+    UNTIMED_SECONDS,
+    Machine,
+    StageCost,
+    duration,
+    gigabytes,
+    machine_named,
+    this_machine,
+)
 from dynolab.errors import ConfigError
 from flows.costs import PlannedCosts
 from flows.flow import Plan

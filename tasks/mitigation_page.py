@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from dynolab.comparisons.followed import chosen_changes, followed_answers
+from dynolab.comparisons.pair_arms import chosen_changes, followed_answers
 from dynolab.objectives.registry import changed_settings
 from dynolab.results.arms import ArmFacts, ComparedArms
 from dynolab.training.config import TrainConfig

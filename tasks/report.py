@@ -90,7 +90,7 @@ def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
 
     **Arguments:** `remedies`: the file's text, which ends with its arms, the baseline first.
     """
-    from dynolab.comparisons.followed import EACH
+    from dynolab.comparisons.pair_arms import EACH
     from dynolab.report.ledger.fallen import fallen_accounts, strongest_pullers
 
     named = strongest_pullers(ledger) if ledger is not None else []

@@ -12,8 +12,7 @@ from pydantic import Field
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
 from dynolab.grouping import grouped
-from dynolab.results.squeezing import Generation, RisenMass
-from dynolab.results.study import Answer, TrainingSummary
+from dynolab.results.study import Answer, Generation, RisenMass, TrainingSummary
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy

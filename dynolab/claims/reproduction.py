@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dynolab.claims.arms import EVEN
 from dynolab.claims.claim import (
     Claim,
     Trainings,
@@ -22,7 +23,6 @@ from dynolab.claims.claim import (
     rises_early_then_lags,
     rises_then_falls,
 )
-from dynolab.claims.mitigation import EVEN
 from dynolab.claims.verdict import Verdict, above
 from dynolab.probes.paths import LearningPaths
 from dynolab.results.study import ARGMAX

@@ -1,11 +1,12 @@
-"""Judges which phenomena of Ren & Sutherland (arXiv 2407.10490, §4) a study shows.
+"""Judges what a study shows: phenomena of Ren & Sutherland (arXiv 2407.10490, §4), and answers.
 
-Figures are means over training prompts with 95% intervals over pairs.
+Figures are means over training prompts with 95% intervals over pairs; those of greedy answers,
+before and after each training, are means over questions, paired by question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,11 +21,13 @@ from dynolab.claims.claim import (
     rises,
     rises_then_falls,
 )
-from dynolab.claims.verdict import Verdict, explains
+from dynolab.claims.verdict import Claimed, Measurement, Sign, Verdict, explains, judged, on_side
+from dynolab.data.rows import Split
+from dynolab.data.world.answer_kinds import RIGHT, WRONG
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import LearningPaths
-from dynolab.results.study import ARGMAX, ForceRow
-from dynolab.statistics import Interval, unexplained_share
+from dynolab.results.study import ARGMAX, Answer, ForceRow
+from dynolab.statistics import Interval, mean_interval, unexplained_share
 
 CLAIMS: tuple[Claim, ...] = (
     Claim("sft", "chosen", "The chosen answer rises", rises("chosen")),
@@ -117,3 +120,74 @@ def unexplained(rows: Sequence[ForceRow]) -> Interval:
         np.array([row.predicted for row in rows]),
         np.array([row.pair_id for row in rows]),
     )
+
+
+Measure = Callable[[Answer], float | None]
+
+
+def assess_answers(answers: Sequence[Answer], trainings: Mapping[str, str]) -> tuple[Verdict, ...]:
+    """Judges the claims about answers that can be judged.
+
+    **Arguments:** `trainings`: objective's name by the name of the model that it made, in order;
+    each starts from the model before it, the first from `base`.
+
+    Claims about right and wrong values need questions of the built-in world.
+    """
+    verdicts: list[Verdict] = []
+    before = "base"
+    for model, objective in trainings.items():
+        verdicts += judged(objective, objective, _answer_claims(objective, answers, before, model))
+        before = model
+    return tuple(verdict for verdict in verdicts if all(f.n for f in verdict.measured))
+
+
+def _answer_claims(
+    objective: str, answers: Sequence[Answer], before: str, after: str
+) -> list[Claimed]:
+    def change(name: str, sign: Sign, split: Split, measure: Measure) -> Measurement:
+        """The change of a measure over the questions that both models answered."""
+        then, now = (
+            {a.pair_id: measure(a) for a in answers if a.model == model and a.split == split}
+            for model in (before, after)
+        )
+        changes = [
+            new - old
+            for pair, old in then.items()
+            if old is not None and (new := now.get(pair)) is not None
+        ]
+        interval = mean_interval(np.array(changes, dtype=float))
+        return on_side(sign, f"Δ {name}, {_SPLITS[split]}", interval, unit="")
+
+    claims: list[Claimed] = [
+        (
+            "phrases",
+            "Hallucination by phrase: answers reuse more phrases of other training questions’ "
+            "answers",
+            "Δ > 0",
+            change("share of phrases", 1, "heldout", lambda answer: answer.borrowed),
+        ),
+        (
+            "wrong",
+            "Hallucination in generations: more held-out questions get a wrong statement",
+            "Δ > 0",
+            change("wrong", 1, "heldout", _share_of(WRONG)),
+        ),
+    ]
+    if objective in PAIR_OBJECTIVES:
+        claims += [
+            (
+                f"right/{split}",
+                f"Right answers to questions {asked} are lost",
+                "Δ < 0",
+                change("right", -1, split, _share_of(RIGHT)),
+            )
+            for split, asked in _SPLITS.items()
+        ]
+    return claims
+
+
+_SPLITS: Mapping[Split, str] = {"train": "tuned on", "heldout": "held out"}
+
+
+def _share_of(kinds: Collection[str]) -> Measure:
+    return lambda answer: None if answer.says is None else float(answer.says in kinds)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from dynolab.results.squeezing import Repetition
+from dynolab.results.study import Repetition
 
 SHORTEST, PART = 6, 3
 """An answer of `SHORTEST` tokens or more is a repeater if its longest repeat is 1/`PART` of it."""

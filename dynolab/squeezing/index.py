@@ -12,7 +12,7 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch, by_length, collate
 from dynolab.data.encode import Encoded
 from dynolab.grouping import grouped
-from dynolab.results.squeezing import RisenMass
+from dynolab.results.study import RisenMass
 from dynolab.statistics import Interval, ratio_interval
 
 Logits = Callable[[TokenBatch], Float[Tensor, "tokens vocabulary"]]

@@ -43,8 +43,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dynolab.costs.machines import Machine, machine_named, this_machine
-from dynolab.costs.stage import StageCost
+from dynolab.costs.machines import Machine, StageCost, machine_named, this_machine
 from dynolab.costs.traced import LiveBytes
 from dynolab.data.encode import Encoder
 from dynolab.data.sources.load import DataConfig

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynolab.claims.answers import assess_answers
+from dynolab.claims.study import assess_answers
 from tests.report.synthetic import answers, world_answers
 
 TRAININGS = {"sft": "sft", "preference": "dpo"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynolab.comparisons.followed import EACH, Key, chosen_changes, followed_answers
+from dynolab.comparisons.pair_arms import EACH, Key, chosen_changes, followed_answers
 from dynolab.data.rows import ProbeRow
 from tests.report.synthetic import DPO, probes
 

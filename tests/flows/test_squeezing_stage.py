@@ -10,8 +10,7 @@ import pytest
 from dynolab.data.rows import Example, read_value, write_rows
 from dynolab.data.sources.config import DataConfig
 from dynolab.errors import ConfigError
-from dynolab.results.squeezing import RisenMass
-from dynolab.results.study import AlarmRing, ProbeScore, TrainingSummary, records
+from dynolab.results.study import AlarmRing, ProbeScore, RisenMass, TrainingSummary, records
 from dynolab.training.alarm import RANG, AlarmConfig
 from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
 from flows.parameters import load_parameters

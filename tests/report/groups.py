@@ -14,8 +14,7 @@ from dynolab.results.groups import (
     QuestionDisplacement,
     TokenChoice,
 )
-from dynolab.results.squeezing import RisenMass
-from dynolab.results.study import MetricsLine, Training
+from dynolab.results.study import MetricsLine, RisenMass, Training
 from dynolab.training.config import OptimizerConfig
 from tests.report.synthetic import DPO, forces, probes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dynolab.comparisons.followed import chosen_changes, followed_answers
+from dynolab.comparisons.pair_arms import chosen_changes, followed_answers
 from dynolab.data.rows import ProbeRow
 from dynolab.objectives import DPOConfig, SimPOConfig
 from dynolab.objectives.designed_dose import DesignedDoseConfig

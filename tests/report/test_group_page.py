@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.claims.groups import assess_arms
+from dynolab.claims.arms import assess_arms
 from dynolab.comparisons.arm_table import START
 from dynolab.objectives import DPOConfig
 from dynolab.report.comparison.groups import write_group_page

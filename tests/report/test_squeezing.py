@@ -13,8 +13,7 @@ from dynolab.report.study.answers import repeater_section
 from dynolab.report.study.learning_paths import squeezing_figure
 from dynolab.report.study.page import write_report
 from dynolab.report.study.tables import forecast_section
-from dynolab.results.squeezing import Generation, RisenMass
-from dynolab.results.study import AlarmRing
+from dynolab.results.study import AlarmRing, Generation, RisenMass
 from tests.report.parsed import Parsed, words_of
 from tests.report.synthetic import study
 

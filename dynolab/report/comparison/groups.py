@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from dynolab.claims.groups import assess_arms
+from dynolab.claims.arms import assess_arms
 from dynolab.comparisons.arm_table import (
     FROM_RIGHT,
     FROM_WRONG,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from dynolab.claims.mitigation import assess_remedies
+from dynolab.claims.arms import assess_remedies
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN, table_of

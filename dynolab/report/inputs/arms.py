@@ -38,10 +38,10 @@ from dynolab.results.groups import (
     TokenChoice,
 )
 from dynolab.results.judges import Judgement, PolicyAnswer
-from dynolab.results.squeezing import RisenMass
 from dynolab.results.study import (
     MetricsLine,
     ProbeScore,
+    RisenMass,
     Training,
     TrainingSummary,
     read_training,

@@ -20,8 +20,15 @@ from dynolab.results.forces import (
     ResponseTermsRow,
 )
 from dynolab.results.ledger import LedgerReader
-from dynolab.results.squeezing import Generation, RisenMass
-from dynolab.results.study import Answer, TokenMap, Training, records, rows
+from dynolab.results.study import (
+    Answer,
+    Generation,
+    RisenMass,
+    TokenMap,
+    Training,
+    records,
+    rows,
+)
 
 
 class StudyFacts(Row):

@@ -12,8 +12,7 @@ from dynolab.grouping import grouped
 from dynolab.report.page import Section, Words, table
 from dynolab.report.style import ANSWER_KINDS, SPLITS
 from dynolab.report.text import excerpt, number, points
-from dynolab.results.squeezing import Generation
-from dynolab.results.study import Answer
+from dynolab.results.study import Answer, Generation
 from dynolab.statistics import share_interval
 
 _SHOWN = 4  # prompts of each split whose answers are shown

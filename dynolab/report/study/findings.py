@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dynolab.claims.answers import assess_answers
-from dynolab.claims.study import assess
+from dynolab.claims.study import assess, assess_answers
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import Split
 from dynolab.objectives.registry import PAIR_OBJECTIVES

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from dynolab.costs.stage import duration
+from dynolab.costs.machines import duration
 from tasks.runtime.track.mlflow_pages import charts_page, run_page
 
 if TYPE_CHECKING:

@@ -1,14 +1,25 @@
-"""Claims about trainings on sampled groups, and their verdicts.
+"""Claims about arms of a comparison, and their verdicts: sampled groups, remedies for squeezing.
 
 Figures are means over seeds with t-intervals; comparisons of two arms, or of before and after, are
-paired by seed.
+paired by seed. One seed gives no interval, so every outcome is unclear; so is a remedy's by a few
+pairs or prompts (`LEAST_COUNT`), because the interval over seeds does not say what others would do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import nan
 
-from dynolab.claims.verdict import Claimed, Measurement, Sign, Verdict, judged, on_side
+from dynolab.claims.verdict import (
+    Claimed,
+    Measurement,
+    Sign,
+    Verdict,
+    above,
+    below,
+    judged,
+    on_side,
+)
 from dynolab.comparisons.arm_table import (
     HARMFUL,
     LAZY_CHANGE,
@@ -22,7 +33,7 @@ from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import AnyConfig
 from dynolab.objectives.simko import SimKOConfig
-from dynolab.statistics import mean_interval
+from dynolab.statistics import Interval, mean_interval
 
 Objectives = Mapping[str, AnyConfig]
 
@@ -143,3 +154,81 @@ def _arms_with_rule(objectives: Objectives, rule: str) -> list[str]:
         for arm, objective in objectives.items()
         if isinstance(objective, ClippedConfig) and objective.advantage_rule.name == rule
     ]
+
+
+WON = "heldout/won"
+EVEN = 0.5
+"""Share of contests won at which an arm is as good as the baseline."""
+
+
+def assess_remedies(arms: Sequence[str], baseline: str, table: ArmTable) -> tuple[Verdict, ...]:
+    """Judges all claims about the arms.
+
+    More of their answers are right, where that can be checked; their gap grows less than the
+    baseline's, also per nat of margin learned; their chosen answers end higher; and their answers
+    to held-out prompts are preferred.
+    """
+    return tuple(
+        verdict
+        for arm in arms
+        if arm != baseline
+        for verdict in judged(arm, arm, _remedy_claims(arm, baseline, table))
+    )
+
+
+_RIGHT = (("heldout", "right_heldout", "held-out"), ("train", "right", "training"))
+"""Split, the claim's name, and what it calls the prompts."""
+
+
+def _remedy_claims(arm: str, baseline: str, table: ArmTable) -> list[Claimed]:
+    against = f"{arm} − {baseline}"
+    claims: list[Claimed] = [
+        (
+            name,
+            f"More answers to {prompts} prompts are right than under {baseline}",
+            "> 0",
+            above(f"Δ share: {against}", _paired(arm, baseline, f"{split}/right", table), unit=""),
+        )
+        for split, name, prompts in _RIGHT
+        if f"{split}/right" in table.names
+    ]
+    gap, gap_by_margin, chosen = (
+        _paired(arm, baseline, f"train/{name}", table)
+        for name in ("gap", "gap_by_margin", "chosen")
+    )
+    return [
+        *claims,
+        (
+            "gap",
+            f"The gap y* − y⁺ grows less than under {baseline}",
+            "< 0",
+            below(f"Δ gap: {against}", gap),
+        ),
+        (
+            "gap_by_margin",
+            "It grows less by the nat of margin, too",
+            "< 0",
+            below(f"Δ gap/Δ margin: {against}", gap_by_margin, unit="nats by the nat"),
+        ),
+        (
+            "chosen",
+            f"The chosen answer ends higher than under {baseline}",
+            "> 0",
+            above(f"Δ chosen: {against}", chosen),
+        ),
+        (
+            "won",
+            f"Its answers to held-out prompts are preferred to {baseline}'s",
+            f"> {EVEN:g}",
+            above("share of contests", _known(table.mean(arm, WON), WON, table), EVEN, unit=""),
+        ),
+    ]
+
+
+def _paired(arm: str, baseline: str, name: str, table: ArmTable) -> Interval:
+    return _known(table.difference(arm, baseline, name), name, table)
+
+
+def _known(interval: Interval, name: str, table: ArmTable) -> Interval:
+    """The interval, without its ends if the figure is of a few pairs or prompts alone."""
+    return Interval(interval.mean, nan, nan, interval.n) if table.few(name) else interval
