@@ -36,9 +36,8 @@ from transformers import (
 )
 from trl import DPOConfig as TRLConfig, DPOTrainer
 
-from dynolab import Encoder, load_data
+from dynolab import Encoder
 from dynolab.audit.audit import audit_pairs
-from dynolab.data.sources.load import file_config
 from dynolab.forces import PolicyFunction
 from dynolab.objectives import DPO, DPOConfig
 from tests.benchmarks.figures import gather, report
@@ -72,8 +71,7 @@ def forecasts() -> dict[str, float]:
     folder, file = source / "models/gemma-shape", source / "data/cases/c24.jsonl"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    config = file_config(file, str(folder)).model_copy(update={"heldout_rows": 0, "probe_pairs": 0})
-    pairs = Encoder(tokenizer, CONTEXT, "error").examples(load_data(config, tokenizer).pairs)
+    pairs = Encoder(tokenizer, CONTEXT, "error").examples(public.read_pairs(file, tokenizer))
     policy = PolicyFunction(copy.deepcopy(model), torch.float64)
     foreseen = [row.from_all for row in audit_pairs(policy, pairs, DPO(DPOConfig()))]
     changed = _changes_by_a_step(model, tokenizer, file)

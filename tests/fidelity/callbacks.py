@@ -1,14 +1,11 @@
 """Callbacks that are given a trainer and nothing else, over families of transformers.
 
-    python -m tests.fidelity.callbacks
-
 Tiny models of real configuration classes, each in a short DPO training of TRL, without and with
 `ForceCallback(trainer)` and `ProbeCallback(trainer)`. `measure` says what is counted.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections import defaultdict
@@ -24,7 +21,7 @@ from dynolab.integrations.forces import ForceCallback
 from dynolab.results.ledger import read_ledger
 from tests.benchmarks.families import FAMILIES
 from tests.integrations.test_forces import PARTS
-from tests.integrations.test_trained import dpo
+from tests.integrations.test_trained import dpo, share
 from tests.torchrun import run_ranks
 
 NOT_CAUSAL = {"bert"}
@@ -58,29 +55,21 @@ def train(folder: Path, family: str, *, every: int = 1, **more: Any) -> dict[str
         "ended": ended,
         "off": any(callback.off for callback in callbacks),
         "weights": {name: p.detach().clone() for name, p in trainer.model.named_parameters()},
-        "log": trainer.state.log_history,
+        "probed": [line for line in trainer.state.log_history if "probe/chosen/logp" in line],
+        "accounts": [
+            line for line in trainer.state.log_history if "ledger/chosen/measured" in line
+        ],
         "evaluated": trainer.evaluate() if every else {},
         "forces": callbacks[0] if callbacks else None,
     }
 
 
-def closure(log: list[dict[str, Any]]) -> float:
+def closure(lines: list[dict[str, Any]]) -> float:
     """The largest difference between a step's parts and its measured change, in nats."""
     return max(
         abs(sum(line[f"ledger/{kind}/{part}"] for part in PARTS) - line[f"ledger/{kind}/measured"])
-        for line in log
-        if "ledger/chosen/measured" in line
+        for line in lines
         for kind in ("chosen", "rejected")
-    )
-
-
-def rounded(log: list[dict[str, Any]]) -> float:
-    """The largest share of a step's arithmetic beside what its sequences did."""
-    return max(
-        abs(line["ledger/chosen/arithmetic"])
-        / (abs(line["ledger/chosen/chosen"]) + abs(line["ledger/chosen/rejected"]))
-        for line in log
-        if "ledger/chosen/measured" in line
     )
 
 
@@ -115,18 +104,17 @@ def measure() -> dict[str, float | int | bool]:
             watched = train(Path(home) / family / "watched", family)
             ended += watched["ended"]
             found["off"].append(watched["off"])
-            found["closure"].append(closure(watched["log"]))
-            found["rounded"].append(rounded(watched["log"]))
+            found["closure"].append(closure(watched["accounts"]))
+            found["rounded"].append(share(watched["accounts"], "arithmetic"))
             pairs = zip(plain["weights"].values(), watched["weights"].values(), strict=True)
             found["same"].append(all(torch.equal(one, other) for one, other in pairs))
             folder = watched["forces"].folder
             examples = read_ledger(folder, folder).example
             found["named"] += [str(name).startswith("row-") for name in examples]
-            last = [line for line in watched["log"] if "probe/chosen/logp" in line][-1]
             for side in () if family in OTHERWISE else ("chosen", "rejected"):
                 trl = watched["evaluated"][f"eval_logps/{side}"]
-                found["probe"].append(abs(last[f"probe/{side}/logp"] - trl))
-        coarse = [train(Path(home) / "bf16" / name, name, bf16=True)["log"] for name in BF16]
+                found["probe"].append(abs(watched["probed"][-1][f"probe/{side}/logp"] - trl))
+        coarse = [train(Path(home) / "bf16" / name, name, bf16=True)["accounts"] for name in BF16]
         one, two = (over_ranks(Path(home) / f"ranks-{ranks}", ranks) for ranks in (1, 2))
         times: dict[int, list[float]] = {0: [], 10: []}
         for turn in range(TURNS):
@@ -144,11 +132,7 @@ def measure() -> dict[str, float | int | bool]:
         "callback_weights_identical": all(found["same"]),
         "probe_vs_trl_max": max(found["probe"]),
         "bf16_closure_max": max(map(closure, coarse)),
-        "bf16_arithmetic_max": max(map(rounded, coarse)),
+        "bf16_arithmetic_max": max(share(lines, "arithmetic") for lines in coarse),
         "ddp_equals_one_process": max(abs(a - b) for a, b in zip(one, two, strict=True)),
         "overhead_every_10": median(times[10]) / median(times[0]),
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure()))

@@ -9,7 +9,7 @@ import logging
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer.kto_trainer import KTOConfig, KTOTrainer
 
-from dynolab import Encoder, load_data
-from dynolab.data.encode import Encoded
-from dynolab.data.sources.load import file_config
+from dynolab import Encoder
 from dynolab.errors import ConfigError
+from tests.fidelity.public import read_pairs
 from tests.fidelity.row_shapes import CHAT, CONTEXT, TEXT, WHOLE, Rows
 from tests.fidelity.tokenizers import CHATS, KINDS, chat_tokenizer, text_tokenizer
 
@@ -89,27 +88,26 @@ class Oracle:
     ) -> Any:
         """The rows as a trainer holds them; it is built once, with its first rows."""
         if trainer not in self.trainers:
-            models = [_tiny(len(self.tokenizer)) for _ in range(1 + (trainer is not SFTTrainer))]
-            more = {"ref_model": models[1]} if len(models) > 1 else {}
             # One row of text: what is compared goes through its `_prepare_dataset`.
-            first = {"prompt": "a", "completion": " b", "label": True}
-            if trainer is DPOTrainer:
-                first = {"prompt": "a", "chosen": " b", "rejected": " c"}
-            if trainer is SFTTrainer:
-                first.pop("label")
+            first = {
+                SFTTrainer: {"prompt": "a", "completion": " b"},
+                KTOTrainer: {"prompt": "a", "completion": " b", "label": True},
+                DPOTrainer: {"prompt": "a", "chosen": " b", "rejected": " c"},
+            }[trainer]
+            plain = trainer is SFTTrainer
             self.trainers[trainer] = trainer(
-                model=models[0],
+                model=_tiny(len(self.tokenizer)),
                 args=config(
                     output_dir=str(self.folder / "trl"),
                     report_to=[],
                     bf16=False,
                     use_cpu=True,
                     max_length=None,
-                    **({"completion_only_loss": True} if trainer is SFTTrainer else {}),
+                    **({"completion_only_loss": True} if plain else {}),
                 ),
                 train_dataset=datasets.Dataset.from_list([first] * 2),
                 processing_class=self.tokenizer,
-                **more,
+                **({} if plain else {"ref_model": _tiny(len(self.tokenizer))}),
             )
         made = self.trainers[trainer]
         made.args.max_length = CONTEXT if mode else None
@@ -131,7 +129,7 @@ def _tiny(vocabulary: int) -> LlamaForCausalLM:
     )
 
 
-def _side(prompt: list[int], completion: list[int]) -> Side:
+def _side(prompt: Sequence[int], completion: Sequence[int]) -> Side:
     held = [False] * len(prompt) + [True] * len(completion)
     return Side((*prompt, *completion), tuple(held[1:]))
 
@@ -142,19 +140,17 @@ def ours(
     """The sequences of the rows of a file, as `load_data` and `Encoder` read them."""
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = file_config(file, str(tokenizer.name_or_path))
-    config = config.model_copy(update={"heldout_rows": 0, "probe_pairs": 0})
     encoder = Encoder(tokenizer, CONTEXT if mode else LONGEST, mode or "error")  # type: ignore[arg-type]
-    encoded = [encoder.example(row) for row in load_data(config, tokenizer).pairs]
+    encoded = [encoder.example(row) for row in read_pairs(file, tokenizer)]
     return [
-        [_encoded(side) for side in (row.chosen, row.rejected) if side is not None]
+        [
+            _side(side.ids[: side.prompt_length], side.ids[side.prompt_length :])
+            for side in (row.chosen, row.rejected)
+            if side is not None
+        ]
         for row in encoded
         if row is not None
     ]
-
-
-def _encoded(side: Encoded) -> Side:
-    return _side(list(side.ids[: side.prompt_length]), list(side.ids[side.prompt_length :]))
 
 
 def compare(name: str, oracle: Oracle, shape: str, rows: Rows) -> Outcome:
@@ -251,7 +247,3 @@ def measure() -> dict[str, int]:
         "refused_clearly": counts["refused"],
         "trl_raises": counts["trl_raises"],
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure()))
