@@ -1,4 +1,4 @@
-"""Forces and learning paths on real MNIST digits."""
+"""Forces, learning paths, supervision under label noise and task heads on real MNIST digits."""
 
 from __future__ import annotations
 
@@ -15,23 +15,36 @@ from dynolab.chapters.classification.forces import ForceStudyConfig, study_force
 from dynolab.chapters.classification.paths import PathStudyConfig, study_paths
 from dynolab.chapters.classifiers.many import SGDConfig
 from dynolab.chapters.images import ImageConfig, ImageSplits, load_images
-from flows.chapter.digits import ClassificationParameters
-from flows.parameters import load_parameters
+from dynolab.chapters.page import read_frame
+from dynolab.chapters.supervision.claims import supervision_table
+from dynolab.chapters.transfer.page import by_tau
+from flows.chapter.digits import (
+    ClassificationParameters,
+    SupervisionParameters,
+    TransferParameters,
+    plan_supervision,
+    plan_transfer,
+)
+from flows.parameters import load_parameters, validated
 from models.vision import build_classifier
-from tests.flows.lab import ROOT
+from tests.benchmarks.figures import STUDIES
+from tests.flows.in_process import InProcess
 
 pytestmark = [
     pytest.mark.study,
     pytest.mark.skipif("DYNOLAB_TEST_DATA" not in os.environ, reason="needs DYNOLAB_TEST_DATA"),
 ]
-SEEDS = (100, 101)
-FILE = ROOT / "deploy/studies/classification_mnist.yaml"
+SEEDS = [100, 101, 102, 103, 104]
+
+
+def source() -> dict[str, str]:
+    """Of the data, in settings."""
+    return {"source": "idx", "path": str(Path(os.environ["DYNOLAB_TEST_DATA"]) / "data" / "mnist")}
 
 
 @pytest.fixture(scope="module")
 def mnist() -> ImageSplits:
-    folder = Path(os.environ["DYNOLAB_TEST_DATA"]) / "data" / "mnist"
-    return load_images(ImageConfig(source="idx", path=str(folder), seed=SEEDS[0]))
+    return load_images(ImageConfig.model_validate(source() | {"seed": SEEDS[0]}))
 
 
 def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSplits) -> None:
@@ -42,7 +55,7 @@ def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSpli
         influence_epochs=0,
     )
     build = partial(build_classifier, "lenet")
-    study = study_forces(build, "lenet", mnist, config, SEEDS)
+    study = study_forces(build, "lenet", mnist, config, (100, 101))
     states = pd.DataFrame(study["states"])
     last = states[states.epoch == 3]
     assert last.accuracy.min() > 0.6
@@ -52,7 +65,7 @@ def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSpli
 
 
 def test_the_study_of_mnist_shows_what_the_small_digits_do_not() -> None:
-    known = load_parameters(ClassificationParameters, FILE)
+    known = load_parameters(ClassificationParameters, STUDIES / "classification_mnist.yaml")
     seeds = tuple(range(100, 110))  # of five, one alone widens the interval past the threshold
     images = load_images(known.data)
     study = study_forces(partial(build_classifier, "lenet"), "lenet", images, known.forces, seeds)
@@ -67,5 +80,44 @@ def test_zigzag_finds_wrong_labels_among_real_digits(mnist: ImageSplits) -> None
         training=SGDConfig(learning_rate=0.05, epochs=15), toy_training=SGDConfig(epochs=1)
     )
     build = partial(build_classifier, "mlp")
-    study = study_paths(build, mnist, config, SEEDS, build)
+    study = study_paths(build, mnist, config, (100, 101), build)
     assert min(score["auc"] for score in study["scores"] if score["data"] == "images") > 0.8
+
+
+def test_filter_kd_beats_one_hot_labels_on_real_digits(tmp_path: Path) -> None:
+    parameters = validated(
+        SupervisionParameters,
+        {
+            "seeds": SEEDS,
+            "noise": [0.4],
+            "data": source() | {"train": 1000},
+            "speed": {"examples": 60, "steps": 20},
+        },
+    )
+    lab = InProcess(tmp_path)
+    results = lab.run_steps(plan_supervision(parameters, lab.platform).steps)
+    folder = lab.folder(results["noise-40"])
+    rows = read_frame([folder], "supervision.jsonl")
+    gain = supervision_table(rows, 0.4).difference("filter_kd", "one_hot", "accuracy")
+    assert gain.low > 0
+    detections = read_frame([folder], "detections.jsonl").set_index("score")
+    assert detections.auc[["filter", "path"]].min() > 0.8
+
+
+def test_probing_trades_energy_for_features_that_stay_on_real_digits(tmp_path: Path) -> None:
+    settings = {
+        "examples": 100,
+        "taus": [0, 4, 64],
+        "strategies": ["linear"],
+        "finetuning": {"learning_rate": 0.03, "batch_size": 20, "epochs": 40},
+    }
+    parameters = validated(
+        TransferParameters,
+        {"seeds": SEEDS, "data": source() | {"train": 1000}, "digits": settings, "texts": None},
+    )
+    lab = InProcess(tmp_path)
+    results = lab.run_steps(plan_transfer(parameters, lab.platform).steps)
+    linear = read_frame([lab.folder(results["transfer-digits"])], "transfer.jsonl")
+    for name in ("energy", "distance"):
+        values = by_tau(linear, name)
+        assert (values[-1] < values[0]).all()

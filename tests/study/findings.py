@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 
 from dynolab.claims.study import CLAIMS, unexplained
@@ -69,37 +69,35 @@ class Finding:
         """As in verdicts; empty where nothing is expected."""
         return self.figure.outcome or "" if self.sign else ""
 
-    def __str__(self) -> str:
-        side = {1: f"> {self.bound:g}", -1: f"< {self.bound:g}", None: ""}[self.sign]
-        mean, low, high = (getattr(self.figure, end) for end in ("mean", "low", "high"))
-        return f"| {self.name} | {mean:+.3g} | {low:+.3g} … {high:+.3g} | {side} | {self.outcome} |"
-
 
 Findings = Mapping[str, Sequence[Finding]]
 """By what they show: the id of a claim, `contrast/…`, `…/forces`, or the name of an arm."""
 
 
+def in_processes(work: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
+    """A function of each row of arguments, two processes at a time, of one thread each."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(WORKERS, context, torch.set_num_threads, (1,)) as pool:
+        return list(pool.map(work, *arguments))
+
+
+def places_of(seeds: Sequence[int], folder: Path) -> list[Path]:
+    """The folder of every seed's results."""
+    return [folder / f"seed-{seed}" for seed in seeds]
+
+
 def measure_seeds(seeds: Sequence[int], folder: Path) -> dict[str, list[Measured]]:
-    """All arms of all seeds, two processes at a time; by arm, in the seeds' order."""
-    pool = ProcessPoolExecutor(
-        WORKERS,
-        multiprocessing.get_context("spawn"),
-        initializer=torch.set_num_threads,
-        initargs=(1,),
-    )
-    with pool:
-        for _ in pool.map(_prepare_seed, seeds, [folder] * len(seeds)):
-            pass
-        running = {
-            arm: [pool.submit(_measure_seed, arm, seed, folder) for seed in seeds] for arm in ARMS
-        }
-        return {arm: [future.result() for future in futures] for arm, futures in running.items()}
+    """All arms of all seeds; by arm, in the seeds' order."""
+    places, many = places_of(seeds, folder), len(ARMS)
+    in_processes(_prepare_seed, seeds, places)
+    arms = [arm for arm in ARMS for _ in seeds]
+    found = iter(in_processes(_measure_seed, arms, [*seeds] * many, places * many))
+    return {arm: [next(found) for _ in seeds] for arm in ARMS}
 
 
 def measure(arm: str, results: Path, probes: Path) -> Measured:
     """Reads what an arm's training left."""
-    lines = (results / "probes.jsonl").read_text().splitlines()
-    paths = learning_paths(map(ProbeScore.model_validate_json, lines))
+    paths = learning_paths(read_rows(results / "probes.jsonl", ProbeScore))
     assert paths is not None
     return Measured(paths, _forces(arm, results, probes) if arm in STAGES else ())
 
@@ -135,20 +133,8 @@ def summarise(measured: Mapping[str, Sequence[Measured]]) -> Findings:
     return findings
 
 
-def markdown(findings: Findings, seeds: Sequence[int]) -> str:
-    """One table, what is expected first."""
-    rows = [finding for group in findings.values() for finding in group]
-    return "\n".join(
-        [
-            f"| Over seeds {', '.join(map(str, seeds))} | mean | 95% interval | expected | found |",
-            "|---|---|---|---|---|",
-            *map(str, sorted(rows, key=lambda finding: finding.sign is None)),
-        ]
-    )
-
-
-def write_findings(file: Path, findings: Findings, seeds: Sequence[int]) -> None:
-    """The table as JSON, with every seed's number."""
+def table_of(findings: Findings) -> pd.DataFrame:
+    """A row for each finding, what is expected first, with every seed's number."""
     rows = [
         {
             "name": one.name,
@@ -161,16 +147,14 @@ def write_findings(file: Path, findings: Findings, seeds: Sequence[int]) -> None
         for group in findings.values()
         for one in group
     ]
-    content = {"seeds": list(seeds), "findings": rows}
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False))
+    return pd.DataFrame(sorted(rows, key=lambda row: row["expected"] is None))
 
 
-def _prepare_seed(seed: int, folder: Path) -> None:
-    prepare(study_parameters(seed), folder / f"seed-{seed}")
+def _prepare_seed(seed: int, place: Path) -> None:
+    prepare(study_parameters(seed), place)
 
 
-def _measure_seed(arm: str, seed: int, folder: Path) -> Measured:
-    place = folder / f"seed-{seed}"
+def _measure_seed(arm: str, seed: int, place: Path) -> Measured:
     results = train_arm(arm, study_parameters(seed), place)
     return measure(arm, results, place / "world" / "probes.jsonl")
 
@@ -217,7 +201,7 @@ def _explanation(stage: str, seeds: Sequence[Sequence[ForceRow]]) -> list[Findin
 
     def pushes(part: str) -> tuple[float, ...]:
         return tuple(
-            float(_column([row for row in rows if row.kind == "chosen"], part).mean())
+            float(np.mean([getattr(row, part) for row in rows if row.kind == "chosen"]))
             for rows in seeds
         )
 
@@ -232,7 +216,3 @@ def _explanation(stage: str, seeds: Sequence[Sequence[ForceRow]]) -> list[Findin
     if stage == "dpo":
         findings.append(Finding(f"{on_chosen}from rejected", pushes("from_rejected"), -1))
     return findings
-
-
-def _column(rows: Sequence[ForceRow], part: str) -> np.ndarray:
-    return np.array([getattr(row, part) for row in rows])

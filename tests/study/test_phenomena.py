@@ -13,9 +13,8 @@ import pytest
 from dynolab.audit.foresight import RISKY
 from dynolab.claims.study import CLAIMS
 from tests.study.arms import FLAT, RESAMPLED
-from tests.study.findings import Findings, markdown, measure_seeds, summarise, write_findings
-from tests.study.foresights import foresight_findings
-from tests.study.kernels import kernel_findings
+from tests.study.findings import Findings, measure_seeds, summarise, table_of
+from tests.study.reported import foresight_findings, kernel_findings
 
 pytestmark = [pytest.mark.study, pytest.mark.timeout(3600)]
 
@@ -29,12 +28,12 @@ def findings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     found = dict(summarise(measure_seeds(SEEDS, folder)))
     found["kernel"] = kernel_findings(SEEDS, folder)
     found["foresight"] = foresight_findings(SEEDS, folder)
-    write_findings(folder / "findings.json", found, SEEDS)
-    table = markdown(found, SEEDS)
-    (folder / "findings.md").write_text(table + "\n")
+    table = table_of(found)
+    table.to_json(folder / "findings.json", orient="records", indent=1, force_ascii=False)
+    shown = table.drop(columns="values").to_string(index=False)
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        print(f"\n\n{table}\n\n{time.monotonic() - began:.0f} s, {folder}/findings.json\n")
+        print(f"\n\n{shown}\n\n{time.monotonic() - began:.0f} s, {folder}/findings.json\n")
     return found
 
 

@@ -1,22 +1,32 @@
-"""Whether the same answers stay coupled: ranks of ‖K‖ through SFT at three rates, and into DPO."""
+"""What is found over seeds and not expected, from the folders that `measure_seeds` filled.
+
+Whether the same answers stay coupled: ranks of ‖K‖ through SFT at three rates, and into DPO. And
+which ranking of the pairs, made before DPO, foresees whose chosen answer falls.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from dynolab.audit.audit import audit_pairs
+from dynolab.audit.foresight import foresight
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.data.sources.load import load_data
 from dynolab.forces import KernelSizes, PolicyFunction, kernel_sizes
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.objectives import build_objective
+from dynolab.results.audit import ChosenChange
 from dynolab.statistics import rank_correlation
+from dynolab.training.reference import score_responses
 from dynolab.training.step_record import StepRecord
 from models.language import context_length, load_language_model, load_tokenizer
 from tests.study.arms import OFF_POLICY, SFT, finetune, study_parameters
-from tests.study.findings import WORKERS, Finding
+from tests.study.findings import Finding, in_processes, places_of
 
 RATES = {"÷4": 0.25, "×1": 1.0, "×4": 4.0}
 """SFT's learning rate, relative to the study's."""
@@ -25,21 +35,13 @@ ANSWERS = 12
 
 def kernel_findings(seeds: Sequence[int], folder: Path) -> list[Finding]:
     """Rank correlations of every seed, from the folders that `measure_seeds` filled."""
-    pool = ProcessPoolExecutor(
-        WORKERS,
-        multiprocessing.get_context("spawn"),
-        initializer=torch.set_num_threads,
-        initargs=(1,),
-    )
-    with pool:
-        found = list(pool.map(_correlations, seeds, [folder] * len(seeds)))
+    found = in_processes(_correlations, seeds, places_of(seeds, folder))
     return [
         Finding(f"ranks of ‖K‖, {name}", tuple(one[name] for one in found)) for name in found[0]
     ]
 
 
-def _correlations(seed: int, folder: Path) -> dict[str, float]:
-    place = folder / f"seed-{seed}"
+def _correlations(seed: int, place: Path) -> dict[str, float]:
     models = {"base": place / "base", SFT: place / SFT, OFF_POLICY: place / OFF_POLICY}
     sft = study_parameters(seed).sft
     for name, factor in RATES.items():
@@ -84,3 +86,34 @@ def _sizes(trained: Path, world: Path, *, half_way: bool = False) -> KernelSizes
     (recorded,) = (trained / "forces").iterdir() if half_way else (None,)
     at = StepRecord.load(recorded).before if recorded else None
     return kernel_sizes(PolicyFunction(language_model), kept, kept, at=at)
+
+
+def foresight_findings(seeds: Sequence[int], folder: Path) -> list[Finding]:
+    """Rank correlation and AUC of every ranking."""
+    found = in_processes(foreseen, seeds, places_of(seeds, folder))
+    return [Finding(name, tuple(one[name] for one in found)) for name in found[0]]
+
+
+def foreseen(seed: int, place: Path) -> dict[str, float]:
+    """Of one seed: the finetuned model audits, the model after DPO says what came."""
+    parameters = study_parameters(seed)
+    data = load_data(parameters.data)
+    before = load_language_model(place / SFT / "model")
+    tokenizer = load_tokenizer(place / SFT / "model")
+    encoder = Encoder(tokenizer, context_length(before), "error")
+    train, held = encoder.examples(data.pairs), encoder.examples(data.heldout)
+    objective: Any = build_objective(parameters.preference.objective)
+    rows = audit_pairs(PolicyFunction(before), train, objective, heldout=held)
+    after = ResponseLogits(load_language_model(place / OFF_POLICY / "model"))
+    scores = score_responses(after, [one.chosen for one in (*train, *held)], 0, 16)
+    changes = [
+        ChosenChange(
+            pair_id=row.pair_id, split=row.split, change=float(logps.sum()) - row.chosen_logp
+        )
+        for row, logps in zip(rows, scores, strict=True)
+    ]
+    return {
+        f"foreseen on {one.split} pairs by {one.ranking}: {name}": value
+        for one in foresight(rows, changes)
+        for name, value in (("ρ", one.spearman), ("AUC", one.auc))
+    }
