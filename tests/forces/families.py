@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -22,7 +22,7 @@ from transformers import (
 
 from dynolab.data.batches import CHOSEN, TokenBatch, collate, count_totals
 from dynolab.data.encode import Encoded
-from dynolab.forces import FrozenUpdate, PolicyFunction, Weights, force_map
+from dynolab.forces import ForceMap, FrozenUpdate, PolicyFunction, Weights, force_map
 from dynolab.forces.map.problem import pose
 from dynolab.forces.map.weighted import scores_along
 from dynolab.forces.step.split import objective_batch
@@ -74,7 +74,7 @@ class Case:
     policy: PolicyFunction
     examples: Sequence[RecordedExample]
 
-    def map(
+    def force_map(
         self,
         *,
         objective: Objective = DPO_LOSS,
@@ -83,16 +83,49 @@ class Case:
         examples: Sequence[Recorded] | None = None,
         temperature: float = 1.0,
         **more: Any,
-    ) -> Tensor:
+    ) -> ForceMap:
         """The force map of the batch, or of other examples, on watched responses."""
         updating = self.updating(objective, temperature) if examples is None else examples
-        found = force_map(self.policy, observed, updating, objective, update=update, **more)
-        return torch.tensor(found.force)
+        return force_map(self.policy, observed, updating, objective, update=update, **more)
 
-    def map_by_tokens(self, *, objective: Objective = DPO_LOSS, temperature: float = 1.0) -> Tensor:
-        """The same map, one token after the other."""
-        updating = self.updating(objective, temperature)
-        return map_by_tokens(self.policy, OBSERVED, updating, objective, update=ETA)
+    def map(self, **asked: Any) -> Tensor:
+        """The forces of `force_map`."""
+        return torch.tensor(self.force_map(**asked).force)
+
+    def map_by_tokens(
+        self,
+        *,
+        objective: Objective = DPO_LOSS,
+        update: float | FrozenUpdate = ETA,
+        temperature: float = 1.0,
+        parameters: Collection[str] | None = None,
+    ) -> Tensor:
+        """The same map column by column: a VJP of every updating token, a JVP of all observed."""
+        problem = pose(
+            self.policy,
+            OBSERVED,
+            self.updating(objective, temperature),
+            objective,
+            update=update,
+            at=None,
+            parameters=parameters,
+        )
+        gradients, columns = problem.gradients, []
+        leaves = {
+            name: gradients.at[name].detach().requires_grad_() for name in sorted(gradients.wanted)
+        }
+        for response in problem.updating:
+            for score in response.scores(self.policy, {**gradients.at, **leaves}):
+                gradient = torch.autograd.grad(
+                    score, list(leaves.values()), retain_graph=True, materialize_grads=True
+                )
+                direction = {
+                    name: g if gradients.scale is None else gradients.scale[name] * g
+                    for name, g in zip(leaves, gradient, strict=True)
+                }
+                found = scores_along(self.policy, gradients.at, [direction], problem.observed)
+                columns.append(found[0])
+        return problem.rate * torch.stack(columns, dim=1)
 
     def batch(self, objective: Objective, temperature: float = 1.0) -> TokenBatch:
         """The examples as a step's batch, with all that some loss reads.
@@ -155,46 +188,13 @@ class Case:
         )
 
 
+def case_of(model: nn.Module, dtype: torch.dtype = torch.float64, *, count: int = 2) -> Case:
+    """A model with the first pairs."""
+    return Case(PolicyFunction(model.eval(), dtype), with_reference(model, pairs(count)))
+
+
 def case(family: str, dtype: torch.dtype = torch.float64, *, count: int = 2) -> Case:
-    model = build(family, dtype)
-    return Case(PolicyFunction(model, dtype), with_reference(model, pairs(count)))
-
-
-def map_by_tokens(
-    policy: PolicyFunction,
-    observed: Sequence[Encoded],
-    updating: Sequence[Recorded],
-    objective: Objective,
-    *,
-    update: float | FrozenUpdate = 1.0,
-    parameters: Collection[str] | None = None,
-) -> Tensor:
-    """`force_map` column by column: a VJP of every updating token, a JVP of all observed ones."""
-    problem = pose(
-        policy,
-        observed,
-        updating,
-        objective,
-        update=update,
-        at=None,
-        parameters=parameters,
-    )
-    gradients = problem.gradients
-    leaves = {
-        name: gradients.at[name].detach().requires_grad_() for name in sorted(gradients.wanted)
-    }
-    columns = []
-    for response in problem.updating:
-        for score in response.scores(policy, {**gradients.at, **leaves}):
-            gradient = torch.autograd.grad(
-                score, list(leaves.values()), retain_graph=True, materialize_grads=True
-            )
-            direction = {
-                name: g if gradients.scale is None else gradients.scale[name] * g
-                for name, g in zip(leaves, gradient, strict=True)
-            }
-            columns.append(scores_along(policy, gradients.at, [direction], problem.observed)[0])
-    return problem.rate * torch.stack(columns, dim=1)
+    return case_of(build(family, dtype), dtype, count=count)
 
 
 def plain_descent(gradient: Weights) -> dict[str, Tensor]:

@@ -16,8 +16,7 @@ from tests.forces.shared_cases import MAPS, make_map
 
 
 def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
-    folder = Path(job["folder"])
+    folder = Path(sys.argv[1]).parent
     distributed.join()
     for name in MAPS:
         found = make_map(name, over_ranks=True)
@@ -28,7 +27,7 @@ def main() -> None:
             np.save(folder / f"{name}.npy", found.force)
             assert isinstance(written, ForceMap)
     try:
-        make_map("on_disk", folder / "even", over_ranks=True)
+        make_map("uneven", folder / "even", over_ranks=True)
     except ConfigError as error:
         refused = str(error)
     said = distributed.gather(refused)

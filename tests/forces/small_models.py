@@ -198,6 +198,24 @@ def _logps(engine: PlainEngine, sides: Sequence[int], examples: Sequence[Recorde
 ADAMW = OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=0.1)
 
 
+def trained(
+    optimizer: OptimizerConfig,
+    objective: Any = None,
+    model: nn.Module | None = None,
+    *,
+    steps: int = 5,
+    clip_norm: float = 0.5,
+    count: int = 4,
+) -> list[StepRecord]:
+    """Real steps with warm-up on pairs, of DPO where no other objective is named; they are clipped
+    where the bound is not raised."""
+    model = model or neox()
+    config = TrainConfig(
+        objective=objective or DPOConfig(beta=0.5), optimizer=optimizer, clip_norm=clip_norm
+    )
+    return train_steps(model, config, with_reference(model, pairs(count)), steps=steps).records
+
+
 def recorded(
     model: nn.Module,
     optimizer: OptimizerConfig = ADAMW,
@@ -206,14 +224,9 @@ def recorded(
     count: int = 2,
     steps: int = 2,
 ) -> StepRecord:
-    """The last of some real steps on pairs, of DPO where no other objective is named."""
-    config = TrainConfig(
-        objective=objective or DPOConfig(),
-        optimizer=optimizer,
-        engine=EngineConfig(kind="plain", ranks=1),
-    )
-    examples = with_reference(model, pairs(count))
-    return train_steps(model, config, examples, steps=steps).records[-1]
+    """The last of some steps that are not clipped, of DPO where no other objective is named."""
+    config = objective or DPOConfig()
+    return trained(optimizer, config, model, steps=steps, clip_norm=10.0, count=count)[-1]
 
 
 def every_objective() -> list[BaseModel]:

@@ -6,9 +6,7 @@ import math
 
 import pytest
 import torch
-from transformers import GPTJConfig, GPTJForCausalLM
 
-from dynolab.data.batches import count_totals
 from dynolab.data.encode import Encoder
 from dynolab.errors import ConfigError
 from dynolab.forces import (
@@ -21,24 +19,16 @@ from dynolab.forces import (
 )
 from dynolab.forces.function.rules import at_layers
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
-from dynolab.objectives import DPOConfig, GRPOConfig, SimKOConfig, build_objective
+from dynolab.objectives import GRPOConfig, SimKOConfig, build_objective
 from dynolab.training.config import OptimizerConfig
-from tests.forces.families import FAMILIES, build, case
+from tests.benchmarks.families import build as other_family
+from tests.forces.families import DPO_LOSS, ETA, FAMILIES, case, case_of
 from tests.forces.lora import adapted
-from tests.forces.small_models import (
-    VOCABULARY,
-    encoded,
-    neox,
-    pairs,
-    recorded,
-    weights,
-    with_reference,
-)
+from tests.forces.small_models import encoded, neox, pairs, recorded, weights
 from tests.forces.test_step_forces import PROBES, Numbers
 
-BLOCKS, ETA = 2, 1e-3
+BLOCKS = 2
 OBSERVED = [encoded(1), pairs(1)[0].chosen]
-DPO = build_objective(DPOConfig())
 REFERENCES = {
     pair.id: {
         "chosen_reference": [-3.0] * pair.chosen.response_length,
@@ -48,27 +38,11 @@ REFERENCES = {
 }
 
 
-def loss_gradient(policy, examples, objective=DPO):
-    """Autograd of the loss that trains, in all weights."""
-    leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
-    totals = count_totals([example.encoded() for example in examples], objective.sides)
-    loss = 0
-    for example in examples:
-        batch = objective_batch([example], objective, totals, policy)
-        loss = loss + objective.loss(policy.logps(leaves, batch), batch)
-    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-
-
-def parts(family):
-    model = build(family)
-    policy = PolicyFunction(model, torch.float64)
-    return policy, with_reference(model, pairs(3)), policy.batch(OBSERVED)
-
-
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_a_layer_is_transformers_own_hidden_state(family):
     """Its last entry is the state after the final norm, so it is compared up to there."""
-    policy, _, batch = parts(family)
+    policy = case(family).policy
+    batch = policy.batch(OBSERVED)
     with torch.no_grad(), policy.differentiable():
         own = policy.model(
             input_ids=batch.input_ids,
@@ -89,26 +63,20 @@ def test_a_layer_is_transformers_own_hidden_state(family):
 
 
 def test_blocks_that_return_tuples_can_be_read_and_cut():
-    torch.manual_seed(0)
-    small = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 32}
-    model = GPTJForCausalLM(GPTJConfig(**small, vocab_size=VOCABULARY, initializer_range=0.15))
-    policy = PolicyFunction(model.double().eval(), torch.float64)
-    batch = policy.batch(OBSERVED)
-    last = hidden_states(policy, policy.weights, batch, [-1])[0]
-    head = model.get_output_embeddings()
-    normed = model.transformer.ln_f(last)
-    assert torch.allclose(head(normed), policy.logits(policy.weights, batch), atol=1e-9)
-    examples = with_reference(model, pairs(2))
-    forces = feature_forces(policy, examples, DPO, [1])
-    assert all(force.total.norm() > 0 for force in forces)
+    here = case_of(other_family("gptj").double())
+    policy, model, batch = here.policy, here.policy.model, here.policy.batch(OBSERVED)
+    normed = model.transformer.ln_f(hidden_states(policy, policy.weights, batch, [-1])[0])
+    logits = policy.logits(policy.weights, batch)
+    assert torch.allclose(model.get_output_embeddings()(normed), logits, atol=1e-9)
+    check_forces(policy, here.examples, DPO_LOSS, 1)
 
 
 @pytest.mark.parametrize("layer", range(BLOCKS + 1))
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_a_force_on_features_is_the_loss_derivative_by_them(family, layer):
     """By autograd of the loss that trains, h_ℓ shifted at every position."""
-    policy, examples, _ = parts(family)
-    check_forces(policy, examples, DPO, layer)
+    here = case(family, count=3)
+    check_forces(here.policy, here.examples, DPO_LOSS, layer)
 
 
 @pytest.mark.parametrize("config", [GRPOConfig(), SimKOConfig(share=0.4)], ids=repr)
@@ -119,7 +87,7 @@ def test_groups_sampled_at_a_temperature_pull_on_features_too(config):
 
 def test_forces_under_adapters_go_through_them():
     examples = [pair.model_copy(update=REFERENCES[pair.id]) for pair in pairs(2)]
-    check_forces(PolicyFunction(adapted("llama_tied"), torch.float64), examples, DPO, 1)
+    check_forces(PolicyFunction(adapted("llama_tied"), torch.float64), examples, DPO_LOSS, 1)
 
 
 def check_forces(policy, examples, objective, layer):
@@ -141,11 +109,12 @@ def check_forces(policy, examples, objective, layer):
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_the_residual_is_second_order(layer):
-    policy, examples, batch = parts("gpt_neox")
-    start, gradient = policy.weights, loss_gradient(policy, examples)
+    here = case("gpt_neox", count=3)
+    policy, batch, descent = here.policy, here.policy.batch(OBSERVED), here.descent(DPO_LOSS)
+    start = policy.weights
 
     def residual(eta, at=start):
-        after = {name: w - eta * gradient[name] for name, w in start.items()}
+        after = {name: w + eta / ETA * descent[name] for name, w in start.items()}
         return feature_step(policy, start, after, batch, [layer], at=at).residual.norm()
 
     if layer == 0:  # embeddings are linear in their table
@@ -156,17 +125,18 @@ def test_the_residual_is_second_order(layer):
 
 
 def test_padding_and_later_positions_feel_no_force():
-    policy, examples, _ = parts("gpt_neox")
-    for example, force in zip(examples, feature_forces(policy, examples, DPO, [1]), strict=True):
+    here = case("gpt_neox", count=3)
+    forces = feature_forces(here.policy, here.examples, DPO_LOSS, [1])
+    for example, force in zip(here.examples, forces, strict=True):
         for row, sequence in enumerate((example.chosen, example.rejected)):
             assert not force.cotangent[0, row, len(sequence.ids) - 1 :].any()
             assert force.cotangent[0, row, : len(sequence.ids) - 1].any()
 
 
 def test_the_model_and_its_hooks_are_left_as_they_were():
-    policy, examples, _ = parts("gpt_neox")
-    start = weights(policy.model)
-    feature_forces(policy, examples, DPO, [1])
+    here = case("gpt_neox")
+    policy, start = here.policy, weights(here.policy.model)
+    feature_forces(policy, here.examples, DPO_LOSS, [1])
     hooks = [(*m._forward_hooks, *m._forward_pre_hooks) for m in policy.model.modules()]
     assert not any(hooks)
     assert all(torch.equal(w, start[name]) for name, w in weights(policy.model).items())
@@ -208,7 +178,7 @@ def test_a_layer_that_is_not_there_is_refused(policy, layer):
 
 def test_forces_of_nothing_are_refused(policy):
     with pytest.raises(ConfigError, match="examples"):
-        feature_forces(policy, [], DPO, [1])
+        feature_forces(policy, [], DPO_LOSS, [1])
     with pytest.raises(ConfigError, match="at least two"):
         consistency(torch.zeros(3, 4))
 

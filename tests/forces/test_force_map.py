@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +12,6 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import (
     Breakdown,
-    ForceMap,
     FrozenUpdate,
     PolicyFunction,
     breakdown,
@@ -24,21 +22,11 @@ from dynolab.forces.map.factors import differing
 from dynolab.forces.map.gram import TokenGradients, block_by_name
 from dynolab.forces.map.problem import pose
 from dynolab.objectives import SFTConfig, build_objective
-from tests.forces.families import DPO_LOSS, ETA, FAMILIES, OBSERVED, build, case, map_by_tokens
+from tests.forces.families import DPO_LOSS, ETA, FAMILIES, OBSERVED, build, case, case_of
 from tests.forces.lora import adapted
-from tests.forces.small_models import (
-    encoded,
-    pair,
-    pairs,
-    relative,
-    with_reference,
-)
+from tests.forces.small_models import encoded, pair, pairs, relative
 
 SFT = build_objective(SFTConfig())
-
-
-def tensor(found: ForceMap) -> torch.Tensor:
-    return torch.tensor(found.force)
 
 
 class Scaled(nn.Module):
@@ -55,12 +43,9 @@ class Scaled(nn.Module):
 
 def generic_of_true_map(model: nn.Module) -> frozenset[str]:
     """Parameters that have no rule, of a model whose map is that of one token after the other."""
-    policy = PolicyFunction(model, torch.float64)
-    generic = TokenGradients.build(policy, None, subspace(policy), None, OBSERVED[0]).generic
-    examples = with_reference(model, pairs(1))
-    found = tensor(force_map(policy, OBSERVED, examples, DPO_LOSS))
-    assert relative(found, map_by_tokens(policy, OBSERVED, examples, DPO_LOSS)) < 1e-10
-    return generic
+    here = case_of(model, count=1)
+    assert relative(here.map(), here.map_by_tokens()) < 1e-10
+    return TokenGradients.build(here.policy, None, subspace(here.policy), None, OBSERVED[0]).generic
 
 
 def test_parameters_of_unknown_modules_are_kept_whole():
@@ -83,8 +68,7 @@ def test_only_parameters_that_train_move_and_the_map_says_so():
     trained = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
     model.get_parameter(trained).requires_grad_()
     assert not generic_of_true_map(model)
-    policy, examples = PolicyFunction(model, torch.float64), with_reference(model, pairs(1))
-    assert force_map(policy, OBSERVED, examples, DPO_LOSS).facts.subspace == [trained]
+    assert case_of(model, count=1).force_map().facts.subspace == [trained]
 
 
 def test_a_budget_that_holds_no_token_is_refused_with_what_it_takes():
@@ -189,52 +173,32 @@ def test_shares_projections_and_the_last_layer_by_hand() -> None:
     assert not Breakdown({"mlp": torch.ones(1, 2)}).head.any()
 
 
-THREE_FAMILIES = ["gpt_neox", "llama_tied", "gpt2"]
-WATCHED = [encoded(n, 4, 5) for n in range(2)]
-
-
-def question(model: Any) -> tuple[PolicyFunction, dict[str, Any]]:
-    policy = PolicyFunction(model, torch.float64)
-    asked = {
-        "observed": WATCHED,
-        "updating": with_reference(model, pairs(2)),
-        "objective": DPO_LOSS,
-    }
-    return policy, asked
-
-
-def far(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
-
-
-@pytest.mark.parametrize("family", THREE_FAMILIES)
+@pytest.mark.parametrize("family", ["gpt_neox", "llama_tied", "gpt2"])
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_maps_in_parts_of_the_parameters_add_up_and_are_those_by_tokens(
     family: str, preconditioned: bool
 ) -> None:
-    policy, asked = question(build(family, torch.float64))
+    here, update = case(family), 1.0
     if preconditioned:
         generator = torch.Generator().manual_seed(0)
-        scale = {n: torch.rand(w.shape, generator=generator) for n, w in policy.weights.items()}
-        asked["update"] = FrozenUpdate(scale)
-    last = last_layers(policy, 1)
-    rest = set(policy.weights) - last
+        weights = here.policy.weights
+        scale = {n: torch.rand(w.shape, generator=generator) for n, w in weights.items()}
+        update = FrozenUpdate(scale)
+    last = last_layers(here.policy, 1)
+    rest = set(here.policy.weights) - last
     assert last and rest
-    maps = [force_map(policy, **asked, parameters=names).force for names in (last, rest)]
-    plain = [map_by_tokens(policy, **asked, parameters=names).numpy() for names in (last, rest)]
-    assert max(far(*both) for both in zip(maps, plain, strict=True)) < 1e-10
-    assert far(maps[0] + maps[1], force_map(policy, **asked).force) < 1e-10
+    maps = [here.map(update=update, parameters=names) for names in (last, rest)]
+    for found, names in zip(maps, (last, rest), strict=True):
+        assert relative(found, here.map_by_tokens(update=update, parameters=names)) < 1e-10
+    assert relative(sum(maps), here.map(update=update)) < 1e-10
 
 
 def test_signals_of_the_last_layer_stay_at_their_own_positions() -> None:
     """Without this the last layer would cost as much as several."""
-    policy, asked = question(build("gpt_neox", torch.float64))
+    here = case("gpt_neox")
+    last = last_layers(here.policy, 1)
     posed = pose(
-        policy,
-        **asked,
-        update=1.0,
-        at=None,
-        parameters=last_layers(policy, 1),
+        here.policy, OBSERVED, here.examples, DPO_LOSS, update=1.0, at=None, parameters=last
     )
     assert posed.gradients.tail is not None and not posed.gradients.generic
     local = {rule.weight for rule in posed.gradients.rules if rule.local}
@@ -242,11 +206,10 @@ def test_signals_of_the_last_layer_stay_at_their_own_positions() -> None:
 
 
 def test_last_layers_of_adapters_are_their_own() -> None:
-    policy, asked = question(adapted("llama_tied").eval())
-    names = last_layers(policy, 1)
-    found = force_map(policy, **asked, parameters=names)
-    truth = map_by_tokens(policy, **asked, parameters=names).numpy()
-    assert far(found.force, truth) < 1e-10
+    here = case_of(adapted("llama_tied"))
+    names = last_layers(here.policy, 1)
+    found = here.force_map(parameters=names)
+    assert relative(torch.tensor(found.force), here.map_by_tokens(parameters=names)) < 1e-10
     assert all("lora" in name and ".1." in name for name in found.facts.subspace)
 
 
@@ -256,10 +219,9 @@ def test_gradients_are_told_apart_by_a_thousandth_of_their_size() -> None:
     assert differing(computed, truth) == {"far", "missing"}
 
 
-def test_what_does_not_move_is_refused() -> None:
-    policy, asked = question(build("gpt_neox", torch.float64))
+def test_what_does_not_move_is_refused(policy: PolicyFunction) -> None:
     with pytest.raises(ConfigError, match=r"^last_layers = 3: the model has 2"):
         last_layers(policy, 3)
     assert any(".layers.0." in name for name in last_layers(policy, 2))
     with pytest.raises(ConfigError, match=r"^parameters = \['x'\]: none of them is trained"):
-        force_map(policy, **asked, parameters={"x"})
+        force_map(policy, OBSERVED, pairs(1), SFT, parameters={"x"})

@@ -19,29 +19,23 @@ ROOT = Path(__file__).parents[2]
 BOUND = 1e-6
 
 
-def launch(folder: Path, ranks: int) -> None:
-    file = folder / "job.json"
-    file.write_text(json.dumps({"folder": str(folder)}))
+@pytest.fixture(scope="module", params=[2, 3])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(f"ranks-{request.param}")
     launch_ranks(
         "tests.forces.rank_forces",
-        file,
-        ranks=ranks,
+        folder / "job.json",
+        ranks=request.param,
         logs=folder / "logs",
         environment={"PYTHONPATH": str(ROOT)},
         while_running=lambda: None,
     )
-
-
-@pytest.fixture(scope="module", params=[2, 3])
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(f"ranks-{request.param}")
-    launch(folder, request.param)
     return folder
 
 
 @pytest.mark.ranks
 def test_maps_of_all_ranks_are_those_of_one_process(shared: Path) -> None:
-    for name in MAPS:  # "rows" and "columns" have fewer responses than there are three ranks
+    for name in MAPS:
         alone = make_map(name)
         together, written = np.load(shared / f"{name}.npy"), ForceMap.open(shared / name)
         size = np.linalg.norm(alone.force)

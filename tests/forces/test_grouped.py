@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from dynolab.forces import PolicyFunction, View
 from dynolab.forces.function.rules import subspace
 from dynolab.forces.function.weights import flatten
 from dynolab.forces.ledger.grouped import GroupedGradients
+from tests.forces.families import build
 from tests.forces.lora import TARGETS, adapted
-from tests.forces.small_models import COMMON, VOCABULARY, encoded, llama, neox
+from tests.forces.small_models import COMMON, encoded, neox
 
 SEQUENCES = [encoded(seed, 3 + seed % 3, 4 + seed % 2) for seed in range(5)]
 GROUPS = torch.tensor([0, 0, 2, 2, 3])
-
-
-def gpt2() -> GPT2LMHeadModel:
-    """Linear maps stored transposed, biases, tied embeddings."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
-    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)).double().eval()
 
 
 def mixtral() -> MixtralForCausalLM:
@@ -34,11 +30,9 @@ def mixtral() -> MixtralForCausalLM:
 
 
 FAMILIES = {
-    "neox": neox,
-    "llama": lambda: llama(dtype=torch.float64),
-    "gpt2": gpt2,
+    **{name: partial(build, name) for name in ("gpt_neox", "llama_tied", "gpt2")},
     "mixtral": mixtral,
-    **{f"lora {name}": lambda name=name: adapted(name) for name in TARGETS},
+    **{f"lora {name}": partial(adapted, name) for name in TARGETS},
 }
 
 

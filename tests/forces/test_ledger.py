@@ -20,7 +20,7 @@ from dynolab.forces.ledger.step_account import Later, StepAccount
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.results.ledger import PER_STEP
-from dynolab.training.config import OptimizerConfig, TrainConfig
+from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import StepFacts, StepRecord
 from tests.forces.brute_ledger import brute_line
 from tests.forces.families import ETA, Case, case
@@ -30,8 +30,7 @@ from tests.forces.small_models import (
     llama,
     neox,
     pairs,
-    train_steps,
-    with_reference,
+    trained,
 )
 
 STEPS = 5
@@ -52,20 +51,6 @@ FUNCTIONALS = (
 )
 
 
-def trained(
-    optimizer: OptimizerConfig, model=None, *, objective=None, steps: int = STEPS
-) -> list[StepRecord]:
-    """Clipped steps with warm-up on four pairs."""
-    model = model or neox()
-    config = TrainConfig(
-        objective=objective or DPOConfig(beta=0.5),
-        optimizer=optimizer,
-        clip_norm=0.5,
-        engine={"kind": "plain", "ranks": 1},
-    )
-    return train_steps(model, config, with_reference(model, pairs(4)), steps=steps).records
-
-
 def entries(records: Sequence[StepRecord], policy: PolicyFunction) -> list[StepAccount]:
     """The account of records, in the order of the steps."""
     ledger = Ledger(policy, FUNCTIONALS)
@@ -80,7 +65,7 @@ def explained(steps: Sequence[StepAccount]) -> Tensor:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("objective", [DPOConfig(beta=0.5), SFTConfig()], ids=["dpo", "sft"])
 def test_lines_decay_and_residual_are_the_whole_change(policy, optimizer, objective):
-    records = trained(OPTIMIZERS[optimizer], objective=objective)
+    records = trained(OPTIMIZERS[optimizer], objective)
     assert any(record.facts.clip_factor < 1 for record in records)
     steps = entries(records, policy)
     path = sum(step.measured.abs() for step in steps)
@@ -157,7 +142,7 @@ def test_a_line_does_not_depend_on_how_responses_are_batched(optimizer):
     """In float32, with the first step, where some of Adam's gradients are as small as rounding."""
     model = neox(dtype=torch.float32)
     config = OPTIMIZERS[optimizer].model_copy(update={"epsilon": 1e-12})
-    records = trained(config, model, steps=2)
+    records = trained(config, model=model, steps=2)
     assert moved_lines(records, PolicyFunction(model, torch.float32), FUNCTIONALS) < 1e-4
 
 
@@ -219,7 +204,7 @@ def test_a_gap_in_a_ledger_of_all_steps_is_refused(policy):
 
 def test_in_float32_the_account_closes_to_rounding():
     model = llama()
-    records = trained(OPTIMIZERS["adamw"], model)
+    records = trained(OPTIMIZERS["adamw"], model=model)
     steps = entries(records, PolicyFunction(model))
     path = sum(step.measured.abs() for step in steps)
     predicted = sum(step.predicted for step in steps)

@@ -18,8 +18,8 @@ from dynolab.forces import (
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import Functional, sampled_steps
 from dynolab.statistics import stratified_total
-from tests.forces.small_models import encoded, neox
-from tests.forces.test_ledger import OPTIMIZERS, trained
+from tests.forces.small_models import encoded, neox, trained
+from tests.forces.test_ledger import OPTIMIZERS
 
 
 @pytest.mark.parametrize("batch_tokens", [None, 8])

@@ -7,7 +7,6 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model, inject_adapter_
 from dynolab.data.encode import Encoder
 from dynolab.errors import ConfigError
 from dynolab.forces import (
-    ForceMap,
     PolicyFunction,
     breakdown,
     force_map,
@@ -20,41 +19,29 @@ from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.likelihood import frozen
 from dynolab.likelihood.frozen import keep_frozen_narrow
 from dynolab.training.config import OptimizerConfig
-from tests.forces.families import (
-    DPO_LOSS,
-    ETA,
-    OBSERVED,
-    build,
-    map_by_tokens,
-)
+from tests.forces.families import DPO_LOSS, ETA, OBSERVED, build, case_of
 from tests.forces.lora import TARGETS, adapted
-from tests.forces.small_models import pairs, recorded, relative, with_reference
+from tests.forces.small_models import recorded, relative
 from tests.forces.test_step_forces import PROBES, Numbers
 
 
-def map_of(model, dtype=torch.float64) -> ForceMap:
-    examples = with_reference(model.eval(), pairs(2))
-    return force_map(PolicyFunction(model, dtype), OBSERVED, examples, DPO_LOSS, update=ETA)
+def map_of(model, dtype=torch.float64) -> torch.Tensor:
+    return case_of(model, dtype).map()
 
 
-def agreeing(model) -> ForceMap:
-    """The map, which is that of one token after the other."""
-    examples = with_reference(model.eval(), pairs(2))
-    policy, found = PolicyFunction(model, torch.float64), map_of(model)
-    truth = map_by_tokens(policy, OBSERVED, examples, DPO_LOSS, update=ETA)
-    assert relative(matrix(found), truth) < 1e-10
-    return found
-
-
-def matrix(found):
-    return torch.tensor(found.force)
+def subspace_of_true_map(model):
+    """The parameters that move, by a map that is that of one token after the other."""
+    here = case_of(model)
+    found = here.force_map()
+    assert relative(torch.tensor(found.force), here.map_by_tokens()) < 1e-10
+    return found.facts.subspace
 
 
 @pytest.mark.parametrize("family", TARGETS)
 def test_adapters_have_the_map_of_one_token_after_the_other(family):
     model = adapted(family)
     trained = sorted(name for name, p in model.named_parameters() if p.requires_grad)
-    assert agreeing(model).facts.subspace == trained
+    assert subspace_of_true_map(model) == trained
     assert all("lora_" in name for name in trained)
 
 
@@ -65,22 +52,19 @@ def test_where_b_is_zero_only_b_moves(family):
     whole = map_of(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_A" in name)
-    assert not map_of(model).force.any()
+    assert not map_of(model).any()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_B" in name)
-    of_b = map_of(model)
-    assert relative(matrix(whole), matrix(of_b)) < 1e-12
-    assert whole.facts.subspace != of_b.facts.subspace
+    assert relative(whole, map_of(model)) < 1e-12
 
 
 def test_the_adapters_kernel_is_not_the_kernel_of_all_weights():
     """The same function with merged weights has another map, and its facts say which it is."""
     model = adapted("llama_tied")
     of_adapters = map_of(model)
-    both = agreeing(model.merge_and_unload().requires_grad_(True))
-    assert relative(matrix(both), matrix(of_adapters)) > 0.1
-    assert both.facts.subspace == "all"
-    assert of_adapters.facts.subspace != "all"
+    merged = model.merge_and_unload().requires_grad_(True)
+    assert subspace_of_true_map(merged) == "all"
+    assert relative(map_of(merged), of_adapters) > 0.1
 
 
 def test_injected_adapters_are_adapters():
@@ -93,7 +77,7 @@ def test_injected_adapters_are_adapters():
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(inner[name])
-    assert relative(matrix(map_of(wrapped)), matrix(map_of(model))) < 1e-12
+    assert relative(map_of(wrapped), map_of(model)) < 1e-12
 
 
 def test_a_recorded_step_of_adapters_is_replayed_and_split():
@@ -129,7 +113,7 @@ def test_frozen_weights_in_bf16_have_the_forces_of_the_same_weights_widened(fami
         for parameter, own in zip(wide.parameters(), narrow.parameters(), strict=True):
             parameter.copy_(own)
     for dtype, close in ((torch.float32, 1e-4), (torch.float64, 1e-6)):
-        assert relative(matrix(map_of(narrow, dtype)), matrix(map_of(wide, dtype))) < close
+        assert relative(map_of(narrow, dtype), map_of(wide, dtype)) < close
     record = recorded(wide, OptimizerConfig(name="adamw", learning_rate=1e-3))
     encoder = Encoder(Numbers(), 32, "drop")
     rows = [
@@ -143,12 +127,9 @@ def test_frozen_weights_in_bf16_have_the_forces_of_the_same_weights_widened(fami
 
 @pytest.mark.parametrize("family", ["llama_tied", "gpt2"])
 def test_blocks_of_adapters_add_up(family):
-    model = adapted(family)
-    examples = with_reference(model, pairs(2))
-    parts = breakdown(
-        PolicyFunction(model, torch.float64), OBSERVED, examples, DPO_LOSS, update=ETA
-    )
-    assert relative(parts.force, matrix(map_of(model))) < 1e-10
+    here = case_of(adapted(family))
+    parts = breakdown(here.policy, OBSERVED, here.examples, DPO_LOSS, update=ETA)
+    assert relative(parts.force, here.map()) < 1e-10
     assert set(parts.parts) <= {"attention.q", "attention.v", "attention.qkv", "attention.o", "mlp"}
 
 
@@ -166,7 +147,7 @@ def test_blocks_of_adapters_add_up(family):
 )
 def test_heads_and_tables_beside_adapters(changes):
     """A head or embedding trained whole, or adapted itself, of a model that tied both."""
-    agreeing(adapted("llama_tied", **changes))
+    subspace_of_true_map(adapted("llama_tied", **changes))
 
 
 def test_adapters_that_are_off_merged_or_of_another_kind_are_refused():

@@ -14,28 +14,25 @@ import torch
 
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError, CorruptData, DynolabError
-from dynolab.forces import ForceMap, FrozenUpdate, PolicyFunction, force_map
+from dynolab.forces import ForceMap, FrozenUpdate
 from dynolab.forces.map.files import MapFolder
 from dynolab.objectives import DPO, DPOConfig
-from tests.forces.families import build
-from tests.forces.small_models import encoded, pairs, with_reference
+from tests.forces.families import case
+from tests.forces.small_models import encoded
 
 MEMORY = 2**19
 ROOT = Path(__file__).parents[2]
 
 
-def make(folder: Path | None, *, update: float = 0.1, memory: int = MEMORY) -> ForceMap:
-    model = build("llama_tied", torch.float32)
-    policy = PolicyFunction(model)
-    observed = [encoded(n, 4, 5) for n in range(4)]
-    return force_map(
-        policy,
-        observed,
-        with_reference(model, pairs(2)),
-        DPO(DPOConfig()),
+def make(
+    folder: Path | None, *, update: float = 0.1, memory: int = MEMORY, by_block: bool = False
+) -> ForceMap:
+    return case("llama_tied", torch.float32).force_map(
+        observed=[encoded(n, 4, 5) for n in range(4)],
         update=update,
         memory_bytes=memory,
         folder=folder,
+        by_block=by_block,
     )
 
 
@@ -58,32 +55,26 @@ def test_a_map_on_disk_is_the_map_in_memory(tmp_path):
 
 
 def test_a_folder_is_of_one_question_in_every_part(tmp_path: Path) -> None:
-    model = build("llama_tied", torch.float32)
-    policy, examples = PolicyFunction(model), with_reference(model, pairs(1))
-    ones = {name: torch.ones_like(weight) for name, weight in policy.weights.items()}
-    question = {
-        "observed": [encoded(0)],
-        "updating": examples,
-        "objective": DPO(DPOConfig()),
-        "update": FrozenUpdate(ones),
-    }
-    moved = {name: 1.01 * weight for name, weight in policy.weights.items()}
-    score, *scores = examples[0].chosen_reference
-    rescored = examples[0].model_copy(update={"chosen_reference": [score + 1, *scores]})
-    prompt = encoded(0)
+    here, prompt = case("llama_tied", torch.float32, count=1), encoded(0)
+    weights, (example,) = dict(here.policy.weights), here.examples
+    ones = {name: torch.ones_like(weight) for name, weight in weights.items()}
+    question = {"observed": [prompt], "update": FrozenUpdate(ones), "folder": tmp_path}
+    moved = {name: 1.01 * weight for name, weight in weights.items()}
+    score, *scores = example.chosen_reference
+    rescored = example.model_copy(update={"chosen_reference": [score + 1, *scores]})
     others = {
         "the weights": {"at": moved},
         "the metric": {"update": FrozenUpdate({name: 2 * one for name, one in ones.items()})},
         "the prompt": {"observed": [Encoded((4, *prompt.ids[1:]), prompt.prompt_length)]},
-        "a reference": {"updating": [rescored]},
+        "a reference": {"examples": [rescored]},
         "the objective": {"objective": DPO(DPOConfig(beta=0.2))},
     }
     assert prompt.ids[0] != 4
-    force_map(policy, folder=tmp_path, **question)
-    force_map(policy, folder=tmp_path, at=dict(policy.weights), **question)
+    here.force_map(**question)
+    here.force_map(at=weights, **question)
     for other in others.values():
         with pytest.raises(ConfigError, match="other inputs"):
-            force_map(policy, folder=tmp_path, **{**question, **other})
+            here.force_map(**{**question, **other})
 
 
 def test_a_map_that_is_not_finite_is_refused_with_the_place() -> None:
@@ -229,17 +220,8 @@ def test_a_manifest_that_says_too_little_is_refused(tmp_path: Path, missing: str
 
 
 def test_blocks_parts_are_kept_beside_the_map_and_count_as_its_tiles(tmp_path: Path) -> None:
-    model = build("llama_tied", torch.float32)
-    policy, examples = PolicyFunction(model), with_reference(model, pairs(2))
-    question = {
-        "observed": [encoded(n, 4, 5) for n in range(4)],
-        "updating": examples,
-        "objective": DPO(DPOConfig()),
-        "memory_bytes": MEMORY,
-        "by_block": True,
-    }
-    held = force_map(policy, **question)
-    written = force_map(policy, **question, folder=tmp_path)
+    held = make(None, update=1.0, by_block=True)
+    written = make(tmp_path, update=1.0, by_block=True)
     assert held.parts is not None and written.parts is not None
     assert list(held.parts) == list(written.parts) and {"tied", "mlp"} <= set(held.parts)
     for name, part in held.parts.items():
@@ -247,14 +229,14 @@ def test_blocks_parts_are_kept_beside_the_map_and_count_as_its_tiles(tmp_path: P
     np.testing.assert_allclose(sum(held.parts.values()), held.force, rtol=1e-4, atol=1e-7)
     assert len(tiles(tmp_path)) > 3
     with pytest.raises(ConfigError, match="other inputs"):  # a map without blocks is another one
-        force_map(policy, **{**question, "by_block": False}, folder=tmp_path)
+        make(tmp_path, update=1.0)
     file = tmp_path / "blocks.bin"
     content = bytearray(file.read_bytes())
     content[:4] = b"\1\2\3\4"
     file.write_bytes(content)
     with pytest.raises(CorruptData, match="call force_map again"):
         ForceMap.open(tmp_path)
-    again = force_map(policy, **question, folder=tmp_path)
+    again = make(tmp_path, update=1.0, by_block=True)
     assert again.parts is not None
     for name, part in held.parts.items():
         np.testing.assert_array_equal(again.parts[name], part)

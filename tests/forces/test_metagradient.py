@@ -13,42 +13,17 @@ from dynolab.data.batches import collate_examples, count_totals
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.functional import Functional, Term
+from dynolab.forces.ledger.functional import Functional
 from dynolab.forces.ledger.metagradient import Metagradient
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
-from dynolab.training.config import OptimizerConfig, TrainConfig
+from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import StepRecord
-from tests.forces.small_models import (
-    encoded,
-    llama,
-    neox,
-    pairs,
-    train_steps,
-    with_reference,
-)
+from tests.forces.small_models import llama, trained
+from tests.forces.test_ledger import FUNCTIONALS
 
-FUNCTIONALS = (
-    Functional.mean("chosen", [row.chosen for row in pairs(3)]),
-    Functional("another", (Term(encoded(77), 2.0), Term(encoded(78), -0.5))),
-    Functional.mean("likeliest", [row.chosen for row in pairs(2)], likeliest=True),
-)
 PLAIN = OptimizerConfig(name="sgd", learning_rate=0.05)
 HEAVY = OptimizerConfig(name="sgd", learning_rate=0.05, momentum=0.9, weight_decay=0.1)
 CLIP = 0.5
-
-
-def trained(  # type: ignore[no-untyped-def]
-    optimizer: OptimizerConfig, objective=None, model=None, *, steps=4, clip_norm=CLIP
-) -> list[StepRecord]:
-    """Steps with warm-up on four pairs, most of them clipped."""
-    model = model or neox()
-    config = TrainConfig(
-        objective=objective or DPOConfig(beta=0.5),
-        optimizer=optimizer,
-        clip_norm=clip_norm,
-        engine={"kind": "plain", "ranks": 1},
-    )
-    return train_steps(model, config, with_reference(model, pairs(4)), steps=steps).records
 
 
 def derivatives(records: Sequence[StepRecord], policy: PolicyFunction, **settings: int) -> Tensor:
@@ -106,7 +81,7 @@ def value(functional: Functional, policy: PolicyFunction, at) -> Tensor:  # type
 @pytest.mark.parametrize("optimizer", [PLAIN, HEAVY], ids=["sgd", "momentum and decay"])
 @pytest.mark.parametrize("objective", [DPOConfig(beta=0.5), SFTConfig()], ids=["dpo", "sft"])
 def test_it_is_autograd_through_the_whole_training(policy, optimizer, objective) -> None:
-    records = trained(optimizer, objective)
+    records = trained(optimizer, objective, steps=4)
     assert any(record.facts.clip_factor < 1 for record in records)
     doses = torch.ones(len(records), 4, dtype=torch.float64, requires_grad=True)
     truth = torch.stack(
@@ -119,15 +94,10 @@ def test_it_is_autograd_through_the_whole_training(policy, optimizer, objective)
         )
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [DPOConfig(beta=0.5), DPOConfig(beta=0.5, negative_dose=0.3)],
-    ids=["dpo", "a smaller dose"],
-)
-def test_it_is_what_another_weight_in_every_step_does(policy, objective) -> None:
-    """Central differences; with a dose the step's gradient is no loss's, and its derivative not
-    symmetric."""
-    records, step = trained(HEAVY, objective), 1e-4
+def test_with_a_dose_it_is_what_another_weight_in_every_step_does(policy) -> None:
+    """Central differences; the step's gradient is no loss's, and its derivative not symmetric."""
+    dosed = DPOConfig(beta=0.5, negative_dose=0.3)
+    records, step = trained(HEAVY, dosed, steps=4), 1e-4
     nats = derivatives(records, policy)
     for number in (0, 3):
         doses = torch.ones(2, len(records), 4, dtype=torch.float64)
@@ -139,7 +109,7 @@ def test_it_is_what_another_weight_in_every_step_does(policy, objective) -> None
 
 def test_at_small_steps_it_is_the_ledger_s_account(policy) -> None:
     """What later steps answer is of second order in the learning rate."""
-    records = trained(HEAVY.model_copy(update={"learning_rate": 1e-6}), clip_norm=1e3)
+    records = trained(HEAVY.model_copy(update={"learning_rate": 1e-6}), steps=4, clip_norm=1e3)
     ledger = Ledger(policy, FUNCTIONALS)
     lines = torch.stack([ledger.enter(record).lines for record in reversed(records)]).flip(0)
     by_example = lines.unflatten(1, (4, 2)).sum(2)

@@ -28,17 +28,15 @@ from dynolab.forces.step.split import (
     step_totals,
 )
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective
-from dynolab.training.config import OptimizerConfig, TrainConfig
+from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import RecordedExample, StepRecord
 from tests.forces.small_models import (
     encoded,
     llama,
     neox,
     pair,
-    pairs,
     recorded,
-    train_steps,
-    with_reference,
+    trained,
 )
 from tests.objectives.test_forces import BY_NAME
 
@@ -57,23 +55,9 @@ OPTIMIZERS = {
 OBJECTIVES = {name: config for name, config in BY_NAME.items() if name != "sppo-soft"}
 
 
-def trained(
-    optimizer: str, objective: str = "dpo", *, model=None, clip_norm=0.5, steps=3, **changes
-) -> list[StepRecord]:
-    """Records of steps of a small model on four pairs."""
-    model = model or neox()
-    config = TrainConfig(
-        objective=OBJECTIVES[objective],
-        optimizer=OPTIMIZERS[optimizer].model_copy(update=changes),
-        clip_norm=clip_norm,
-        engine={"kind": "plain", "ranks": 1},
-    )
-    return train_steps(model, config, with_reference(model, pairs(4)), steps=steps).records
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_real_torch_steps_are_replayed_in_fp64(policy, optimizer):
-    for record in trained(optimizer, clip_norm=0.01):
+    for record in trained(OPTIMIZERS[optimizer], steps=3, clip_norm=0.01):
         assert record.facts.clip_factor < 1
         assert replay_error(split_step(record, policy), record) < 1e-9
 
@@ -87,7 +71,8 @@ def test_real_torch_steps_are_replayed_in_fp32(optimizer, build):
     hardly matters is made of what the processor rounds.
     """
     model = build(dtype=torch.float32)
-    for record in trained(optimizer, model=model, clip_norm=100.0, epsilon=1e-6):
+    config = OPTIMIZERS[optimizer].model_copy(update={"epsilon": 1e-6})
+    for record in trained(config, model=model, steps=3, clip_norm=100.0):
         split = split_step(record, PolicyFunction(model))
         if build is neox:
             # Softmax cancels key biases; adaptive optimizers step along their rounding noise.
@@ -115,7 +100,7 @@ def without(split, record, names):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_sides_add_up_to_the_gradient_of_the_loss(policy, objective):
-    (record,) = trained("sgd", objective, steps=1)
+    (record,) = trained(OPTIMIZERS["sgd"], OBJECTIVES[objective], steps=1)
     batch = record_batch(record, policy, range(4))
     leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
     loss = build_objective(record.facts.objective).loss(policy.logps(leaves, batch), batch)
@@ -146,7 +131,7 @@ def swapped(example: RecordedExample) -> RecordedExample:
 
 @pytest.mark.parametrize("wrong", ["sign", "clip", "rate", "state", "reference", "step"])
 def test_a_wrong_replay_is_noticed(policy, wrong):
-    record = trained("adamw")[-1]
+    record = trained(OPTIMIZERS["adamw"], steps=3)[-1]
     facts = record.facts
     changes = {
         "sign": {"examples": tuple(map(swapped, record.examples))},

@@ -48,8 +48,16 @@ from dynolab.training.loop import Trainer
 from dynolab.training.step_record import StepRecord
 from tests.forces.families import DPO_LOSS, Case, build
 from tests.forces.lora import adapted
-from tests.forces.small_models import ADAMW, encoded, neox, pairs, recorded, with_reference
-from tests.forces.test_ledger import FUNCTIONALS, OPTIMIZERS, trained
+from tests.forces.small_models import (
+    ADAMW,
+    encoded,
+    neox,
+    pairs,
+    recorded,
+    trained,
+    with_reference,
+)
+from tests.forces.test_ledger import FUNCTIONALS, OPTIMIZERS
 from tests.forces.test_step_forces import PROBES, Numbers
 from tests.gpu.pretended import GPU, LOG, machine_with_gpu
 from tests.training.every_objective import small_training
