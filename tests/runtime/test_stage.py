@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,11 @@ from pydantic import BaseModel
 from dynolab.errors import ConfigError, StoreError
 from dynolab.likelihood.checked import note_check
 from dynolab.store import Store
+from dynolab.store.owner import this_process
 from tasks.runtime import stage as stage_module
 from tasks.runtime.stage import Platform, Stage, StageResult, lookup, plan_key, run_stage
 from tasks.runtime.work import Work
+from tests.flows.lab import until
 
 
 class Make(BaseModel):
@@ -30,8 +35,9 @@ calls: list[str] = []
 
 
 @pytest.fixture(autouse=True)
-def no_calls() -> None:
+def no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     calls.clear()
+    monkeypatch.setattr(stage_module, "POLL_SECONDS", 0.01)
 
 
 def make(work: Work[Make]) -> dict[str, float]:
@@ -228,3 +234,39 @@ def test_a_bad_config_is_told_before_any_work(platform: Platform) -> None:
     with pytest.raises(ConfigError, match=r"config\.factor = nan"):
         run_stage(MEASURE, Measure(factor=float("nan")), {}, platform)
     assert calls == []
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_of_two_runs_of_a_key_one_computes_and_the_other_takes_its_result(
+    fresh: bool, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, may_finish = threading.Event(), threading.Event()
+
+    def slow(work: Work[Make]) -> dict[str, float]:
+        calls.append("slow")
+        begun.set()
+        assert may_finish.wait(60)
+        return {}
+
+    def run(home: str) -> StageResult:
+        platform = memory_platform(tmp_path / home, store)
+        return run_stage(Stage("slow", 1, slow), Make(), {}, platform, fresh=fresh)
+
+    with ThreadPoolExecutor(2) as runs, caplog.at_level(logging.INFO):
+        first = runs.submit(run, "one")
+        assert begun.wait(60)
+        second = runs.submit(run, "other")
+        until(lambda: "waiting for process" in caplog.text, 60)
+        may_finish.set()
+        one, other = first.result(), second.result()
+    assert calls == ["slow"]
+    assert not one.cached
+    assert other == one.model_copy(update={"cached": True})
+
+
+def test_a_killed_run_is_succeeded(platform: Platform, store: Store) -> None:
+    place = store.place("make", plan_key(MAKE, Make(), {}))
+    killed = this_process() | {"owner": "x", "started": "1"}
+    store.files.create(f"{place.path}/CLAIM", json.dumps(killed).encode())
+    assert not run_stage(MAKE, Make(), {}, platform).cached
+    assert place.claim().holder() == ""
