@@ -32,10 +32,6 @@ def act(action: str, folder: Path, rank: str) -> None:
         raise ConfigError("rows", rank, "give others")
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if action == "exit-7":
-        os._exit(7)
-    if action == "rest":
-        time.sleep(1)
     if action == "sleep":
         time.sleep(FOREVER_SECONDS)
     if action == "ignore-sigterm":

@@ -29,23 +29,12 @@ class Answers(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    server = http.server.HTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/prefix/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def answer(status: int, body: bytes) -> None:
-    Answers.status, Answers.body = status, body
-
-
-def log(uri: str) -> None:
-    connect(uri).log_batch("r", tags=[RunTag("key", "value")])
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/prefix/"
+        server.shutdown()
 
 
 REFUSAL = b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "no such status"}'
@@ -67,15 +56,15 @@ REFUSAL = b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "no such status
 def test_what_may_mend_itself_is_an_outage_and_what_mlflow_refuses_is_final(
     address: str, status: int, body: bytes, is_final: bool, message: str | None
 ) -> None:
-    answer(status, body)
+    Answers.status, Answers.body = status, body
     with pytest.raises(MlflowException, match=message) as caught:
-        log(address)
+        connect(address).log_batch("r", tags=[RunTag("key", "value")])
     assert is_refusal(caught.value) is is_final
 
 
 def test_nobody_there_is_an_outage_and_known_at_once() -> None:
     began = time.monotonic()
     with pytest.raises(MlflowException) as caught:
-        log("http://127.0.0.1:1")
+        connect("http://127.0.0.1:1").log_batch("r", tags=[RunTag("key", "value")])
     assert time.monotonic() - began < 5
     assert not is_refusal(caught.value)

@@ -26,6 +26,7 @@ from dynolab import distributed
 from dynolab.errors import ConfigError
 from tasks.runtime.launch import devices
 from tasks.runtime.launch.devices import (
+    check_enough,
     check_usable,
     gpu_lent_to_ranks,
     hide_other_devices,
@@ -67,23 +68,10 @@ class Job(threading.Thread):
         self.join(20)
 
 
-def test_jobs_get_devices_of_their_own_and_wait_where_too_few_are_free() -> None:
-    first, second = Job(2), Job(2)
-    until(lambda: first.held and second.held)
-    assert sorted(first.held + second.held) == sorted(FOUR)
-    third = Job(2)
-    time.sleep(0.1)
-    assert not third.held
-    first.end()
-    until(lambda: third.held)
-    assert sorted(third.held) == sorted(first.held)
-    second.end()
-    third.end()
-
-
-def test_a_job_on_many_devices_is_not_passed_over_by_jobs_on_few() -> None:
+def test_jobs_get_devices_of_their_own_and_many_are_not_passed_over_by_few() -> None:
     small = [Job(1), Job(1)]
     until(lambda: all(job.held for job in small))
+    assert small[0].held != small[1].held
     large = Job(4)
     until(lambda: free_devices() == [])  # the two that are free wait for it
     later = Job(1)
@@ -116,14 +104,6 @@ def test_the_locks_of_a_killed_process_are_free_at_once(folder: Path) -> None:
     assert free_devices() == list(FOUR)
 
 
-def test_more_ranks_than_devices_are_refused() -> None:
-    with (
-        pytest.raises(ConfigError, match=r"ranks = 5: this host has 4 GPUs \(0, 1, 2, 3\)"),
-        hold_devices(5, FOUR),
-    ):
-        pass
-
-
 @pytest.mark.parametrize(
     ("version", "environment", "expected"),
     [
@@ -149,35 +129,28 @@ def test_devices_are_those_listed_or_visible_or_all(
     assert host_devices(environment) == expected
 
 
-def test_stages_in_this_process_see_the_listed_devices_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.delenv("DYNOLAB_DEVICES", raising=False)
-    monkeypatch.setenv("DS_ACCELERATOR", "")
-    hide_other_devices()
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
-    monkeypatch.setenv("DYNOLAB_DEVICES", "3, 1")
-    hide_other_devices()
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,1"
-
-
 @pytest.mark.parametrize("there", [True, False])
-def test_deepspeed_is_told_where_there_is_no_gpu(
+def test_stages_in_this_process_see_the_listed_devices_alone(
     there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("DYNOLAB_DEVICES", raising=False)
     monkeypatch.setattr(devices, "gpus_visible", lambda _: there)
-    with patch.dict(os.environ):
-        os.environ.pop("DS_ACCELERATOR", None)
+    with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="0"):
+        for name in ("DYNOLAB_DEVICES", "DS_ACCELERATOR"):
+            os.environ.pop(name, None)
         hide_other_devices()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
         assert os.environ.get("DS_ACCELERATOR") == (None if there else "cpu")
+        os.environ["DYNOLAB_DEVICES"] = "3, 1"
+        hide_other_devices()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,1"
 
 
 @pytest.mark.parametrize("listed", ["0,0", "0,", "../x", "a b", "-1"])
-def test_what_is_no_list_of_devices_is_refused(listed: str) -> None:
+def test_what_is_no_list_of_enough_devices_is_refused(listed: str) -> None:
     with pytest.raises(ConfigError, match=r"DYNOLAB_DEVICES = .*list each device once"):
         host_devices({"DYNOLAB_DEVICES": listed})
+    with pytest.raises(ConfigError, match=r"ranks = 5: this host has 4 GPUs \(0, 1, 2, 3\)"):
+        check_enough("ranks", 5, FOUR)
 
 
 @pytest.mark.parametrize(
@@ -302,18 +275,13 @@ def test_a_stage_locks_a_gpu_when_it_first_computes_and_gives_memory_back_before
 
 
 @pytest.mark.usefixtures("host")
-def test_a_stage_that_does_not_compute_locks_nothing(tmp_path: Path) -> None:
-    with hold_devices(2, NAMES):
-        run(tmp_path, computes=False)
-    assert used == [] and "set 0" not in events
-
-
-@pytest.mark.usefixtures("host")
-def test_a_stage_waits_for_a_gpu_and_says_so_once(
+def test_a_stage_that_computes_waits_for_a_gpu_and_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     computing = threading.Thread(target=run, args=(tmp_path,), daemon=True)
     with caplog.at_level(logging.WARNING), hold_devices(2, NAMES):
+        run(tmp_path, computes=False)
+        assert events == ["body, ['0', '1'] unlocked", "free, ['0', '1'] unlocked"]
         computing.start()
         computing.join(0.3)
         assert computing.is_alive() and used == []
@@ -323,25 +291,16 @@ def test_a_stage_waits_for_a_gpu_and_says_so_once(
 
 
 @pytest.mark.usefixtures("host")
-def test_ranks_that_a_stage_launches_may_have_its_gpu(tmp_path: Path) -> None:
+def test_ranks_of_a_stage_may_have_its_gpu_and_a_failure_leaves_no_lock(tmp_path: Path) -> None:
     def launches(work: Work[Settings]) -> dict[str, float]:
         distributed.device()
         with gpu_lent_to_ranks(), hold_devices(2, NAMES) as held:
             assert list(held) == list(NAMES)
         assert free_devices() == ["0", "1", "3"]
-        return {}
-
-    run_stage(Stage("stage", 1, launches), Settings(), {}, memory_platform(tmp_path))
-
-
-@pytest.mark.usefixtures("host")
-def test_a_stage_that_fails_leaves_no_lock(tmp_path: Path) -> None:
-    def fails(work: Work[Settings]) -> dict[str, float]:
-        distributed.device()
         raise ConfigError("field", 1, "remedy")
 
-    with pytest.raises(ConfigError):
-        run_stage(Stage("stage", 1, fails), Settings(), {}, memory_platform(tmp_path))
+    with pytest.raises(ConfigError, match="field = 1"):
+        run_stage(Stage("stage", 1, launches), Settings(), {}, memory_platform(tmp_path))
     assert free_devices() == ["0", "1", "2", "3"]
     assert distributed.device() == torch.device("cuda", 0)
 

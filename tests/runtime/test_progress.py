@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -56,14 +54,13 @@ def test_plain_lines_are_throttled() -> None:
     stage = Progress(PlainLines(stream, seconds=0)).stage("dpo", None)
     stage.update(7, "loss 0.5")
     assert stream.getvalue().endswith("dpo: 7 loss 0.5\n")
-
-
-def test_what_comes_before_the_first_step_is_shown_at_once() -> None:
-    stream = io.StringIO()
     stage = Progress(PlainLines(stream, seconds=3600)).stage("ledger", 4)
-    stage.update(0, "trains again")
+    stage.update(0, "trains again")  # before the first step it is shown at once
     stage.update(1, "step 3")
-    assert stream.getvalue() == "ledger: started\nledger: 0/4 trains again\n"
+    assert stream.getvalue().endswith("ledger: started\nledger: 0/4 trains again\n")
+    stage.close(outcome_of(KeyboardInterrupt()))
+    assert "ledger: cancelled in" in stream.getvalue()
+    assert (outcome_of(SystemExit(130)), outcome_of(ValueError())) == ("cancelled", "failed")
 
 
 def test_time_left_is_that_of_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +97,6 @@ def test_terminal_shows_one_line_for_each_stage() -> None:
     assert shown.endswith("\x1b[?25h")  # the cursor is back: the display ended with its stages
 
 
-def test_ctrl_c_cancels_a_stage_and_an_error_fails_it() -> None:
-    assert outcome_of(KeyboardInterrupt()) == outcome_of(SystemExit(130)) == "cancelled"
-    assert outcome_of(ValueError()) == "failed"
-    stream = io.StringIO()
-    Progress(PlainLines(stream)).stage("sft", 2).close(outcome_of(KeyboardInterrupt()))
-    assert "sft: cancelled in" in stream.getvalue()
-
-
 def test_reporter_shows_loss_and_speed() -> None:
     stream = io.StringIO()
     report = StepReporter(Progress(PlainLines(stream, seconds=0)).stage("sft", 10))
@@ -121,16 +110,6 @@ def test_reporter_shows_loss_and_speed() -> None:
     ]
 
 
-def test_importing_costs_no_service_package() -> None:
-    program = (
-        "import sys\n"
-        "from tasks.runtime.track import progress, tail\n"
-        "heavy = {'mlflow', 'prefect', 'torch', 'rich', 'requests', 'pydantic'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 class CreatedRun:
     """Takes the place of a RunTracker whose run the server has created."""
 
@@ -140,19 +119,11 @@ class CreatedRun:
         return True
 
 
-def artifacts(flow_run_id: Any) -> dict[str, Any]:
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
-
-    mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
-    with get_client(sync_client=True) as client:
-        return {item.key: item for item in client.read_artifacts(artifact_filter=mine)}
-
-
 @pytest.mark.services
-def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
+def test_stage_in_a_flow_shows_progress_links_and_events(prefect_server: None) -> None:
     from prefect import flow, tags
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
     from prefect.runtime import flow_run
 
     seen: dict[str, Any] = {}
@@ -176,12 +147,17 @@ def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
         assert waiting is not None
         waiting.join(30)
         link_report("sft", "http://mlflow.test/#/page")
+        emitting = emit_event("dynolab.squeeze.alarm", "preference/4f", "preference", {"rise": 5.0})
+        assert emitting is not None
+        emitting.join(30)
         seen.update(id=flow_run.get_id(), tags=run_tags())
 
     with tags("mine"):
         study()
 
-    published = artifacts(seen["id"])
+    mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[seen["id"]]))
+    with get_client(sync_client=True) as client:
+        published = {item.key: item for item in client.read_artifacts(artifact_filter=mine)}
     link, report = published.pop("mlflow-sft"), published.pop("report-sft")
     assert {key: (item.data, item.description) for key, item in published.items()} == {
         "progress-sft": (25.0, "sft: 50/200 loss 1.5 (failed)"),
@@ -191,43 +167,19 @@ def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
     assert f"[MLflow run of sft]({page}/4af1?workflowType=machine_learning)" in link.data
     assert f"[Charts of sft]({page}?viewStateShareKey=4af1&" in link.data
     assert report.data == "[Report of sft](http://mlflow.test/#/page)"
+    wanted = {"filter": {"event": {"name": ["dynolab.squeeze.alarm"]}}}
     with get_client(sync_client=True) as client:
         assert set(client.read_flow_run(seen["id"]).tags) == {"mine", "mlflow:4af1"}
-    assert seen["tags"]["prefect.flow_run_id"] == seen["id"]
-    assert seen["tags"]["prefect.flow_run_url"].endswith(seen["id"])
-
-
-def events_named(name: str) -> list[dict[str, Any]]:
-    """Events that the server knows; they reach it a moment after they are raised."""
-    from prefect.client.orchestration import get_client
-
-    wanted = {"filter": {"event": {"name": [name]}}}
-    with get_client(sync_client=True) as client:
-        return until(
+        # Events reach the server a moment after they are raised.
+        (event,) = until(
             lambda: client.request("POST", "/events/filter", json=wanted).json()["events"], 30
         )
-
-
-@pytest.mark.services
-def test_an_event_leads_to_the_flow_run_that_raised_it(prefect_server: None) -> None:
-    from prefect import flow
-    from prefect.runtime import flow_run
-
-    seen: dict[str, str] = {}
-
-    @flow
-    def study() -> None:
-        thread = emit_event("dynolab.squeeze.alarm", "preference/4f", "preference", {"rise": 5.0})
-        assert thread is not None
-        thread.join(30)
-        seen["id"] = flow_run.get_id()
-
-    study()
-    (event,) = events_named("dynolab.squeeze.alarm")
     assert event["resource"]["prefect.resource.id"] == "dynolab.preference/4f"
     assert event["payload"] == {"rise": 5.0}
     related = {resource["prefect.resource.id"] for resource in event["related"]}
     assert f"prefect.flow-run.{seen['id']}" in related
+    assert seen["tags"]["prefect.flow_run_id"] == seen["id"]
+    assert seen["tags"]["prefect.flow_run_url"].endswith(seen["id"])
 
 
 @pytest.mark.services

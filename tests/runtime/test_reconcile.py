@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
 from prefect import flow
@@ -11,7 +10,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling, Completed, Failed, Running, Scheduled, State
 
-from flows.deploy import AUTOMATION, close_lost_runs, delete_completed_runs, register_automations
+from flows.deploy import close_lost_runs, delete_completed_runs
 
 pytestmark = pytest.mark.services
 
@@ -57,17 +56,3 @@ def test_only_its_own_completed_runs_leave_the_list(client: SyncPrefectClient) -
     left = {run.id for run in client.read_flow_runs()}
     assert foreign.id in left
     assert {own[run] for run in own.keys() & left} == {StateType.FAILED}
-
-
-def test_silence_is_watched_once_however_often_it_is_registered(client: SyncPrefectClient) -> None:
-    for minutes in (20, 15):
-        register_automations(client, timedelta(minutes=minutes))
-    (known,) = client.read_automations_by_name(AUTOMATION)
-    assert known.enabled
-    trigger, (action,) = known.trigger, known.actions
-    assert (trigger.within, trigger.after, trigger.for_each) == (
-        timedelta(minutes=15),
-        {"prefect.flow-run.heartbeat"},
-        {"prefect.resource.id"},
-    )
-    assert (action.type, action.state) == ("change-flow-run-state", StateType.CRASHED)

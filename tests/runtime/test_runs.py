@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flows.run import model_source, register_model
-from tasks.runtime.track.runs import RunTracker, Tracking
+from flows.run import register_model
+from tasks.runtime.cleanup import clean_up
+from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.runs import RunTracker, Tracking, left_behind
 from tasks.runtime.work import StageResult
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ def test_a_run_arrives_whole(tracking: Tracking, client: Any, tmp_path: Path) ->
         "dpo", parent=study, tags={"data": "x" * 9000}, params=config, resume_key="k1"
     )
     for step, value in enumerate((0.5, math.nan, math.inf), start=1):
-        stage.log_metrics({"train/loss": value}, step)
+        stage.log_metrics({"train/loss": value, "train/learning_rate": 0.1}, step)
+    study.describe((), page=("a1b2", "report/report.html"))
     stage.log_artifact(figure, "plots/paths")
     figure.unlink()
     stage.finish("FINISHED")
@@ -76,28 +79,14 @@ def test_a_run_arrives_whole(tracking: Tracking, client: Any, tmp_path: Path) ->
         "resume": "None",
     }
     assert [step for step, _ in history(client, stage, "train/loss")] == [1, 2, 3]
+    page = client.get_run(study.run_id).data.tags["mlflow.note.content"]
+    assert "a1b2/artifacts/report/report.html" in page and study.run_id in page
+    shared = f"mlflow.sharedViewState.{study.run_id}"
+    charts = json.loads(client.get_experiment(run.info.experiment_id).tags[shared])
+    (found,) = client.search_runs([run.info.experiment_id], charts["searchFilter"])
+    assert found.info.run_id == stage.run_id, "the charts are those of its trainings"
     copy = client.download_artifacts(stage.run_id, "plots/paths/learning path.html", str(tmp_path))
     assert Path(copy).read_text() == "<html>force</html>"
-
-
-def test_a_study_leads_to_its_page_and_to_the_charts_of_its_trainings(
-    tracking: Tracking, client: Any
-) -> None:
-    study = tracking.start_run("study", tags={}, params={})
-    stage = tracking.start_run("dpo", parent=study, tags={}, params={})
-    stage.log_metrics({"train/learning_rate": 0.1}, 1)
-    study.describe((), page=("a1b2", "report/report.html"))
-    stage.finish("FINISHED")
-    tracking.send_pending(SECONDS)
-    run = study.run
-    assert run is not None
-    state = json.loads(
-        client.get_experiment(run.experiment_id).tags[f"mlflow.sharedViewState.{run.run_id}"]
-    )
-    (found,) = client.search_runs([run.experiment_id], state["searchFilter"])
-    assert found.info.run_id == stage.run_id
-    text = client.get_run(run.run_id).data.tags["mlflow.note.content"]
-    assert "a1b2/artifacts/report/report.html" in text and run.run_id in text
 
 
 def test_what_the_server_refuses_is_left_out_alone(tracking: Tracking, client: Any) -> None:
@@ -105,11 +94,14 @@ def test_what_the_server_refuses_is_left_out_alone(tracking: Tracking, client: A
     for step in range(1200):
         run.log_metrics({"good": float(step)}, step)
     run.log_metrics({"a name with a * star": 2.0}, 3)
+    run.register_model("refused", "/etc/passwd", {}, None)
+    run.log_metrics({"after": 1.0}, 0)
     run.finish("FINISHED")
     assert tracking.send_pending(SECONDS) == 0
     data = client.get_run(run.run_id).data
-    assert (len(data.params), data.metrics) == (250, {"good": 1199.0})
+    assert (len(data.params), data.metrics) == (250, {"good": 1199.0, "after": 1.0})
     assert len(history(client, run, "good")) == 1200
+    assert client.search_model_versions("name = 'refused'") == []
 
 
 def test_a_deleted_run_is_set_aside(tracking: Tracking, client: Any) -> None:
@@ -193,7 +185,7 @@ def test_a_resumed_stage_reopens_its_unfinished_run(
     assert (run.info.status, run.data.tags["try"]) == ("FINISHED", "2")
 
 
-def test_the_next_process_sends_what_a_killed_one_left(
+def test_cleaning_up_sends_what_a_killed_process_left(
     mlflow_server: MlflowServer, client: Any, tmp_path: Path
 ) -> None:
     outbox, figure = tmp_path / "outbox", tmp_path / "plot.html"
@@ -202,9 +194,10 @@ def test_the_next_process_sends_what_a_killed_one_left(
     for uri in (mlflow_server.uri, "http://127.0.0.1:1"):
         command[3] = uri
         assert subprocess.run(command).returncode == -9
-    rest = Tracking(mlflow_server.uri, outbox, "killed")
-    assert rest.close(SECONDS) == 0
-    assert list(outbox.iterdir()) == []
+    home = Settings(home=tmp_path, store="", mlflow_tracking_uri=mlflow_server.uri)
+    for _ in range(2):
+        assert clean_up(home)["unsent"] == 0
+        assert list(outbox.iterdir()) == [] and not left_behind(outbox)
     experiment = client.get_experiment_by_name("killed").experiment_id
     (run,) = client.search_runs([experiment], f"tags.stage_key = 'stage-{outbox}'")
     assert run.info.status == "KILLED"
@@ -238,16 +231,12 @@ def a_result(root: str, attempt: str = ATTEMPT) -> StageResult:
     )
 
 
-def test_the_source_is_where_the_model_lies() -> None:
-    inner = f"stages/preference/{KEY}/{ATTEMPT}"
-    assert model_source(f"s3://bucket/store/{inner}") == f"s3://bucket/store/{inner}/model"
-    assert model_source(f"file:///my/stages/store/{inner}") == f"dynolab:/{inner}/model"
-
-
-@pytest.mark.parametrize("root", ["file:///home/me/.dynolab/store", "s3://bucket/store"])
+@pytest.mark.parametrize("root", ["file:///home/stages/store", "s3://bucket/store"])
 def test_a_model_is_listed_once_for_each_place_it_lies_at(
     root: str, client: Any, tracking: Tracking
 ) -> None:
+    inner = f"stages/preference/{KEY}/{ATTEMPT}/model"
+    source = f"{root}/{inner}" if root.startswith("s3") else f"dynolab:/{inner}"
     name = f"dynolab: {root[:2]}/study"
     run = tracking.start_run("study", tags={}, params={})
     for result in (a_result(root), a_result(root), a_result(root, f"attempt-{'d' * 32}")):
@@ -258,19 +247,9 @@ def test_a_model_is_listed_once_for_each_place_it_lies_at(
     versions = {int(version.version): version for version in listed}
     assert versions.keys() == {1, 2} and len(listed) == 2
     address = a_result(root).address
-    assert (versions[1].source, versions[1].run_id) == (model_source(address), run.run_id)
+    assert (versions[1].source, versions[1].run_id) == (source, run.run_id)
     assert versions[1].tags.items() >= {
         ("store.address", address),
         ("stage_key", KEY),
         ("store.digest", "c" * 64),
     }
-
-
-def test_a_refused_model_ends_nothing(client: Any, tracking: Tracking) -> None:
-    run = tracking.start_run("study", tags={}, params={})
-    run.register_model("refused", "/etc/passwd", {}, None)
-    run.log_metrics({"after": 1.0}, 0)
-    run.finish("FINISHED")
-    assert tracking.send_pending(SECONDS) == 0
-    assert client.get_run(run.run_id).data.metrics == {"after": 1.0}
-    assert client.search_model_versions("name = 'refused'") == []

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from urllib.error import HTTPError
 from urllib.request import HTTPCookieProcessor, Request, build_opener
 
@@ -23,7 +20,6 @@ from tasks.runtime.servers.services import (
     MLFLOW,
     PREFECT,
     Service,
-    client_variables,
     running_services,
     standing_services,
     start_services,
@@ -84,10 +80,18 @@ def test_standing_servers_serve_until_sigterm(
             _its_link_logs_a_browser_in(address.url + query, address.url + pages[name])
         _its_link_logs_a_browser_in(lines[0].split()[1], running[PREFECT].url + pages[PREFECT])
         assert (tmp_path / "prefect" / "prefect.db").exists()
-        _another_command_logs_a_run(tmp_path, monkeypatch)
-        for name, value in client_variables(tmp_path, running).items():
-            monkeypatch.setenv(name, value)
-        _mlflow_keeps_runs_and_artifacts(running[MLFLOW].url, tmp_path)
+        # Another command knows the home, and nothing else of its servers.
+        monkeypatch.setenv("DYNOLAB_HOME", str(tmp_path))
+        for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "DYNOLAB_STORE"):
+            monkeypatch.delenv(name, raising=False)
+        (tmp_path / "note.txt").write_text("hello")
+        with open_platform(study="another", project="another", tags={}, params={}) as platform:
+            run = platform.tracking.start_run("run", tags={}, params={})
+            run.log_artifact(tmp_path / "note.txt", "")
+            run.finish("FINISHED")
+            assert platform.tracking.send_pending(30) == 0
+        assert list((tmp_path / "mlflow" / "artifacts").rglob("note.txt"))
+        assert (tmp_path / "mlflow" / "mlflow.db").stat().st_size > 0
 
         with pytest.raises(ConfigError, match="is already running at"), standing_services(tmp_path):
             pass
@@ -113,47 +117,6 @@ def _its_link_logs_a_browser_in(link: str, page: str) -> None:
         assert "token" not in answer.url
     with browser.open(page) as answer:
         assert answer.status == 200
-
-
-def _another_command_logs_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows the home, and nothing else of its servers."""
-    monkeypatch.setenv("DYNOLAB_HOME", str(home))
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "DYNOLAB_STORE"):
-        monkeypatch.delenv(name, raising=False)
-    with open_platform(study="another", project="another", tags={}, params={}) as platform:
-        platform.tracking.start_run("run", tags={}, params={}).finish("FINISHED")
-        assert platform.tracking.send_pending(30) == 0
-
-
-def _mlflow_keeps_runs_and_artifacts(url: str, home: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(url)
-    run = client.create_run(client.create_experiment("project"))
-    client.log_text(run.info.run_id, "hello", "note.txt")
-    assert [file.read_text() for file in (home / "mlflow" / "artifacts").rglob("note.txt")]
-    assert (home / "mlflow" / "mlflow.db").stat().st_size > 0
-
-
-@pytest.mark.services
-def test_servers_end_with_a_killed_command(tmp_path: Path) -> None:
-    code = (
-        "import sys, pathlib, time;"
-        "from tasks.runtime.servers.services import start_services;"
-        "s = start_services(pathlib.Path(sys.argv[1]), ['mlflow']);"
-        "print(s.by_name['mlflow'].pid, flush=True); time.sleep(100)"
-    )
-    process = _program(code, tmp_path)
-    assert process.stdout is not None
-    server = Path("/proc") / process.stdout.readline().strip()
-    assert server.exists()
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    until(
-        lambda: not server.exists() or "Z" in (server / "stat").read_text().rpartition(")")[2],
-        10,
-    )
 
 
 @pytest.mark.services
@@ -200,33 +163,18 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
             stop_group(child)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"prefect": {}}', '{"mlflow": {"url": 1}}'])
-def test_a_torn_register_means_no_servers(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"prefect": {}}',
+        '{"mlflow": {"url": 1}}',
+        '{"mlflow": {"url": "http://127.0.0.1:9", "pid": 2147483647}}',
+    ],
+)
+def test_a_torn_register_or_one_of_ended_processes_means_no_servers(
+    tmp_path: Path, content: str
+) -> None:
     (tmp_path / "services.json").write_text(content)
-    assert running_services(tmp_path) == {}
-
-
-def test_a_second_command_is_refused(tmp_path: Path) -> None:
-    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        entry = {"url": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid()}
-        (tmp_path / "services.json").write_text(json.dumps({"mlflow": entry}))
-        with pytest.raises(ConfigError, match="is already running at"), standing_services(tmp_path):
-            pass
-        server.shutdown()
-
-
-class Healthy(BaseHTTPRequestHandler):
-    """Answers as a server that is well."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-
-def test_a_register_of_ended_processes_means_no_servers(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    entry = {"url": "http://127.0.0.1:9", "pid": ended.pid}
-    (tmp_path / "services.json").write_text(json.dumps({"mlflow": entry}))
     assert running_services(tmp_path) == {}

@@ -60,8 +60,13 @@ MEASURE = Stage("measure", 1, measure)
 
 
 @pytest.fixture
-def platform(store: Store, tmp_path: Path) -> Platform:
-    return memory_platform(tmp_path / "home", store)
+def platform(tmp_path: Path) -> Platform:
+    return memory_platform(tmp_path / "home")
+
+
+@pytest.fixture
+def store(platform: Platform) -> Store:
+    return platform.store
 
 
 def runs(platform: Platform) -> MemoryTracking:

@@ -506,10 +506,17 @@ def test_nobody_at_the_endpoint(
     assert (error.field, error.value) == ("DYNOLAB_STORE_ENDPOINT", endpoint)
 
 
-def test_the_store_needs_neither_torch_nor_a_service() -> None:
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("dynolab.store, tasks.runtime.stage, tasks.runtime.system.settings", "s3fs deepspeed"),
+        ("tasks.runtime.track.progress, tasks.runtime.track.tail", "rich requests pydantic"),
+    ],
+)
+def test_what_a_command_imports_first_costs_no_large_package(modules: str, heavy: str) -> None:
     program = (
-        "import sys, dynolab.store, tasks.runtime.stage, tasks.runtime.system.settings;"
-        "heavy = {'torch', 'transformers', 'mlflow', 'prefect', 's3fs', 'deepspeed'};"
+        f"import sys, {modules};"
+        f"heavy = set('torch transformers mlflow prefect {heavy}'.split());"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
