@@ -162,8 +162,7 @@ _MODULES = {
     "results.judges": ("PolicyAnswer",),
     "results.study": ("ProbeScore",),
     "training.alarm": ("AlarmConfig",),
-    "training.record_cache": ("RecordCache",),
-    "training.step_record": ("StepRecord",),
+    "training.step_record": ("RecordCache", "StepRecord"),
 }
 """The public names of every module."""
 
