@@ -30,7 +30,7 @@ from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data, load_prompts
-from dynolab.likelihood.frozen import WIDENED
+from dynolab.likelihood.streamed import WIDENED
 from dynolab.objectives import build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import GroupTrainConfig, LoopConfig

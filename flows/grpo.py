@@ -5,11 +5,9 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from dynolab.errors import ConfigError, check_known, under_field
-from dynolab.objectives.advantages import AdvantageRuleConfig
-from dynolab.objectives.clipping import ClippedConfig
-from dynolab.objectives.grpo import GRPOConfig
+from dynolab.objectives.clipping import AdvantageRuleConfig, ClippedConfig
+from dynolab.objectives.grpo import GRPOConfig, SimKOConfig
 from dynolab.objectives.registry import ObjectiveConfig
-from dynolab.objectives.simko import SimKOConfig
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows.comparison import Comparison, Label, resolved_comparison

@@ -20,10 +20,9 @@ from pydantic import (
 
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError, check_known, under_field
-from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.pair_losses import IPOConfig, SimPOConfig, SPPOConfig
-from dynolab.objectives.pairs import PairConfig
+from dynolab.objectives.pairs import DesignedDoseConfig, PairConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.alarm import AlarmConfig

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from dynolab.data.rows import Split, read_rows
 from dynolab.objectives import build_objective
-from dynolab.objectives.advantages import AdvantageRuleConfig
+from dynolab.objectives.clipping import AdvantageRuleConfig
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import GroupConfig, GroupObjectiveConfig
 from dynolab.results.groups import (

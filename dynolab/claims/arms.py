@@ -30,9 +30,8 @@ from dynolab.comparisons.arm_table import (
     pass_names,
 )
 from dynolab.objectives.clipping import ClippedConfig
-from dynolab.objectives.grpo import GRPOConfig
+from dynolab.objectives.grpo import GRPOConfig, SimKOConfig
 from dynolab.objectives.registry import AnyConfig
-from dynolab.objectives.simko import SimKOConfig
 from dynolab.statistics import Interval, mean_interval
 
 Objectives = Mapping[str, AnyConfig]

@@ -20,7 +20,7 @@ from dynolab.forces.function.rules import Reached, at_layers, blocks_of
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import OneStep, change_of, midpoint
 from dynolab.forces.step.split import micro_batches, objective_batch, step_totals
-from dynolab.forces.step.watch import encode_probes
+from dynolab.forces.step.step_forces import encode_probes
 from dynolab.objectives import Objective, build_objective, read_logps
 from dynolab.objectives.base import force
 from dynolab.results.forces import LayerForce

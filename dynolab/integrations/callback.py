@@ -23,8 +23,7 @@ from dynolab.integrations.trained import (
     watched_answers,
 )
 from dynolab.likelihood.token_logps import ResponseLogits
-from dynolab.probes.score import ProbeScorer
-from dynolab.probes.summary import mean_by_kind
+from dynolab.probes.score import ProbeScorer, mean_by_kind
 from dynolab.results.study import ProbeScore, Score
 from dynolab.training.alarm import Alarm, AlarmConfig, check_watched
 

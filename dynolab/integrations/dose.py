@@ -18,7 +18,7 @@ from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
 from dynolab.integrations.trained import TrainedRows, Watching, check_trainer, context_of, unwrapped
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
-from dynolab.objectives.designed_dose import Per, TokenEffects, designed_doses
+from dynolab.objectives.pairs import Per, TokenEffects, designed_doses
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.dose import REACH
 from dynolab.training.engine import in_metric
@@ -35,7 +35,7 @@ class DesignedDose(Watching):
 
     The gradient of the loss through the rejected tokens of a device's batch is multiplied by the
     largest dose with which the batch lowers the mean log π of a sample of other chosen answers not
-    at all, to first order (`dynolab.objectives.designed_dose`). The loss's value is not changed,
+    at all, to first order (`dynolab.objectives.pairs`). The loss's value is not changed,
     nor what it does to chosen answers, so that this works with any loss of the trainer. What the
     batch does to an answer is the product of its gradient and the sample's in the optimizer's
     metric: one more forward pass of the batch, without a gradient, with the weights a little

@@ -35,7 +35,7 @@ from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.step_account import SIDES, Change, StepAccount, StepMade, account_of
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.trainer_passes import TrainerPasses
-from dynolab.forces.map.problem import Updating
+from dynolab.forces.map.weighted import Updating
 from dynolab.forces.step.optimizers import UpdateFacts
 from dynolab.integrations.optimizer import (
     FIRST_MOMENTS,
@@ -45,6 +45,9 @@ from dynolab.integrations.optimizer import (
     Part,
     TrainerHeld,
     TrainerMap,
+    ZeroHeld,
+    ZeroThreeHeld,
+    around_next_step,
     config_of,
 )
 from dynolab.integrations.sharded import (
@@ -64,7 +67,6 @@ from dynolab.integrations.trained import (
     unwrapped,
     watched_answers,
 )
-from dynolab.integrations.zero import ZeroHeld, ZeroThreeHeld, around_next_step
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX
 from dynolab.training.step_record import SECOND_MOMENT_AFTER, at_least_rounding

@@ -4,22 +4,22 @@ To add one, write a file here with a config and a class, as SimPO in `pair_losse
 it in `registry.py`, where the trainer, the force engine and the forms find it.
 
 A loss on pairs of answers is one short method on `PairObjective`, or a function of one's own
-(`custom.py`); a policy gradient on groups of sampled completions reads what `dynolab.data.groups`
+(`Custom`); a policy gradient on groups of sampled completions reads what `dynolab.data.groups`
 puts into its batch. A loss's force is its gradient by the log-probabilities (`Objective`).
 """
 
-from dynolab.objectives.advantages import AdvantageRuleConfig, group_advantages, rewrite_advantages
 from dynolab.objectives.base import Objective, force, read_logps, target_force
-from dynolab.objectives.custom import Custom, CustomConfig
+from dynolab.objectives.clipping import AdvantageRuleConfig, group_advantages, rewrite_advantages
 from dynolab.objectives.dpo import DPO, DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
-from dynolab.objectives.grpo import GRPO, GRPOConfig
-from dynolab.objectives.kto import KTO, KTOConfig
+from dynolab.objectives.grpo import GRPO, GRPOConfig, SimKO, SimKOConfig
 from dynolab.objectives.pair_losses import (
     CPO,
     IPO,
     ORPO,
     SPPO,
     CPOConfig,
+    Custom,
+    CustomConfig,
     IPOConfig,
     ORPOConfig,
     SimPO,
@@ -35,8 +35,7 @@ from dynolab.objectives.registry import (
     RowObjectiveConfig,
     build_objective,
 )
-from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
-from dynolab.objectives.simko import SimKO, SimKOConfig
+from dynolab.objectives.sft import KTO, SFT, KTOConfig, SFTConfig, SFTExtended, SFTExtendedConfig
 
 __all__ = [
     "CPO",

@@ -8,16 +8,16 @@ from typing import Annotated, Any, get_args
 from pydantic import Field
 
 from dynolab.objectives.base import Objective
-from dynolab.objectives.custom import Custom, CustomConfig
 from dynolab.objectives.dpo import DPO, DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
-from dynolab.objectives.grpo import GRPO, GRPOConfig
-from dynolab.objectives.kto import KTO, KTOConfig
+from dynolab.objectives.grpo import GRPO, GRPOConfig, SimKO, SimKOConfig
 from dynolab.objectives.pair_losses import (
     CPO,
     IPO,
     ORPO,
     SPPO,
     CPOConfig,
+    Custom,
+    CustomConfig,
     IPOConfig,
     ORPOConfig,
     SimPO,
@@ -27,8 +27,7 @@ from dynolab.objectives.pair_losses import (
     SPPOConfig,
 )
 from dynolab.objectives.pairs import PairConfig
-from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
-from dynolab.objectives.simko import SimKO, SimKOConfig
+from dynolab.objectives.sft import KTO, SFT, KTOConfig, SFTConfig, SFTExtended, SFTExtendedConfig
 
 RowConfig = (
     SFTConfig

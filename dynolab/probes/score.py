@@ -1,9 +1,9 @@
-"""Scores probe rows under a model: log-likelihood and per-token statistics."""
+"""Scores probe rows under a model: log-likelihood and per-token statistics, and their means."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,10 +16,11 @@ from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.packing import collate_rows, plan_rows, rows_by_length
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
+from dynolab.grouping import grouped
 from dynolab.likelihood.streamed import device_of
 from dynolab.likelihood.token_facts import TokenFacts, token_facts
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model, packing_width
-from dynolab.results.study import Score, TokenScores
+from dynolab.results.study import ARGMAX, Score, TokenScores
 
 NEAR_TOKENS = 4096
 """Tokens of a batch on a CPU: the hidden states of more of them leave its cache."""
@@ -234,3 +235,26 @@ def _token_scores(
             )
         )
     return scores
+
+
+def mean_by_kind(scores: Sequence[Score]) -> dict[str, float]:
+    """Metrics `probe/<kind>/logp` etc.: means over the training pairs' rows of each kind."""
+    groups = grouped((score.kind, score) for score in scores if score.split == "train")
+    means: dict[str, float] = {}
+    for kind, members in groups.items():
+        total = math.fsum(score.logp for score in members)
+        means[f"probe/{kind}/logp"] = total / len(members)
+        means[f"probe/{kind}/logp_per_token"] = total / _tokens(members)
+    chosen = [score for score in groups.get("chosen", []) if score.argmax_logp is not None]
+    if chosen:
+        argmax = math.fsum(score.argmax_logp or 0.0 for score in chosen) / len(chosen)
+        outside = math.fsum(score.outside_logmass or 0.0 for score in chosen)
+        means[f"probe/{ARGMAX}/logp"] = argmax
+        # Geometric mean over tokens: summed log-mass would grow with the answers' length.
+        means[f"probe/{ARGMAX}/outside_mass"] = math.exp(outside / _tokens(chosen))
+        means["squeeze/gap"] = argmax - means["probe/chosen/logp"]
+    return means
+
+
+def _tokens(scores: Iterable[Score]) -> int:
+    return max(sum(score.tokens for score in scores), 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError, reading, to_install
 from dynolab.likelihood.decoder import Reading
-from dynolab.likelihood.frozen import keep_frozen_narrow
+from dynolab.likelihood.streamed import keep_frozen_narrow
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
 from dynolab.training.config import LoraConfig
 from dynolab.training.shards import FILE_BYTES

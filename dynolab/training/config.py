@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.encode import Overlong
 from dynolab.errors import ConfigError
-from dynolab.objectives.designed_dose import DesignedDoseConfig
 from dynolab.objectives.dpo import SPINConfig
 from dynolab.objectives.grpo import GRPOConfig
+from dynolab.objectives.pairs import DesignedDoseConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
 from dynolab.objectives.sft import SFTConfig
 from dynolab.rollouts.generator import SampleConfig

@@ -15,10 +15,9 @@ from dynolab.data.rows import Example, PromptRow, read_rows
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import KTO, Objective, build_objective
-from dynolab.objectives.kto import KTOConfig
 from dynolab.objectives.pair_losses import reads_wins
 from dynolab.objectives.registry import AnyConfig
-from dynolab.objectives.sft import SFTConfig
+from dynolab.objectives.sft import KTOConfig, SFTConfig
 from dynolab.training.config import LoopConfig
 from dynolab.training.engine import Engine
 from dynolab.training.job import TrainJob

@@ -28,18 +28,17 @@ from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.likelihood.arithmetic import check_float32_products, reproducible
 from dynolab.likelihood.checked import CHECKS, checks_kept
-from dynolab.likelihood.frozen import keep_frozen_narrow
+from dynolab.likelihood.streamed import keep_frozen_narrow
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model, packing_width
 from dynolab.objectives import build_objective, read_logps
-from dynolab.probes.score import ProbeScorer
-from dynolab.probes.summary import mean_by_kind
+from dynolab.probes.score import ProbeScorer, mean_by_kind
 from dynolab.results.study import OTHER_RANKS, MetricsLine, ProbeScore, TrainingSummary
 from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
 from dynolab.training.adapters import add_adapters, save_merged
 from dynolab.training.alarm import Alarm, check_watched
 from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig
-from dynolab.training.dose import DoseDesigner, rejected_doses, with_doses
+from dynolab.training.dose import DoseDesigner, quantiles, rejected_doses, strengths, with_doses
 from dynolab.training.engine import Engine, PlainEngine, clip_factor, learning_rate
 from dynolab.training.examples import Offline, Source, load_examples, load_prompts, training_encoder
 from dynolab.training.job import TrainJob
@@ -54,7 +53,6 @@ from dynolab.training.step_record import (
     StepRecord,
     at_least_rounding,
 )
-from dynolab.training.strengths import quantiles, strengths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -30,7 +30,7 @@ def run(job: TrainJob) -> None:
 
 def _observer(job: TrainJob, *parts: Any) -> Any:
     """The ledger of the steps that the job's settings name."""
-    from dynolab.forces.ledger.in_run import InRunLedger
+    from dynolab.forces.ledger.tables import InRunLedger
 
     assert job.config.ledger is not None
     return InRunLedger(job.config.ledger, *parts)

@@ -35,7 +35,7 @@ from dynolab.data.encode import Encoded
 from dynolab.data.packing import share_prompts
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
-from dynolab.forces.function.precision import dtype_preserving
+from dynolab.forces.function.views import dtype_preserving
 from dynolab.likelihood.token_logps import ResponseLogits, packing_width, token_logps
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.training.step_record import RecordedExample

@@ -9,9 +9,8 @@ from hypothesis import given, strategies as st
 from dynolab.data.rows import spaced
 from dynolab.data.world import lexicon
 from dynolab.data.world.answer_kinds import answer_kind
-from dynolab.data.world.answers import quotas
+from dynolab.data.world.answers import MADE_BY, quotas
 from dynolab.data.world.lexicon import ATTRIBUTES, HELD, SLOTS
-from dynolab.data.world.probes import MADE_BY
 from dynolab.data.world.world import World, WorldConfig, build_world
 from dynolab.errors import ConfigError
 

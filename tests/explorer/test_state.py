@@ -17,7 +17,7 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.objectives import DPOConfig, IPOConfig
-from dynolab.objectives.designed_dose import DesignedDoseConfig
+from dynolab.objectives.pairs import DesignedDoseConfig
 from dynolab.training.step_record import RecordCache
 from flows.mitigation import MitigationParameters
 from flows.parameters import validated

@@ -23,7 +23,7 @@ from transformers import (
 from dynolab.data.batches import CHOSEN, TokenBatch, collate, count_totals
 from dynolab.data.encode import Encoded
 from dynolab.forces import ForceMap, FrozenUpdate, PolicyFunction, Weights, force_map
-from dynolab.forces.map.problem import pose
+from dynolab.forces.map.force_map import pose
 from dynolab.forces.map.weighted import scores_along
 from dynolab.forces.step.split import objective_batch
 from dynolab.likelihood.token_logps import token_logps, top_tokens

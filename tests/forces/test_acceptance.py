@@ -30,7 +30,7 @@ from dynolab.forces import (
     split_step,
     token_forces,
 )
-from dynolab.forces.function.precision import dtype_preserving
+from dynolab.forces.function.views import dtype_preserving
 from dynolab.forces.map import factors
 from dynolab.objectives import (
     SFT,

@@ -19,8 +19,8 @@ from dynolab.forces import (
 )
 from dynolab.forces.function.rules import last_layers, subspace
 from dynolab.forces.map.factors import differing
+from dynolab.forces.map.force_map import pose
 from dynolab.forces.map.gram import TokenGradients, block_by_name
-from dynolab.forces.map.problem import pose
 from dynolab.objectives import SFTConfig, build_objective
 from tests.forces.families import DPO_LOSS, ETA, FAMILIES, OBSERVED, build, case, case_of
 from tests.forces.lora import adapted

@@ -16,8 +16,8 @@ from dynolab.forces import (
     token_forces,
 )
 from dynolab.forces.function.derivatives import derivatives_of
-from dynolab.likelihood import frozen
-from dynolab.likelihood.frozen import keep_frozen_narrow
+from dynolab.likelihood import streamed
+from dynolab.likelihood.streamed import keep_frozen_narrow
 from dynolab.training.config import OptimizerConfig
 from tests.forces.families import DPO_LOSS, ETA, OBSERVED, build, case_of
 from tests.forces.lora import TARGETS, adapted
@@ -104,7 +104,7 @@ def test_a_recorded_step_of_adapters_is_replayed_and_split():
 
 @pytest.mark.parametrize("family", ["llama_tied", "gpt_neox"])
 def test_frozen_weights_in_bf16_have_the_forces_of_the_same_weights_widened(family, monkeypatch):
-    monkeypatch.setattr(frozen, "WIDENED", 64)  # several parts even of small matrices
+    monkeypatch.setattr(streamed, "WIDENED", 64)  # several parts even of small matrices
     wide, narrow = (adapted(family, torch.float32).eval() for _ in range(2))
     keep_frozen_narrow(narrow)
     kept = [p for p in narrow.parameters() if p.dtype == torch.bfloat16]

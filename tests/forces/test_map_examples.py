@@ -13,7 +13,7 @@ from dynolab.forces import ForceMap, PolicyFunction
 from dynolab.forces.map.analysis import Question
 from dynolab.forces.map.breakdown import block_sums, pair_totals
 from dynolab.forces.map.force_map import MapFacts
-from dynolab.forces.map.problem import Updating
+from dynolab.forces.map.weighted import Updating
 from dynolab.forces.step import token_map as map_examples
 from dynolab.forces.step.step_forces import force_metrics
 from dynolab.forces.step.token_map import token_maps

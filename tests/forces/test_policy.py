@@ -19,7 +19,7 @@ from dynolab.forces.function.derivatives import (
     derivatives_of,
     measure_derivatives,
 )
-from dynolab.forces.function.precision import dtype_preserving, is_rms_norm, log_softmax
+from dynolab.forces.function.views import dtype_preserving, is_rms_norm, log_softmax
 from dynolab.forces.function.weights import cast_like
 from dynolab.likelihood.checked import checks_kept
 from tests.forces.small_models import direction, encoded, llama, neox, relative, weights

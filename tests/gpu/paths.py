@@ -37,8 +37,7 @@ from dynolab.forces import (
 from dynolab.forces.ledger import responses, step_account
 from dynolab.forces.ledger.account import Ledger
 from dynolab.functions import ALLOWED
-from dynolab.likelihood.frozen import keep_frozen_narrow
-from dynolab.likelihood.streamed import stream
+from dynolab.likelihood.streamed import keep_frozen_narrow, stream
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives.dpo import DPO
 from dynolab.objectives.pairs import Answers, Pairs

@@ -27,7 +27,7 @@ from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.packing import PackedBatch, Row, share_prompts
 from dynolab.errors import ConfigError
-from dynolab.forces.function.precision import dtype_preserving
+from dynolab.forces.function.views import dtype_preserving
 from dynolab.likelihood.token_logps import ResponseLogits, packing_width, token_logps
 from tests.forces.families import FAMILIES, GROUPED, build
 from tests.forces.small_models import COMMON, VOCABULARY

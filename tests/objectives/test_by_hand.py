@@ -23,8 +23,13 @@ from dynolab.objectives import (
     rewrite_advantages,
     target_force,
 )
-from dynolab.objectives.advantages import _harmful, _randomised, influence
-from dynolab.objectives.clipping import ClippedConfig, aggregation_weights
+from dynolab.objectives.clipping import (
+    ClippedConfig,
+    _harmful,
+    _randomised,
+    aggregation_weights,
+    influence,
+)
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from tests.objectives.sampled import batch_of
 from tests.objectives.test_advantage_rules import scene

@@ -12,8 +12,7 @@ from scipy.optimize import linprog
 from dynolab.data.batches import REJECTED
 from dynolab.likelihood.token_logps import token_logps
 from dynolab.objectives import build_objective
-from dynolab.objectives.designed_dose import TokenEffects, designed_doses, largest_doses
-from dynolab.objectives.pairs import PairObjective
+from dynolab.objectives.pairs import PairObjective, TokenEffects, designed_doses, largest_doses
 from tests.objectives.test_forces import BY_NAME, batch_of, random_logits
 
 PAIRED = {

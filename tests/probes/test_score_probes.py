@@ -17,8 +17,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
-from dynolab.probes.score import ProbeScorer, score_probes
-from dynolab.probes.summary import mean_by_kind
+from dynolab.probes.score import ProbeScorer, mean_by_kind, score_probes
 from dynolab.results.study import Score
 from models.tiny import TinyConfig, build_tiny
 from tests.training.ranks_played import play

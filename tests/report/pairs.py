@@ -7,7 +7,7 @@ import numpy as np
 from dynolab.comparisons.pair_arms import chosen_changes, followed_answers
 from dynolab.data.rows import ProbeRow
 from dynolab.objectives import DPOConfig, SimPOConfig
-from dynolab.objectives.designed_dose import DesignedDoseConfig
+from dynolab.objectives.pairs import DesignedDoseConfig
 from dynolab.report.inputs.arms import PairRun
 from dynolab.results.arms import ArmFacts, ComparedArms, Divergence, RunFigures
 from dynolab.results.study import AlarmRing, TrainingSummary

@@ -19,7 +19,7 @@ from dynolab.objectives import (
     build_objective,
     read_logps,
 )
-from dynolab.objectives.simko import SimKOConfig
+from dynolab.objectives.grpo import SimKOConfig
 from dynolab.squeezing import forecast
 from dynolab.squeezing.forecast import TOP, forecasts, moved_by_head
 from dynolab.squeezing.rule import rises

@@ -13,7 +13,7 @@ from dynolab.forces.function.rules import at_head
 from dynolab.forces.function.views import View
 from dynolab.forces.step.split import record_batch
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective, force, read_logps
-from dynolab.objectives.simko import SimKOConfig
+from dynolab.objectives.grpo import SimKOConfig
 from dynolab.squeezing.forecast import moved_by_head
 from dynolab.squeezing.ladder import ladder, pictures
 from dynolab.training.config import OptimizerConfig, TrainConfig

@@ -16,8 +16,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, replay_error, rounding_floor, split_step
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import Functional
-from dynolab.forces.ledger.in_run import InRunLedger
-from dynolab.forces.ledger.tables import LedgerTables
+from dynolab.forces.ledger.tables import InRunLedger, LedgerTables
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.results.study import ProbeScore

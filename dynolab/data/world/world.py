@@ -21,9 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.rows import Example, spaced
 from dynolab.data.world import lexicon
-from dynolab.data.world.answers import Domain, answer_all
+from dynolab.data.world.answers import Domain, answer_all, build_world_probes
 from dynolab.data.world.lexicon import ATTRIBUTES, HELD, SLOTS, Fact
-from dynolab.data.world.probes import build_world_probes
 from dynolab.data.world.rows import WorldRows
 from dynolab.errors import ConfigError
 

@@ -16,7 +16,7 @@ from torch.func import jvp
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces.function.precision import twice_differentiable
+from dynolab.forces.function.views import twice_differentiable
 from dynolab.likelihood.checked import note_check
 from dynolab.likelihood.token_logps import causal_model
 

@@ -18,12 +18,10 @@ from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.checks import check_batch, check_model
 from dynolab.forces.function.derivatives import derivatives_of
-from dynolab.forces.function.precision import dtype_preserving
-from dynolab.forces.function.views import View
+from dynolab.forces.function.views import View, dtype_preserving
 from dynolab.forces.function.weights import Weights, call_at, cast_like
 from dynolab.likelihood.arithmetic import check_float32_products
-from dynolab.likelihood.frozen import without_derivative
-from dynolab.likelihood.streamed import streamed
+from dynolab.likelihood.streamed import streamed, without_derivative
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
 
 PAD_ID = 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.precision import is_rms_norm
+from dynolab.forces.function.views import is_rms_norm
 from dynolab.forces.function.weights import shape_of
 
 Kind = Literal["linear", "embedding", "norm"]

@@ -1,16 +1,130 @@
-"""What is observed at every response position: the answer's own token, others, or all of them."""
+"""What is observed at every response position, and its stable arithmetic near probability 1."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
-from dynolab.forces.function.precision import log_softmax, logps_of
+
+
+def log_softmax(
+    logits: Float[Tensor, "*positions vocabulary"],
+) -> Float[Tensor, "*positions vocabulary"]:
+    """`log π` of all tokens, in nats, the likeliest token's as `logps_of` computes it."""
+    top = logits.argmax(-1, keepdim=True)
+    return torch.log_softmax(logits, dim=-1).scatter(-1, top, logps_of(logits, top))
+
+
+def logps_of(
+    logits: Float[Tensor, "*positions vocabulary"], token: Int[Tensor, "*positions 1"]
+) -> Float[Tensor, "*positions 1"]:
+    """`log π_v = log σ(z_v − log Σ_{u≠v} e^{z_u})` of one token at each position, in nats.
+
+    torch's derivative `e_v − π` of a log-softmax computes entry v as 1 − π_v: near π_v = 1 that
+    entry, half of a force, rounds away. Here it is σ of the log-odds against v, as exact as the
+    logits. It also reads the vocabulary less often.
+    """
+    below = logits - logits.detach().amax(-1, keepdim=True)  # small sums keep their digits
+    own = below.gather(-1, token)
+    others = below.scatter(-1, token, float("-inf")).logsumexp(-1, keepdim=True)
+    return F.logsigmoid(own - others)
+
+
+def dtype_preserving(model: nn.Module) -> AbstractContextManager[Any]:
+    """While open, nothing that depends on the model's weights is rounded to float32.
+
+    Norms, softmax and soft caps in transformers compute in float32 whatever their input. Float32
+    inside a float64 network leaves errors of 1e-9 to 1e-7 in its derivatives. The model's buffers
+    are rounded as in its own forward: the float32 angles of rotary positions are constants of the
+    function, and other angles would change the function.
+    """
+    return _KeepFloat64(model)
+
+
+_NARROWING = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
+
+
+class _KeepFloat64(TorchFunctionMode):
+    """Makes torch functions on float64 tensors return float64, whatever dtype is requested."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._buffers = {id(buffer) for buffer in model.buffers()}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # Most calls read an attribute: there is no dtype to replace.
+        if len(args) == 1 and not kwargs and func not in _NARROWING:
+            return func(*args)
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and first.dtype == torch.float64 and not self._holds(first):
+            if func in _NARROWING:
+                return first
+            args = tuple(_not_narrower(value) for value in args)
+            kwargs = {name: _not_narrower(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _holds(self, tensor: Tensor) -> bool:
+        """Whether the tensor is a buffer of the model, or a view of one."""
+        return id(tensor) in self._buffers or id(tensor._base) in self._buffers
+
+
+def _not_narrower(value: Any) -> Any:
+    narrow = isinstance(value, torch.dtype) and value.is_floating_point
+    return torch.float64 if narrow else value
+
+
+def twice_differentiable() -> AbstractContextManager[Any]:
+    """While open, functions can be differentiated forward twice.
+
+    torch's rule for a layer norm's derivative drops a term when it is differentiated again, and
+    gives another number without a word (pytorch issue 196700).
+    """
+    return _PlainLayerNorm()
+
+
+class _PlainLayerNorm(TorchFunctionMode):
+    """Computes layer norms by elementary operations."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (F.layer_norm, torch.layer_norm):
+            return _layer_norm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    last = tuple(range(-len(normalized_shape), 0))
+    centred = input - input.mean(last, keepdim=True)
+    value = centred * (centred.square().mean(last, keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        value = value * weight
+    return value if bias is None else value + bias
+
+
+def is_rms_norm(module: nn.Module) -> bool:
+    """Whether a module is one of transformers' RMSNorm classes (one per family) or torch's."""
+    return type(module).__name__.endswith("RMSNorm")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from dynolab.data.batches import by_length
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import SLICE, Weights, flatten, unflatten
-from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
+from dynolab.forces.ledger.functional import Functional, Slopes, Waiting, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import StepResponses, step_responses
 from dynolab.forces.ledger.step_account import (
@@ -55,7 +55,6 @@ from dynolab.forces.ledger.step_account import (
     joined,
     step_made,
 )
-from dynolab.forces.ledger.waiting import Waiting
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.terms import TokenTerms, source_measures
 from dynolab.forces.map.weighted import scores_along

@@ -17,9 +17,8 @@ from dynolab.forces.function.weights import flatten
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.map.costs import memory_for
-from dynolab.forces.map.problem import Updating, labelled, weighted_of
 from dynolab.forces.map.terms import TokenTerms, token_terms
-from dynolab.forces.map.weighted import WeightedResponse
+from dynolab.forces.map.weighted import Updating, WeightedResponse, labelled, weighted_of
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import step_batches

@@ -18,8 +18,8 @@ from dynolab.forces.function.weights import SLICE, block_columns, flatten, produ
 from dynolab.forces.ledger.functional import Slopes
 from dynolab.forces.ledger.responses import StepResponses
 from dynolab.forces.map.costs import memory_for
-from dynolab.forces.map.problem import Updating
 from dynolab.forces.map.terms import SourceMeasures
+from dynolab.forces.map.weighted import Updating
 from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
 from dynolab.training.step_record import StepFacts, StepRecord
 

@@ -22,8 +22,8 @@ from dynolab.forces.function.rules import last_layers, subspace
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.breakdown import Breakdown, block_sums, pair_totals
 from dynolab.forces.map.force_map import ForceMap, force_map
-from dynolab.forces.map.problem import weighted_responses
 from dynolab.forces.map.terms import TokenTerms, response_terms, updating_terms
+from dynolab.forces.map.weighted import weighted_responses
 from dynolab.forces.step.one_step import one_step
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.token_map import token_string, token_strings

@@ -16,16 +16,21 @@ import torch
 
 from dynolab import distributed
 from dynolab.data.encode import Encoded
-from dynolab.errors import DynolabError
+from dynolab.errors import ConfigError, DynolabError
+from dynolab.forces.function.checks import check_arithmetic, check_items
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.rules import subspace
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.files import Bounds, MapFolder
-from dynolab.forces.map.gram import Blocks, Tile, gram_tiles, plan_tiles
-from dynolab.forces.map.problem import Problem, Updating, pose
+from dynolab.forces.map.gram import Blocks, Tile, TokenGradients, gram_tiles, plan_tiles
+from dynolab.forces.map.weighted import Updating, WeightedResponse, labelled, weighted_responses
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
 from dynolab.training.step_record import Recorded
+
+SAMPLE_TOKENS = 4
+"""Response tokens on which the parameters' rules are checked: each has its own random weight."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,63 @@ def force_map(
     if over_ranks:
         distributed.barrier()
     return ForceMap.open(folder)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`F = η ⟨∇ s_m, P ∇ s_l⟩`: the gradients, both sides' responses, and the factor η.
+
+    An observed token's s is its own log π; an updating one's has the objective's c for weights.
+    `labels` names the updating responses. `rate` is η, or 1 if the metric P includes η.
+    """
+
+    gradients: TokenGradients
+    observed: list[WeightedResponse]
+    updating: list[WeightedResponse]
+    labels: list[Updating]
+    rate: float
+
+    @property
+    def columns(self) -> int:
+        """The number of updating tokens."""
+        return sum(len(response.weights) for response in self.updating)
+
+
+def pose(
+    policy: PolicyFunction,
+    observed: Sequence[Encoded],
+    updating: Sequence[Recorded],
+    objective: Objective,
+    *,
+    update: float | FrozenUpdate,
+    at: Weights | None,
+    parameters: Collection[str] | None = None,
+) -> Problem:
+    """Checks a force map's arguments (`force_map`) and scores its updating responses."""
+    check_arithmetic(policy.dtype, "products of gradients of 8 significant bits have no sign")
+    sequences = [
+        sequence for example in updating for _, sequence in example.responses(objective.sides)
+    ]
+    check_items(policy.causal, observed=observed, updating=sequences)
+    if isinstance(update, FrozenUpdate):
+        wanted, scale, rate = set(update.scale), update.scale, 1.0
+    else:
+        wanted, scale, rate = subspace(policy), None, update
+    if parameters is not None:
+        wanted &= set(parameters)
+        if not wanted:
+            raise ConfigError("parameters", sorted(parameters), "none of them is trained")
+        scale = None if scale is None else {name: scale[name] for name in wanted}
+    first = observed[0]
+    sample = Encoded(first.ids[: first.prompt_length + SAMPLE_TOKENS], first.prompt_length)
+    gradients = TokenGradients.build(policy, at, wanted, scale, sample)
+    return Problem(
+        gradients=gradients,
+        observed=[WeightedResponse.own(sequence, policy) for sequence in observed],
+        updating=weighted_responses(policy, gradients.at, updating, objective),
+        labels=labelled(updating, objective),
+        rate=rate,
+    )
 
 
 def _fill(

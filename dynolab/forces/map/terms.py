@@ -13,7 +13,7 @@ from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
-from dynolab.forces.map.problem import Updating, labelled
+from dynolab.forces.map.weighted import Updating, labelled
 from dynolab.forces.step.split import step_batches
 from dynolab.likelihood.token_facts import token_facts
 from dynolab.objectives import Objective, build_objective, read_logps, target_force

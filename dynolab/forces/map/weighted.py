@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch
+from dynolab.data.batches import CHOSEN, TokenBatch
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
+from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
+from dynolab.objectives import Objective
+from dynolab.training.step_record import Recorded
 
 
 @dataclass(frozen=True)
@@ -72,3 +76,63 @@ def scores_along(
     view = View(torch.cat([response.targets for response in responses]))
     along = policy.change_along(at, directions, weighted_batch(responses, policy), view=view)
     return (torch.cat([response.weights for response in responses]) * along).sum(-1)
+
+
+@dataclass(frozen=True)
+class Updating:
+    """One updating response: its example, its side and its tokens."""
+
+    id: str
+    side: Literal["chosen", "rejected"]
+    tokens: tuple[int, ...]
+
+
+def labelled(updating: Sequence[Recorded], objective: Objective) -> list[Updating]:
+    """The responses that an objective trains on, example after example."""
+    return [
+        Updating(
+            example.id,
+            "chosen" if side == CHOSEN else "rejected",
+            sequence.ids[sequence.prompt_length :],
+        )
+        for example in updating
+        for side, sequence in example.responses(objective.sides)
+    ]
+
+
+@torch.no_grad()
+def weighted_responses(
+    policy: PolicyFunction, at: Weights, updating: Sequence[Recorded], objective: Objective
+) -> list[WeightedResponse]:
+    """The updating responses, every token with the objective's c, one example at a time."""
+    totals = step_totals(updating, objective)
+    weighted = []
+    for example in updating:
+        batch = objective_batch([example], objective, totals, policy)
+        logps = objective_logps(policy, at, batch, objective)
+        token_weights = objective.token_weights(logps, batch).reshape(len(logps), -1)
+        weighted += weighted_of([example], objective, batch, token_weights)
+    return weighted
+
+
+def weighted_of(
+    examples: Sequence[Recorded],
+    objective: Objective,
+    batch: TokenBatch,
+    token_weights: Float[Tensor, "tokens targets"],
+) -> list[WeightedResponse]:
+    """The responses of a batch of examples, every token with its weights."""
+    sequences = [
+        (sequence, example.temperature)
+        for example in examples
+        for _, sequence in example.responses(objective.sides)
+    ]
+    lengths = [sequence.response_length for sequence, _ in sequences]
+    # A batch may list likelier tokens that the loss does not read; they have no weights.
+    targets = batch.targets[:, : token_weights.shape[1]].split(lengths)
+    return [
+        WeightedResponse(sequence, own, weights, temperature)
+        for (sequence, temperature), own, weights in zip(
+            sequences, targets, token_weights.split(lengths), strict=True
+        )
+    ]

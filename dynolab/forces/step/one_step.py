@@ -14,8 +14,7 @@ from dynolab.data.batches import TokenBatch
 from dynolab.forces.function.checks import check_arithmetic, check_batch
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.precision import twice_differentiable
-from dynolab.forces.function.views import View
+from dynolab.forces.function.views import View, twice_differentiable
 from dynolab.forces.function.weights import Weights
 
 DIFFERENCES = "differences of 16-bit log-probabilities are off by 12 to 80 % and more"

@@ -18,8 +18,7 @@ from dynolab.forces.function.checks import check_items
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights, flatten, gradients, products
 from dynolab.forces.map.costs import memory_for
-from dynolab.forces.map.problem import weighted_of
-from dynolab.forces.map.weighted import WeightedResponse
+from dynolab.forces.map.weighted import WeightedResponse, weighted_of
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_logps, record_batch, split_step

@@ -17,7 +17,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import change_of, second_order
-from dynolab.forces.step.watch import encode_probes, watch
+from dynolab.forces.step.step_forces import encode_probes, watch
 from dynolab.results.forces import UNEXPLAINED, Validity
 from dynolab.training.step_record import StepRecord
 
