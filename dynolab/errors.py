@@ -22,6 +22,13 @@ class ConfigError(DynolabError):
         return type(self), (self.field, self.value, self.remedy)
 
 
+def check_settings(*checks: tuple[bool, str, object, str]) -> None:
+    """Raises `ConfigError` for the first check that is wrong: (wrong, field, value, remedy)."""
+    for wrong, field, value, remedy in checks:
+        if wrong:
+            raise ConfigError(field, value, remedy)
+
+
 @contextmanager
 def reading(field: str, value: object, remedy: str) -> Iterator[None]:
     """Wraps a library's reader of outside files: turns whatever it raises into a ConfigError.

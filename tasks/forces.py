@@ -54,10 +54,9 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     """
     from dynolab.data.batches import REJECTED
     from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
-    from dynolab.forces.function.derivatives import derivatives_of
+    from dynolab.forces.function.checks import derivatives_of
     from dynolab.forces.ledger.responses import gradients_of
-    from dynolab.forces.step.step_forces import force_metrics
-    from dynolab.forces.step.validity import Start
+    from dynolab.forces.step.step_forces import Start, force_metrics
     from dynolab.objectives import build_objective
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))

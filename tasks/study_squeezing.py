@@ -79,7 +79,7 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], Reco
 
     There are no rungs for a model without forward derivatives.
     """
-    from dynolab.forces.function.derivatives import derivatives_of
+    from dynolab.forces.function.checks import derivatives_of
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.squeezing.forecast import forecasts
     from dynolab.squeezing.ladder import ladder

@@ -56,9 +56,8 @@ from dynolab.forces.step.split import (
     side_gradients,
     split_step,
 )
-from dynolab.forces.step.step_forces import StepForces, step_forces
+from dynolab.forces.step.step_forces import StepForces, step_forces, step_validity
 from dynolab.forces.step.token_map import build_token_map, token_forces
-from dynolab.forces.step.validity import step_validity
 
 __all__ = [
     "Agreement",

@@ -15,7 +15,7 @@ from dynolab import distributed
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, check_settings
 from dynolab.integrations.trained import TrainedRows, Watching, check_trainer, context_of, unwrapped
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives.pairs import Per, TokenEffects, designed_doses
@@ -76,19 +76,15 @@ class DesignedDose(Watching):
                 "trainer", type(trainer).__name__, f"give one of {', '.join(PAIR_TRAINERS)}"
             )
         check_trainer(trainer, "doses")
-        args: Any = trainer.args
-        for field, wrong in (
-            ("deepspeed", bool(args.deepspeed)),
-            ("torch_compile", args.torch_compile),
-            ("padding_free", getattr(args, "padding_free", False)),
-        ):
-            if wrong:
-                raise ConfigError(
-                    f"trainer.args.{field}", True, "doses need the model's own passes; leave it out"
-                )
-        for field, number in (("sample", sample), ("every", every)):
-            if number < 1:
-                raise ConfigError(field, number, "must be 1 or more")
+        own = "doses need the model's own passes; leave it out"
+        check_settings(
+            *(
+                (bool(getattr(trainer.args, name, False)), f"trainer.args.{name}", True, own)
+                for name in ("deepspeed", "torch_compile", "padding_free")
+            ),
+            (sample < 1, "sample", sample, "must be 1 or more"),
+            (every < 1, "every", every, "must be 1 or more"),
+        )
         self.trainer, self.per, self.every, self.sample = trainer, per, every, sample
         self._others: list[Encoded] = []
         if examples:

@@ -15,7 +15,7 @@ from torch import Tensor
 from dynolab import distributed
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example, ProbeRow, write_rows
-from dynolab.errors import ConfigError, check_installed
+from dynolab.errors import check_installed, check_settings
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import (
     block_columns,
@@ -129,24 +129,24 @@ class ForceCallback(Watching):
         pairs: int = 8,
         folder: Path | None = None,
     ) -> None:
-        if every < 1:
-            raise ConfigError("every", every, "must be 1 optimizer step or more")
         check_installed("ForceCallback", "plotly", "report")  # for the page, after training
         check_trainer(trainer, "forces", sharded=True)
         plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-        if plugin is not None and plugin.zero_stage not in (1, 2, 3):
-            raise ConfigError(
+        stage = None if plugin is None else plugin.zero_stage
+        packed = "forces tell sequences apart by their rows; turn off packing and padding_free"
+        check_settings(
+            (every < 1, "every", every, "must be 1 optimizer step or more"),
+            (
+                plugin is not None and stage not in (1, 2, 3),
                 "zero_optimization.stage",
-                plugin.zero_stage,
+                stage,
                 "set stage 1, 2 or 3, or train with DDP",
-            )
-        for option in ("packing", "padding_free"):
-            if getattr(trainer.args, option, False):
-                raise ConfigError(
-                    f"trainer.args.{option}",
-                    True,
-                    "forces tell sequences apart by their rows; turn off packing and padding_free",
-                )
+            ),
+            *(
+                (bool(getattr(trainer.args, name, False)), f"trainer.args.{name}", True, packed)
+                for name in ("packing", "padding_free")
+            ),
+        )
         self.trainer, self.every = trainer, every
         self.folder = folder or Path(str(trainer.args.output_dir)) / "ledger"
         if rows is None:

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from dynolab.data.batches import REJECTED, TokenBatch
-from dynolab.errors import ConfigError
+from dynolab.errors import check_settings
 from dynolab.objectives.pairs import Answers, PairConfig, PairObjective, Pairs
 
 OnMargin = Literal["sigmoid", "robust", "hinge", "exo_pair", "discopop", "ipo", "sigmoid_norm"]
@@ -97,30 +97,34 @@ class DPOConfig(PairConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.designed_dose is not None and self.negative_dose != 1:
-            raise ConfigError(
+        weights = self.loss_weights
+        whole = [one for one in self.loss_type if one in get_args(OnRatios)]
+        check_settings(
+            (
+                self.designed_dose is not None and self.negative_dose != 1,
                 "objective.negative_dose",
                 self.negative_dose,
                 "designed_dose chooses the dose; leave one of the two out",
-            )
-        weights = self.loss_weights
-        if weights is not None and (len(weights) != len(self.loss_type) or sum(weights) <= 0):
-            raise ConfigError(
+            ),
+            (
+                weights is not None and (len(weights) != len(self.loss_type) or sum(weights) <= 0),
                 "objective.loss_weights",
-                list(weights),
+                list(weights or ()),
                 f"give one weight for each of {list(self.loss_type)}, with a positive sum",
-            )
-        if "exo_pair" in self.loss_type and not self.label_smoothing:
-            raise ConfigError(
-                "objective.label_smoothing", 0.0, "exo_pair takes its logarithm; set it above 0"
-            )
-        whole = [one for one in self.loss_type if one in get_args(OnRatios)]
-        if whole and self.f_divergence_type != "reverse_kl":
-            raise ConfigError(
+            ),
+            (
+                "exo_pair" in self.loss_type and not self.label_smoothing,
+                "objective.label_smoothing",
+                0.0,
+                "exo_pair takes its logarithm; set it above 0",
+            ),
+            (
+                bool(whole) and self.f_divergence_type != "reverse_kl",
                 "objective.f_divergence_type",
                 self.f_divergence_type,
-                f"{whole[0]} reads log-ratios, not their margin; leave it out",
-            )
+                f"{', '.join(whole[:1])} reads log-ratios, not their margin; leave it out",
+            ),
+        )
         return self
 
 

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.encode import Overlong
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, check_settings
 from dynolab.objectives.dpo import SPINConfig
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.pairs import DesignedDoseConfig
@@ -165,70 +165,82 @@ class LoopConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        share, rest = divmod(self.batch_size, self.engine.ranks)
-        if rest:
-            raise ConfigError(
+        engine, dose = self.engine, self.designed_dose
+        share = self.batch_size // engine.ranks
+        unsplit = engine.kind == "deepspeed" and engine.zero_stage == 0
+        accounted = bool(self.record_steps) or self.ledger is not None
+        check_settings(
+            (
+                bool(self.batch_size % engine.ranks),
                 "batch_size",
                 self.batch_size,
-                f"must be a multiple of engine.ranks = {self.engine.ranks}",
-            )
-        if share % min(self.micro_batch_size, share):
-            raise ConfigError(
+                f"must be a multiple of engine.ranks = {engine.ranks}",
+            ),
+            (
+                bool(share and share % min(self.micro_batch_size, share)),
                 "micro_batch_size",
                 self.micro_batch_size,
                 f"must divide a rank's share of the batch, {share} examples",
-            )
-        if self.schedule != "constant" and self.warmup_steps >= self.steps:
-            raise ConfigError(
+            ),
+            (
+                self.schedule != "constant" and self.warmup_steps >= self.steps,
                 "warmup_steps",
                 self.warmup_steps,
                 f"leaves none of the {self.steps} steps to the {self.schedule} schedule; set fewer",
-            )
-        if self.engine.kind == "plain" and self.engine.ranks != 1:
-            raise ConfigError(
+            ),
+            (
+                engine.kind == "plain" and engine.ranks != 1,
                 "engine.ranks",
-                self.engine.ranks,
+                engine.ranks,
                 "the plain engine runs in one process; set 1, or kind: deepspeed",
-            )
-        unsplit = self.engine.kind == "deepspeed" and self.engine.zero_stage == 0
-        if self.engine.dtype == "bf16" and unsplit:
-            raise ConfigError(
+            ),
+            (
+                engine.dtype == "bf16" and unsplit,
                 "engine.zero_stage",
                 0,
                 "bf16 keeps fp32 master weights in ZeRO's optimizer; set 1, 2 or 3",
-            )
-        if self.engine.offload and (self.engine.kind == "plain" or self.engine.zero_stage == 0):
-            raise ConfigError(
+            ),
+            (
+                engine.offload and (engine.kind == "plain" or engine.zero_stage == 0),
                 "engine.offload",
                 True,
                 "is ZeRO's; set kind: deepspeed and zero_stage: 1, 2 or 3",
-            )
-        if self.alarm is not None and not self.probe_every:
-            raise ConfigError("probe_every", 0, "the alarm needs probes; set 1 or more")
-        if self.best is not None and not self.probe_every:
-            raise ConfigError("probe_every", 0, "best needs probes; set 1 or more")
-        if self.engine.dtype == "bf16" and self.designed_dose is not None:
-            raise ConfigError(
+            ),
+            (
+                self.alarm is not None and not self.probe_every,
+                "probe_every",
+                0,
+                "the alarm needs probes; set 1 or more",
+            ),
+            (
+                self.best is not None and not self.probe_every,
+                "probe_every",
+                0,
+                "best needs probes; set 1 or more",
+            ),
+            (
+                engine.dtype == "bf16" and dose is not None,
                 "engine.dtype",
                 "bf16",
                 "a designed dose needs differences that bf16 rounds away; set fp32, or leave "
                 "objective.designed_dose out",
-            )
-        if self.engine.ranks > 1 and self.engine.zero_stage == 3 and self.designed_dose is not None:
-            raise ConfigError(
+            ),
+            (
+                engine.ranks > 1 and engine.zero_stage == 3 and dose is not None,
                 "engine.zero_stage",
                 3,
                 "a designed dose needs the whole weights on every rank; set 0, 1 or 2, or leave "
                 "objective.designed_dose out",
-            )
-        if self.without and (self.record_steps or self.ledger is not None):
-            raise ConfigError(
+            ),
+            (
+                bool(self.without) and accounted,
                 "without",
                 list(self.without),
                 "steps without some of their examples are not recorded; set record_steps: [] and "
                 "no ledger",
-            )
-        if self.record_steps or self.ledger is not None:
+            ),
+        )
+        if accounted:
             self.check_replayable()
         late = [step for step in self.record_steps if not 0 <= step < self.steps]
         if late:
@@ -314,30 +326,30 @@ class GroupTrainConfig(LoopConfig):
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
-        if self.completions < (1 if isinstance(self.objective, SPINConfig) else 2):
-            raise ConfigError(
+        dose, longest = self.designed_dose, getattr(self.objective, "max_tokens", None)
+        check_settings(
+            (
+                self.completions < (1 if isinstance(self.objective, SPINConfig) else 2),
                 "completions",
                 self.completions,
                 "rewards are compared within a group; sample 2 or more per prompt",
-            )
-        if self.seed < 0:
-            raise ConfigError("seed", self.seed, "sampling needs a seed of 0 or more")
-        if self.designed_dose is not None:
-            raise ConfigError(
+            ),
+            (self.seed < 0, "seed", self.seed, "sampling needs a seed of 0 or more"),
+            (
+                dose is not None,
                 "objective.designed_dose",
-                self.designed_dose.per,
+                dose and dose.per,
                 "protects other rows' chosen answers; sampled groups have none; leave it out, or "
                 "train on rows",
-            )
-        if not self.rewards:
-            raise ConfigError("rewards", [], "name at least one reward")
-        longest = getattr(self.objective, "max_tokens", None)
-        if longest not in (None, self.max_new_tokens):
-            raise ConfigError(
+            ),
+            (not self.rewards, "rewards", [], "name at least one reward"),
+            (
+                longest not in (None, self.max_new_tokens),
                 "objective.max_tokens",
                 longest,
                 f"must be max_new_tokens = {self.max_new_tokens}, the sampling's limit",
-            )
+            ),
+        )
         return self
 
     @property

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dynolab.data.batches import collate
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View
-from dynolab.forces.function import derivatives
-from dynolab.forces.function.derivatives import (
+from dynolab.forces.function import checks as trials
+from dynolab.forces.function.checks import (
     Derivatives,
     derivatives_of,
     measure_derivatives,
@@ -233,7 +233,7 @@ def test_derivatives_are_measured_once_for_a_model_and_dtype_and_noted_every_tim
         measured.append(policy.dtype)
         return Derivatives("Model", 0.05, {"forward": math.inf, "backward": 0.0123})
 
-    monkeypatch.setattr(derivatives, "measure_derivatives", measure)
+    monkeypatch.setattr(trials, "measure_derivatives", measure)
     for _ in range(2):
         for dtype in (torch.float64, torch.float32):
             policy = PolicyFunction(model, dtype)

@@ -12,7 +12,7 @@ from dynolab.data.encode import Encoder
 from dynolab.forces import PolicyFunction, step_validity
 from dynolab.forces.function.views import View
 from dynolab.forces.step.one_step import second_order
-from dynolab.forces.step.validity import Start, crossing
+from dynolab.forces.step.step_forces import Start, crossing
 from dynolab.results.forces import UNEXPLAINED
 from dynolab.training.config import OptimizerConfig
 from tests.forces.small_models import direction, encoded, llama, neox, recorded, relative

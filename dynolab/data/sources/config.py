@@ -20,8 +20,7 @@ from dynolab.data.source_checks import (
     pinned,
 )
 from dynolab.data.sources.files import REMEDY
-from dynolab.data.world.world import WorldConfig
-from dynolab.data.world.worlds import AnyWorldConfig
+from dynolab.data.world.world import AnyWorldConfig, WorldConfig
 from dynolab.errors import ConfigError, reading
 from dynolab.hub import resolve_commit
 

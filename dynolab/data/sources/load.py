@@ -26,7 +26,7 @@ from dynolab.data.sources.config import (
 )
 from dynolab.data.sources.files import hub_records, read_records, with_replaced_texts
 from dynolab.data.world.rows import WorldRows
-from dynolab.data.world.worlds import build_any_world
+from dynolab.data.world.world import build_any_world
 from dynolab.errors import ConfigError
 from dynolab.grouping import grouped
 

@@ -1,4 +1,4 @@
-"""The built-in world: generated questions about facts, answered in a style with entropy.
+"""The built-in worlds by name, and the world of facts: questions, answered in a style with entropy.
 
 Answers read `s s <fact> s s s .` with five style slots. Chosen answers draw each slot's word by a
 Zipf preference and state the true value; rejected ones draw by the reversed preference and state a
@@ -15,15 +15,17 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dynolab.data.rows import Example, spaced
 from dynolab.data.world import lexicon
 from dynolab.data.world.answers import Domain, answer_all, build_world_probes
 from dynolab.data.world.lexicon import ATTRIBUTES, HELD, SLOTS, Fact
 from dynolab.data.world.rows import WorldRows
+from dynolab.data.world.strategies import StrategiesConfig, build_strategies
+from dynolab.data.world.sums import SumsConfig, build_sums
 from dynolab.errors import ConfigError
 
 SPARE_FACTS = 12
@@ -174,3 +176,22 @@ def _corpus(
 
 
 _PHRASES = (lexicon.plain_words, lexicon.rephrased_words, lexicon.short_words)
+
+
+def _named(settings: Any) -> Any:
+    """Settings without a name are those of the world of facts."""
+    return {"name": "facts"} | settings if isinstance(settings, dict) else settings
+
+
+AnyWorldConfig = Annotated[
+    Annotated[WorldConfig | StrategiesConfig | SumsConfig, Field(discriminator="name")],
+    BeforeValidator(_named),
+]
+"""Settings of any built-in world."""
+
+
+def build_any_world(config: WorldConfig | StrategiesConfig | SumsConfig) -> WorldRows:
+    """Generates a world; equal configs give equal rows, on every machine."""
+    if isinstance(config, StrategiesConfig):
+        return build_strategies(config)
+    return build_sums(config) if isinstance(config, SumsConfig) else build_world(config)

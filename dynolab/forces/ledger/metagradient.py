@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.errors import ConfigError
+from dynolab.errors import check_settings
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import flatten, products
 from dynolab.forces.ledger.account import check_follows
@@ -143,21 +143,26 @@ class Metagradient:
 
 def check_differentiable(record: StepRecord) -> None:
     """Raises `ConfigError` for a step that this file has no derivative of."""
-    optimizer = record.facts.optimizer.name
-    if optimizer not in DIFFERENTIATED:
-        known = ", ".join(DIFFERENTIATED)
-        raise ConfigError("optimizer.name", optimizer, f"metagradients go through {known} alone")
-    if any(getattr(example, "rejected_dose", None) is not None for example in record.examples):
-        raise ConfigError(
+    facts, examples = record.facts, record.examples
+    check_settings(
+        (
+            facts.optimizer.name not in DIFFERENTIATED,
+            "optimizer.name",
+            facts.optimizer.name,
+            f"metagradients go through {', '.join(DIFFERENTIATED)} alone",
+        ),
+        (
+            any(getattr(example, "rejected_dose", None) is not None for example in examples),
             "record",
-            record.facts.step,
+            facts.step,
             "its doses were designed at its weights and would be others at others; give a training "
             "without designed_dose",
-        )
-    if any(isinstance(example, RecordedGroup) for example in record.examples):
-        raise ConfigError(
+        ),
+        (
+            any(isinstance(example, RecordedGroup) for example in examples),
             "record",
-            record.facts.step,
+            facts.step,
             "its completions were sampled by the policy and would be others at other weights; "
             "give a training on rows",
-        )
+        ),
+    )

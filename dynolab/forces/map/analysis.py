@@ -16,7 +16,7 @@ from torch import Tensor
 from dynolab.data.batches import CHOSEN, REJECTED, by_length
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.rows import ProbeRow
-from dynolab.forces.function.derivatives import derivatives_of
+from dynolab.forces.function.checks import derivatives_of
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import last_layers, subspace
 from dynolab.forces.function.weights import Weights
