@@ -11,8 +11,8 @@ from dynolab.data.source_checks import named_path
 from dynolab.data.sources.config import DataConfig, rows_line
 from dynolab.data.sources.load import file_config, load_data, load_prompts
 from dynolab.endpoint.config import PATIENCE
-from dynolab.probes.making.policy import Policy
 from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
+from dynolab.probes.making.written import Policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.endpoint import StageEndpoint

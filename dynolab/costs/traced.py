@@ -22,7 +22,7 @@ from dynolab.data.packing import PackedBatch
 from dynolab.likelihood.decoder import count_parts, logits_of, read_parts
 from dynolab.likelihood.layouts import response_hidden
 from dynolab.likelihood.token_logps import causal_model, token_logps
-from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
+from dynolab.training.adapters import activations_checkpointed, prepare_checkpointing
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) through peft."""
+"""What is done to a policy before it trains: LoRA, and checkpointed activations."""
 
 from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +13,9 @@ import torch
 from jaxtyping import Float
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError, reading, to_install
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 def add_adapters(policy: PreTrainedModel, config: LoraConfig, seed: int) -> PreTrainedModel:
     """Adds trainable adapters to the policy and freezes its weights; B = 0, so nothing changes yet.
+
+    Low-rank ones (LoRA, Hu et al., arXiv 2106.09685), through peft.
 
     **Arguments:** `seed`: of the random A, so that every rank starts with the same.
 
@@ -171,3 +177,54 @@ def _save_adapter(adapted: Any, folder: Path, frozen: str) -> None:
     weights = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     named = {name: w.contiguous() for name, w in weights.items()}
     save_file(named, folder / ADAPTERS, {FROZEN: frozen})
+
+
+FIELD = "engine.checkpoint_activations"
+
+
+def prepare_checkpointing(model: nn.Module) -> None:
+    """Lets `activations_checkpointed` find the layers of a transformers model.
+
+    **Raises:** `ConfigError` for a model whose layers transformers cannot checkpoint, or drop out
+    activations themselves: they only run again while they count as training.
+    """
+    layers = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
+    if not layers:
+        raise ConfigError(
+            FIELD, True, f"{type(model).__name__} has no layers that transformers can checkpoint"
+        )
+    for layer in layers:
+        for name, value in vars(layer).items():
+            if "drop" in name and isinstance(value, float) and value > 0:
+                raise ConfigError(
+                    FIELD,
+                    True,
+                    f"{type(layer).__name__} would drop out activations with {name} = {value}; "
+                    "set it to 0 in the model's config.json",
+                )
+    assert isinstance(model, PreTrainedModel), "transformers builds its layers into its own models"
+    model.activation_checkpointing_enable({"use_reentrant": False})
+
+
+@contextmanager
+def activations_checkpointed(model: nn.Module) -> Iterator[None]:
+    """While open, prepared layers keep their inputs alone for the backward pass.
+
+    Only the layers themselves count as training, not what is in them, so that nothing else about
+    the forward changes: policies run without dropout.
+    """
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
+    ]
+    modes = [layer.training for layer in layers]
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer, mode in zip(layers, modes, strict=True):
+            layer.training = mode

@@ -33,8 +33,12 @@ from dynolab.likelihood.token_logps import ResponseLogits, causal_model, packing
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import ProbeScorer, mean_by_kind
 from dynolab.results.study import OTHER_RANKS, MetricsLine, ProbeScore, TrainingSummary
-from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
-from dynolab.training.adapters import add_adapters, save_merged
+from dynolab.training.adapters import (
+    activations_checkpointed,
+    add_adapters,
+    prepare_checkpointing,
+    save_merged,
+)
 from dynolab.training.alarm import Alarm, check_watched
 from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig

@@ -9,8 +9,8 @@ and no more: no host holds another's share.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,70 +75,52 @@ def load_shards(
     **Raises:** `ConfigError` if a part is missing.
     """
     states: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
-    with _stored(folder) as stored:
+    with ExitStack() as opened:
+        places = _places(folder, opened)
         for stretch in stretches:
-            group, state = stretch.group, states[stretch.group]
-            stretch.of(group).copy_(stored.read(stretch, MASTER))
-            for key in stored.keys(stretch.name) - {MASTER, STEP}:
+            group, state, stored = stretch.group, states[stretch.group], places[stretch.name]
+            stretch.of(group).copy_(_read(stored, stretch, MASTER, folder))
+            for key in stored.keys() - {MASTER, STEP}:
                 whole = state.setdefault(key, torch.zeros_like(group, requires_grad=False))
-                stretch.of(whole).copy_(stored.read(stretch, key))
-            if (steps := stored.steps(stretch.name)) is not None:
+                stretch.of(whole).copy_(_read(stored, stretch, key, folder))
+            for start, file in stored.get(STEP, [])[:1]:
+                steps = file.get_tensor(f"{stretch.name}|{start}|{STEP}")
                 # A fused optimizer counts steps on the device, any other on the CPU.
                 state[STEP] = steps.to(group.device) if optimizer.defaults.get("fused") else steps
     optimizer.state.update({group: state for group, state in states.items() if state})
 
 
-class _Stored:
-    """The shards of a folder; tensors are read from them piece by piece.
-
-    **Arguments:** `places`: by parameter and what it is, where stretches start and their files.
-    """
-
-    def __init__(
-        self, folder: Path, places: Mapping[str, Mapping[str, list[tuple[int, Any]]]]
-    ) -> None:
-        self._folder, self._places = folder, places
-
-    def keys(self, name: str) -> set[str]:
-        """What is stored of a parameter."""
-        return set(self._places.get(name, {}))
-
-    def steps(self, name: str) -> Tensor | None:
-        """The optimizer's number of steps of a parameter."""
-        for start, file in self._places.get(name, {}).get(STEP, []):
-            return file.get_tensor(f"{name}|{start}|{STEP}")
-        return None
-
-    def read(self, wanted: Stretch, key: str) -> Tensor:
-        """A stretch, from the stretches that ranks wrote."""
-        found, missing = torch.empty(wanted.size), wanted.size
-        for start, file in self._places.get(wanted.name, {}).get(key, []):
-            piece = file.get_slice(f"{wanted.name}|{start}|{key}")
-            first = max(start, wanted.start)
-            end = min(start + piece.get_shape()[0], wanted.start + wanted.size)
-            if first < end:
-                found[first - wanted.start : end - wanted.start] = piece[
-                    first - start : end - start
-                ]
-                missing -= end - first
-        if missing:
-            raise ConfigError(
-                "resume_from",
-                str(self._folder),
-                f"lacks {missing} entries of {wanted.name} ({key}); start anew, with --fresh",
-            )
-        return found
+Stored = dict[str, list[tuple[int, Any]]]
+"""Of a parameter, by what it is: where the stretches that ranks wrote start, and their files."""
 
 
-@contextmanager
-def _stored(folder: Path) -> Iterator[_Stored]:
-    places: dict[str, dict[str, list[tuple[int, Any]]]] = defaultdict(lambda: defaultdict(list))
-    with ExitStack() as opened:
-        for path in sorted(folder.glob("shard-*.safetensors")):
-            file = opened.enter_context(safe_open(path, framework="pt"))
-            for tensor in file.keys():  # noqa: SIM118
-                name, _, rest = tensor.partition("|")
-                start, _, key = rest.partition("|")
-                if start.isdecimal() and key:
-                    places[name][key].append((int(start), file))
-        yield _Stored(folder, places)
+def _places(folder: Path, opened: ExitStack) -> dict[str, Stored]:
+    """What a folder's shards hold, by parameter; their files are open as long as `opened` is."""
+    places: dict[str, Stored] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(folder.glob("shard-*.safetensors")):
+        file = opened.enter_context(safe_open(path, framework="pt"))
+        for tensor in file.keys():  # noqa: SIM118
+            name, _, rest = tensor.partition("|")
+            start, _, key = rest.partition("|")
+            if start.isdecimal() and key:
+                places[name][key].append((int(start), file))
+    return places
+
+
+def _read(stored: Stored, wanted: Stretch, key: str, folder: Path) -> Tensor:
+    """A stretch, piece by piece from the stretches that ranks wrote."""
+    found, missing = torch.empty(wanted.size), wanted.size
+    for start, file in stored.get(key, []):
+        piece = file.get_slice(f"{wanted.name}|{start}|{key}")
+        first = max(start, wanted.start)
+        end = min(start + piece.get_shape()[0], wanted.start + wanted.size)
+        if first < end:
+            found[first - wanted.start : end - wanted.start] = piece[first - start : end - start]
+            missing -= end - first
+    if missing:
+        raise ConfigError(
+            "resume_from",
+            str(folder),
+            f"lacks {missing} entries of {wanted.name} ({key}); start anew, with --fresh",
+        )
+    return found

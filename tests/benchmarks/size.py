@@ -36,7 +36,7 @@ from dynolab.data.rows import Example, read_rows, write_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.results.study import MetricsLine
-from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
+from dynolab.training.adapters import activations_checkpointed, prepare_checkpointing
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
 from flows.costs import Costs, Inputs

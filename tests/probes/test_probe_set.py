@@ -14,9 +14,8 @@ from dynolab.data.probes.kinds import DATA_KINDS, KINDS, POLICY_KINDS, WRITER_KI
 from dynolab.data.rows import Example
 from dynolab.endpoint import AnswerCache, Endpoint, EndpointConfig
 from dynolab.errors import ConfigError
-from dynolab.probes.making.policy import Policy, rows_from_policy
 from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
-from dynolab.probes.making.written import SUBJECTS, has_text
+from dynolab.probes.making.written import SUBJECTS, Policy, has_text, rows_from_policy
 from dynolab.rollouts.sample import SampleConfig, sample_responses
 from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good
 from tests.training.small import make_policy, make_tokenizer

@@ -16,8 +16,8 @@ from dynolab.data.probes.kinds import KINDS
 from dynolab.data.probes.overlap import TrainingTexts
 from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.forces import PolicyFunction
-from dynolab.probes.making.policy import Policy
 from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
+from dynolab.probes.making.written import Policy
 from dynolab.squeezing.pushes import Tally, pushes
 from models.language import folder_context, load_language_model, load_tokenizer
 

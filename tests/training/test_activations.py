@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, OPTConfig
 
 from dynolab.errors import ConfigError
-from dynolab.training.activations import activations_checkpointed, prepare_checkpointing
+from dynolab.training.adapters import activations_checkpointed, prepare_checkpointing
 from tests.training.small import make_policy, make_tokenizer, run_small, settings
 
 

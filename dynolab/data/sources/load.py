@@ -219,7 +219,7 @@ def load_prompts(
     records = list(islice(_records(config), config.rows))
     write = _writer(config, tokenizer)
     if config.format in _PROMPTS:
-        read: list[PromptRow | None] = list(_prompts(config, records, write))
+        read: list[PromptRow | None] = [*_PROMPTS[config.format](records, config.origin, write)]
     else:
         read = [
             None
@@ -250,22 +250,16 @@ def load_prompts(
     )
 
 
-_PROMPTS = ("prompts", "gsm8k")
+_PROMPTS = {"prompts": readers.prompts, "gsm8k": readers.word_problems}
 _PAIRS = ("pairs", "chat", "hh")
-
-
-def _prompts(
-    config: RowsConfig, records: Sequence[dict[str, Any]], write: Write | None
-) -> Iterator[PromptRow]:
-    read = readers.word_problems if config.format == "gsm8k" else readers.prompts
-    return read(records, config.origin, write)
 
 
 def _examples(
     config: RowsConfig, records: Sequence[dict[str, Any]], write: Write | None
 ) -> Iterator[Example | None]:
     if config.format in _PROMPTS:
-        return (_prompt_to_example(prompt, config) for prompt in _prompts(config, records, write))
+        prompts = _PROMPTS[config.format](records, config.origin, write)
+        return (_prompt_to_example(prompt, config) for prompt in prompts)
     read = readers.unpaired if config.format == "unpaired" else readers.pairs
     return read(records, config.origin, write)
 

@@ -25,8 +25,7 @@ from dynolab.data.rows import Example, ProbeRow
 from dynolab.endpoint import Endpoint, EndpointConfig
 from dynolab.endpoint.client import OnProgress, ignore_progress
 from dynolab.errors import ConfigError
-from dynolab.probes.making.policy import Policy, rows_from_policy
-from dynolab.probes.making.written import rows_from_writer
+from dynolab.probes.making.written import Policy, rows_from_policy, rows_from_writer
 from dynolab.rollouts.sample import SampleConfig
 
 AnyKind = TypeVar("AnyKind", bound=str)
