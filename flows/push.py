@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from dynolab import __version__
 from dynolab.errors import ConfigError
 from dynolab.report.page import ANSWER
-from dynolab.report.text import with_interval
+from dynolab.report.style import with_interval
 from dynolab.statistics import Interval
 from dynolab.store import Manifest, Store
 from tasks.runtime.open_platform import open_store

@@ -6,8 +6,10 @@ import json
 import shlex
 
 from dynolab.comparisons.pair_arms import chosen_changes, followed_answers
+from dynolab.data.rows import ProbeRow
 from dynolab.objectives.registry import changed_settings
 from dynolab.results.arms import ArmFacts, ComparedArms
+from dynolab.results.study import rows
 from dynolab.training.config import TrainConfig
 from tasks.arm import ArmConfig, OnPolicyConfig
 from tasks.pages import read_run
@@ -37,7 +39,6 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     as well. Returns each arm's figures as means over seeds.
     """
     from dynolab.report.comparison.mitigation import write_mitigation_page
-    from dynolab.report.inputs.study import read_watched
 
     config, training = work.config, work.config.training
     with page_shown(work):
@@ -55,7 +56,10 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
             follow=config.follow,
             followed=followed_answers(
                 {arm: [chosen_changes(run.probes) for run in own] for arm, own in runs.items()},
-                [read_watched(work.input_folder(f"data-{seed}")) for seed in config.seeds],
+                [
+                    rows(work.input_folder(f"data-{seed}"), "probes.jsonl", ProbeRow)
+                    for seed in config.seeds
+                ],
                 config.baseline,
                 config.follow,
             ),

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import Field
 
-from dynolab.data.rows import read_rows
+from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.data.sources.config import rows_line
 from dynolab.grouping import grouped
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig, changed_settings
-from dynolab.results.study import PairChange
+from dynolab.results.study import Answer, PairChange, read_training, rows
 from dynolab.store import Store
 from tasks.base import OTHERWISE
 from tasks.runtime.stage import Stage
@@ -137,15 +137,12 @@ def read_inputs(
     from dynolab.report.inputs.study import (
         ReportInputs,
         StudyFacts,
-        read_answers,
         read_audit,
         read_compared,
         read_kernel,
         read_squeezing,
-        read_watched,
     )
     from dynolab.results.ledger import read_ledger
-    from dynolab.results.study import read_training
 
     def there(name: str) -> Path | None:
         return folder(name) if name in results else None
@@ -192,8 +189,8 @@ def read_inputs(
                 name: f"{invocation()} {arguments}" for name, arguments in config.missing.items()
             },
         ),
-        answers=read_answers(probe) if probe else (),
-        watched=read_watched(data),
+        answers=rows(probe, "answers.jsonl", Answer),
+        watched=rows(data, "probes.jsonl", ProbeRow),
     )
 
 

@@ -12,8 +12,7 @@ from dynolab.chapters.page import Chapter, Facts
 from dynolab.claims.verdict import Measurement, Outcome, Verdict
 from dynolab.report.figure import Figure, correlation_plot
 from dynolab.report.inputs.study import Kernel, read_kernel
-from dynolab.report.style import SEQUENTIAL
-from dynolab.report.text import number, plotly_text, true_minus
+from dynolab.report.style import SEQUENTIAL, number, plotly_text, true_minus
 from dynolab.results.forces import AgreementRow
 
 _OUTCOMES: Mapping[str, Outcome] = {"holds": "holds", "breaks down": "fails", "unclear": "unclear"}

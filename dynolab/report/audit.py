@@ -12,8 +12,19 @@ from dynolab.data.rows import Split, rows_by_source
 from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_diagonal, base_layout, subplots
 from dynolab.report.inputs.study import Audit, AuditPageInputs
 from dynolab.report.page import Page, Section, Words, table, write_page
-from dynolab.report.style import CHOSEN, DOWN, HISTORY, PAPER, SPLITS, UP, ZERO
-from dynolab.report.text import excerpt, number, plotly_text, with_interval
+from dynolab.report.style import (
+    CHOSEN,
+    DOWN,
+    HISTORY,
+    PAPER,
+    SPLITS,
+    UP,
+    ZERO,
+    excerpt,
+    number,
+    plotly_text,
+    with_interval,
+)
 from dynolab.results.audit import Foresight
 from dynolab.statistics import Interval
 

@@ -22,9 +22,17 @@ from plotly.offline import get_plotlyjs
 
 from dynolab.data.rows import Row
 from dynolab.report.figure import Figure
-from dynolab.report.style import DARK, SPLITS, objective_name
+from dynolab.report.style import (
+    DARK,
+    SPLITS,
+    excerpt,
+    join,
+    number,
+    objective_name,
+    points,
+    with_interval,
+)
 from dynolab.report.terms import terms_in, with_terms
-from dynolab.report.text import excerpt, join, number, points, with_interval
 
 _LOADER = PackageLoader("dynolab.report")
 _TEMPLATES = Environment(

@@ -11,8 +11,7 @@ import plotly.graph_objects as go
 
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.report.figure import LEGEND_BELOW, outline, subplots
-from dynolab.report.style import BEST, CHOSEN, INK, ZERO, arm_style
-from dynolab.report.text import plotly_text, with_interval
+from dynolab.report.style import BEST, CHOSEN, INK, ZERO, arm_style, plotly_text, with_interval
 from dynolab.statistics import Interval
 
 

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from dynolab.claims.verdict import APPEARS, Measurement, Outcome, Verdict
 from dynolab.report.page import table
-from dynolab.report.text import number, with_interval
+from dynolab.report.style import number, with_interval
 
 MARKS: Mapping[Outcome, str] = {
     "holds": "✓",

@@ -13,7 +13,7 @@ from dynolab.claims.verdict import Measurement, Verdict, above, never
 from dynolab.data.rows import read_rows
 from dynolab.report.figure import Figure, base_layout
 from dynolab.report.page import section
-from dynolab.report.text import plotly_text
+from dynolab.report.style import plotly_text
 from dynolab.statistics import Interval
 from tests.report.parsed import words_of
 

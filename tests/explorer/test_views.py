@@ -13,7 +13,7 @@ pytest.importorskip("dash")
 from dynolab.explorer.page import moved, parts, search
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
-from dynolab.report.text import number
+from dynolab.report.style import number
 from tests.explorer.small_study import STEPS, small_study, view
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dynolab.report.audit import write_audit_page
 from dynolab.report.inputs.study import Audit, AuditPageInputs
-from dynolab.report.text import number
+from dynolab.report.style import number
 from tests.report.audits import audit
 from tests.report.parsed import check_figures, words_of
 

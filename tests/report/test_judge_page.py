@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynolab.report.comparison.judges import SHOWN, write_judge_page
-from dynolab.report.text import points
+from dynolab.report.style import points
 from tests.report.judged import comparison
 from tests.report.parsed import CANARY, check_figures, obeys_no_text, words_of
 

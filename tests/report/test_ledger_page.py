@@ -25,7 +25,7 @@ from dynolab.report.ledger.page import (
     waterfall_figure,
     write_ledger_page,
 )
-from dynolab.report.text import excerpt, number
+from dynolab.report.style import excerpt, number
 from dynolab.results.ledger import NOISY, LedgerReader, Moment
 from tests.report.ledgers import write_ledger
 from tests.report.parsed import Parsed

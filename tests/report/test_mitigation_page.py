@@ -11,7 +11,7 @@ from dynolab.comparisons.matched import table_of
 from dynolab.data.rows import read_value
 from dynolab.report.comparison.mitigation import write_mitigation_page
 from dynolab.report.page import ANSWER
-from dynolab.report.text import with_interval
+from dynolab.report.style import with_interval
 from dynolab.results.arms import ComparedArms
 from tests.report.pairs import ARMS, mitigation
 from tests.report.parsed import check_figures, words_of

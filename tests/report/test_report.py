@@ -16,8 +16,7 @@ from dynolab.data.unknown import UnknownTokens
 from dynolab.errors import ConfigError
 from dynolab.report.inputs.study import ReportInputs, StudyFacts
 from dynolab.report.study.page import write_report
-from dynolab.report.style import DARK
-from dynolab.report.text import number, plotly_text, token_text, with_interval
+from dynolab.report.style import DARK, number, plotly_text, token_text, with_interval
 from dynolab.results.study import PairChange, Training, TrainingSummary, read_training
 from dynolab.statistics import Interval
 from tests.report.parsed import check_figures, words_of

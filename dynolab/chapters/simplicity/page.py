@@ -15,8 +15,7 @@ from dynolab.claims.verdict import Claimed, Verdict, above, below, judged
 from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, subplots
 from dynolab.report.page import section, table
 from dynolab.report.plots import LinePanel, line_plot
-from dynolab.report.style import CHOSEN, HISTORY, REJECTED
-from dynolab.report.text import number, with_interval
+from dynolab.report.style import CHOSEN, HISTORY, REJECTED, number, with_interval
 from dynolab.statistics import Interval, mean_interval, rank_correlation
 
 _COLORS = {"compositional": CHOSEN, "holistic": REJECTED, "degenerate": HISTORY}

@@ -20,8 +20,7 @@ from dynolab.report.figure import (
     subplots,
 )
 from dynolab.report.plots import Line, LinePanel, line_plot
-from dynolab.report.style import CHOSEN, DOWN, HISTORY, INK, REJECTED, UP
-from dynolab.report.text import plotly_text
+from dynolab.report.style import CHOSEN, DOWN, HISTORY, INK, REJECTED, UP, plotly_text
 from dynolab.statistics import Interval
 
 _FEW = 100

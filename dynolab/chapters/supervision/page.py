@@ -20,7 +20,7 @@ from dynolab.chapters.supervision.claims import (
 from dynolab.report.figure import Figure
 from dynolab.report.page import Section, section, table
 from dynolab.report.plots import Line, LinePanel, line_plot
-from dynolab.report.text import with_interval
+from dynolab.report.style import with_interval
 from dynolab.statistics import mean_interval
 
 SPEED = "learning-speed"

@@ -19,7 +19,7 @@ from dynolab.claims.verdict import Claimed, Measurement, Verdict, above, below, 
 from dynolab.report.figure import Figure
 from dynolab.report.page import Section, section, table
 from dynolab.report.plots import LinePanel, line_plot
-from dynolab.report.text import points, with_interval
+from dynolab.report.style import points, with_interval
 from dynolab.statistics import mean_interval, rank_correlation
 
 _STRATEGIES = {

@@ -24,8 +24,7 @@ from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer, split_of
 from dynolab.report.forces.token_map import READING, token_map_message
 from dynolab.report.forces.token_map_plot import token_map_plot
-from dynolab.report.style import SPLITS, in_order, style_of
-from dynolab.report.text import excerpt, number, visible_token
+from dynolab.report.style import SPLITS, excerpt, in_order, number, style_of, visible_token
 from dynolab.results.study import TokenMap
 
 SPLIT_CHOICES: dict[str, str] = {"all": "all", **{str(name): text for name, text in SPLITS.items()}}

@@ -15,7 +15,7 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.grouping import grouped
-from dynolab.report.text import number
+from dynolab.report.style import number
 from dynolab.results.ledger import Pusher
 
 SHOWN = 12

@@ -16,8 +16,7 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.report.figure import LEGEND_ABOVE, base_layout
-from dynolab.report.style import CHOSEN as BLUE, INK, REJECTED as RED
-from dynolab.report.text import excerpt
+from dynolab.report.style import CHOSEN as BLUE, INK, REJECTED as RED, excerpt
 from dynolab.results.ledger import Pusher
 
 

@@ -15,8 +15,7 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer
-from dynolab.report.style import SPLITS, style_of
-from dynolab.report.text import excerpt
+from dynolab.report.style import SPLITS, excerpt, style_of
 from dynolab.results.ledger import FunctionalRow, Pusher
 
 SHOWN, LISTED = 12, 300

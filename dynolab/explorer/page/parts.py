@@ -9,8 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import dcc, html
 
-from dynolab.report.style import DARK, SPLITS, style_of
-from dynolab.report.text import number, visible_token
+from dynolab.report.style import DARK, SPLITS, number, style_of, visible_token
 from dynolab.results.ledger import FunctionalRow
 
 MARKS = 8

@@ -12,7 +12,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.explorer.page import parts
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
-from dynolab.report.text import excerpt
+from dynolab.report.style import excerpt
 
 PAIR, ANSWER = "any-pair", "any-answer"
 TYPED = "typed"

@@ -23,8 +23,16 @@ from dynolab.explorer.watched import Answer
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, changed_settings
 from dynolab.report.figure import base_layout
-from dynolab.report.style import CHOSEN, MUTED, REJECTED, SPLITS, objective_name, style_of
-from dynolab.report.text import join, plotly_text
+from dynolab.report.style import (
+    CHOSEN,
+    MUTED,
+    REJECTED,
+    SPLITS,
+    join,
+    objective_name,
+    plotly_text,
+    style_of,
+)
 
 COLORS = {"train": CHOSEN, "heldout": REJECTED}
 DOSES = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5)

@@ -19,7 +19,7 @@ from dynolab.judges.win_rate import agreement, both_orders, preferred
 from dynolab.report.comparison.runs import run_name
 from dynolab.report.page import Page, PageInputs, Section, Words, table, write_page, write_summary
 from dynolab.report.plots import DotPanel, forest_plot
-from dynolab.report.text import excerpt, points, with_interval
+from dynolab.report.style import excerpt, points, with_interval
 from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
 from dynolab.results.study import rows as stage_rows
 from dynolab.statistics import Interval

@@ -34,8 +34,7 @@ from dynolab.report.page import (
     write_text,
 )
 from dynolab.report.plots import DotPanel, forest_plot
-from dynolab.report.style import SPLITS
-from dynolab.report.text import excerpt, number, points, text_table, with_interval
+from dynolab.report.style import SPLITS, excerpt, number, points, text_table, with_interval
 from dynolab.report.verdicts import outcome_counts, outcome_mark
 from dynolab.results.arms import ArmFacts, ComparedArms, FollowedAnswer, RunFigures
 from dynolab.statistics import mean_interval

@@ -22,8 +22,7 @@ from dynolab.report.inputs.arms import ReproductionInputs
 from dynolab.report.page import Page, Section, Words, table, write_page, write_summary
 from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.study.tables import values_of
-from dynolab.report.style import in_order, style_of
-from dynolab.report.text import number, with_interval
+from dynolab.report.style import in_order, number, style_of, with_interval
 from dynolab.report.verdicts import outcome_counts, verdict_table
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval, mean_interval

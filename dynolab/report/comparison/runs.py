@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.report.page import table
-from dynolab.report.text import mean_and_ends
+from dynolab.report.style import mean_and_ends
 from dynolab.results.arms import RunFigures
 from dynolab.statistics import Interval, mean_interval
 

@@ -13,8 +13,17 @@ import plotly.graph_objects as go
 from dynolab.report.comparison.runs import run_name
 from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout, subplots
 from dynolab.report.page import Page, Words, page_html, table, write_text
-from dynolab.report.style import BEST, CHOSEN, INK, MUTED, PAPER, ZERO, arm_style
-from dynolab.report.text import number, plotly_text
+from dynolab.report.style import (
+    BEST,
+    CHOSEN,
+    INK,
+    MUTED,
+    PAPER,
+    ZERO,
+    arm_style,
+    number,
+    plotly_text,
+)
 from dynolab.results.sweep import Scalar, TrialRow
 
 WIDE = 20.0

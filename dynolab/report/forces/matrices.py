@@ -13,8 +13,7 @@ from numpy import ndarray
 from dynolab.report.figure import CELLS, Figure, buttons, correlation_plot, subplots
 from dynolab.report.inputs.study import CheckpointForces, Kernel
 from dynolab.report.page import Words
-from dynolab.report.style import DIVERGING, INK, MONO, SEQUENTIAL
-from dynolab.report.text import number, plotly_text
+from dynolab.report.style import DIVERGING, INK, MONO, SEQUENTIAL, number, plotly_text
 from dynolab.results.forces import KernelSizeRow, PairForce
 from dynolab.statistics import mean_interval
 

@@ -33,10 +33,12 @@ from dynolab.report.style import (
     RESIDUAL,
     UP,
     in_order,
+    number,
     objective_name,
+    plotly_text,
     style_of,
+    token_text,
 )
-from dynolab.report.text import number, plotly_text, token_text
 from dynolab.results.forces import UNEXPLAINED
 
 FIRST_ORDER_NATS = 0.5  # per token; from there on the second order is a large part of the change

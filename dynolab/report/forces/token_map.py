@@ -13,8 +13,7 @@ from dynolab.report.figure import Figure
 from dynolab.report.forces.token_map_plot import token_map_plot
 from dynolab.report.ledger.fallen import strongest_tokens
 from dynolab.report.page import Words
-from dynolab.report.style import INK, MUTED, PAPER, ZERO, objective_name
-from dynolab.report.text import number, plotly_text
+from dynolab.report.style import INK, MUTED, PAPER, ZERO, number, objective_name, plotly_text
 from dynolab.results.study import TokenMap
 
 READING = (

@@ -15,8 +15,16 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.report.figure import CELLS, base_layout, panel_title
-from dynolab.report.style import CHOSEN, DIVERGING, INK, MONO, PAPER, REJECTED
-from dynolab.report.text import plotly_text, token_text
+from dynolab.report.style import (
+    CHOSEN,
+    DIVERGING,
+    INK,
+    MONO,
+    PAPER,
+    REJECTED,
+    plotly_text,
+    token_text,
+)
 from dynolab.results.study import TokenMap
 
 _GAP = 1.0  # columns left free between the chosen and the rejected tokens

@@ -178,16 +178,6 @@ def read_compared(
     )
 
 
-def read_answers(probe: Path) -> tuple[Answer, ...]:
-    """Reads the models' answers from the result of a probe stage."""
-    return rows(probe, "answers.jsonl", Answer)
-
-
-def read_watched(data: Path) -> tuple[ProbeRow, ...]:
-    """Reads the answers whose likelihood is probed from the result of a data stage."""
-    return rows(data, "probes.jsonl", ProbeRow)
-
-
 def read_audit(data: Path, audit: Path, foresight: Path | None = None) -> Audit:
     """Reads the results of an audit, of its data, and of a foresight stage."""
     return Audit(

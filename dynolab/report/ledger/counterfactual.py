@@ -10,8 +10,7 @@ from markupsafe import Markup
 
 from dynolab.report.figure import Figure, add_diagonal, subplots
 from dynolab.report.page import Page, StageFacts, Words, table, write_page
-from dynolab.report.style import CHOSEN, HISTORY
-from dynolab.report.text import number, plotly_text
+from dynolab.report.style import CHOSEN, HISTORY, number, plotly_text
 from dynolab.results.counterfactual import Agreement, Dropped, Effect, Repeat
 from dynolab.statistics import mean_interval
 from dynolab.training.config import DIFFERENTIATED

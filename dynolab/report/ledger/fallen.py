@@ -17,8 +17,16 @@ from dynolab.data.rows import Example
 from dynolab.data.sources.columns import ASSISTANT
 from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout
 from dynolab.report.page import PARTS, Section, Words, table
-from dynolab.report.style import CHOSEN, HISTORY, REJECTED, SPLITS
-from dynolab.report.text import excerpt, number, plotly_text, visible_token
+from dynolab.report.style import (
+    CHOSEN,
+    HISTORY,
+    REJECTED,
+    SPLITS,
+    excerpt,
+    number,
+    plotly_text,
+    visible_token,
+)
 from dynolab.results.ledger import FunctionalAccount, LedgerReader, Moment, Pusher
 
 Tokens = Sequence[tuple[str, float]]

@@ -24,9 +24,10 @@ from dynolab.report.style import (
     SPLITS,
     UP,
     ZERO,
+    number,
+    plotly_text,
     style_of,
 )
-from dynolab.report.text import number, plotly_text
 from dynolab.results.ledger import FunctionalAccount, LedgerReader
 from dynolab.statistics import Interval
 

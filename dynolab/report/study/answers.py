@@ -10,8 +10,7 @@ from markupsafe import Markup
 from dynolab.data.world.answer_kinds import RIGHT
 from dynolab.grouping import grouped
 from dynolab.report.page import Section, Words, table
-from dynolab.report.style import ANSWER_KINDS, SPLITS
-from dynolab.report.text import excerpt, number, points
+from dynolab.report.style import ANSWER_KINDS, SPLITS, excerpt, number, points
 from dynolab.results.study import Answer, Generation
 from dynolab.statistics import share_interval
 

@@ -24,11 +24,11 @@ from dynolab.report.style import (
     SPLITS,
     in_order,
     objective_name,
+    plotly_text,
     rank_of,
     stage_title,
     style_of,
 )
-from dynolab.report.text import plotly_text
 from dynolab.results.study import ProbeScore, Training
 from dynolab.squeezing.index import chosen_by_step, own_share, squeeze_index
 from dynolab.statistics import Interval, band, mean_interval

@@ -55,8 +55,8 @@ from dynolab.report.style import (
     in_order,
     objective_name,
     style_of,
+    with_interval,
 )
-from dynolab.report.text import with_interval
 from dynolab.report.verdicts import verdict_table
 from dynolab.results.study import ForceRow, Training
 from dynolab.statistics import mean_interval

@@ -22,8 +22,16 @@ from dynolab.report.inputs.study import ReportInputs, Squeezing
 from dynolab.report.ledger.fallen import fallen_accounts
 from dynolab.report.page import Section, Words, table
 from dynolab.report.study.learning_paths import Paths, stages_of
-from dynolab.report.style import SPLITS, in_order, objective_name, rank_of, style_of
-from dynolab.report.text import excerpt, number, with_interval
+from dynolab.report.style import (
+    SPLITS,
+    excerpt,
+    in_order,
+    number,
+    objective_name,
+    rank_of,
+    style_of,
+    with_interval,
+)
 from dynolab.results.study import ARGMAX, PairChange, Training
 from dynolab.statistics import mean_interval
 
