@@ -143,6 +143,7 @@ def forest_plot(
     figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel], baseline: str
 ) -> go.Figure:
     """Plots runs from top to bottom, with a line across them at the baseline's mean."""
+    titles = {arm: plotly_text(arm, 32) for arm in arms}
     plot = subplots(
         [panel.title for panel in panels],
         _ROW * len(arms) + _MARGIN,
@@ -161,15 +162,28 @@ def forest_plot(
         y={
             "type": "category",
             "categoryorder": "array",
-            "categoryarray": _names(arms)[::-1],
+            "categoryarray": list(titles.values())[::-1],
             "range": [-0.5, len(arms) - 0.5],
         },
     )
     wide = len(panels) <= _WIDE
     plot.update_annotations(y=1.005, font={"size": 13 if wide else 11})
-    _add_panels(plot, figures, arms, panels)
     line = {"color": ZERO, "dash": "dot", "width": 1.5}
+    labels = set[str]()
     for col, panel in enumerate(panels, start=1):
+        for place, (label, name) in enumerate(panel.figures.items()):
+            where = {
+                "offsetgroup": str(place),
+                "legendgroup": label,
+                "row": 1,
+                "col": col,
+                "orientation": "h",  # values are on the x axis
+            }
+            measured = {arm: title for arm, title in titles.items() if figures.mean(arm, name).n}
+            if measured:
+                color, legend = _COLORS[place % len(_COLORS)], label not in labels
+                _add_dots(plot, figures, measured, (label, name), color, legend, where)
+            labels.add(label)
         plot.update_xaxes(
             title_text=panel.unit,
             tickformat=panel.tickformat,
@@ -184,11 +198,8 @@ def forest_plot(
             plot.add_vline(x=own.mean, layer="below", line=line, row=1, col=col)
         if col > 1:
             plot.update_yaxes(ticks="", col=col)
+    plot.update_layout(showlegend=len(labels) > 1)
     return plot
-
-
-def _names(arms: Sequence[str]) -> list[str]:
-    return [plotly_text(arm, 32) for arm in arms]
 
 
 def _range(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> list[float] | None:
@@ -205,32 +216,6 @@ def _range(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> list[floa
         finite = [min(max(value, 0.0), 1.0) for value in finite]
     room = 0.06 * (max(finite) - min(finite))
     return [min(finite) - room, max(finite) + room]
-
-
-def _add_panels(
-    plot: go.Figure,
-    figures: ArmTable,
-    arms: Sequence[str],
-    panels: Sequence[DotPanel],
-) -> None:
-    """Adds every panel's traces; values are on the x axis."""
-    labels = set[str]()
-    for col, panel in enumerate(panels, start=1):
-        for place, (label, name) in enumerate(panel.figures.items()):
-            where = {
-                "offsetgroup": str(place),
-                "legendgroup": label,
-                "row": 1,
-                "col": col,
-                "orientation": "h",
-            }
-            titles = dict(zip(arms, _names(arms), strict=True))
-            measured = {arm: title for arm, title in titles.items() if figures.mean(arm, name).n}
-            if measured:
-                color, legend = _COLORS[place % len(_COLORS)], label not in labels
-                _add_dots(plot, figures, measured, (label, name), color, legend, where)
-            labels.add(label)
-    plot.update_layout(showlegend=len(labels) > 1)
 
 
 def _add_dots(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def lines(seed: int, steps: tuple[int, ...] = (2, 5)) -> Lines:
 
 
 def line_by_line(
-    own: Lines, without: Sequence[str] = (), dose: float = 1.0, instead: Lines | None = None
+    own: Lines, without: tuple[str, ...] = (), dose: float = 1.0, instead: Lines | None = None
 ) -> list[float]:
     """What would be, with every line weighed by itself."""
     changed = []
@@ -58,7 +57,7 @@ def line_by_line(
         (("not there",), 1.0),
     ],
 )
-def test_what_if_is_the_sum_of_its_lines(seed: int, change: tuple[Sequence[str], float]) -> None:
+def test_what_if_is_the_sum_of_its_lines(seed: int, change: tuple[tuple[str, ...], float]) -> None:
     own, other = lines(seed), lines(seed + 100)
     assert own.what_if(*change) == pytest.approx(line_by_line(own, *change), abs=1e-12)
     under = own.what_if(*change, other)

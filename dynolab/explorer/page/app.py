@@ -50,19 +50,7 @@ def application(study: Study) -> Any:
         eager_loading=True,  # else the first map waits for plotly.js
         add_log_handler=False,
     )
-    app.layout = _frame(study)
-    _fill(app, study)
-    app.clientside_callback(DARK, Output("dark", "data"), Input("address", "pathname"))
-    app.clientside_callback(
-        MARK, Output("marked", "data"), Input("address", "search"), Input("list", "children")
-    )
-    app.clientside_callback(HERE, Output("link", "content"), Input("address", "search"))
-    app.index_string = FRAME.replace("HASHES", " ".join(app.csp_hashes()))
-    return app.server
-
-
-def _frame(study: Study) -> Any:
-    return html.Div(
+    app.layout = html.Div(
         [
             dcc.Location(id="address", refresh=False),
             dcc.Store(id="dark"),
@@ -95,6 +83,14 @@ def _frame(study: Study) -> Any:
             ),
         ]
     )
+    _fill(app, study)
+    app.clientside_callback(DARK, Output("dark", "data"), Input("address", "pathname"))
+    app.clientside_callback(
+        MARK, Output("marked", "data"), Input("address", "search"), Input("list", "children")
+    )
+    app.clientside_callback(HERE, Output("link", "content"), Input("address", "search"))
+    app.index_string = FRAME.replace("HASHES", " ".join(app.csp_hashes()))
+    return app.server
 
 
 def _fill(app: Dash, study: Study) -> None:

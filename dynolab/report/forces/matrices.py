@@ -56,7 +56,11 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
         part: [_grid(checkpoint.totals, value) for checkpoint in checkpoints]
         for part, value in _PARTS.items()
     }
-    limits = {part: _limit(part_grids) for part, part_grids in grids.items()}
+    limits = {
+        part: float(np.quantile(np.abs(np.concatenate([g.ravel() for g in part_grids])), 0.98))
+        or 1.0
+        for part, part_grids in grids.items()
+    }
     plot = subplots(
         [plotly_text(checkpoint.label, 32) for checkpoint in checkpoints],
         190 + max(220, 20 * len(answers_of(checkpoints[0].totals))),
@@ -177,10 +181,6 @@ def _grid(rows: Sequence[PairForce], value: Callable[[PairForce], float]) -> nda
     for row in rows:
         grid[answers.index(answer_of(row)), pairs.index(row.updating_id)] = value(row)
     return grid
-
-
-def _limit(grids: Sequence[ndarray]) -> float:
-    return float(np.quantile(np.abs(np.concatenate([g.ravel() for g in grids])), 0.98)) or 1.0
 
 
 _MARKS = {"holds": "✓", "breaks down": "✗", "unclear": "?"}

@@ -63,6 +63,17 @@ def token_map_plot(token_map: TokenMap) -> go.Figure:
         *_column_sums(token_map, force, columns),
         *_row_sums(token_map, force),
     ]
+    middle = split - 0.5 + _GAP / 2
+    separator = {
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": middle,
+        "x1": middle,
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": INK, "width": 1.2},
+    }
     layout = base_layout(
         250 + max(200, _ROW * min(len(force), _MOST_NAMED)),
         **_axes(token_map, force, columns),
@@ -72,7 +83,7 @@ def token_map_plot(token_map: TokenMap) -> go.Figure:
         legend={"x": 0.7, "y": 1.0, "xanchor": "left", "yanchor": "bottom", "orientation": "h"},
         coloraxis=_colors(force),
         annotations=_headings(columns, split),
-        shapes=[] if split == len(columns) else [_separator(split)],
+        shapes=[] if split == len(columns) else [separator],
     )
     return go.Figure({"data": traces, "layout": layout})
 
@@ -284,17 +295,3 @@ def _headings(columns: np.ndarray, split: int) -> list[dict[str, Any]]:
         for title, own, color in sides
         if own.size
     ]
-
-
-def _separator(split: int) -> dict[str, Any]:
-    middle = split - 0.5 + _GAP / 2
-    return {
-        "type": "line",
-        "xref": "x",
-        "yref": "paper",
-        "x0": middle,
-        "x1": middle,
-        "y0": 0,
-        "y1": 1,
-        "line": {"color": INK, "width": 1.2},
-    }

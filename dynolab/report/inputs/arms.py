@@ -82,20 +82,16 @@ class GroupRun:
     risen: tuple[RisenMass, ...] = ()
 
     def figures(self, epsilon: float, k: int) -> dict[str, Interval]:
-        """The run's figures, means over prompts."""
+        """The run's figures, means over prompts; the squeezing index at the training's end."""
+        ends = [steps[max(steps)] for steps in chosen_by_step(self.risen).values()]
         return {
             **self.evaluated.figures(k),
             **displacement_figures(self.displaced or (), epsilon),
             **completion_figures(self.completions),
             **choice_figures(self.choices),
             **path_figures(self.training.probes if self.training else ()),
-            **self._squeezing(),
+            **({SQUEEZE_INDEX: squeeze_index(ends[0])} if ends else {}),
         }
-
-    def _squeezing(self) -> dict[str, Interval]:
-        """The squeezing index at the training's end, if it was measured."""
-        ends = [steps[max(steps)] for steps in chosen_by_step(self.risen).values()]
-        return {SQUEEZE_INDEX: squeeze_index(ends[0])} if ends else {}
 
 
 @dataclass(frozen=True)

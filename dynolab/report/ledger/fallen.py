@@ -6,7 +6,7 @@ Pushes of an answer's tokens are shown as HTML: its text coloured, the strongest
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -236,8 +236,7 @@ def fallen_figure(ledger: LedgerReader) -> Figure | None:
         ],
     )
     words = Words("ledger.html", ledger=ledger, answers=answers, fell=answers[0].change < 0)
-    figure = words.figure("fallen", plot)
-    return Figure(figure.name, figure.title, figure.message, figure.note, plot, _pullers(ledger))
+    return replace(words.figure("fallen", plot), beside=_pullers(ledger))
 
 
 def _pullers(ledger: LedgerReader) -> Markup:
