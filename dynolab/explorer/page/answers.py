@@ -1,7 +1,12 @@
-"""The view of answers: how far each fell, who pushed it, by which tokens."""
+"""The view of answers: how far each fell, who pushed it, by which tokens.
+
+Two trainings, or two steps of one, stand side by side: what each did to an answer, by which pairs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,9 +14,11 @@ from dash import html
 
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
-from dynolab.explorer.page import beside, parts, search
+from dynolab.explorer.page import parts, search
 from dynolab.explorer.page.moved import (
     PER_TOKEN,
+    Moved,
+    answers_of,
     over_steps,
     pusher_tables,
     sentence,
@@ -22,9 +29,11 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer, split_of
+from dynolab.grouping import grouped
 from dynolab.report.forces.token_map import READING, token_map_message
 from dynolab.report.forces.token_map_plot import token_map_plot
 from dynolab.report.style import SPLITS, excerpt, in_order, number, style_of, visible_token
+from dynolab.results.ledger import Pusher
 from dynolab.results.study import TokenMap
 
 SPLIT_CHOICES: dict[str, str] = {"all": "all", **{str(name): text for name, text in SPLITS.items()}}
@@ -85,8 +94,8 @@ def shown(study: Study, state: State, dark: bool) -> Any:
     else:
         return html.P("No answer of this kind was watched.")
     recorded, error = training.computable()
-    if compared := beside.sides(study, state):
-        return [head, *beside.chooser(recorded, state), *beside.shown(study, row, compared, state)]
+    if compared := _sides(study, state):
+        return [head, *_chooser(recorded, state), *_beside(study, row, compared, state)]
     moved = what_moved(training, row, state, recorded)
     if moved is None:
         return [head, parts.failed(error)]
@@ -102,7 +111,7 @@ def shown(study: Study, state: State, dark: bool) -> Any:
     return [
         head,
         parts.steps(steps, state.step),
-        *beside.chooser(recorded, state),
+        *_chooser(recorded, state),
         *(
             _tokens(training, row, near, token_map, state)
             if recorded
@@ -139,16 +148,25 @@ def _head(answer: Answer) -> Any:
 
 
 def _tokens(
-    training: Training, row: ProbeRow, step: int, token_map: TokenMap | None, state: State
+    training: Training,
+    row: ProbeRow,
+    step: int,
+    token_map: TokenMap | None,
+    state: State,
+    **changes: Any,
 ) -> list[Any]:
-    """The answer, coloured by the pair that is chosen, else by the whole batch of a step."""
+    """The answer, coloured by the pair that is chosen, else by the whole batch of a step.
+
+    **Arguments:** `changes`: of the state that a token leads to.
+    """
     texts = training.token_texts(training.encoded(row))
     if token_map is None:
         pushes, by = training.token_pushes(row, step, state.asked).sum(1), "the whole batch"
     else:
         pushes, by = np.array(token_map.force).sum(1), token_map.updating_id
     addresses = [
-        state.link(place=None if place == state.place else place) for place in range(len(texts))
+        state.link(place=None if place == state.place else place, **changes)
+        for place in range(len(texts))
     ]
     shown = "" if state.step is not None else " (tokens are computed at single steps)"
     return [
@@ -192,4 +210,104 @@ def _map(training: Training, row: ProbeRow, token_map: TokenMap, dark: bool) -> 
         html.P(token_map_message(token_map), className="message"),
         html.P(READING, className="note"),
         parts.graph(token_map_plot(token_map), dark),
+    ]
+
+
+_PAIRS = 12  # of a comparison
+
+
+@dataclass(frozen=True)
+class Side:
+    """A training with the state that looks at it, or at one step of it."""
+
+    label: str
+    training: Training
+    state: State
+
+
+def _sides(study: Study, state: State) -> list[Side]:
+    """Two trainings, or two steps of one; empty where the state names no second."""
+    training = study.training(state.training)
+    other = study.trainings.get(state.beside, training)
+    if other is not training:
+        return [Side(own.label, own, state) for own in (training, other)]
+    if None in (state.step, state.step_beside) or state.step == state.step_beside:
+        return []
+    return [
+        Side(f"step {step}", training, state.model_copy(update={"step": step, "step_beside": None}))
+        for step in (state.step, state.step_beside)
+    ]
+
+
+def _chooser(recorded: Sequence[int], state: State) -> list[Any]:
+    """Links that put another recorded step beside the one that is chosen."""
+    others = [step for step in recorded if step != state.step]
+    if state.step is None or not others:
+        return []
+    steps = [
+        (str(step), state.link(beside="", step_beside=step), step == state.step_beside)
+        for step in others
+    ]
+    none = ("none", state.link(step_beside=None), state.step_beside is None)
+    return [parts.choices("beside step", [none, *steps])]
+
+
+def _beside(study: Study, row: ProbeRow, compared: Sequence[Side], state: State) -> list[Any]:
+    """An answer on both sides, and who pulled it down on either."""
+    moves, columns = [], []
+    for side in compared:
+        recorded, error = side.training.computable()
+        moved = what_moved(side.training, row, side.state, recorded)
+        column = _column(side, row, moved, recorded)
+        columns.append(html.Div([*column, parts.failed(error)], className="column"))
+        moves.append(moved)
+    return [html.Div(columns, className="beside"), *_pairs(study, compared, moves, state)]
+
+
+def _column(side: Side, row: ProbeRow, moved: Moved | None, recorded: Sequence[int]) -> list[Any]:
+    account = [] if moved is None else [sentence(moved, side.state)]
+    if moved is not None and recorded:
+        step = step_of_map(recorded, moved.lines, side.state)
+        state = side.state.model_copy(update={"place": None})
+        alone = {"training": side.training.name, "beside": "", "step_beside": None}
+        account += _tokens(side.training, row, step, None, state, **alone)
+    return [html.H3(side.label), *_values(side, row, recorded), *account]
+
+
+def _values(side: Side, row: ProbeRow, recorded: Sequence[int]) -> list[Any]:
+    """log π at both ends of the training, or of the step."""
+    if side.state.step is None:
+        watched = (own for own in side.training.answers.get(row.kind, ()) if own.row == row)
+        ends = [(answer.start, answer.end) for answer in watched]
+    else:
+        ends = (
+            [side.training.log_probs(row, side.state.step)] if side.state.step in recorded else []
+        )
+    return [
+        html.P(f"log π went from {number(start, 6)} to {number(end, 6)}: {change} nats.")
+        for start, end in ends
+        for change in (parts.nats(end - start),)
+    ]
+
+
+def _pairs(
+    study: Study, compared: Sequence[Side], moves: list[Moved | None], state: State
+) -> list[Any]:
+    """The pairs that pulled hardest in one of both, with their pushes in each."""
+    pushes: list[dict[str, Pusher]] = [
+        {} if moved is None else {push.example: push for push in moved.lines.pushers(0)}
+        for moved in moves
+    ]
+    totals = grouped((pair, push.total) for by_pair in pushes for pair, push in by_pair.items())
+    hardest = sorted(totals, key=lambda pair: min(0.0, *totals[pair]))[:_PAIRS]
+    rows = []
+    for pair in hardest:
+        nats = [parts.nats(by_pair[pair].total) if pair in by_pair else "–" for by_pair in pushes]
+        answers = answers_of(study, pair)
+        address = state.link(beside="", step_beside=None, pair=pair)
+        rows.append([parts.link(pair, address, title="its map on this answer"), *nats, answers])
+    return [
+        html.H3("Who pulled it down, in one or the other"),
+        html.P("Nats; – was in none of the steps that are looked at.", className="note"),
+        parts.table(("pair", *[side.label for side in compared], "its answers"), rows, "snns"),
     ]
