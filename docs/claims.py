@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 import tasks  # noqa: E402
 from dynolab.claims.verdict import APPEARS, on_side  # noqa: E402
 from dynolab.report.style import with_interval  # noqa: E402
-from dynolab.report.verdicts import MARKS  # noqa: E402
+from dynolab.report.tables import MARKS  # noqa: E402
 from dynolab.statistics import Interval  # noqa: E402
 from tasks.runtime.stage import Stage  # noqa: E402
 

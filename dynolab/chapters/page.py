@@ -19,7 +19,7 @@ from dynolab.report.figure import CELLS, Figure, subplots
 from dynolab.report.page import Page, Section, StageFacts, section, write_page
 from dynolab.report.plots import Line
 from dynolab.report.style import DIVERGING, SEQUENTIAL
-from dynolab.report.verdicts import counts_of, outcome_counts, verdict_table
+from dynolab.report.tables import counts_of, outcome_counts, verdict_table
 from dynolab.results.study import records
 from dynolab.statistics import mean_interval
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynolab.comparisons.arm_table import LEAST_COUNT, ArmTable
 from dynolab.comparisons.matched import table_of
-from dynolab.report.comparison.runs import MEASURES, standings, unlearned
+from dynolab.report.tables import MEASURES, standings, unlearned
 from tests.report.pairs import mitigation
 
 

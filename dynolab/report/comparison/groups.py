@@ -28,13 +28,6 @@ from dynolab.comparisons.arm_table import (
 )
 from dynolab.data.rows import Split
 from dynolab.probes.paths import learning_paths
-from dynolab.report.comparison.runs import (
-    Measure,
-    intervals_of_change,
-    run_name,
-    run_table,
-    standings,
-)
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import GroupPageInputs, curve
 from dynolab.report.inputs.study import Squeezing
@@ -48,7 +41,15 @@ from dynolab.report.study.learning_paths import (
 )
 from dynolab.report.study.page import decomposition_figure
 from dynolab.report.style import SPLITS, objective_name
-from dynolab.report.verdicts import outcome_counts, verdict_table
+from dynolab.report.tables import (
+    Measure,
+    intervals_of_change,
+    outcome_counts,
+    run_name,
+    run_table,
+    standings,
+    verdict_table,
+)
 
 _CURVES = (
     ("rollout/pass_at_1", "Accuracy of the answers sampled for training", "pass@1", ".0%"),

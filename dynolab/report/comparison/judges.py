@@ -16,10 +16,10 @@ from dynolab.comparisons.arm_table import ArmTable
 from dynolab.data.rows import write_rows
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from dynolab.judges.win_rate import agreement, both_orders, preferred
-from dynolab.report.comparison.runs import run_name
 from dynolab.report.page import Page, PageInputs, Section, Words, table, write_page, write_summary
 from dynolab.report.plots import DotPanel, forest_plot
 from dynolab.report.style import excerpt, points, with_interval
+from dynolab.report.tables import run_name
 from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
 from dynolab.results.study import rows as stage_rows
 from dynolab.statistics import Interval

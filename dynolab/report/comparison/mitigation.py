@@ -12,15 +12,6 @@ from dynolab.claims.arms import assess_remedies
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN, table_of
-from dynolab.report.comparison.runs import (
-    MEASURES,
-    Measure,
-    ending,
-    run_name,
-    run_table,
-    standings,
-    unlearned,
-)
 from dynolab.report.figure import Figure
 from dynolab.report.page import (
     ANSWER,
@@ -35,7 +26,17 @@ from dynolab.report.page import (
 )
 from dynolab.report.plots import DotPanel, forest_plot
 from dynolab.report.style import SPLITS, excerpt, number, points, text_table, with_interval
-from dynolab.report.verdicts import outcome_counts, outcome_mark
+from dynolab.report.tables import (
+    MEASURES,
+    Measure,
+    ending,
+    outcome_counts,
+    outcome_mark,
+    run_name,
+    run_table,
+    standings,
+    unlearned,
+)
 from dynolab.results.arms import ArmFacts, ComparedArms, FollowedAnswer, RunFigures
 from dynolab.statistics import mean_interval
 
@@ -47,7 +48,7 @@ FIRST = (
     Measure("heldout/fell", "% that fell, held out", share=True),
     Measure("train/margin", "Δ margin, in training", signed=True),
 )
-"""Measures of the first table, `runs.MEASURES` among them, by which the best run is found."""
+"""Measures of the first table, `tables.MEASURES` among them, by which the best run is found."""
 
 MORE = (
     Measure("heldout/margin", "Δ margin, held out", signed=True),

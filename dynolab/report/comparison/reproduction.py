@@ -16,14 +16,20 @@ from dynolab.comparisons.arm_table import ArmTable
 from dynolab.data.rows import write_rows
 from dynolab.probes.logs import Log
 from dynolab.probes.paths import GAP, change, learning_paths
-from dynolab.report.comparison.runs import Measure, ending, intervals_of_change, run_table
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import ReproductionInputs
 from dynolab.report.page import Page, Section, Words, table, write_page, write_summary
 from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.study.tables import values_of
 from dynolab.report.style import in_order, number, style_of, with_interval
-from dynolab.report.verdicts import outcome_counts, verdict_table
+from dynolab.report.tables import (
+    Measure,
+    ending,
+    intervals_of_change,
+    outcome_counts,
+    run_table,
+    verdict_table,
+)
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval, mean_interval
 

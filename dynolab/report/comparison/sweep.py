@@ -10,7 +10,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dynolab.report.comparison.runs import run_name
 from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout, subplots
 from dynolab.report.page import Page, Words, page_html, table, write_text
 from dynolab.report.style import (
@@ -24,6 +23,7 @@ from dynolab.report.style import (
     number,
     plotly_text,
 )
+from dynolab.report.tables import run_name
 from dynolab.results.sweep import Scalar, TrialRow
 
 WIDE = 20.0

@@ -24,7 +24,7 @@ from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.ledger.fallen import PAIRS, fallen_answers, prompt_of, summed_pushers
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import SPLITS, excerpt, number, text_table
-from dynolab.report.verdicts import outcome_counts
+from dynolab.report.tables import outcome_counts
 from dynolab.results.study import PairChange
 from dynolab.squeezing.index import chosen_by_step, squeeze_index
 from dynolab.statistics import Interval, mean_interval

@@ -57,7 +57,7 @@ from dynolab.report.style import (
     style_of,
     with_interval,
 )
-from dynolab.report.verdicts import verdict_table
+from dynolab.report.tables import verdict_table
 from dynolab.results.study import ForceRow, Training
 from dynolab.statistics import mean_interval
 
