@@ -147,7 +147,7 @@ def _answer(
 ) -> SampledAnswer:
     from dynolab.comparisons.pair_arms import SampledAnswer
     from dynolab.data.world.lexicon import answered, repeats_fault
-    from dynolab.evaluation.repeats import repetition
+    from dynolab.evaluation.samples import repetition
 
     return SampledAnswer(
         PolicyAnswer(

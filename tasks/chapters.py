@@ -344,7 +344,7 @@ class SoftmaxConfig(StageConfig):
 def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
     """Results: `counts.jsonl`, `panels.jsonl`, `shapes.jsonl`, `step_paths.jsonl`."""
     from dynolab.squeezing.cases import count_violations
-    from dynolab.squeezing.panels import panels, shape_points, step_paths
+    from dynolab.squeezing.softmax import panels, shape_points, step_paths
 
     config = work.config
     with work.shown():

@@ -156,7 +156,7 @@ def _risen(
 
 def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
     """How much every greedy answer of the study's models repeats itself."""
-    from dynolab.evaluation.repeats import repetition
+    from dynolab.evaluation.samples import repetition
     from models.language import load_tokenizer
 
     tokenizer = load_tokenizer(work.input_folder(work.config.main, "model"))

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dynolab.squeezing.rule import (
+from dynolab.squeezing.softmax import (
     first_order,
     likeliest_other,
     rises,

@@ -32,7 +32,7 @@ from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.split import step_batches
 from dynolab.grouping import grouped
 from dynolab.objectives import build_objective, force, read_logps
-from dynolab.squeezing.rule import logp_change
+from dynolab.squeezing.softmax import logp_change
 from dynolab.statistics import auc
 from dynolab.training.step_record import StepRecord
 

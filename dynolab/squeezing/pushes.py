@@ -40,7 +40,7 @@ from dynolab.forces.function.rules import at_head, head_module
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import norm_of
-from dynolab.squeezing.rule import force_of, likeliest_other
+from dynolab.squeezing.softmax import force_of, likeliest_other
 from dynolab.statistics import unexplained_share
 
 PICTURES = ("own_token", "last_layer", "first_order")

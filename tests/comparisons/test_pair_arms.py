@@ -14,7 +14,7 @@ from dynolab.comparisons.pair_arms import (
 )
 from dynolab.data.rows import Split
 from dynolab.data.world.lexicon import answered
-from dynolab.evaluation.repeats import repetition
+from dynolab.evaluation.samples import repetition
 from dynolab.results.judges import Judgement, PolicyAnswer
 from dynolab.statistics import mean_interval
 from tests.report.synthetic import DPO, probes

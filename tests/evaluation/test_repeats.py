@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dynolab.evaluation.repeats import distinct, frequency_entropy, longest_repeat, repetition
+from dynolab.evaluation.samples import distinct, frequency_entropy, longest_repeat, repetition
 
 
 def slow_longest_repeat(tokens: Sequence[int]) -> int:

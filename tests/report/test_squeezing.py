@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dynolab.evaluation.repeats import repetition
+from dynolab.evaluation.samples import repetition
 from dynolab.report.inputs.study import Squeezing
 from dynolab.report.page import Words
 from dynolab.report.study.answers import repeater_section

@@ -22,7 +22,7 @@ from dynolab.objectives import (
 from dynolab.objectives.grpo import SimKOConfig
 from dynolab.squeezing import forecast
 from dynolab.squeezing.forecast import TOP, forecasts, moved_by_head
-from dynolab.squeezing.rule import rises
+from dynolab.squeezing.softmax import rises
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.step_record import StepFacts, StepRecord
 from tests.forces.families import case

@@ -12,7 +12,7 @@ from dynolab.data.batches import collate
 from dynolab.forces import PolicyFunction
 from dynolab.results.study import RisenMass
 from dynolab.squeezing.index import answers_risen_mass, own_share, risen_mass, squeeze_index
-from dynolab.squeezing.rule import likeliest_other, stepped
+from dynolab.squeezing.softmax import likeliest_other, stepped
 from tests.forces.small_models import encoded, neox
 
 

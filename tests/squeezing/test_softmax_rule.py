@@ -16,11 +16,13 @@ from dynolab.squeezing.cases import (
     random_cases,
     rich_lose,
 )
-from dynolab.squeezing.panels import panels, regression_steps, shape_points
-from dynolab.squeezing.rule import (
+from dynolab.squeezing.softmax import (
     first_order,
     likeliest_other,
+    panels,
+    regression_steps,
     rises,
+    shape_points,
     stepped,
     stepped_elsewhere,
     stepped_with_features,
