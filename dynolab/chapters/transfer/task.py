@@ -217,14 +217,13 @@ def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
     held, kept = order[: len(order) // 3], order[len(order) // 3 :]
     held = held[np.isin(topics[held], second)]
     places = vocabulary([texts[i] for i in kept], config.vocabulary)
-    shortened, mixed = [], []
+    shortened = []
     for i in held:
         words = texts[i]
         keep = sorted(rng.permutation(len(words))[: max(1, len(words) // 3)])
         shortened.append([words[k] for k in keep])
-    for i in held:
-        other = rng.choice(np.flatnonzero(topics != topics[i]))
-        mixed.append([*texts[i], *texts[int(other)]])
+    others = [int(rng.choice(np.flatnonzero(topics != topics[i]))) for i in held]
+    mixed = [[*texts[i], *texts[other]] for i, other in zip(held, others, strict=True)]
     inputs, test, changed, joined = (
         torch.from_numpy(bags(words, places))
         for words in ([texts[i] for i in kept], [texts[i] for i in held], shortened, mixed)
