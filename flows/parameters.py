@@ -148,17 +148,16 @@ def validated(kind: type[Parameters], content: Any) -> Parameters:
 def _describe(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
     """Field, value and remedy of a pydantic error."""
     field = _written_path(problem["loc"], content)
+    remedy, given = problem["msg"], problem["input"]
     if problem["type"] == "extra_forbidden":
         remedy = "there is no such setting; look for a misspelling, or leave it out"
-        return field, problem["input"], remedy
-    if problem["type"] == "union_tag_invalid":
-        choice = problem["ctx"]["discriminator"].strip("'")
-        remedy = f"choose one of {problem['ctx']['expected_tags']}"
-        return f"{field}.{choice}", problem["ctx"]["tag"], remedy
-    if problem["type"] == "union_tag_not_found":
-        choice = problem["ctx"]["discriminator"].strip("'")
-        return f"{field}.{choice}", None, f"say which it is with {choice}: …"
-    return field, problem["input"], problem["msg"]
+    elif problem["type"].startswith("union_tag_"):
+        choice, given = problem["ctx"]["discriminator"].strip("'"), problem["ctx"].get("tag")
+        field = f"{field}.{choice}"
+        remedy = f"say which it is with {choice}: …"
+        if problem["type"] == "union_tag_invalid":
+            remedy = f"choose one of {problem['ctx']['expected_tags']}"
+    return field, given, remedy
 
 
 def _written_path(location: Sequence[str | int], content: Any) -> str:
@@ -177,8 +176,9 @@ def _written_path(location: Sequence[str | int], content: Any) -> str:
 def _failing_part(kind: type[BaseModel], content: dict[str, Any]) -> list[str]:
     """Path to the innermost settings whose own validation fails."""
     for name, field in kind.model_fields.items():
-        inner, part = _settings_class(field.annotation), content.get(name)
-        if inner is not None and isinstance(part, dict):
+        part = content.get(name)
+        inner = _settings_class(field.annotation, part) if isinstance(part, dict) else None
+        if inner is not None:
             try:
                 inner.model_validate(part)
             except ConfigError:
@@ -188,13 +188,12 @@ def _failing_part(kind: type[BaseModel], content: dict[str, Any]) -> list[str]:
     return []
 
 
-def _settings_class(annotation: Any) -> type[BaseModel] | None:
-    """The settings class of a field that holds settings or, optionally, None; else None."""
-    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    kinds = [
-        option for option in options if isinstance(option, type) and issubclass(option, BaseModel)
-    ]
-    return kinds[0] if kinds else None
+def _settings_class(annotation: Any, given: Mapping[str, Any]) -> type[BaseModel] | None:
+    """The class of the settings that a field may hold, by what is given; None: it holds others."""
+    for kind in choices(annotation):
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and not _is_another(kind, given):
+            return kind
+    return None
 
 
 def _join_paths(part: str, field: str) -> str:
@@ -215,9 +214,11 @@ def _apply(kind: type[BaseModel], content: dict[str, Any], change: str) -> None:
     if not equals or not all(names):
         raise ConfigError("--set", change, "write it as key=value, such as sft.steps=20")
     inner: Any = content
-    for depth, name in enumerate(parents, start=1):
+    default: Any = kind
+    for name in parents:
+        default = _default_of(default, name)
         if inner.get(name) is None:  # also a key without a value
-            inner[name] = default_settings(kind, tuple(parents[:depth]))
+            inner[name] = _written(default) if isinstance(default, Mapping) else {}
         inner = inner[name]
         if not isinstance(inner, dict):
             raise ConfigError(
@@ -262,33 +263,32 @@ def _variable(match: re.Match[str], field: str) -> str:
     return value
 
 
-def with_defaults(kind: type[BaseModel], content: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(
+    kind: type[BaseModel], content: Mapping[str, Any], defaults: BaseModel | None = None
+) -> dict[str, Any]:
     """Settings merged into their defaults: a setting changes what it names, and nothing beside it.
 
     `preference: {steps: 30}` keeps the other settings that the default of `preference` sets. A
     section whose `name` differs from the default's, such as another objective, starts from its own
     defaults.
+
+    **Arguments:** `defaults`: the settings that they are merged into; by default those of `kind`.
     """
+    fields = kind.model_fields
     return {
-        name: _completed(kind.model_fields[name], value) if name in kind.model_fields else value
+        name: _completed(_default_of(defaults or kind, name), fields[name].annotation, value)
+        if name in fields
+        else value
         for name, value in content.items()
     }
 
 
-def default_settings(kind: type[BaseModel], path: tuple[str, ...]) -> dict[str, Any]:
-    """The settings by name that stand at a dotted path by default; empty if there are none."""
-    default: Any = kind
-    for name in path:
-        if isinstance(default, type) and issubclass(default, BaseModel):
-            info = default.model_fields.get(name)
-            default = info.get_default(call_default_factory=True) if info else None
-        elif isinstance(default, Mapping):
-            default = default.get(name)
-        else:
-            default = getattr(default, name, None)
-    written = _written(default) if isinstance(default, Mapping) else {}
-    assert isinstance(written, dict)
-    return written
+def _default_of(owner: Any, name: str) -> Any:
+    """The default of a class's field, or what an object or a dictionary has under the name."""
+    if isinstance(owner, type) and issubclass(owner, BaseModel):
+        info = owner.model_fields.get(name)
+        return info.get_default(call_default_factory=True) if info else None
+    return owner.get(name) if isinstance(owner, Mapping) else getattr(owner, name, None)
 
 
 def with_paths(kind: type[BaseModel], content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -312,22 +312,12 @@ def choices(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _completed(info: FieldInfo, given: Any) -> Any:
+def _completed(default: Any, annotation: Any, given: Any) -> Any:
     if not isinstance(given, dict):
         return given
-    default = info.get_default(call_default_factory=True)
     if isinstance(default, BaseModel) and not _is_another(type(default), given):
-        written = _written(default)
-        fields = {
-            name: FieldInfo(annotation=field.annotation, default=getattr(default, name))
-            for name, field in type(default).model_fields.items()
-        }
-        inner = {
-            name: _completed(fields[name], value) if name in fields else value
-            for name, value in given.items()
-        }
-        return {**written, **inner}
-    return _within(info.annotation, given, with_defaults)
+        return {**_written(default), **with_defaults(type(default), given, default)}
+    return _within(annotation, given, with_defaults)
 
 
 def _written(value: Any) -> Any:
@@ -386,7 +376,6 @@ def _within(annotation: Any, value: dict[str, Any], change: Any) -> dict[str, An
                 name: _within(inner, entry, change) if isinstance(entry, dict) else entry
                 for name, entry in value.items()
             }
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and not _is_another(kind, value):
-            changed: dict[str, Any] = change(kind, value)
-            return changed
-    return value
+    found = _settings_class(annotation, value)
+    changed: dict[str, Any] = value if found is None else change(found, value)
+    return changed
