@@ -63,31 +63,22 @@ def check_named(field: str, model: ModelConfig) -> None:
         )
 
 
-def resolved_model(
-    field: str, model: AnyModel, known: Mapping[str, StageResult], platform: Platform
-) -> tuple[AnyModel, StageResult | None]:
-    """Pins a model to its current content; also returns the result that it names, or None.
-
-    **Raises** `ConfigError` for an unknown model, and for a step that was not recorded.
-    """
-    if model.result is not None:
-        result = named_result(f"{field}.result", model.result, known, platform)
-        _check_result(field, model, result, platform)
-        return model, result
-    with under_field(f"{field}.model"):
-        commit = resolve_base(model.base).revision
-    return model.model_copy(update={"revision": commit}), None
-
-
 def resolved_models(
     models: Mapping[str, AnyModel], known: Mapping[str, StageResult], platform: Platform
 ) -> tuple[dict[str, AnyModel], dict[str, StageResult]]:
-    """Pins models to their current content; also returns the results that they name, by field."""
-    resolved, existing = {}, {}
+    """Pins models to their current content; also returns the results that they name, by field.
+
+    **Raises** `ConfigError` for an unknown model, and for a step that was not recorded.
+    """
+    resolved, existing = dict(models), {}
     for field, model in models.items():
-        resolved[field], result = resolved_model(field, model, known, platform)
-        if result is not None:
-            existing[field] = result
+        if model.result is not None:
+            existing[field] = named_result(f"{field}.result", model.result, known, platform)
+            _check_result(field, model, existing[field], platform)
+        else:
+            with under_field(f"{field}.model"):
+                commit = resolve_base(model.base).revision
+            resolved[field] = model.model_copy(update={"revision": commit})
     return resolved, existing
 
 

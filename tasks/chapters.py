@@ -64,11 +64,15 @@ def _images(work: Work[Any]) -> ImageSplits:
 IMAGES = Stage("images", 1, images)
 
 
-class ClassForcesJob(ForceStudyConfig):
-    """One network at all learning rates and seeds."""
+class NetworkConfig(StageConfig):
+    """The network that a stage trains, and the seeds of its trainings."""
 
-    model: ClassifierName = "lenet"
+    model: ClassifierName = "mlp"
     seeds: Seeds = (0,)
+
+
+class ClassForcesJob(ForceStudyConfig, NetworkConfig):
+    """One network at all learning rates and seeds."""
 
 
 def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
@@ -101,11 +105,8 @@ def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
 CLASS_FORCES = Stage("class-forces", 2, class_forces)
 
 
-class LearningPathsJob(PathStudyConfig):
+class LearningPathsJob(PathStudyConfig, NetworkConfig):
     """One network on the images and an mlp on the toy data, with all seeds."""
-
-    model: ClassifierName = "lenet"
-    seeds: Seeds = (0,)
 
 
 def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
@@ -129,19 +130,14 @@ LEARNING_PATHS = Stage("learning-paths", 2, learning_paths)
 IMAGE_AXES = 3  # channels, height, width
 
 
-class SupervisionJob(SupervisionConfig):
+class SupervisionJob(SupervisionConfig, NetworkConfig):
     """All arms and seeds at one noise level."""
 
-    model: ClassifierName = "mlp"
-    seeds: Seeds = (0,)
     noise: float = Field(0.4, ge=0, lt=1, description="Share of wrong labels.")
 
 
-class SpeedJob(SpeedConfig):
+class SpeedJob(SpeedConfig, NetworkConfig):
     """The trainings, one per seed, whose every step is analysed; those on vectors take an mlp."""
-
-    model: ClassifierName = "mlp"
-    seeds: Seeds = (0,)
 
 
 def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
@@ -204,11 +200,9 @@ SUPERVISION = Stage("supervision", 2, supervision)
 LEARNING_SPEED = Stage("learning-speed", 3, learning_speed)
 
 
-class TransferJob(TransferConfig):
+class TransferJob(TransferConfig, NetworkConfig):
     """All strategies, τ and seeds on one pair of tasks."""
 
-    seeds: Seeds = (0,)
-    model: ClassifierName = "mlp"
     first: tuple[int, ...] = Field((0, 1, 2, 3, 4), description="Classes of the first task.")
 
 

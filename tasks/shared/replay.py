@@ -177,10 +177,10 @@ class Replay:
             output = folder / f"from-{begin}"
             if number == 0:
                 on_step("trains again")
-                self._run(output, recorded, states, checkpoint_every=segment)
+                self.run(output, recorded, states, checkpoint_every=segment)
             else:
                 on_step(f"trains again from step {begin}")
-                self._run(output, recorded, states, begin=begin)
+                self.run(output, recorded, states, begin=begin)
             for record in sorted((output / "forces").glob("step-*"), reverse=True):
                 yield StepRecord.load(record)
             shutil.rmtree(kept, ignore_errors=True)
@@ -189,14 +189,7 @@ class Replay:
             shutil.rmtree(_state(states, begin), ignore_errors=True)
         shutil.rmtree(states, ignore_errors=True)
 
-    def run(self, output: Path, recorded: Sequence[int]) -> None:
-        """Trains once from the start to the last of the recorded steps.
-
-        **Raises:** `ConfigError` at the first step that differs from the training.
-        """
-        self._run(output, recorded, output / "states")
-
-    def _run(
+    def run(
         self,
         output: Path,
         recorded: Sequence[int],
@@ -208,6 +201,8 @@ class Replay:
         """Trains up to the last recorded step; from the state after `begin` steps if there are any.
 
         Records the steps, and compares what it logged with the training.
+
+        **Raises:** `ConfigError` at the first step that differs from the training.
         """
         _check_one_layout(self.metrics, recorded[-1])
         config = self.config.model_copy(
@@ -236,11 +231,8 @@ class Replay:
             resume_from=_state(states, begin) if begin else None,
         )
         start(job, self.work, while_running=lambda: None)
-        self._compare(output / "metrics.jsonl")
-
-    def _compare(self, replayed: Path) -> None:
-        """Refuses a replay whose loss or gradient norm is not the training's, to the bit."""
-        ours, theirs = _by_step(replayed), _by_step(self.metrics)
+        # Refuses a replay whose loss or gradient norm is not the training's, to the bit.
+        ours, theirs = _by_step(output / "metrics.jsonl"), _by_step(self.metrics)
         for step in sorted(ours):
             if ours[step] != theirs.get(step):
                 raise replay_differs(
