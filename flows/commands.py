@@ -97,14 +97,12 @@ def start(
     answer = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     show_results(console, flow.name, results, page, seconds, answer)
     files = stages.get("preference", shown).short
-    fetched = f"files   {invocation()} path {files} fetches them from {settings.store}"
-    console.print(fetched, soft_wrap=True, markup=False, highlight=False)
+    lines = [f"files   {invocation()} path {files} fetches them from {settings.store}"]
     if not running_services(settings.home):
-        later = f"later   {invocation()} up shows these runs in Prefect and MLflow"
-        console.print(later, soft_wrap=True, markup=False, highlight=False)
+        lines.append(f"later   {invocation()} up shows these runs in Prefect and MLflow")
     if page.with_name(f"{parameters.name}-{REMEDIES}").exists() and REMEDIES in flow.beside:
-        command = remedies_command(parameters.name)
-        console.print(f"next    {command}", soft_wrap=True, markup=False, highlight=False)
+        lines.append(f"next    {remedies_command(parameters.name)}")
+    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
     if wanted.json:
         print_json(
             flow=flow.name,
@@ -273,23 +271,8 @@ def show_results(
     answer: Sequence[str],
 ) -> None:
     """Prints what became of a run's rows, its page's place and its `answer`."""
-    for line in _about_rows(results):
+    for line in (*_about_rows(results), *_overlong(results), *_missing(results)):
         console.print(line, highlight=False, soft_wrap=True)
-    for line in _overlong(results):
-        console.print(line, highlight=False)
-    for name, result in results.items():
-        if missing := result["metrics"].get("probes/missing", 0):
-            console.print(
-                f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why",
-                highlight=False,
-            )
-        asked, parsed = (result["metrics"].get(f"judge/{key}", 0) for key in ("asked", "parsed"))
-        if parsed < asked:
-            console.print(
-                f"{name}: {asked - parsed:.0f} of {asked:.0f} verdicts are missing; the "
-                "page says why",
-                highlight=False,
-            )
     cached = sum(result["cached"] for result in results.values())
     stages = f"{len(results)} stages, of which {cached} cached"
     console.print(f"\n{flow:7} {seconds:.1f} s, {stages}", highlight=False)
@@ -311,6 +294,19 @@ def _overlong(results: Results) -> Iterator[str]:
             yield (
                 f"{who}: longer than the model's context: {dropped} rows dropped, {truncated} "
                 "prompts truncated"
+            )
+
+
+def _missing(results: Results) -> Iterator[str]:
+    """Rows of a probe set that could not be made, and verdicts that judges did not give."""
+    for name, result in results.items():
+        if missing := result["metrics"].get("probes/missing", 0):
+            yield f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why"
+        asked, parsed = (result["metrics"].get(f"judge/{key}", 0) for key in ("asked", "parsed"))
+        if parsed < asked:
+            yield (
+                f"{name}: {asked - parsed:.0f} of {asked:.0f} verdicts are missing; the page says "
+                "why"
             )
 
 

@@ -568,7 +568,10 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
         {f"sweep/{name}": float(states.count(name)) for name in ("complete", "pruned", "failed")}, 0
     )
     if not best:
-        raise SweepFailed(study.parameters.name, len(rows))
+        raise DynolabError(
+            f"sweep {study.parameters.name}: none of {len(rows)} trials was completed; see their "
+            "runs"
+        )
     run.log_metrics({name: best[0].values[name] for name in study.parameters.objectives}, 0)
     run.set_tags(
         {"best.trial": ", ".join(str(row.number) for row in best)}
@@ -651,13 +654,6 @@ def _show_in_prefect(
             get_client(sync_client=True).update_artifact(study.artifact, update)
     except Exception as error:  # Prefect's outage must not end the sweep
         log.warning("the table of trials could not be published in Prefect: %s", error)
-
-
-class SweepFailed(DynolabError):
-    """No trial of a sweep was completed."""
-
-    def __init__(self, name: str, trials: int) -> None:
-        super().__init__(f"sweep {name}: none of {trials} trials was completed; see their runs")
 
 
 FLOW = Flow(
