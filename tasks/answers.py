@@ -11,7 +11,7 @@ from pydantic import Field
 from dynolab.data.rows import Example, PromptRow, Split, read_rows, with_rejected
 from dynolab.errors import ConfigError
 from dynolab.results.judges import PolicyAnswer
-from dynolab.rollouts.generator import SampleConfig, Sampled
+from dynolab.rollouts.generator import SampleConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import load_model, responses
@@ -126,6 +126,10 @@ def sample_answers(work: Work[SampledAnswersConfig]) -> dict[str, float]:
 
 
 def _answers(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
+    from dynolab.comparisons.pair_arms import SampledAnswer
+    from dynolab.data.world.lexicon import answered, repeats_fault
+    from dynolab.evaluation.samples import repetition
+
     config, data = work.config, work.input_folder("data")
     requests = [
         (split, pair, number)
@@ -137,36 +141,26 @@ def _answers(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
     sampled = responses(model, tokenizer, [pair for _, pair, _ in requests], config)
     end = tokenizer.eos_token_id
     return [
-        _answer(split, pair, number, sample, end)
+        SampledAnswer(
+            PolicyAnswer(
+                id=f"{pair.id}/{number}",
+                split=split,
+                prompt=pair.prompt,
+                turn=pair.turn,
+                truth=answered(pair.prompt, pair.chosen),
+                chosen=pair.content(pair.chosen),
+                answer=sample.text,
+                finished=sample.finished,
+                tokens=len(sample.response),
+            ),
+            logp=sum(sample.logps),
+            refused=repeats_fault(
+                pair.prompt, sample.text, chosen=pair.chosen, rejected=pair.rejected or ""
+            ),
+            repetition=repetition([token for token in sample.response if token != end]),
+        )
         for (split, pair, number), sample in zip(requests, sampled, strict=True)
     ]
-
-
-def _answer(
-    split: Split, pair: Example, number: int, sample: Sampled, end: int | None
-) -> SampledAnswer:
-    from dynolab.comparisons.pair_arms import SampledAnswer
-    from dynolab.data.world.lexicon import answered, repeats_fault
-    from dynolab.evaluation.samples import repetition
-
-    return SampledAnswer(
-        PolicyAnswer(
-            id=f"{pair.id}/{number}",
-            split=split,
-            prompt=pair.prompt,
-            turn=pair.turn,
-            truth=answered(pair.prompt, pair.chosen),
-            chosen=pair.content(pair.chosen),
-            answer=sample.text,
-            finished=sample.finished,
-            tokens=len(sample.response),
-        ),
-        logp=sum(sample.logps),
-        refused=repeats_fault(
-            pair.prompt, sample.text, chosen=pair.chosen, rejected=pair.rejected or ""
-        ),
-        repetition=repetition([token for token in sample.response if token != end]),
-    )
 
 
 SAMPLED_ANSWERS = Stage("said", 3, sample_answers)

@@ -48,7 +48,9 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     data = work.input_folder("data")
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
     training_answers = TrainingAnswers(list(read_rows(data / "train.jsonl", Example)))
-    stated = _stated_facts(data / "corpus.jsonl")
+    corpus = data / "corpus.jsonl"  # of the built-in world alone
+    sentences = read_rows(corpus, Example) if corpus.exists() else ()
+    stated = frozenset(fact for row in sentences for fact in statements(row.chosen))
     shares: dict[str, float] = {}
     models = [name for name in MODELS if name in work.inputs]
     scores, answers = work.output / "scores.jsonl", work.output / "answers.jsonl"
@@ -69,14 +71,6 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
             progress.update(number, name)
     work.tracker.log_metrics(shares, 0)
     return shares | {"seconds": work.seconds, "rows": float(len(rows))}
-
-
-def _stated_facts(corpus: Path) -> frozenset[Fact]:
-    """The facts that the corpus of the built-in world states; none for other data."""
-
-    if not corpus.exists():
-        return frozenset()
-    return frozenset(fact for row in read_rows(corpus, Example) for fact in statements(row.chosen))
 
 
 def _judged(answer: Answer, training_answers: TrainingAnswers, stated: frozenset[Fact]) -> Answer:

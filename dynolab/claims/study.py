@@ -77,12 +77,9 @@ def claims_of(objective: str) -> tuple[Claim, ...]:
     Claims on DPO apply to every pair loss, though the papers make them for DPO only; claims on SFT
     also apply to SFT on both answers, except for the fall of the rejected ones.
     """
-    if objective in PAIR_OBJECTIVES:
-        base, left_out = "dpo", frozenset[str]()
-    elif objective == "sft_extended":
+    base, left_out = "dpo" if objective in PAIR_OBJECTIVES else objective, frozenset[str]()
+    if objective == "sft_extended":
         base, left_out = "sft", _FAIL_BY_DESIGN
-    else:
-        base, left_out = objective, frozenset()
     return tuple(
         replace(claim, training=objective)
         for claim in CLAIMS

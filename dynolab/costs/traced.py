@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -70,7 +70,10 @@ def activation_bytes(
 
     Checked against the bytes of real tensors: `tests/costs/test_traced.py`.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), _one_thread():
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.autograd.set_multithreading_enabled(False),  # here are the modes that see tensors
+    ):
         few, more = (
             trace(
                 build(count, dtype).eval(),
@@ -151,13 +154,6 @@ def seconds_of(model: nn.Module, batch: MicroBatch) -> float:
 
 def _drop(weight: Tensor) -> None:
     weight.grad = None
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Backward runs in this thread, where the modes are that see tensors."""
-    with torch.autograd.set_multithreading_enabled(False):
-        yield
 
 
 def zero_tokens(batch: MicroBatch, causal: Any) -> TokenBatch:

@@ -159,7 +159,13 @@ def write_table(folder: Path, name: str, columns: Mapping[str, Sequence[object]]
     import pyarrow as pa
     from pyarrow import parquet
 
-    schema = pa.schema([(column, _type(kind)) for column, kind in TABLES[name].items()])
+    lists = {"list<int32>": pa.list_(pa.int32())}  # which has no alias
+    schema = pa.schema(
+        [
+            (column, lists.get(kind) or pa.type_for_alias(kind))
+            for column, kind in TABLES[name].items()
+        ]
+    )
     table = pa.table({column: columns[column] for column in TABLES[name]}, schema=schema)
     parquet.write_table(table, folder / f"{name}.parquet", compression="zstd")
 
@@ -172,12 +178,6 @@ def read_table(folder: Path, name: str) -> dict[str, list[Any]]:
     if name == "steps":
         columns.setdefault("unexplained", [0.0] * len(columns["step"]))
     return columns
-
-
-def _type(kind: str):  # type: ignore[no-untyped-def]
-    import pyarrow as pa
-
-    return pa.list_(pa.int32()) if kind == "list<int32>" else pa.type_for_alias(kind)
 
 
 def read_arrays(columns: Mapping[str, Sequence[Any]]) -> dict[str, ndarray]:
