@@ -16,13 +16,12 @@ from flows.checkpoints import (
     import_steps,
     resolved_sources,
 )
-from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow, Step
 from flows.parameters import as_change
 from flows.study import PREFERENCE_OBJECTIVES
 from tasks.audit import AUDIT, FORESIGHT, AuditJob, ForesightConfig
 from tasks.data import file_for_model
 from tasks.pages import AUDIT_PAGE, AuditPageConfig
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 
 MODEL, TRAINED = "model", "trained"

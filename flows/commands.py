@@ -20,12 +20,21 @@ from dynolab.data.unknown import UnknownTokens
 from dynolab.errors import ConfigError
 from dynolab.grouping import grouped
 from dynolab.hub import names_may_stay
-from flows.flow import Flow, FlowParameters, Parameters, Plan, Results, StagedFlow
+from flows.flow import (
+    Flow,
+    FlowParameters,
+    Parameters,
+    Plan,
+    Planned,
+    Results,
+    StagedFlow,
+    existing_result,
+    plan,
+)
 from flows.parameters import load_parameters
 from flows.sweep import FLOW, SweepParameters, check_sweep, grid_points, short, trial_of
 from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.open_platform import open_store, planning_platform
-from tasks.runtime.pipeline import Planned, existing_result, plan
 from tasks.runtime.servers.services import (
     MLFLOW,
     PREFECT,

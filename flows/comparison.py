@@ -31,7 +31,7 @@ from dynolab.results.arms import Start
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import TrainConfig
-from flows.flow import FlowParameters, Name, Plan, StagedFlow
+from flows.flow import FlowParameters, Name, Plan, StagedFlow, Step
 from flows.probes import watched_rows_and_base
 from tasks.answers import RESAMPLED as SAMPLED_PAIRS, SAMPLED_ANSWERS, SampledAnswersConfig
 from tasks.arm import ARM, ArmConfig, OnPolicyConfig
@@ -40,7 +40,6 @@ from tasks.base import BaseConfig, check_model_fits_data, resolve_base, seeded_b
 from tasks.data import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.pages import REPRODUCTION_PAGE, ReproductionPageConfig
-from tasks.runtime.pipeline import Step
 from tasks.shared.seeds import Seeds, start_of, step_of
 from tasks.training import SFT
 

@@ -34,11 +34,11 @@ from dynolab.likelihood.streamed import WIDENED
 from dynolab.objectives import build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import GroupTrainConfig, LoopConfig
+from flows.flow import Step
 from tasks.audit import AuditConfig
 from tasks.base import BaseConfig
 from tasks.data import chat_tokenizer
 from tasks.probe import ProbeConfig
-from tasks.runtime.pipeline import Step
 
 if TYPE_CHECKING:
     import torch

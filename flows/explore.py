@@ -22,8 +22,8 @@ from dynolab.store import Store
 from dynolab.training.step_batch import RecordedExample
 from dynolab.training.step_record import RecordCache
 from flows.checkpoints import inputs_of
+from flows.flow import existing_result
 from tasks.runtime.open_platform import planning_platform
-from tasks.runtime.pipeline import existing_result
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import login_token
 from tasks.runtime.system.settings import Settings

@@ -1,17 +1,18 @@
-"""Defines a flow: its parameters, its plan, and its forms in Prefect."""
+"""Defines a flow: its parameters, its steps and their results, and its forms in Prefect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from tasks.runtime.pipeline import Step
-from tasks.runtime.stage import Platform
+from dynolab.store import Store
+from dynolab.store.find import find_result
+from tasks.runtime.stage import Platform, Stage, lookup, plan_key
 from tasks.runtime.work import StageResult
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")]
@@ -33,6 +34,20 @@ class FlowParameters(BaseModel):
 
 
 Parameters = TypeVar("Parameters", bound=FlowParameters)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of a study: its config, and input name → step whose result it reads."""
+
+    name: str
+    stage: Stage[Any]
+    config: BaseModel
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    def sources(self, results: Mapping[str, StageResult]) -> dict[str, StageResult]:
+        """Input name → result that this step reads."""
+        return {name: results[step] for name, step in self.inputs.items()}
 
 
 @dataclass(frozen=True)
@@ -129,3 +144,60 @@ class StagedFlow(Flow[Parameters]):
     def page_in(self, reports: Path, name: str) -> Path:
         """Where the page of a run with this name is."""
         return reports / f"{name}{Path(self.file).suffix}"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Whether a step is cached or would run; its key is None until its inputs are committed."""
+
+    step: str
+    state: Literal["cached", "to run"]
+    key: str | None
+
+
+def plan(
+    steps: Sequence[Step], platform: Platform, given: Mapping[str, StageResult] | None = None
+) -> Iterator[Planned]:
+    """Yield for every step, in order, whether its result is already committed.
+
+    `given`: results that no step computes, under the names by which steps read them.
+    """
+    for planned, _ in _walk(steps, platform, given or {}):
+        yield planned
+
+
+def finished(steps: Sequence[Step], platform: Platform) -> dict[str, StageResult]:
+    """Step name → result, of the steps whose result is committed."""
+    walked = _walk(steps, platform, {})
+    return {planned.step: result for planned, result in walked if result is not None}
+
+
+def _walk(
+    steps: Sequence[Step], platform: Platform, given: Mapping[str, StageResult]
+) -> Iterator[tuple[Planned, StageResult | None]]:
+    results = dict(given)
+    for step in steps:
+        if not set(step.inputs.values()) <= set(results):
+            yield Planned(step.name, "to run", None), None
+            continue
+        key = plan_key(step.stage, step.config, step.sources(results))
+        if (result := lookup(step.stage, key, platform)) is not None:
+            results[step.name] = result
+        yield Planned(step.name, "cached" if result else "to run", key), result
+
+
+def existing_result(store: Store, field: str, reference: str) -> StageResult:
+    """The committed result that a reference names, as `find_result` finds it."""
+    place, committed = find_result(store, field, reference)
+    return StageResult.of(place, committed, cached=True)
+
+
+def results_by_digest(store: Store) -> dict[str, StageResult]:
+    """All committed results of a store, by their content digests."""
+    results = {}
+    for stage in store.files.children("stages"):
+        for key in store.files.children(f"stages/{stage}"):
+            place = store.place(stage, key)
+            if (committed := place.committed()) is not None:
+                results[committed.manifest.digest] = StageResult.of(place, committed, cached=True)
+    return results

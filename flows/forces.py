@@ -23,11 +23,10 @@ from flows.checkpoints import (
     inputs_of,
     resolved_sources,
 )
-from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow, Step
 from tasks.force_map import ANALYSIS, AnalysisConfig, AnalysisJob
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.pages import FORCE_PAGE, ForcePageConfig
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.shared.selection import observed_rows, updating_rows

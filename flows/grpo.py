@@ -11,8 +11,8 @@ from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows.comparison import Comparison, Label, resolved_comparison
-from flows.flow import SOURCE_FIELDS, Form, Name, Plan, StagedFlow
-from tasks.base import base_step
+from flows.flow import SOURCE_FIELDS, Form, Name, Plan, StagedFlow, Step
+from flows.probes import base_step
 from tasks.data import DATA, PROMPTS
 from tasks.evaluate import (
     DISPLACEMENT,
@@ -24,7 +24,6 @@ from tasks.evaluate import (
 )
 from tasks.forces import FORCES, ForcesConfig
 from tasks.pages import GROUP_PAGE, GroupPageConfig
-from tasks.runtime.pipeline import Step
 from tasks.shared.rewarded_answers import AnsweringConfig
 from tasks.shared.seeds import step_of
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob

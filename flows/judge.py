@@ -18,7 +18,7 @@ from flows.checkpoints import (
     results_of,
 )
 from flows.comparison import Label
-from flows.flow import FlowParameters, Name, Plan, StagedFlow
+from flows.flow import FlowParameters, Name, Plan, StagedFlow, Step
 from flows.parameters import load_parameters
 from flows.study import StudyParameters
 from tasks.answers import ANSWERS, AnswersConfig
@@ -26,7 +26,6 @@ from tasks.base import seeded_data
 from tasks.data import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.pages import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 
 REFERENCE = "reference"

@@ -17,7 +17,7 @@ from dynolab.results.counterfactual import Dropped
 from dynolab.results.ledger import LedgerReader, read_ledger
 from dynolab.training.config import DIFFERENTIATED, EngineConfig, TrainConfig
 from flows.checkpoints import inputs_of, named_result, results_of
-from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow, Step
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved
 from tasks.counterfactual import (
@@ -30,7 +30,6 @@ from tasks.counterfactual import (
 )
 from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
 from tasks.pages import LEDGER_PAGE
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.shared.page_helpers import PageConfig

@@ -37,12 +37,11 @@ from flows.comparison import (
     resolved_comparison,
     shared_steps,
 )
-from flows.flow import Name, Plan, StagedFlow
+from flows.flow import Name, Plan, StagedFlow, Step
 from tasks.arm import ArmConfig
 from tasks.audit import FilterConfig
 from tasks.base import BaseConfig
 from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
-from tasks.runtime.pipeline import Step
 
 ARMS: dict[Label, ArmConfig] = {
     "dpo": ArmConfig(),

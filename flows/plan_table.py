@@ -20,8 +20,7 @@ from dynolab.costs.machines import (
 )
 from dynolab.errors import ConfigError
 from flows.costs import PlannedCosts
-from flows.flow import Plan
-from tasks.runtime.pipeline import Planned, Step
+from flows.flow import Plan, Planned, Step
 
 Found = Mapping[str, StageCost | None]
 

@@ -7,17 +7,16 @@ from pydantic import Field, model_validator
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.probes.making.probe_set import ProbeSetConfig
-from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow
+from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow, Step
 from tasks.base import (
+    BASE,
     BaseConfig,
-    base_step,
     check_model_fits_data,
     resolve_base,
     seeded_base,
     seeded_data,
 )
 from tasks.data import DATA, PROBE_SET
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 
 
@@ -48,6 +47,11 @@ class ProbesParameters(FlowParameters):
         if self.base is not None:
             check_model_fits_data(self.base, self.data)
         return self
+
+
+def base_step(name: str, base: BaseConfig, *, data: str) -> Step:
+    """The step that makes the untrained model; a built-in one is trained on rows of step `data`."""
+    return Step(name, BASE, base, {"data": data} if base.source == "builtin" else {})
 
 
 def watched_rows_and_base(

@@ -21,8 +21,8 @@ from dynolab.report.page import ANSWER
 from dynolab.report.style import with_interval
 from dynolab.statistics import Interval
 from dynolab.store import Manifest, Store
+from flows.flow import existing_result, results_by_digest
 from tasks.runtime.open_platform import open_store
-from tasks.runtime.pipeline import existing_result, results_by_digest
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult
 

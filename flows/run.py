@@ -26,12 +26,11 @@ from prefect.states import Completed, Crashed, State
 
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig, LoopConfig
-from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
+from flows.flow import Flow, Parameters, Plan, Results, StagedFlow, Step
 from flows.registry import FLOWS
 from tasks.runtime.launch.devices import check_enough, host_devices
 from tasks.runtime.launch.launcher import ranks_per_host
 from tasks.runtime.open_platform import open_platform, planning_platform
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG, Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, run_page

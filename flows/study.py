@@ -22,7 +22,7 @@ from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.rollouts.sample import SampleConfig
 from dynolab.training.config import TrainConfig
 from flows.comparison import ReproduceParameters, reproduce_steps, resolved_comparison
-from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow
+from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow, Step, finished
 from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters import load_parameters
 from flows.probes import watched_rows_and_base
@@ -43,7 +43,6 @@ from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
 from tasks.probe import PROBE, ProbeConfig
 from tasks.report import BESIDE, REMEDIES, REPORT, ReportConfig, early_report
-from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob

@@ -18,7 +18,6 @@ from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
 from models.folder import adapter_base, check_settings, loaded_files, read_settings
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Stage
 from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import StageConfig, Work
@@ -159,8 +158,3 @@ def check_model_fits_data(base: BaseConfig, data: DataConfig) -> None:
             "the built-in model has only the vocabulary of the built-in world; with "
             f"data.source = {data.source} give a model folder or a Hub name",
         )
-
-
-def base_step(name: str, base: BaseConfig, *, data: str) -> Step:
-    """The step that makes the untrained model; a built-in one is trained on rows of step `data`."""
-    return Step(name, BASE, base, {"data": data} if base.source == "builtin" else {})

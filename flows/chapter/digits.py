@@ -15,7 +15,7 @@ from dynolab.chapters.supervision.supervision import SupervisionConfig
 from dynolab.chapters.transfer.task import TopicConfig, check_classes
 from dynolab.chapters.transfer.transfer import TransferConfig
 from dynolab.errors import ConfigError
-from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow, Step
 from models.vision import ClassifierName
 from tasks.chapters import (
     CHAPTER_PAGE,
@@ -38,7 +38,6 @@ from tasks.chapters import (
     TopicTransferJob,
     TransferJob,
 )
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.shared.seeds import Seeds
 

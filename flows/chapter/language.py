@@ -19,10 +19,10 @@ from flows.checkpoints import (
     import_steps,
     resolved_sources,
 )
-from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow, Step
+from flows.probes import base_step
 from tasks.base import (
     BaseConfig,
-    base_step,
     check_model_fits_data,
     resolve_base,
     seeded_base,
@@ -31,7 +31,6 @@ from tasks.base import (
 from tasks.chapters import PUSH, SOFTMAX, PushConfig, SoftmaxConfig
 from tasks.data import DATA
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.training import PREFERENCE, SFT

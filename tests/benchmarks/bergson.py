@@ -50,12 +50,11 @@ from dynolab.results.audit import PairAudit
 from dynolab.results.counterfactual import Effect
 from dynolab.results.ledger import read_ledger
 from dynolab.statistics import rank_correlation
-from flows.flow import Plan
+from flows.flow import Plan, Step
 from flows.ledger import CounterfactualParameters, plan_removals
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.counterfactual import lds
-from tasks.runtime.pipeline import Step
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.work import StageResult
 from tasks.shared.policies import load_encoder, load_policy

@@ -45,10 +45,10 @@ from dynolab.forces.ledger.responses import example_pushes, gradients_of, step_r
 from dynolab.objectives import build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig
 from dynolab.training.step_record import StepRecord
+from flows.flow import Step
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.audit import AuditConfig
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import run_stage
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.work import StageResult

@@ -13,9 +13,8 @@ from pydantic import BaseModel
 from dynolab.data.rows import read_rows
 from dynolab.store import Store
 from dynolab.training.step_record import RecordCache, StepRecord
-from flows.flow import Parameters, Plan, StagedFlow
+from flows.flow import Parameters, Plan, StagedFlow, Step, plan
 from flows.parameters import validated
-from tasks.runtime.pipeline import Step, plan
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import PlainLines, Progress

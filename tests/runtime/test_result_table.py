@@ -7,9 +7,9 @@ from pathlib import Path
 
 from dynolab.statistics import Interval
 from flows.chapter.digits import SimplicityParameters, plan_simplicity
+from flows.flow import Step
 from flows.parameters import validated
 from tasks.chapters import MappingsConfig
-from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.result_table import result_table, write_table
