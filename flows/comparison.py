@@ -33,12 +33,18 @@ from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import TrainConfig
 from flows.flow import FlowParameters, Name, Plan, StagedFlow, Step
 from flows.probes import watched_rows_and_base
-from tasks.answers import RESAMPLED as SAMPLED_PAIRS, SAMPLED_ANSWERS, SampledAnswersConfig
+from tasks.answers import (
+    ANSWERS_OF,
+    JUDGE,
+    RESAMPLED as SAMPLED_PAIRS,
+    SAMPLED_ANSWERS,
+    JudgeJob,
+    SampledAnswersConfig,
+)
 from tasks.arm import ARM, ArmConfig, OnPolicyConfig
 from tasks.audit import AUDIT, FILTER, AuditConfig, AuditJob
 from tasks.base import BaseConfig, check_model_fits_data, resolve_base, seeded_base, seeded_data
 from tasks.data import PROMPTS
-from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.pages import REPRODUCTION_PAGE, ReproductionPageConfig
 from tasks.shared.seeds import Seeds, start_of, step_of
 from tasks.training import SFT

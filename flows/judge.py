@@ -21,10 +21,9 @@ from flows.comparison import Label
 from flows.flow import FlowParameters, Name, Plan, StagedFlow, Step
 from flows.parameters import load_parameters
 from flows.study import StudyParameters
-from tasks.answers import ANSWERS, AnswersConfig
+from tasks.answers import ANSWERS, ANSWERS_OF, JUDGE, AnswersConfig, JudgeJob
 from tasks.base import seeded_data
 from tasks.data import PROMPTS
-from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.pages import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
 from tasks.runtime.stage import Platform
 

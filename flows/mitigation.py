@@ -38,10 +38,9 @@ from flows.comparison import (
     shared_steps,
 )
 from flows.flow import Name, Plan, StagedFlow, Step
-from tasks.arm import ArmConfig
+from tasks.arm import MITIGATION_PAGE, ArmConfig, MitigationPageConfig
 from tasks.audit import FilterConfig
 from tasks.base import BaseConfig
-from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
 
 ARMS: dict[Label, ArmConfig] = {
     "dpo": ArmConfig(),

@@ -8,8 +8,7 @@ from dynolab.judges.config import JudgeConfig
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.results.arms import Start
 from dynolab.training.config import OptimizerConfig
-from tasks.answers import AnswersConfig
-from tasks.judge import ANSWERS_OF
+from tasks.answers import ANSWERS_OF, AnswersConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.page_helpers import (
