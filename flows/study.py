@@ -6,7 +6,7 @@ The flow `train` is its trainings alone.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -385,21 +385,10 @@ def plan(parameters: StudyParameters, platform: Platform) -> Plan:
         compared,
         tags={"seed": str(known.seed)},
         trained="preference",
-        early=partial(early_page, steps),
+        early=partial(early_report, report, steps[-1].inputs, [step.name for step in steps]),
         # The remedies may run before the study has ended.
         beside={REMEDIES: report.remedies} if report.remedies else {},
     )
-
-
-def early_page(
-    steps: Sequence[Step], results: Mapping[str, StageResult], platform: Platform
-) -> str:
-    """The report of the steps that have ended."""
-    report = steps[-1]
-    assert isinstance(report.config, ReportConfig)
-    reads = {name: results[step] for name, step in report.inputs.items() if step in results}
-    coming = [step.name for step in steps if step.name not in results]
-    return early_report(report.config, reads, platform.store, coming)
 
 
 STUDY = StagedFlow(

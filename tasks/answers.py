@@ -1,4 +1,4 @@
-"""Stages that sample answers, for pairs, for judges and to describe a model, and that judge them."""
+"""Stages that sample answers, for pairs, for judges and to describe a model, and judge them."""
 
 from __future__ import annotations
 

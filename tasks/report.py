@@ -17,9 +17,8 @@ from dynolab.data.sources.config import rows_line
 from dynolab.grouping import grouped
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig, changed_settings
 from dynolab.results.study import Answer, PairChange, read_training, rows
-from dynolab.store import Store
 from tasks.base import OTHERWISE
-from tasks.runtime.stage import Stage
+from tasks.runtime.stage import Platform, Stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult, Work
@@ -105,21 +104,27 @@ def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
 
 
 def early_report(
-    config: ReportConfig, inputs: Mapping[str, StageResult], store: Store, coming: Sequence[str]
+    config: ReportConfig,
+    names: Mapping[str, str],
+    steps: Sequence[str],
+    results: Mapping[str, StageResult],
+    platform: Platform,
 ) -> str:
-    """The page of the stages that have ended; empty before there are data.
+    """The page of the steps that have ended; empty before there are data.
 
-    **Arguments:** `inputs`: the results so far, as `report` reads them; `coming`: names of the
-    stages that have not ended.
+    **Arguments:** `names`: input of `report` → step that makes it; `steps`: names of all steps;
+    `results`: of those that have ended.
     """
     from dynolab.report.study.page import report_page_html
 
+    inputs = {name: results[step] for name, step in names.items() if step in results}
     if "data" not in inputs:
         return ""
 
     def folder(name: str) -> Path:
-        return store.folder(inputs[name].address, inputs[name].digest)
+        return platform.store.folder(inputs[name].address, inputs[name].digest)
 
+    coming = [step for step in steps if step not in results]
     return report_page_html(read_inputs(config, inputs, folder), coming)
 
 
