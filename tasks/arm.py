@@ -27,7 +27,7 @@ from dynolab.objectives.registry import (
     changed_settings,
 )
 from dynolab.results.arms import ArmFacts, ComparedArms, Divergence, Pairs, Start
-from dynolab.results.study import MetricsLine
+from dynolab.results.study import MetricsLine, rows
 from dynolab.rollouts.rewards import RewardConfig
 from dynolab.training.alarm import AlarmConfig
 from dynolab.training.config import GroupTrainConfig, TrainConfig
@@ -238,7 +238,6 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     as well. Returns each arm's figures as means over seeds.
     """
     from dynolab.report.comparison.mitigation import write_mitigation_page
-    from dynolab.report.inputs.study import read_watched
 
     config, training = work.config, work.config.training
     with page_shown(work):
@@ -256,7 +255,10 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
             follow=config.follow,
             followed=followed_answers(
                 {arm: [chosen_changes(run.probes) for run in own] for arm, own in runs.items()},
-                [read_watched(work.input_folder(f"data-{seed}")) for seed in config.seeds],
+                [
+                    rows(work.input_folder(f"data-{seed}"), "probes.jsonl", ProbeRow)
+                    for seed in config.seeds
+                ],
                 config.baseline,
                 config.follow,
             ),

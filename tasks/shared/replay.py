@@ -71,7 +71,8 @@ def _replayed(
     log.info("%s: recorded steps are not in this machine's cache, so it is trained again", name)
     with TemporaryDirectory(prefix="replay-", dir=work.scratch) as scratch:
         output = Path(scratch)
-        replay.run(output, [int(folder.name.removeprefix("step-")) for folder in folders])
+        steps = [int(folder.name.removeprefix("step-")) for folder in folders]
+        replay.run(output, steps, output / "states")
         for folder in folders:
             again = output / "forces" / folder.name
             record = StepRecord.load(again)
