@@ -36,6 +36,7 @@ from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, run_page
 from tasks.runtime.track.progress import link_report
 from tasks.runtime.track.runs import Run, RunTracker, shown_params
+from tasks.runtime.training_monitor import follow
 from tasks.runtime.work import StageResult
 
 log = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ def run_on(
         platform.parent_run.log_metrics({f"result/{name}": metrics[name] for name in metrics}, 0)
         if (trained := results.get(plan.trained or "")) is not None:
             folder = platform.store.folder(trained.address, trained.digest)
-            platform.parent_run.follow(folder / "metrics.jsonl")
+            follow(folder / "metrics.jsonl", platform.parent_run)
     return {step.name: results[step.name] for step in plan.steps}
 
 

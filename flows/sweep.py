@@ -39,7 +39,7 @@ from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, PAGE_FOLDER, compare_page, run_page
 from tasks.runtime.track.progress import inside_prefect_run, slug
 from tasks.runtime.track.runs import shown_params
-from tasks.runtime.track.tail import MetricLine, watched_by
+from tasks.runtime.training_monitor import watched_by
 from tasks.runtime.work import StageResult
 
 if TYPE_CHECKING:
@@ -466,7 +466,7 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         tags={"kind": "trial", "flow": "trial", "sweep": sweep.name, "trial": str(trial.number)},
     )
 
-    def watch(stage: str, line: MetricLine) -> None:
+    def watch(stage: str, line: MetricsLine) -> None:
         value = line.metrics.get(sweep.metric)
         if sweep.prune is None or stage != sweep.stage or line.step % sweep.prune.every:
             return

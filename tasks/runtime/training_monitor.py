@@ -1,29 +1,44 @@
-"""Sends a training's metrics, reports its alarm and uploads its resume states while it runs."""
+"""Beside a training: sends its metrics, reports its alarm and uploads its resume states.
+
+Its metrics reach MLflow through the file that the training appends to: `follow` links it into the
+run's folder in the outbox, whose lines `track/sender.py` sends.
+"""
 
 from __future__ import annotations
 
 import contextvars
 import logging
+import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
+from dynolab.errors import Pruned
+from dynolab.results.study import MetricsLine
 from dynolab.training.alarm import GAP, RANG, RISE
 from dynolab.training.job import STOP
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import StepReporter, emit_event, outcome_of
-from tasks.runtime.track.reports import Report
-from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched
 from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from tasks.runtime.track.runs import RunTracker
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 EVENT = "dynolab.squeeze.alarm"
 TAG = "squeeze.alarm"
+
+_LIMITS = {f"WANDB_{wait}_TIMEOUT": "30" for wait in ("LOGIN", "INIT", "FINISH")}
+"""Seconds, unless the environment has others: W&B's own are 90, or have no end."""
 
 
 class TrainingMonitor:
@@ -34,18 +49,20 @@ class TrainingMonitor:
     commits resume states that appear in `states`, which are complete by then, and deletes the
     local copies. If several wait, only the newest is committed; after a training that ended well,
     none. A slow or silent store holds up neither training nor its metrics.
+
+    Create it on the stage's thread, whose Prefect context and watcher it keeps.
     """
 
     def __init__(self, work: Work[Any], states: Path, total_steps: int) -> None:
         self._work, self._states = work, states
+        self._context = contextvars.copy_context()
         self._progress = work.progress.stage(work.name, total_steps)
         metrics = work.output / "metrics.jsonl"
         self._watched = Watched(work.name, states / STOP)
-        steps, alarm = StepReporter(self._progress), AlarmReporter(work)
-        tail = MetricsTail(metrics, steps, alarm, self._watched)
+        tail = MetricsTail(metrics, StepReporter(self._progress), self._alarm, self._watched)
 
         def poll() -> None:
-            work.tracker.follow(metrics)
+            follow(metrics, work.tracker)
             tail.poll()
 
         self._reports = [
@@ -64,9 +81,8 @@ class TrainingMonitor:
 
     def __enter__(self) -> TrainingMonitor:
         self._states.mkdir(parents=True, exist_ok=True)
-        self._metrics_thread.start()
-        self._reports_thread.start()
-        self._states_thread.start()
+        for thread in (self._metrics_thread, self._reports_thread, self._states_thread):
+            thread.start()
         return self
 
     def __exit__(
@@ -91,8 +107,9 @@ class TrainingMonitor:
         self._watched.check()
 
     def _check_threads(self) -> None:
-        self._metrics_thread.check()
-        self._states_thread.check()
+        for thread in (self._metrics_thread, self._states_thread):
+            if thread.error is not None:
+                raise thread.error
 
     def _keep_newest(self) -> None:
         states = sorted(path for path in self._states.iterdir() if path.name.startswith("step-"))
@@ -101,55 +118,8 @@ class TrainingMonitor:
         for state in states:
             shutil.rmtree(state)
 
-
-class _PollingThread:
-    """A thread that calls `poll` every POLL_SECONDS; `check` raises the exception that ended it."""
-
-    def __init__(self, name: str, poll: Callable[[], object]) -> None:
-        self._poll = poll
-        self._ended = threading.Event()
-        self._poll_again = False
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name)
-
-    def start(self) -> None:
-        """Start polling."""
-        self._thread.start()
-
-    def end(self, *, poll_again: bool) -> None:
-        """Stop; wait for the current call and, with `poll_again`, for a last one."""
-        self._poll_again = poll_again
-        self._ended.set()
-        self._thread.join()
-
-    def check(self) -> None:
-        """Raise the exception that ended the thread, if there is one."""
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while not self._ended.wait(POLL_SECONDS):
-                self._poll()
-            if self._poll_again:
-                self._poll()
-        except BaseException as error:  # `check` raises it in the training thread
-            self._error = error
-
-
-class AlarmReporter:
-    """Reads a training's metric lines; tells MLflow (a tag) and Prefect (an event) of an alarm.
-
-    Create it on the stage's thread: it keeps that thread's Prefect context, so that any thread
-    may call it.
-    """
-
-    def __init__(self, work: Work[Any]) -> None:
-        self._work = work
-        self._context = contextvars.copy_context()
-
-    def __call__(self, line: MetricLine) -> None:
-        """Read one line."""
+    def _alarm(self, line: MetricsLine) -> None:
+        """Tell MLflow (a tag) and Prefect (an event) of an alarm."""
         if RANG not in line.metrics:
             return
         name, gap, rise = self._work.name, line.metrics[GAP], line.metrics[RISE]
@@ -158,3 +128,165 @@ class AlarmReporter:
         self._work.tracker.set_tags({TAG: message})
         payload = {"stage": name, "step": line.step, "gap": gap, "rise": rise, "unit": "nats"}
         self._context.run(emit_event, EVENT, self._work.address, name, payload)
+
+
+class _PollingThread(threading.Thread):
+    """Calls `poll` every POLL_SECONDS; `error` is the exception that ended it, if one did."""
+
+    def __init__(self, name: str, poll: Callable[[], object]) -> None:
+        super().__init__(name=name)
+        self._poll, self._poll_again, self._ended = poll, False, threading.Event()
+        self.error: BaseException | None = None
+
+    def end(self, *, poll_again: bool) -> None:
+        """Stop; wait for the current call and, with `poll_again`, for a last one."""
+        self._poll_again = poll_again
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        """What the thread does."""
+        try:
+            while not self._ended.wait(POLL_SECONDS):
+                self._poll()
+            if self._poll_again:
+                self._poll()
+        except BaseException as error:  # raised again in the training's thread
+            self.error = error
+
+
+def follow(file: Path, run: RunTracker) -> None:
+    """Have the lines of a growing file of metrics sent; call again when it may be another file.
+
+    A link in the run's folder keeps the lines when `file` is deleted; it is a copy where the
+    two are on different file systems. Errors are logged.
+    """
+    link = run.folder / "followed.jsonl"
+    try:
+        if not file.exists() or (link.exists() and link.samefile(file)):
+            return
+        aside = link.with_suffix(".part")
+        aside.unlink(missing_ok=True)
+        try:
+            os.link(file, aside)
+            aside.replace(link)
+        except OSError:
+            shutil.copyfile(file, link)
+    except OSError as error:  # a full or broken disk must not end the training
+        log.warning("tracking could not follow %s: %s", file, error)
+
+
+class MetricsTail:
+    """Passes each complete line of `path` once to `listeners`.
+
+    A resuming rank program begins with the checkpoint's copy of the file. The tail reads a file
+    that was replaced from its beginning.
+    """
+
+    def __init__(self, path: Path, *listeners: Callable[[MetricsLine], None]) -> None:
+        self.path, self.listeners = path, listeners
+        self._inode, self._offset = -1, 0
+
+    def poll(self) -> None:
+        """Read the lines added since the last poll."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                self._inode, self._offset = status.st_ino, 0
+            stream.seek(self._offset)
+            for text in stream:
+                if not text.endswith(b"\n"):
+                    break  # still being written
+                self._offset += len(text)
+                try:
+                    line = MetricsLine.model_validate_json(text)
+                except ValidationError as error:
+                    log.warning("skipping an invalid line of metrics: %s", error)
+                    continue
+                for listener in self.listeners:
+                    listener(line)
+
+
+Watcher = Callable[[str, MetricsLine], None]
+"""Called with a stage's name and each of its metric lines; raises `Pruned` to end the training."""
+
+_watcher: contextvars.ContextVar[Watcher | None] = contextvars.ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Let `watcher` watch the stages that run in the block."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+class Watched:
+    """Passes one training's metric lines to the flow's watcher; create it on the flow's thread.
+
+    The watcher runs on the thread that reads the lines; `check` raises its `Pruned` in the
+    training's thread. `stop`: a file that is made then, at which a training in this process ends.
+    """
+
+    def __init__(self, stage: str, stop: Path) -> None:
+        self._stage, self._watcher, self._stop = stage, _watcher.get(), stop
+        self._pruned: Pruned | None = None
+
+    def __call__(self, line: MetricsLine) -> None:
+        """Pass one line to the watcher."""
+        if self._watcher is None or self._pruned is not None:
+            return
+        try:
+            self._watcher(self._stage, line)
+        except Pruned as pruned:
+            self._pruned = pruned
+            self._stop.touch()
+
+    def check(self) -> None:
+        """Raise `Pruned` if the watcher has ended the training."""
+        if self._pruned is not None:
+            raise self._pruned
+
+
+class Report:
+    """A training's run at W&B or trackio, by its own client; the first metrics import it.
+
+    Each attempt at a training is a run there with all of its steps: the metrics of a resumed
+    training begin with those before the interruption. An error of the client ends no training: it
+    is logged, and the client gets nothing more.
+
+    **Arguments:** `run`: what the client's `init` takes: `project`, `name`, `config`.
+    """
+
+    def __init__(self, client: str, **run: Any) -> None:
+        self._client, self._asked = client, run
+        self._run: Any = None
+        self._failed = False
+
+    def __call__(self, line: MetricsLine) -> None:
+        """Send one line."""
+        if not self._failed:
+            self._try(self._send, line)
+
+    def finish(self, *, failed: bool) -> None:
+        """End the run when its metrics are sent; trackio keeps no status of runs."""
+        if self._run is not None:
+            status = {"exit_code": int(failed)} if self._client == "wandb" else {}
+            self._try(self._run.finish, **status)
+
+    def _send(self, line: MetricsLine) -> None:
+        if self._run is None:
+            os.environ.update(_LIMITS | os.environ)
+            self._run = import_module(self._client).init(**self._asked)
+        self._run.log(line.metrics, step=line.step)
+
+    def _try(self, call: Any, *values: Any, **more: Any) -> None:
+        try:
+            call(*values, **more)
+        except Exception as error:
+            self._failed = True
+            log.warning("%s gets no more metrics of this training: %s", self._client, error)

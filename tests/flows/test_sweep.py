@@ -13,13 +13,14 @@ import yaml
 
 from dynolab.errors import ConfigError
 from dynolab.report.comparison.sweep import write_sweep_page
+from dynolab.results.study import MetricsLine
 from dynolab.results.sweep import TrialRow
 from dynolab.store import Claim, Store
 from flows import run
 from flows.parameters import validated
 from flows.sweep import SweepParameters, SweepStudy, check_sweep, run_trials, study_name
 from tasks.runtime.stage import Platform
-from tasks.runtime.track.tail import MetricLine, Watched
+from tasks.runtime.training_monitor import Watched
 from tasks.runtime.work import StageResult
 from tests.flows.lab import SMALL, Lab, ended_well
 from tests.runtime.doubles import memory_platform
@@ -101,8 +102,8 @@ class Trainings:
         end = self.ends.pop(0)
         if isinstance(end, BaseException):
             raise end
-        watched = Watched("preference")
-        watched(MetricLine(10, 40, 1.0, {"loss": end}))
+        watched = Watched("preference", platform.settings.home / "stop")
+        watched(MetricsLine(step=10, examples=40, time=1.0, metrics={"loss": end}))
         watched.check()
         place = platform.store.place("preference", "a" * 64)
         result = {"address": place.path, "digest": "", "metrics": {"loss": end}}

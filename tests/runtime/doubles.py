@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dynolab.data.rows import read_rows
+from dynolab.results.study import MetricsLine
 from dynolab.store import Store
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.tail import read_line
 
 
 class MemoryRun:
@@ -22,16 +26,19 @@ class MemoryRun:
         self.run_id: str | None = None
         self.status: str | None = None
         self.tagged: dict[str, str] = dict(options["tags"])
-        self.values: list[tuple[int, dict[str, float]]] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.folder = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, self.folder)
         self.artifacts: dict[str, bytes] = {}
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        self.values.append((step, dict(values)))
+        self.logged.append((step, dict(values)))
 
-    def follow(self, file: Path) -> None:
-        if file.exists():
-            lines = map(read_line, file.read_bytes().splitlines())
-            self.values = [(line.step, line.metrics) for line in lines if line]
+    @property
+    def values(self) -> list[tuple[int, dict[str, float]]]:
+        files = self.folder.glob("*.jsonl")
+        lines = [line for file in files for line in read_rows(file, MetricsLine)]
+        return [*((line.step, line.metrics) for line in lines), *self.logged]
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         self.tagged |= values

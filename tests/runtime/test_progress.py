@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import rich.console
 
+from dynolab.results.study import MetricsLine
 from tasks.runtime.open_platform import make_progress
 from tasks.runtime.track.progress import (
     PlainLines,
@@ -23,7 +24,6 @@ from tasks.runtime.track.progress import (
     slug,
 )
 from tasks.runtime.track.runs import Run
-from tasks.runtime.track.tail import MetricLine
 from tests.flows.lab import until
 
 
@@ -100,9 +100,9 @@ def test_terminal_shows_one_line_for_each_stage() -> None:
 def test_reporter_shows_loss_and_speed() -> None:
     stream = io.StringIO()
     report = StepReporter(Progress(PlainLines(stream, seconds=0)).stage("sft", 10))
-    report(MetricLine(1, 4, 100.0, {"train/loss": 2.0}))
-    report(MetricLine(5, 20, 102.0, {"train/loss": 1.5}))
-    report(MetricLine(6, 24, 102.5, {"train/margin": 1.0}))
+    report(MetricsLine(step=1, examples=4, time=100.0, metrics={"train/loss": 2.0}))
+    report(MetricsLine(step=5, examples=20, time=102.0, metrics={"train/loss": 1.5}))
+    report(MetricsLine(step=6, examples=24, time=102.5, metrics={"train/margin": 1.0}))
     assert stream.getvalue().splitlines()[1:] == [
         "sft: 1/10 loss 2",
         "sft: 5/10 loss 1.5, 2 steps/s, 1 s left",

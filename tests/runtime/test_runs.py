@@ -16,6 +16,7 @@ from flows.run import register_model
 from tasks.runtime.cleanup import clean_up
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.runs import RunTracker, Tracking, left_behind
+from tasks.runtime.training_monitor import follow
 from tasks.runtime.work import StageResult
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def test_a_file_is_followed_through_an_outage_and_sent_whole_again(
     study = tracking.start_run("study", tags={}, params={})
     run = tracking.start_run("stage", parent=study, tags={}, params={"beta": 0.1})
     file.write_text("".join(line(step, loss=step / 3, margin=1.0) + "\n" for step in range(1100)))
-    run.follow(file)
+    follow(file, run)
     assert tracking.send_pending(timeout=0.5) == 2
     assert run.run_id is None and not run.wait_created(0)
     server.start()
@@ -134,7 +135,7 @@ def test_a_file_is_followed_through_an_outage_and_sent_whole_again(
     server.kill()
     with file.open("a") as stream:
         stream.write("not json\n" + line(1100, loss=0.0) + '\n{"step": 1101')
-    run.follow(file)
+    follow(file, run)
     file.unlink()  # with its stage's work folder
     run.finish("FINISHED")
     study.finish("FINISHED")
@@ -168,7 +169,7 @@ def test_a_resumed_stage_reopens_its_unfinished_run(
     key, file = f"stage-{tmp_path}", tmp_path / "metrics.jsonl"
     before = tracking.start_run("sft", tags={}, params={"beta": 0.1}, resume_key=key)
     file.write_text("".join(line(step, loss=1.0) + "\n" for step in range(1, 8)))
-    before.follow(file)
+    follow(file, before)
     before.finish(status)
     after = tracking.start_run("sft", tags={"try": "2"}, params={"beta": 0.1}, resume_key=key)
     for step in range(6, 11):  # from the checkpoint at step 5

@@ -16,11 +16,11 @@ from doubles import MemoryRun
 
 from dynolab.errors import Pruned
 from dynolab.objectives import SFTConfig
+from dynolab.results.study import MetricsLine
 from dynolab.training.config import TrainConfig
 from tasks.runtime import training_monitor as supervisor_module
 from tasks.runtime.track.progress import PlainLines, Progress
-from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched, watched_by
-from tasks.runtime.training_monitor import TrainingMonitor
+from tasks.runtime.training_monitor import MetricsTail, TrainingMonitor, Watched, watched_by
 from tests.flows.lab import until
 
 
@@ -185,7 +185,7 @@ def test_passes_complete_lines_once_and_reads_a_replaced_file_again(tmp_path: Pa
     def metric_text(step: int) -> str:
         return json.dumps({"step": step, "examples": 4 * step, "time": 1.5, "metrics": {"m": 1.0}})
 
-    file, seen = tmp_path / "metrics.jsonl", list[MetricLine]()
+    file, seen = tmp_path / "metrics.jsonl", list[MetricsLine]()
     tail = MetricsTail(file, seen.append)
     tail.poll()  # not there yet
     file.write_text(
@@ -207,7 +207,7 @@ def test_passes_complete_lines_once_and_reads_a_replaced_file_again(tmp_path: Pa
 def test_a_watcher_ends_the_training_from_its_own_thread(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
-    def watch(stage: str, row: MetricLine) -> None:
+    def watch(stage: str, row: MetricsLine) -> None:
         seen.append((stage, row.step))
         if row.metrics["loss"] > 1:
             raise Pruned(stage, row.step, "loss", row.metrics["loss"])
@@ -217,7 +217,7 @@ def test_a_watcher_ends_the_training_from_its_own_thread(tmp_path: Path) -> None
 
     def read() -> None:  # as the supervisor does, on a thread of its own
         for step, value in enumerate([0.5, 2.0, 3.0]):
-            watched(MetricLine(step, step, 0.0, {"loss": value}))
+            watched(MetricsLine(step=step, examples=step, time=0.0, metrics={"loss": value}))
 
     watched.check()
     reader = threading.Thread(target=read)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import rich.progress
 
+    from dynolab.results.study import MetricsLine
     from tasks.runtime.track.runs import RunTracker
-    from tasks.runtime.track.tail import MetricLine
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class StageProgress:
         self.name, self.total_steps, self._displays = name, total_steps, displays
         self.step, self.text = 0, ""
         self.outcome: Outcome | None = None
+        self.ended = threading.Event()
         self.began = time.monotonic()
         self._first: tuple[float, int] | None = None
 
@@ -101,6 +102,7 @@ class StageProgress:
         """Show that the stage has ended; further calls do nothing."""
         if self.outcome is None:
             self.outcome = outcome
+            self.ended.set()
             self.show()
 
     def show(self) -> None:
@@ -135,7 +137,7 @@ class StepReporter:
         self.stage = stage
         self._recent: deque[tuple[int, float]] = deque(maxlen=RATE_WINDOW)
 
-    def __call__(self, line: MetricLine) -> None:
+    def __call__(self, line: MetricsLine) -> None:
         """Show one line."""
         self._recent.append((line.step, line.time))
         (first_step, first_time), (last_step, last_time) = self._recent[0], self._recent[-1]
@@ -326,53 +328,40 @@ class ProgressArtifacts:
 
     def __init__(self, seconds: float = PUBLISH_SECONDS) -> None:
         self.seconds = seconds
-        self._publishers: dict[StageProgress, _Publisher] = {}
+        self._publishers: dict[StageProgress, threading.Thread] = {}
 
     def show(self, stage: StageProgress) -> None:
         """Publish the stage soon, or at once when it ends."""
         if stage.outcome == "cached":
             return
         if stage not in self._publishers:
-            self._publishers[stage] = _Publisher(stage, self.seconds)
+            publish = partial(_publish_until_end, stage, self.seconds)
+            self._publishers[stage] = _in_background(f"progress-{stage.name}", publish)
         if stage.outcome is not None:
-            self._publishers.pop(stage).end()
+            self._publishers.pop(stage).join(CLOSE_SECONDS)
 
 
-class _Publisher:
-    """Thread that updates one artifact with the stage's newest state."""
+def _publish_until_end(stage: StageProgress, seconds: float) -> None:
+    """Update one artifact with a stage's newest state."""
+    from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-    def __init__(self, stage: StageProgress, seconds: float) -> None:
-        self._stage, self._seconds = stage, seconds
-        self._published: tuple[float, str] | None = None
-        self._artifact: UUID | None = None
-        self._ended = threading.Event()
-        self._thread = _in_background(f"progress-{stage.name}", self._work)
-
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join(CLOSE_SECONDS)
-
-    def _work(self) -> None:
-        while True:
-            last = self._ended.is_set()
-            try:
-                self._publish(*_percent_and_description(self._stage))
-            except Exception as error:  # a Prefect outage must not end the stage
-                name = self._stage.name
-                log.warning("cannot publish the progress of %s in Prefect: %s", name, error)
-            if last:
-                return
-            self._ended.wait(self._seconds)
-
-    def _publish(self, percent: float, description: str) -> None:
-        from prefect.artifacts import create_progress_artifact, update_progress_artifact
-
-        if self._artifact is None:
-            key = f"progress-{slug(self._stage.name)}"
-            self._artifact = cast("UUID", create_progress_artifact(percent, key, description))
-        elif (percent, description) != self._published:
-            update_progress_artifact(self._artifact, percent, description)
-        self._published = (percent, description)
+    artifact: UUID | None = None
+    published: tuple[float, str] | None = None
+    while True:
+        ended = stage.ended.is_set()
+        percent, description = state = _percent_and_description(stage)
+        try:
+            if artifact is None:
+                key = f"progress-{slug(stage.name)}"
+                artifact = cast("UUID", create_progress_artifact(percent, key, description))
+            elif state != published:
+                update_progress_artifact(artifact, percent, description)
+            published = state
+        except Exception as error:  # a Prefect outage must not end the stage
+            log.warning("cannot publish the progress of %s in Prefect: %s", stage.name, error)
+        if ended:
+            return
+        stage.ended.wait(seconds)
 
 
 def _percent_and_description(stage: StageProgress) -> tuple[float, str]:

@@ -18,7 +18,6 @@ import fcntl
 import getpass
 import json
 import logging
-import os
 import re
 import shutil
 import threading
@@ -106,7 +105,7 @@ class RunTracker:
         self, tracking: Tracking, folder: Path, record: Record, lock: IO[str], *, live: bool
     ) -> None:
         self.folder, self.record, self.live = folder, record, live
-        self.changed, self.created = True, threading.Event()
+        self.version, self.sent_version, self.created = 1, 0, threading.Event()
         self.writing = threading.Lock()
         self.offsets: dict[Path, tuple[int, int]] = {}
         """File of metrics → its inode, and how many of its bytes were sent."""
@@ -131,7 +130,7 @@ class RunTracker:
     def is_sent(self) -> bool:
         """Whether the server has everything so far."""
         unsent = (self.unsent_from(file) < file.stat().st_size for file in self.metric_files())
-        return not (self.changed or any(unsent) or any(self.artifacts()))
+        return not (self.version > self.sent_version or any(unsent) or any(self.artifacts()))
 
     def metric_files(self) -> list[Path]:
         """The files of metrics."""
@@ -152,24 +151,6 @@ class RunTracker:
         line = {"step": step, "examples": 0, "time": time.time(), "metrics": metrics}
         with self._logging("metrics"), (self.folder / "logged.jsonl").open("a") as stream:
             stream.write(json.dumps(line) + "\n")
-
-    def follow(self, file: Path) -> None:
-        """Send the lines of a growing file of metrics; call again when it may have been replaced.
-
-        A link in the run's folder keeps the lines when `file` is deleted; it is a copy where the
-        two are on different file systems.
-        """
-        link = self.folder / "followed.jsonl"
-        with self._logging("metrics"):
-            if not file.exists() or (link.exists() and link.samefile(file)):
-                return
-            aside = link.with_suffix(".part")
-            aside.unlink(missing_ok=True)
-            try:
-                os.link(file, aside)
-                aside.replace(link)
-            except OSError:
-                shutil.copyfile(file, link)
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
@@ -243,7 +224,7 @@ class RunTracker:
     def _changing(self, what: str) -> Iterator[None]:
         with self._logging(what), self.writing:
             yield
-            self.changed = True
+            self.version += 1
             self.save()
         self._tracking.wake()
 

@@ -24,7 +24,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.utils.rest_utils import verify_rest_response
+from pydantic import ValidationError
 
+from dynolab.results.study import MetricsLine
 from tasks.runtime.track.mlflow_pages import (
     DESCRIPTION_TAG,
     EXPERIMENT_TAGS,
@@ -41,7 +43,6 @@ from tasks.runtime.track.runs import (
     now_ms,
     set_aside,
 )
-from tasks.runtime.track.tail import read_line
 
 log = logging.getLogger(__name__)
 
@@ -101,13 +102,10 @@ class Sender:
         run = tracker.run or self._open_run(tracker)
         if run is None:
             return
-        if tracker.changed:
-            tracker.changed = False
-            try:
-                self._send_record(tracker, run)
-            except BaseException:
-                tracker.changed = True
-                raise
+        version = tracker.version
+        if version > tracker.sent_version:
+            self._send_record(tracker, run)
+            tracker.sent_version = version
         for file in tracker.metric_files():
             self._send_metrics(tracker, run.run_id, file)
         for file in tracker.artifacts():
@@ -158,7 +156,10 @@ class Sender:
         self, tracker: RunTracker, run_id: str, lines: Iterable[bytes]
     ) -> Iterator[Metric]:
         for text in lines:
-            if (line := read_line(text)) is None:
+            try:
+                line = MetricsLine.model_validate_json(text)
+            except ValidationError as error:
+                log.warning("skipping an invalid line of metrics: %s", error)
                 continue
             for key, value in line.metrics.items():
                 if not (tracker.record.reopened and line.step in self._steps(run_id, key)):
