@@ -106,7 +106,7 @@ def work_for(services: Services, registering: Process | None = None) -> Iterator
         raise ServiceFailed("the registration of deployments", last_lines(log)) from error
     finally:
         stop_group(process)
-    workers = Services(home, tuple(_worker(home, pool, environment) for pool in POOLS))
+    workers = Services(home, {pool: _worker(home, pool, environment) for pool in POOLS})
     try:
         with workers:
             yield workers

@@ -53,11 +53,11 @@ class Standing(Served):
         """Registers the deployments and starts the workers."""
         self._workers = ExitStack()
         workers = self._workers.enter_context(work_for(self._all_servers()))
-        self._worker_pids = {service.log.stem: service.pid for service in workers.services}
+        self._worker_pids = {pool: service.pid for pool, service in workers.by_name.items()}
         self._keep()
 
     def _all_servers(self) -> Services:
-        servers = tuple(self.servers[name].services[0] for name in ALL)
+        servers = {name: self.servers[name].by_name[name] for name in ALL}
         return Services(self.lab.home, servers)
 
     @property
@@ -66,12 +66,12 @@ class Standing(Served):
         return self._all_servers().environment()
 
     def _keep(self) -> None:
-        servers = {server.services[0].pid for server in self.servers.values()}
+        servers = {server.by_name[name].pid for name, server in self.servers.items()}
         self.lab.kept = servers | set(self._worker_pids.values())
 
     def kill(self, name: str) -> None:
         """SIGKILL for a server."""
-        process = self.servers[name].services[0].process
+        process = self.servers[name].by_name[name].process
         assert process is not None
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -84,7 +84,7 @@ class Standing(Served):
 
     def kill_worker(self, pool: str = "training") -> None:
         """SIGKILL for a worker, and for nothing else."""
-        os.kill(self._worker_pids[f"worker-{pool}"], signal.SIGKILL)
+        os.kill(self._worker_pids[pool], signal.SIGKILL)
 
     def work_again(self) -> None:
         """What a person does who finds a worker dead: ends what is left, and starts it anew."""

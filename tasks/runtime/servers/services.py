@@ -13,10 +13,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn
 from urllib.parse import urlsplit
 
@@ -81,25 +80,20 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Services:
+class Services(AbstractContextManager["Services"]):
     """The servers that one command uses; a context manager that ends those it started."""
 
     home: Path
-    services: tuple[Service, ...]
-
-    @property
-    def by_name(self) -> dict[str, Service]:
-        """The servers by name."""
-        return {service.name: service for service in self.services}
+    by_name: dict[str, Service]
 
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
         """Wait until every server answers; ServiceFailed if one does not."""
-        for service in self.services:
+        for service in self.by_name.values():
             service.wait_ready(timeout)
 
     def check_alive(self) -> None:
         """Raise ServiceFailed if a server started here has ended."""
-        for service in self.services:
+        for service in self.by_name.values():
             service.check_alive()
 
     def environment(self) -> dict[str, str]:
@@ -111,21 +105,13 @@ class Services:
 
     def stop(self) -> None:
         """End the servers started here, not those of other commands."""
-        started = [service.process for service in self.services if service.process is not None]
+        started = [service.process for service in self.by_name.values() if service.process]
         for process in started:
             process.send_signal(ending_signal())  # all first, so that they end in parallel
         for process in started:
             stop_group(process)
 
-    def __enter__(self) -> Services:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -172,11 +158,10 @@ def start_services(
     **Raises** `ConfigError` if a port is taken, after ending the servers already started.
     """
     home = own_folder(home.resolve())
-    started = Services(home, ())
+    started = Services(home, {})
     try:
         for name in names:
-            service = _start(home, name, (ports or {}).get(name, 0), standing)
-            started = replace(started, services=(*started.services, service))
+            started.by_name[name] = _start(home, name, (ports or {}).get(name, 0), standing)
     except BaseException:
         started.stop()
         raise
@@ -245,11 +230,11 @@ def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
     ends the servers started here.
     """
     running = running_services(home)
-    standing = [running[name] for name in names if name in running]
+    standing = {name: running[name] for name in names if name in running}
     missing = [name for name in names if name not in running]
     free = {name: DEFAULT_PORTS[name] for name in missing if not port_in_use(DEFAULT_PORTS[name])}
     started = start_services(home, missing, ports=free)
-    return Services(started.home, (*standing, *started.services))
+    return Services(started.home, standing | started.by_name)
 
 
 @contextmanager
@@ -276,7 +261,8 @@ def standing_services(
         meanwhile(services)
         services.wait_ready()
         content = {
-            service.name: {"url": service.url, "pid": service.pid} for service in services.services
+            name: {"url": service.url, "pid": service.pid}
+            for name, service in services.by_name.items()
         }
         file = _register(services.home)
         part = file.with_suffix(f".{os.getpid()}.part")
@@ -292,8 +278,8 @@ def login_links(services: Services) -> list[str]:
     """A line for each server: its name, and the link that logs a browser in."""
     token = login_token(services.home)
     return [
-        f"{_LABELS[service.name]:8}{service.url}/{f'?token={token}'.join(_FIRST_PAGES[service.name])}"
-        for service in services.services
+        f"{_LABELS[name]:8}{service.url}/{f'?token={token}'.join(_FIRST_PAGES[name])}"
+        for name, service in services.by_name.items()
     ]
 
 

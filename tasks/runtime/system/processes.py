@@ -136,15 +136,7 @@ def listening_socket(port: int = 0, host: str = LOOPBACK) -> socket.socket:
 
     **Raises** `OSError` (EADDRINUSE) if the port is taken.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(128)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    return socket.create_server((host, port), backlog=128)
 
 
 def free_port() -> int:

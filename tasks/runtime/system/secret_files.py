@@ -45,7 +45,9 @@ def kept_secret(file: Path) -> str:
     """The random secret in `file`, in hex; created once, even if several processes try."""
     if not file.exists():
         own_folder(file.parent)
-        part = _private_part(file, secrets.token_hex(_KEY_BYTES))
+        part = file.with_name(f"{file.name}.{uuid4().hex}.part")
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            stream.write(secrets.token_hex(_KEY_BYTES))
         with suppress(FileExistsError):
             os.link(part, file)
         part.unlink()
@@ -92,11 +94,3 @@ def _key(text: str, remedy: str) -> bytes:
         if len(key := bytes.fromhex(text)) >= _KEY_BYTES:
             return key
     raise ConfigError(KEY, "…", remedy)
-
-
-def _private_part(file: Path, content: str) -> Path:
-    """Write a temporary file next to `file`, to be renamed to it."""
-    part = file.with_name(f"{file.name}.{uuid4().hex}.part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-        stream.write(content)
-    return part
