@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dynolab.store.claim import Claim
 from dynolab.store.commit import Committed
-from dynolab.store.manifest import FileEntry, Manifest, hash_file
-from dynolab.store.provenance import git_revision, library_versions
+from dynolab.store.manifest import (
+    FileEntry,
+    Manifest,
+    git_revision,
+    hash_file,
+    library_versions,
+)
 from dynolab.store.store import Place, Store
 
 __all__ = [

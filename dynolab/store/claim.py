@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import time
-from types import TracebackType
+from contextlib import AbstractContextManager
 from uuid import uuid4
 
 from dynolab.errors import CorruptData, StoreError
@@ -23,7 +23,7 @@ RENEW_SECONDS = 5.0
 STALE_SECONDS = 60.0
 
 
-class Claim:
+class Claim(AbstractContextManager["Claim"]):
     """One contender for the claim at `path`; a context manager that releases the claim.
 
     A claim is stale once its content has not changed for STALE_SECONDS of this process's own
@@ -81,15 +81,7 @@ class Claim:
         except StoreError as error:
             log.warning("the claim could not be released: %s", error)
 
-    def __enter__(self) -> Claim:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _content(self) -> bytes:

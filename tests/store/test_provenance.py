@@ -9,7 +9,7 @@ from platform import python_version
 
 import pytest
 
-from dynolab.store import git_revision, library_versions, provenance
+from dynolab.store import git_revision, library_versions, manifest
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -27,7 +27,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "--quiet", "--message", "first")
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "code.py"))
+    monkeypatch.setattr(manifest, "__file__", str(tmp_path / "code.py"))
     return tmp_path
 
 
@@ -55,7 +55,7 @@ def test_code_that_lies_in_anothers_repository_has_no_revision(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (checkout / "installed.py").write_text("pass\n")
-    monkeypatch.setattr(provenance, "__file__", str(checkout / "installed.py"))
+    monkeypatch.setattr(manifest, "__file__", str(checkout / "installed.py"))
     assert revision() is None
 
 
