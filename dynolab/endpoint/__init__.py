@@ -1,7 +1,6 @@
 """Client for models behind OpenAI-compatible endpoints, with retries and a cache of answers."""
 
-from dynolab.endpoint.answers import AnswerCache
-from dynolab.endpoint.client import Endpoint, endpoint_from_environment
+from dynolab.endpoint.client import AnswerCache, Endpoint, endpoint_from_environment
 from dynolab.endpoint.config import Answered, EndpointConfig, Failure, Request
 
 __all__ = [
