@@ -18,9 +18,8 @@ from transformers import (
 from dynolab.data.batches import collate
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
-from dynolab.rollouts.decoding import ModelGenerator
+from dynolab.rollouts.decoding import ModelGenerator, position_keys
 from dynolab.rollouts.generator import SampleConfig, flat
-from dynolab.rollouts.noise import position_keys
 from tests.rollouts.test_noise import splitmix
 from tests.training.small import make_tokenizer
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynolab.rollouts.noise import gumbel, position_keys
+from dynolab.rollouts.decoding import gumbel, position_keys
 
 WHOLE = 2**64
 
