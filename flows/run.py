@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import prefect
-from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
@@ -166,7 +165,7 @@ def _as_task(
     step: Step, results: Mapping[str, StageResult], platform: Platform, *, fresh: bool
 ) -> StageResult:
     # Prefect's own cache and results are off: only the store's committed manifest counts.
-    @task(name=step.name, cache_policy=NO_CACHE, persist_result=False)
+    @prefect.task(name=step.name, cache_policy=NO_CACHE, persist_result=False)
     def stage() -> Any:
         sources = step.sources(results)
         try:

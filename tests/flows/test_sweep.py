@@ -106,10 +106,15 @@ class Trainings:
         watched(MetricsLine(step=10, examples=40, time=1.0, metrics={"loss": end}))
         watched.check()
         place = platform.store.place("preference", "a" * 64)
-        result = {"address": place.path, "digest": "", "metrics": {"loss": end}}
         return {
             "preference": StageResult(
-                stage="preference", key=place.key, mlflow_run_id=None, cached=True, **result
+                stage="preference",
+                key=place.key,
+                address=place.path,
+                digest="",
+                metrics={"loss": end},
+                mlflow_run_id=None,
+                cached=True,
             )
         }
 

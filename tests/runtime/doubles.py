@@ -36,9 +36,8 @@ class MemoryRun:
 
     @property
     def values(self) -> list[tuple[int, dict[str, float]]]:
-        files = self.folder.glob("*.jsonl")
-        lines = [line for file in files for line in read_rows(file, MetricsLine)]
-        return [*((line.step, line.metrics) for line in lines), *self.logged]
+        rows = [row for file in self.folder.glob("*.jsonl") for row in read_rows(file, MetricsLine)]
+        return [*((row.step, row.metrics) for row in rows), *self.logged]
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         self.tagged |= values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from doubles import MemoryRun
@@ -22,6 +22,11 @@ from tasks.runtime import training_monitor as supervisor_module
 from tasks.runtime.track.progress import PlainLines, Progress
 from tasks.runtime.training_monitor import MetricsTail, TrainingMonitor, Watched, watched_by
 from tests.flows.lab import until
+
+
+def metric_text(step: int) -> str:
+    metrics = {"train/loss": 1.0}
+    return MetricsLine(step=step, examples=4 * step, time=1.5, metrics=metrics).model_dump_json()
 
 
 class Training:
@@ -57,9 +62,8 @@ class Training:
         unfinished.rename(self.states / f"step-{step:08d}")
 
     def log(self, step: int) -> None:
-        line = {"step": step, "examples": step, "time": 0.0, "metrics": {"train/loss": 1.0}}
         with (self.output / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(metric_text(step) + "\n")
 
     def logged(self) -> list[int]:
         return [step for step, _ in self.run.values]
@@ -121,19 +125,6 @@ def test_the_last_state_is_kept_where_training_failed_and_only_there(
     assert training.logged() == [5]
 
 
-class StubRun:
-    """A run as W&B and trackio make it; remembers what it got."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        self.calls.append((step, metrics))
-
-    def finish(self, **status: int) -> None:
-        self.calls.append(status)
-
-
 def reported(training: Training, monkeypatch: pytest.MonkeyPatch, clients: str) -> None:
     """Trains two steps with `clients` of DYNOLAB_REPORT_TO."""
     monkeypatch.setenv("DYNOLAB_REPORT_TO", clients)
@@ -147,9 +138,9 @@ def reported(training: Training, monkeypatch: pytest.MonkeyPatch, clients: str) 
 def test_clients_get_the_metrics_and_a_broken_one_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, asked = StubRun(), dict[str, Any]()
+    run, asked = Mock(), dict[str, Any]()
 
-    def init(**more: Any) -> StubRun:
+    def init(**more: Any) -> Mock:
         asked.update(more)
         return run
 
@@ -160,7 +151,11 @@ def test_clients_get_the_metrics_and_a_broken_one_ends_no_training(
     reported(training, monkeypatch, "wandb, trackio")
     assert (asked["project"], asked["name"]) == ("lab", "first / sft")
     assert asked["config"]["objective"]["name"] == "sft"
-    assert run.calls == [(1, {"train/loss": 1.0}), (2, {"train/loss": 1.0}), {"exit_code": 0}]
+    assert run.mock_calls == [
+        call.log({"train/loss": 1.0}, step=1),
+        call.log({"train/loss": 1.0}, step=2),
+        call.finish(exit_code=0),
+    ]
     assert "trackio" in caplog.text
     assert training.logged() == [1, 2]
 
@@ -182,9 +177,6 @@ def test_the_real_client_keeps_the_metrics(
 
 
 def test_passes_complete_lines_once_and_reads_a_replaced_file_again(tmp_path: Path) -> None:
-    def metric_text(step: int) -> str:
-        return json.dumps({"step": step, "examples": 4 * step, "time": 1.5, "metrics": {"m": 1.0}})
-
     file, seen = tmp_path / "metrics.jsonl", list[MetricsLine]()
     tail = MetricsTail(file, seen.append)
     tail.poll()  # not there yet

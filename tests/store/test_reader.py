@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import CorruptData, StoreError
-from dynolab.store import Place, Store, read as read_module
+from dynolab.store import Place, Store
 from dynolab.store.filesystem import Files
+from tests.deploy.test_repository import read as read_module
 from tests.messages import exactly
 from tests.store.results import KEY, contents, manifest, write_files
 
