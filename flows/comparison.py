@@ -23,7 +23,7 @@ from dynolab.claims.reproduction import (
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig
-from dynolab.judges.exact import WORLD_REWARDS
+from dynolab.judges.contests import WORLD_REWARDS
 from dynolab.objectives.pair_losses import IPOConfig
 from dynolab.objectives.sft import SFTConfig, SFTExtendedConfig
 from dynolab.probes.making.probe_set import ProbeSetConfig

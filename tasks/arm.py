@@ -18,7 +18,7 @@ from pydantic import Field
 from dynolab.comparisons.pair_arms import chosen_changes, followed_answers
 from dynolab.data.rows import ProbeRow, read_rows, write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged, RankFailed
-from dynolab.judges.exact import WORLD_REWARDS
+from dynolab.judges.contests import WORLD_REWARDS
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import (
     PAIR_OBJECTIVES,

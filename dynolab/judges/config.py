@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dynolab.endpoint import EndpointConfig
 from dynolab.errors import under_field
-from dynolab.judges.exact import WORLD_REWARDS
+from dynolab.judges.contests import WORLD_REWARDS
 from dynolab.rollouts.rewards import RewardConfig, Rewards
 
 CRITERION = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dynolab.data.encode import Encoder
 from dynolab.endpoint.client import OnProgress, ignore_progress
 from dynolab.evaluation.samples import score_answers
-from dynolab.judges.exact import Scored, scored_judgements
+from dynolab.judges.contests import Scored, scored_judgements
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.judges import Contest, Judgement
 

@@ -8,7 +8,7 @@ import os
 import signal
 from contextlib import suppress
 
-from dynolab.store.owner import is_dead
+from dynolab.store.claim import is_dead
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
 from tasks.runtime.system.processes import variable_of_all
 from tasks.runtime.system.settings import Settings

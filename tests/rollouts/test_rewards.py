@@ -17,12 +17,12 @@ from dynolab.data.world import lexicon
 from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from dynolab.functions import ALLOWED, named_function
-from dynolab.rollouts.numbers import final_number
 from dynolab.rollouts.rewards import (
     BUILT_IN,
     RewardConfig,
     Rewards,
     checked,
+    final_number,
     reward_metrics,
 )
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 from doubles import sleeper
 
-from dynolab.store.owner import this_process
+from dynolab.store.claim import this_process
 from tasks.runtime.cleanup import reap_orphans
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dynolab.errors import ConfigError, StoreError
 from dynolab.likelihood.checked import note_check
 from dynolab.store import Store
-from dynolab.store.owner import this_process
+from dynolab.store.claim import this_process
 from tasks.runtime import stage as stage_module
 from tasks.runtime.stage import Platform, Stage, StageResult, lookup, plan_key, run_stage
 from tasks.runtime.work import Work

@@ -17,8 +17,8 @@ import pytest
 
 from dynolab.errors import StoreError
 from dynolab.store import Claim, Place, claim as claim_module
+from dynolab.store.claim import this_process
 from dynolab.store.filesystem import Files
-from dynolab.store.owner import this_process
 from tests.store.results import json_bytes
 
 DEADLINE_SECONDS = 20

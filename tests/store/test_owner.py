@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.store import owner as owner_module
-from dynolab.store.owner import is_dead, this_process
+from dynolab.store import claim as owner_module
+from dynolab.store.claim import is_dead, this_process
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="process identity is read from /proc"

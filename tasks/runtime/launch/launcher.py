@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dynolab.errors import ConfigError, RankFailed
 from dynolab.store import library_versions
-from dynolab.store.owner import this_process
+from dynolab.store.claim import this_process
 from tasks.runtime.launch.devices import (
     VISIBLE,
     gpu_lent_to_ranks,
