@@ -19,7 +19,7 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
-from dynolab.rollouts.sample import SampleConfig
+from dynolab.rollouts.generator import SampleConfig
 from dynolab.training.config import TrainConfig
 from flows.comparison import ReproduceParameters, reproduce_steps, resolved_comparison
 from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow, Step, finished

@@ -112,7 +112,7 @@ def _score_and_answer(
     """Scores all rows and answers some prompts greedily, with the model in a folder."""
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.probes.score import score_probes
-    from dynolab.rollouts.sample import SampleConfig
+    from dynolab.rollouts.generator import SampleConfig
     from models.language import context_length
 
     model, tokenizer = load_model(folder)

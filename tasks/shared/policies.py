@@ -56,7 +56,7 @@ def responses(
     config: SampleConfig,
 ) -> list[Sampled]:
     """One sampled response to the prompt of each row, in order."""
-    from dynolab.rollouts.sample import sample_responses
+    from dynolab.rollouts.decoding import sample_responses
 
     prompts, turns = [row.prompt for row in rows], [row.turn for row in rows]
     return sample_responses(model, tokenizer, prompts, config, turns)

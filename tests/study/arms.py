@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dynolab.data.rows import Example, ProbeRow, read_rows, with_rejected, write_rows
 from dynolab.data.sources.load import DataConfig, load_data
-from dynolab.rollouts.sample import SampleConfig, sample_responses
+from dynolab.rollouts.decoding import SampleConfig, sample_responses
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.job import TrainJob
 from flows.parameters import load_parameters

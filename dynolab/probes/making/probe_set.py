@@ -26,7 +26,7 @@ from dynolab.endpoint import Endpoint, EndpointConfig
 from dynolab.endpoint.client import OnProgress, ignore_progress
 from dynolab.errors import ConfigError
 from dynolab.probes.making.written import Policy, rows_from_policy, rows_from_writer
-from dynolab.rollouts.sample import SampleConfig
+from dynolab.rollouts.generator import SampleConfig
 
 AnyKind = TypeVar("AnyKind", bound=str)
 

@@ -14,7 +14,8 @@ from dynolab.data.probes.kinds import OF_REJECTED, ORIGINAL, PolicyKind, WriterK
 from dynolab.data.rows import ProbeRow
 from dynolab.endpoint import Answered, Endpoint, Failure, Request
 from dynolab.endpoint.client import OnProgress, ignore_progress
-from dynolab.rollouts.sample import SampleConfig, sample_responses
+from dynolab.rollouts.decoding import sample_responses
+from dynolab.rollouts.generator import SampleConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
