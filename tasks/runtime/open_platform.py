@@ -128,7 +128,7 @@ def _open_study(
     )
     if charts:
         tracker.describe(trainings=())
-    link_mlflow_run(tracker, study, tag_flow_run=True, charts=charts)
+    link_mlflow_run(tracker, study, charts=charts)
     return tracker
 
 

@@ -36,7 +36,8 @@ from dynolab.results.forces import (
     PairForce,
     ResponseTermsRow,
 )
-from dynolab.training.step_record import Recorded, RecordedExample, RecordedGroup, StepRecord
+from dynolab.training.step_batch import Recorded, RecordedExample, RecordedGroup
+from dynolab.training.step_record import StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

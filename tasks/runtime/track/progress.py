@@ -40,8 +40,6 @@ CLOSE_SECONDS = 10.0  # limit on waiting for a stage's last update
 LINK_SECONDS = 600.0  # limit on waiting for MLflow to create the run
 FLOW_RUN_TAG = "prefect.flow_run_id"
 
-_tags_lock = threading.Lock()
-
 
 def outcome_of(error: BaseException) -> Outcome:
     """How a stage ended that raised: Ctrl-C and SIGTERM cancel it, anything else fails it."""
@@ -257,14 +255,12 @@ def link_mlflow_run(
     tracker: RunTracker,
     name: str,
     *,
-    tag_flow_run: bool = False,
     charts: bool = False,
 ) -> threading.Thread | None:
     """Publish a link artifact in Prefect once MLflow has created the run.
 
-    `tag_flow_run`: also tag the flow run `mlflow:<run id>`; for the flow's parent run. `charts`:
-    link to the charts of its stages, too. Returns the waiting thread (a caller about to exit may
-    join it); None outside of a Prefect run.
+    `charts`: link to the charts of its stages, too. Returns the waiting thread (a caller about to
+    exit may join it); None outside of a Prefect run.
     """
     if not inside_prefect_run():
         return None
@@ -277,8 +273,6 @@ def link_mlflow_run(
             if charts:
                 links[f"Charts of {name}"] = f"{tracker.server}/{charts_page(run)}"
             _publish_links(f"mlflow-{slug(name)}", links)
-            if tag_flow_run:
-                _add_flow_run_tag(f"mlflow:{run.run_id}")
 
     return _in_background(f"mlflow-link-{name}", publish)
 
@@ -374,21 +368,6 @@ def _percent_and_description(stage: StageProgress) -> tuple[float, str]:
 def slug(name: str) -> str:
     """Convert `name` to an artifact key: Prefect allows lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _add_flow_run_tag(tag: str) -> None:
-    from uuid import UUID
-
-    from prefect.client.orchestration import get_client
-    from prefect.runtime import flow_run
-
-    run_id = flow_run.get_id()
-    if run_id is None:  # a task run of its own, without a flow
-        return
-    # The API replaces all tags at once, and several stages of a flow run may do this together.
-    with _tags_lock, get_client(sync_client=True) as client:
-        tags = set(client.read_flow_run(UUID(run_id)).tags)
-        client.update_flow_run(UUID(run_id), tags=tags | {tag})
 
 
 def _in_background(name: str, work: Callable[[], None]) -> threading.Thread:
