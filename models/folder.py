@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -117,16 +116,8 @@ def loaded_files(folder: Path, field: str = "model") -> list[str]:
     return sorted(set(names))
 
 
-@dataclass(frozen=True)
-class WeightCounts:
-    """How many tensors a folder's weights have, and how many numbers in all of them."""
-
-    tensors: int
-    numbers: int
-
-
-def count_weights(folder: Path) -> WeightCounts:
-    """Counts tensors and numbers from the headers of a folder's weight files.
+def weight_sizes(folder: Path) -> list[int]:
+    """How many numbers each tensor of a folder has, from the headers of its weight files.
 
     **Raises:** `ConfigError` for a damaged file.
     """
@@ -139,40 +130,41 @@ def count_weights(folder: Path) -> WeightCounts:
             safe_open(file, framework="pt") as weights,
         ):
             sizes += [math.prod(weights.get_slice(name).get_shape()) for name in weights.keys()]  # noqa: SIM118
-    return WeightCounts(len(sizes), sum(sizes))
+    return sizes
 
 
-def check_counts(folder: Path, settings: Mapping[str, Any], weights: WeightCounts) -> None:
-    """Raises `ConfigError` for counts of layers, heads … far beyond the weights.
+def check_counts(folder: Path, settings: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    """Raises `ConfigError` for counts of layers, heads … far beyond the weights' sizes.
 
     Building such a model would never finish.
     """
+    tensors, numbers = len(sizes), sum(sizes)
     for name, value in settings.items():
         layers = name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-        most = weights.tensors if layers else max(weights.numbers, _ANY_COUNT)
+        most = tensors if layers else max(numbers, _ANY_COUNT)
         if name.startswith(("num_", "n_")) and isinstance(value, int) and value > most:
             raise ConfigError(
                 "model",
                 str(folder),
-                f"config.json sets {name} = {value}, but the weights are {weights.tensors} tensors "
-                f"with {weights.numbers} numbers; give the config.json that belongs to them",
+                f"config.json sets {name} = {value}, but the weights are {tensors} tensors "
+                f"with {numbers} numbers; give the config.json that belongs to them",
             )
 
 
-def check_size(folder: Path, model: torch.nn.Module, weights: WeightCounts) -> None:
-    """Raises `ConfigError` for a model more than twice as large as its weights.
+def check_size(folder: Path, model: torch.nn.Module, numbers: int) -> None:
+    """Raises `ConfigError` for a model of more than twice the numbers that its weights have.
 
     Transformers allocates and initialises missing weights before it reports them.
 
     **Arguments:** `model`: the model on the meta device.
     """
     needed = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    if needed > 2 * weights.numbers + _ANY_SIZE:
+    if needed > 2 * numbers + _ANY_SIZE:
         raise ConfigError(
             "model",
             str(folder),
             f"its config.json makes a model of {needed} numbers, but its weights have "
-            f"{weights.numbers}; give the config.json that belongs to them",
+            f"{numbers}; give the config.json that belongs to them",
         )
 
 

@@ -30,8 +30,8 @@ from models.folder import (
     check_settings,
     check_size,
     check_source,
-    count_weights,
     loaded_files,
+    weight_sizes,
 )
 
 
@@ -74,10 +74,10 @@ def load_language_model(
     check_source(source, "config.json", "model configuration")
     folder, commit = Path(source), revision or "main"
     is_folder = folder.is_dir()
-    weights = None
+    sizes = None
     if is_folder:
         loaded_files(folder)
-        weights = count_weights(folder)
+        sizes = weight_sizes(folder)
     with reading("model", str(source), _REMEDY):
         if not is_folder and find_adapter_config_file(str(source), revision=commit):
             raise ConfigError(
@@ -85,15 +85,15 @@ def load_language_model(
             )
         settings, _ = PreTrainedConfig.get_config_dict(str(source), revision=commit)
         check_settings(source, settings)
-        if weights is not None:
-            check_counts(folder, settings, weights)
+        if sizes is not None:
+            check_counts(folder, settings, sizes)
         config = AutoConfig.from_pretrained(str(source), revision=commit, trust_remote_code=False)
         attention = supported_attention(config, attention)
         config._attn_implementation = attention
         _reset_output_options(config)
-        if weights is not None:
+        if sizes is not None:
             with torch.device("meta"):
-                check_size(folder, AutoModelForCausalLM.from_config(config), weights)
+                check_size(folder, AutoModelForCausalLM.from_config(config), sum(sizes))
         model, report = cast(
             "tuple[PreTrainedModel, dict[str, Any]]",
             AutoModelForCausalLM.from_pretrained(
