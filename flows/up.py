@@ -31,7 +31,6 @@ from tasks.runtime.system.processes import (
     stop_group,
 )
 from tasks.runtime.system.secret_files import own_folder
-from tasks.runtime.track.client import use_login
 from tasks.runtime.track.runs import Tracking
 
 POOLS = ("cpu", "training")
@@ -57,7 +56,7 @@ def start(
         )
         for line in login_links(services):
             announce(line)
-        use_login(services.environment())
+        services.log_in()
         # Sends what dead processes left, also those that die later and that nobody retries.
         tracking = Tracking(services.by_name[MLFLOW].url, home / "outbox", experiment="")
         stack.callback(tracking.close, SENDING_SECONDS)

@@ -14,7 +14,6 @@ from tasks.runtime.launch.devices import hide_other_devices
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.client import use_login
 from tasks.runtime.track.progress import (
     PlainLines,
     Progress,
@@ -111,7 +110,7 @@ def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tra
     if settings.mlflow_tracking_uri is not None:
         return Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment=project)
     server = services.enter_context(use_services(settings.home, [MLFLOW]))
-    use_login(server.environment())
+    server.log_in()
     return Tracking(server.by_name[MLFLOW].url, settings.outbox, experiment=project)
 
 

@@ -9,7 +9,7 @@ import pytest
 from mlflow.entities import RunTag
 from mlflow.exceptions import MlflowException
 
-from tasks.runtime.track.client import connect
+from tasks.runtime.track.runs import connect
 from tasks.runtime.track.sender import is_refusal
 
 

@@ -103,6 +103,12 @@ class Services(AbstractContextManager["Services"]):
         """
         return {**_QUIET, **client_variables(self.home, self.by_name)}
 
+    def log_in(self) -> None:
+        """Set MLflow's login where its client reads it: in the environment, which ranks lack."""
+        variables = self.environment()
+        for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+            os.environ[name] = variables[name]
+
     def stop(self) -> None:
         """End the servers started here, not those of other commands."""
         started = [service.process for service in self.by_name.values() if service.process]
