@@ -8,11 +8,10 @@ from dynolab.errors import ConfigError
 from dynolab.store.commit import Committed
 from dynolab.store.store import Place, Store
 
-_ADDRESS = re.compile(
-    r"stages/(?P<stage>[a-z0-9][a-z0-9_-]*)/(?P<key>[0-9a-f]{64})(/(?P<attempt>attempt-[0-9a-f]{32}))?"
+_REFERENCE = re.compile(
+    r"(stages/)?(?P<stage>[a-z0-9][a-z0-9_-]*)"
+    r"(/(?P<key>[0-9a-f]{4,64})(/(?P<attempt>attempt-[0-9a-f]{32}))?)?"
 )
-_SHORT = re.compile(r"(?P<stage>[a-z0-9][a-z0-9_-]*)/(?P<key>[0-9a-f]{4,64})")
-_STAGE = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 def find_result(store: Store, field: str, reference: str) -> tuple[Place, Committed]:
@@ -25,9 +24,7 @@ def find_result(store: Store, field: str, reference: str) -> tuple[Place, Commit
     **Raises** `ConfigError` if no committed result, or more than one, matches.
     """
     path = reference.removeprefix(store.files.url + "/").strip("/")
-    if _STAGE.fullmatch(path):
-        return _newest(store, field, path)
-    match = _ADDRESS.fullmatch(path) or _SHORT.fullmatch(path)
+    match = _REFERENCE.fullmatch(path)
     if match is None:
         raise ConfigError(
             field,
@@ -35,15 +32,16 @@ def find_result(store: Store, field: str, reference: str) -> tuple[Place, Commit
             f"is not a result of the store {store.files.url}; give MLflow's tag store.address, "
             "or <stage>/<key> as the command line shows it",
         )
-    stage, key = match["stage"], _whole_key(store, field, reference, match["stage"], match["key"])
-    place = store.place(stage, key)
+    if match["key"] is None:
+        return _newest(store, field, match["stage"])
+    key = _whole_key(store, field, reference, match["stage"], match["key"])
+    place = store.place(match["stage"], key)
     committed = place.committed()
     if committed is None:
         raise ConfigError(
             field, reference, "is not committed yet; first run the stage that computes it"
         )
-    attempt = match.groupdict().get("attempt")
-    if attempt and not committed.folder.endswith(attempt):
+    if match["attempt"] and not committed.folder.endswith(match["attempt"]):
         raise ConfigError(
             field,
             reference,
