@@ -212,7 +212,7 @@ def _show_plan(
     if unresolved:
         names = ", ".join(dict.fromkeys(unresolved))
         console.print(f"The Hub did not resolve {names}: keys are known when it does.")
-        steps = [Planned(step.name, "to run", None) for step in planned.steps]
+        steps = [Planned(step.name) for step in planned.steps]
     else:
         steps = list(plan(planned.steps, platform, planned.existing))
     stages = show_plan(console, planned, steps, wanted.machine)

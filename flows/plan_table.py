@@ -54,7 +54,12 @@ def show_plan(
                 field_of(step), f"{cost.parameters:,} parameters", f"{lack}; {remedy(step, here)}"
             )
     return [
-        vars(each) | {"cost": None if (cost := found.get(each.step)) is None else asdict(cost)}
+        {
+            "step": each.step,
+            "state": each.state,
+            "key": each.key,
+            "cost": None if (cost := found.get(each.step)) is None else asdict(cost),
+        }
         for each in planned
     ]
 

@@ -17,13 +17,12 @@ from uuid import uuid4
 from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
 from dynolab.likelihood.checked import checks_kept
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
-from tasks.runtime.keys import stage_key
 from tasks.runtime.launch.devices import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import link_mlflow_run, run_tags
 from tasks.runtime.track.runs import shown_params
-from tasks.runtime.work import Config, StageResult, Work
+from tasks.runtime.work import Config, StageResult, Work, plan_key
 
 if TYPE_CHECKING:
     from tasks.runtime.track.progress import Progress
@@ -79,12 +78,6 @@ class Platform:
     def has_worked(self) -> bool:
         """Whether tracking was opened, by a stage that was not cached."""
         return "tracking" in vars(self)
-
-
-def plan_key(stage: Stage[Config], config: Config, inputs: Mapping[str, StageResult]) -> str:
-    """Compute the stage key, before anything runs."""
-    digests = {name: source.digest for name, source in inputs.items()}
-    return stage_key(stage.name, stage.version, config, stage.operational, digests)
 
 
 def lookup(stage: Stage[Config], key: str, platform: Platform) -> StageResult | None:

@@ -71,6 +71,12 @@ class StageResult(BaseModel):
         )
 
 
+def plan_key(stage: Stage[Config], config: Config, inputs: Mapping[str, StageResult]) -> str:
+    """Compute the key of a stage's result, before anything runs."""
+    digests = {name: source.digest for name, source in inputs.items()}
+    return stage_key(stage.name, stage.version, config, stage.operational, digests)
+
+
 class Work(Generic[Config]):
     """One attempt at a stage.
 
@@ -196,10 +202,7 @@ class Work(Generic[Config]):
         """The same of this stage with other settings; None where a result is computed anew."""
         if self._fresh:
             return None
-        inputs = {name: source.digest for name, source in self.inputs.items()}
-        key = stage_key(
-            self._stage.name, self._stage.version, config, self._stage.operational, inputs
-        )
+        key = plan_key(self._stage, config, self.inputs)
         return self._store.place(self._place.stage, key).newest_resume()
 
     def manifest(self, metrics: dict[str, float], checks: Checks | None = None) -> Manifest:
