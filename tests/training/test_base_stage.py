@@ -71,7 +71,7 @@ class Bench:
             cache=self.folder / "cache",
             store=self.store,
             place=self.place,
-            tracker=SimpleNamespace(run_id=None, follow=lambda metrics: None),  # type: ignore[arg-type]
+            tracker=SimpleNamespace(run_id=None, folder=self.folder),  # type: ignore[arg-type]
             progress=self.shown,
         )
 
