@@ -139,8 +139,11 @@ class RunTracker:
     @property
     def is_sent(self) -> bool:
         """Whether the server has everything so far."""
-        unsent = (self.unsent_from(file) < file.stat().st_size for file in self.metric_files())
-        return not (self.version > self.sent_version or any(unsent) or any(self.artifacts()))
+        try:
+            unsent = (self.unsent_from(file) < file.stat().st_size for file in self.metric_files())
+            return not (self.version > self.sent_version or any(unsent) or any(self.artifacts()))
+        except FileNotFoundError:  # it has just been sent and deleted
+            return True
 
     def metric_files(self) -> list[Path]:
         """The files of metrics."""
@@ -332,13 +335,10 @@ class Tracking:
         self._wake.set()
 
     def _unsent(self) -> int:
-        def is_sent(tracker: RunTracker) -> bool:
-            try:
-                return tracker.live and tracker.record.status is None and tracker.is_sent
-            except FileNotFoundError:  # it has just been sent and deleted
-                return True
-
-        return sum(not is_sent(tracker) for tracker in list(self._runs.values()))
+        return sum(
+            not (tracker.live and tracker.record.status is None and tracker.is_sent)
+            for tracker in list(self._runs.values())
+        )
 
     def _adopt(self) -> None:
         # One thread at a time: a folder that the other thread has just locked must be in `_runs`
