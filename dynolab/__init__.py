@@ -34,8 +34,7 @@ if TYPE_CHECKING:
         read_rows as read_rows,
         write_rows as write_rows,
     )
-    from dynolab.data.sources.config import DataConfig as DataConfig
-    from dynolab.data.sources.load import load_data as load_data
+    from dynolab.data.sources.load import DataConfig as DataConfig, load_data as load_data
     from dynolab.data.world.world import WorldConfig as WorldConfig, build_world as build_world
     from dynolab.errors import ConfigError as ConfigError, DynolabError as DynolabError
     from dynolab.forces import (

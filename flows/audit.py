@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from dynolab.data.source_checks import FilePath
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from flows.checkpoints import (
     ModelConfig,
     check_data_named_once,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.data.source_checks import FolderOrName
-from dynolab.data.sources.config import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError, under_field
 from flows.flow import Step, existing_result, finished, results_by_digest
 from flows.parameters import load_parameters

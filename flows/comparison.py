@@ -20,7 +20,7 @@ from dynolab.claims.reproduction import (
     ON_POLICY_IPO,
     RESAMPLED,
 )
-from dynolab.data.sources.config import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig
 from dynolab.judges.contests import WORLD_REWARDS

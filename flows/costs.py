@@ -29,8 +29,7 @@ from dynolab.costs.traced import Activations, MicroBatch, activation_bytes, seco
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example
-from dynolab.data.sources.config import DataConfig
-from dynolab.data.sources.load import LoadedData, load_data, load_prompts
+from dynolab.data.sources.load import DataConfig, LoadedData, load_data, load_prompts
 from dynolab.likelihood.streamed import WIDENED
 from dynolab.objectives import build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig

@@ -148,11 +148,16 @@ class StagedFlow(Flow[Parameters]):
 
 @dataclass(frozen=True)
 class Planned:
-    """Whether a step is cached or would run; its key is None until its inputs are committed."""
+    """A step's committed result, if any; its key is None until its inputs are committed."""
 
     step: str
-    state: Literal["cached", "to run"]
-    key: str | None
+    key: str | None = None
+    result: StageResult | None = None
+
+    @property
+    def state(self) -> Literal["cached", "to run"]:
+        """Whether the step's result is in the store."""
+        return "to run" if self.result is None else "cached"
 
 
 def plan(
@@ -162,28 +167,21 @@ def plan(
 
     `given`: results that no step computes, under the names by which steps read them.
     """
-    for planned, _ in _walk(steps, platform, given or {}):
-        yield planned
-
-
-def finished(steps: Sequence[Step], platform: Platform) -> dict[str, StageResult]:
-    """Step name → result, of the steps whose result is committed."""
-    walked = _walk(steps, platform, {})
-    return {planned.step: result for planned, result in walked if result is not None}
-
-
-def _walk(
-    steps: Sequence[Step], platform: Platform, given: Mapping[str, StageResult]
-) -> Iterator[tuple[Planned, StageResult | None]]:
-    results = dict(given)
+    results = dict(given or {})
     for step in steps:
         if not set(step.inputs.values()) <= set(results):
-            yield Planned(step.name, "to run", None), None
+            yield Planned(step.name)
             continue
         key = plan_key(step.stage, step.config, step.sources(results))
         if (result := lookup(step.stage, key, platform)) is not None:
             results[step.name] = result
-        yield Planned(step.name, "cached" if result else "to run", key), result
+        yield Planned(step.name, key, result)
+
+
+def finished(steps: Sequence[Step], platform: Platform) -> dict[str, StageResult]:
+    """Step name → result, of the steps whose result is committed."""
+    planned = plan(steps, platform)
+    return {step.step: step.result for step in planned if step.result is not None}
 
 
 def existing_result(store: Store, field: str, reference: str) -> StageResult:

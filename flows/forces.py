@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from dynolab.data.source_checks import FilePath
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError, check_known
 from dynolab.objectives import build_objective
 from flows.checkpoints import (

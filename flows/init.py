@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dynolab.costs.machines import UNTIMED_SECONDS, duration, this_machine
 from dynolab.data.encode import Encoder
-from dynolab.data.sources.config import DataConfig, rows_line
-from dynolab.data.sources.load import LoadedData, load_data
+from dynolab.data.sources.config import rows_line
+from dynolab.data.sources.load import DataConfig, LoadedData, load_data
 from dynolab.data.unknown import (
     UnknownTokens,
     about_auto,

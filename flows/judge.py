@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from dynolab.data.source_checks import FilePath
-from dynolab.data.sources.config import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError, check_known
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from flows.checkpoints import (

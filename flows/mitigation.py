@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.pair_losses import IPOConfig, SimPOConfig, SPPOConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from dynolab.data.sources.config import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow, Step

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.source_checks import FilePath
-from dynolab.data.sources.config import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, build_objective

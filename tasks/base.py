@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dynolab import hub
 from dynolab.data.source_checks import FolderOrName, named_path
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.data.unknown import auto_reads_otherwise
 from dynolab.errors import ConfigError, reading
 from dynolab.store import hash_file

@@ -23,8 +23,7 @@ from tasks.shared.selection import SelectionConfig, observed_answers, updating_r
 if TYPE_CHECKING:
     from dynolab.forces.map.analysis import Question
     from dynolab.training.reference import SideLogps
-    from dynolab.training.step_batch import Recorded
-    from dynolab.training.step_record import StepRecord
+    from dynolab.training.step_record import Recorded, StepRecord
 
 PARTS = 4  # of the stage's progress
 NO_STEP = "set `step` to a recorded step, or set updating: data"

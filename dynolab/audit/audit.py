@@ -21,7 +21,7 @@ from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.split import objective_batch
 from dynolab.objectives.pairs import PairObjective
 from dynolab.results.audit import PairAudit
-from dynolab.training.step_batch import RecordedExample
+from dynolab.training.step_record import RecordedExample
 
 PIECE = 2**20
 """Numbers of a gradient that are multiplied at once: products in float64 take their own memory."""

@@ -24,8 +24,7 @@ from dynolab.forces.step.step_forces import encode_probes
 from dynolab.objectives import Objective, build_objective, read_logps
 from dynolab.objectives.base import force
 from dynolab.results.forces import LayerForce
-from dynolab.training.step_batch import Recorded
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import Recorded, StepRecord
 
 
 def hidden_states(

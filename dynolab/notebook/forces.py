@@ -27,7 +27,7 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective, build_objective
 from dynolab.objectives.registry import RowConfig, RowObjectiveConfig
 from dynolab.training.reference import score_reference
-from dynolab.training.step_batch import RecordedExample
+from dynolab.training.step_record import RecordedExample
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

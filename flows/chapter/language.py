@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pydantic import Field, model_validator
 
 from dynolab.data.source_checks import FilePath
-from dynolab.data.sources.config import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives import DPOConfig
 from dynolab.training.config import EngineConfig, OptimizerConfig, TrainConfig

@@ -23,7 +23,7 @@ from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.pair_losses import SimPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.results.audit import PairAudit
-from dynolab.training.step_batch import RecordedExample
+from dynolab.training.step_record import RecordedExample
 from tests.forces.families import build
 from tests.forces.lora import adapted
 from tests.forces.small_models import every_objective, pairs

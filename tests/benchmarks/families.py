@@ -38,7 +38,7 @@ from dynolab.forces import PolicyFunction, force_map
 from dynolab.forces.function.views import dtype_preserving
 from dynolab.likelihood.token_logps import ResponseLogits, packing_width, token_logps
 from dynolab.objectives import DPO, DPOConfig
-from dynolab.training.step_batch import RecordedExample
+from dynolab.training.step_record import RecordedExample
 from models.language import load_language_model
 from tests.benchmarks.figures import report
 

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from dynolab.data.encode import Encoded
 from dynolab.forces import PolicyFunction, force_map
 from dynolab.objectives import SFT, SFTConfig
-from dynolab.training.step_batch import RecordedExample
+from dynolab.training.step_record import RecordedExample
 from tests.benchmarks.figures import (
     gather,
     interleaved,

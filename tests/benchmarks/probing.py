@@ -30,8 +30,7 @@ import torch
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.packing import collate_rows, plan_rows, rows_by_length
 from dynolab.data.rows import ProbeRow
-from dynolab.data.sources.config import DataConfig
-from dynolab.data.sources.load import load_data
+from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.likelihood.token_logps import ResponseLogits, packing_width
 from dynolab.probes.score import NEAR_TOKENS, ProbeScorer
 from models.language import load_language_model, load_tokenizer

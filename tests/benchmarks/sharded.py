@@ -46,7 +46,7 @@ from typing import Any
 from dynolab.costs.machines import Machine, StageCost, machine_named, this_machine
 from dynolab.costs.traced import LiveBytes
 from dynolab.data.encode import Encoder
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import Functional, kind_means

@@ -33,7 +33,7 @@ from dynolab.costs.traced import LiveBytes
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Example, read_rows, write_rows
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.results.study import MetricsLine
 from dynolab.training.adapters import activations_checkpointed, prepare_checkpointing

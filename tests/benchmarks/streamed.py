@@ -27,7 +27,7 @@ from dynolab.costs.machines import Machine
 from dynolab.costs.traced import LiveBytes
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, read_rows
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import kind_means

@@ -10,7 +10,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
 from dynolab.forces.function.checks import _sample, derivatives_of
 from dynolab.objectives import SFT, SFTConfig
-from dynolab.training.step_batch import RecordedExample
+from dynolab.training.step_record import RecordedExample
 from tests.benchmarks.families import CHOSEN, OBSERVED, Finding, build, figures, try_family
 from tests.forces.small_models import llama
 

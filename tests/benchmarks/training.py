@@ -59,8 +59,7 @@ def prepare(folder: Path) -> None:
     """Writes pairs that fit the context, and their prompts, for the steps of one run."""
     from dynolab.data.encode import Encoder
     from dynolab.data.rows import PromptRow, write_rows
-    from dynolab.data.sources.config import DataConfig
-    from dynolab.data.sources.load import load_data
+    from dynolab.data.sources.load import DataConfig, load_data
     from models.language import load_tokenizer
 
     model, file = real_inputs("models/tinystories-656k", "data/hh/harmless-base_test.jsonl.gz")

@@ -40,8 +40,7 @@ from dynolab.data.rows import Example
 from dynolab.data.sources.load import load_data
 from dynolab.data.world.answer_kinds import RIGHT, WRONG, answer_kind
 from dynolab.data.world.lexicon import answered
-from dynolab.rollouts.decoding import sample_responses
-from dynolab.rollouts.generator import SampleConfig
+from dynolab.rollouts.decoding import SampleConfig, sample_responses
 from dynolab.statistics import mean_interval
 from models.language import load_language_model, load_tokenizer
 from tests.benchmarks.figures import ROOT, STUDIES, gather, report

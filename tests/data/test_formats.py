@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from dynolab.data.rows import Example, PromptRow
-from dynolab.data.sources.config import DataConfig, resolve_data
-from dynolab.data.sources.load import load_data, load_prompts
+from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
 from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from tasks.data import chat_tokenizer

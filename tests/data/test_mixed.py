@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from dynolab.data.rows import rows_by_source
-from dynolab.data.sources.config import DataConfig, resolve_data
-from dynolab.data.sources.load import load_data, load_prompts
+from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
 from dynolab.errors import ConfigError
 from flows.parameters import load_parameters
 from flows.probes import ProbesParameters

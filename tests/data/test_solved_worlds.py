@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from dynolab.data.rows import PromptRow
-from dynolab.data.sources.config import DataConfig
-from dynolab.data.sources.load import load_data, load_prompts
+from dynolab.data.sources.load import DataConfig, load_data, load_prompts
 from dynolab.data.world.strategies import (
     HABIT,
     LETTERS,

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from dynolab.data.rows import with_rejected, write_rows
-from dynolab.data.sources.config import DataConfig, resolve_data
-from dynolab.data.sources.load import load_data, load_prompts
+from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
 from dynolab.data.world.world import WorldConfig
 from dynolab.errors import ConfigError
 from tests.data.rows_files import file_config, write

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.data.world.world import WorldConfig
 from dynolab.training.config import EngineConfig, TrainConfig
 from tasks.base import BASE, BaseConfig

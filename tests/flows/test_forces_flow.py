@@ -12,7 +12,7 @@ import pytest
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_value, write_rows
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces import ForceMap, PolicyFunction, force_map, split_step
 from dynolab.forces.map.analysis import recorded_examples

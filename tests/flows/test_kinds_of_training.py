@@ -10,7 +10,7 @@ import pytest
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import read_value
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.forces import ForceMap, split_step
 from dynolab.results.forces import AnalysisFacts, PairForce, ResponseTermsRow
 from dynolab.results.study import ForceRow, TokenMap

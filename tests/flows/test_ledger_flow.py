@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.step_account import StepAccount

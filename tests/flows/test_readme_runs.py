@@ -16,8 +16,7 @@ import pytest
 import yaml
 
 from dynolab.data.rows import write_rows
-from dynolab.data.sources.config import DataConfig
-from dynolab.data.sources.load import load_data
+from dynolab.data.sources.load import DataConfig, load_data
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT, Lab, ended_well
 

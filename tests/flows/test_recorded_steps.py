@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.results.forces import Validity

@@ -20,8 +20,12 @@ from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import CustomConfig, DPOConfig, ObjectiveConfig, build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig, TrainConfig
 from dynolab.training.engine import PlainEngine, clip_factor
-from dynolab.training.step_batch import RecordedExample
-from dynolab.training.step_record import SECOND_MOMENT_AFTER, StepFacts, StepRecord
+from dynolab.training.step_record import (
+    SECOND_MOMENT_AFTER,
+    RecordedExample,
+    StepFacts,
+    StepRecord,
+)
 
 VOCABULARY = 50
 COMMON = {

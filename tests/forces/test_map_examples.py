@@ -19,7 +19,8 @@ from dynolab.forces.step.step_forces import force_metrics
 from dynolab.forces.step.token_map import token_maps
 from dynolab.objectives import GRPOConfig
 from dynolab.results.study import ForceRow
-from dynolab.training.step_batch import RecordedCompletion, RecordedGroup
+from dynolab.training.step_batch import RecordedCompletion
+from dynolab.training.step_record import RecordedGroup
 from tests.forces.small_models import Letters, neox, probe
 
 FACTS = MapFacts("float32", "sdpa", "grpo", 0.1, False, "all")

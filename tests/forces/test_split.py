@@ -29,8 +29,7 @@ from dynolab.forces.step.split import (
 )
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.step_batch import RecordedExample
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import RecordedExample, StepRecord
 from tests.forces.small_models import (
     encoded,
     llama,

@@ -31,8 +31,8 @@ from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective
 from dynolab.objectives.base import force
 from dynolab.results.study import TokenMap
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.step_batch import RecordedCompletion, RecordedGroup
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_batch import RecordedCompletion
+from dynolab.training.step_record import RecordedGroup, StepRecord
 from tests.forces.small_models import (
     VOCABULARY,
     Letters,

@@ -42,8 +42,7 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives.dpo import DPO
 from dynolab.objectives.pairs import Answers, Pairs
 from dynolab.probes.score import score_probes
-from dynolab.rollouts.decoding import sample_responses
-from dynolab.rollouts.generator import SampleConfig
+from dynolab.rollouts.decoding import SampleConfig, sample_responses
 from dynolab.training.loop import Trainer
 from dynolab.training.step_record import StepRecord
 from tests.forces.families import DPO_LOSS, Case, build

@@ -16,8 +16,7 @@ from dynolab.endpoint import AnswerCache, Endpoint, EndpointConfig
 from dynolab.errors import ConfigError
 from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
 from dynolab.probes.making.written import SUBJECTS, Policy, has_text, rows_from_policy
-from dynolab.rollouts.decoding import sample_responses
-from dynolab.rollouts.generator import SampleConfig
+from dynolab.rollouts.decoding import SampleConfig, sample_responses
 from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good
 from tests.training.small import make_policy, make_tokenizer
 

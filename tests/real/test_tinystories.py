@@ -14,8 +14,7 @@ import torch
 from dynolab.data.encode import Encoder
 from dynolab.data.probes.kinds import KINDS
 from dynolab.data.probes.overlap import TrainingTexts
-from dynolab.data.sources.config import DataConfig
-from dynolab.data.sources.load import load_data
+from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.forces import PolicyFunction
 from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
 from dynolab.probes.making.written import Policy

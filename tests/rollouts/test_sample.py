@@ -6,8 +6,7 @@ import torch
 from dynolab.data.rows import spaced
 from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
-from dynolab.rollouts.decoding import sample_responses
-from dynolab.rollouts.generator import SampleConfig
+from dynolab.rollouts.decoding import SampleConfig, sample_responses
 from models.tiny import TinyConfig, build_tiny
 
 TOKENIZER = build_world(WorldConfig()).tokenizer()

@@ -17,8 +17,8 @@ from dynolab.likelihood.checked import note_check
 from dynolab.store import Store
 from dynolab.store.claim import this_process
 from tasks.runtime import stage as stage_module
-from tasks.runtime.stage import Platform, Stage, lookup, plan_key, run_stage
-from tasks.runtime.work import StageResult, Work
+from tasks.runtime.stage import Platform, Stage, StageResult, lookup, plan_key, run_stage
+from tasks.runtime.work import Work
 from tests.flows.lab import until
 
 

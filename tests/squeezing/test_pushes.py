@@ -15,7 +15,7 @@ from dynolab.data.encode import EncodedExample
 from dynolab.forces import PolicyFunction, breakdown
 from dynolab.objectives import SFT, SFTConfig
 from dynolab.squeezing.pushes import Pushed, Tally, pushes
-from dynolab.training.step_batch import RecordedExample
+from dynolab.training.step_record import RecordedExample
 from tests.forces.families import build
 from tests.forces.small_models import pair
 

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dynolab.data.rows import Example, ProbeRow, read_rows, with_rejected, write_rows
-from dynolab.data.sources.config import DataConfig
-from dynolab.data.sources.load import load_data
-from dynolab.rollouts.decoding import sample_responses
-from dynolab.rollouts.generator import SampleConfig
+from dynolab.data.sources.load import DataConfig, load_data
+from dynolab.rollouts.decoding import SampleConfig, sample_responses
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.job import TrainJob
 from flows.parameters import load_parameters

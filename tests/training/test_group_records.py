@@ -22,8 +22,7 @@ from dynolab.forces import (
 )
 from dynolab.objectives import build_objective, read_logps
 from dynolab.training.job import TrainJob
-from dynolab.training.step_batch import RecordedGroup
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import RecordedGroup, StepRecord
 from models.language import load_language_model
 from tests.training.small import group_settings, run_small, step_record
 

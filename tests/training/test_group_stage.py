@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynolab.data.rows import PromptRow, read_rows
-from dynolab.data.sources.config import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.functions import ALLOWED
 from dynolab.training.config import GroupTrainConfig

@@ -34,8 +34,7 @@ from dynolab.forces.step.split import objective_logps, side_gradients, step_batc
 from dynolab.objectives import build_objective
 from dynolab.training.config import DIFFERENTIATED
 from dynolab.training.engine import CLIP_EPSILON
-from dynolab.training.step_batch import RecordedGroup
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import RecordedGroup, StepRecord
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ from dynolab.results.forces import (
     PairForce,
     ResponseTermsRow,
 )
-from dynolab.training.step_batch import Recorded, RecordedExample, RecordedGroup
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import Recorded, RecordedExample, RecordedGroup, StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

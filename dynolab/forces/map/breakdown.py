@@ -18,7 +18,7 @@ from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.map.gram import HEAD
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
-from dynolab.training.step_batch import Recorded
+from dynolab.training.step_record import Recorded
 
 
 @dataclass(frozen=True)

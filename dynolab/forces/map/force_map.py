@@ -27,7 +27,7 @@ from dynolab.forces.map.gram import Blocks, Tile, TokenGradients, gram_tiles, pl
 from dynolab.forces.map.weighted import Updating, WeightedResponse, labelled, weighted_responses
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
-from dynolab.training.step_batch import Recorded
+from dynolab.training.step_record import Recorded
 
 SAMPLE_TOKENS = 4
 """Response tokens on which the parameters' rules are checked: each has its own random weight."""

@@ -16,7 +16,7 @@ from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import build_objective
 from dynolab.objectives.registry import ObjectiveConfig
-from dynolab.training.step_batch import Recorded
+from dynolab.training.step_record import Recorded
 
 
 class MapJob(BaseModel):

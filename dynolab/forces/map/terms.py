@@ -17,8 +17,7 @@ from dynolab.forces.map.weighted import Updating, labelled
 from dynolab.forces.step.split import step_batches
 from dynolab.likelihood.token_facts import token_facts
 from dynolab.objectives import Objective, build_objective, read_logps, target_force
-from dynolab.training.step_batch import Recorded
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_record import Recorded, StepRecord
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
 from dynolab.objectives import Objective
-from dynolab.training.step_batch import Recorded
+from dynolab.training.step_record import Recorded
 
 
 @dataclass(frozen=True)

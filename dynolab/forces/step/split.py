@@ -18,8 +18,8 @@ from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import norm_of
 from dynolab.forces.step.optimizers import FrozenUpdate, optimizer_map
 from dynolab.objectives import Objective, build_objective
-from dynolab.training.step_batch import Recorded, collate_step
-from dynolab.training.step_record import StepRecord
+from dynolab.training.step_batch import collate_step
+from dynolab.training.step_record import Recorded, StepRecord
 
 PARTS = ("from_chosen", "from_rejected", "from_history")
 
