@@ -1,11 +1,13 @@
-"""The Kubernetes files, by the schemas of those who read them."""
+"""The Kubernetes files, by the schemas of those who read them, and the sbatch file."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from tests.flows.lab import ROOT
 FOLDER = ROOT / "deploy" / "kubernetes"
 TEMPLATE = json.loads((FOLDER / "base-job-template.json").read_text())
 RUNTIME, JOB = yaml.safe_load_all((FOLDER / "trainjob.yaml").read_text())
+(REPLICATED,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
+ENVIRONMENT = {variable["name"]: variable["value"] for variable in JOB["spec"]["trainer"]["env"]}
 VERSIONS = ("1.33.0", kubernetes_validate.latest_version())
 
 
@@ -123,41 +127,37 @@ def test_the_training_job_and_its_runtime_are_valid() -> None:
     reference = JOB["spec"]["runtimeRef"]
     assert (reference["kind"], reference["name"]) == (RUNTIME["kind"], RUNTIME["metadata"]["name"])
     assert RUNTIME["metadata"]["namespace"] == JOB["metadata"]["namespace"]
-    (replicated,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
     count = JOB["spec"]["trainer"]["numNodes"]
     whole = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": "node"},
-        "spec": {**replicated["template"]["spec"], "completions": count, "parallelism": count},
+        "spec": {**REPLICATED["template"]["spec"], "completions": count, "parallelism": count},
     }
     is_careful(checked(whole))
 
 
 def test_the_first_pods_command_ends_the_training_job() -> None:
-    (replicated,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
-    job = replicated["template"]["spec"]
+    job = REPLICATED["template"]["spec"]
     assert job["completionMode"] == "Indexed", "as a success policy and the pods' names want it"
     assert job["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
     assert job["backoffLimit"] > 0, "lost pods are started again"
     (rule,) = job["podFailurePolicy"]["rules"]
     assert rule["action"] == "Ignore", "as often as pods are preempted"
-    labels = replicated["template"]["metadata"]["labels"]
+    labels = REPLICATED["template"]["metadata"]["labels"]
     assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
 
 def test_all_hosts_meet_at_the_first_pod_and_there_are_as_many_as_pods() -> None:
     trainer = JOB["spec"]["trainer"]
-    environment = {variable["name"]: variable["value"] for variable in trainer["env"]}
-    settings = Settings.from_environment(environment)
+    settings = Settings.from_environment(ENVIRONMENT)
     assert settings.hosts == trainer["numNodes"]
-    (replicated,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
-    pod = replicated["template"]["spec"]["template"]["spec"]
+    pod = REPLICATED["template"]["spec"]["template"]["spec"]
     assert 0 < settings.grace_seconds < pod["terminationGracePeriodSeconds"]
     name = JOB["metadata"]["name"]
     assert str(settings.rendezvous).startswith(f"{name}-node-0-0.{name}:")
     gpus = trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] * settings.hosts
-    _, _, file, *changes = shlex.split(environment["DYNOLAB_STUDY"])
+    _, _, file, *changes = shlex.split(ENVIRONMENT["DYNOLAB_STUDY"])
     study = load_parameters(
         StudyParameters, ROOT / file, [change for change in changes if change != "--set"]
     )
@@ -176,13 +176,10 @@ def test_pods_choose_their_part_by_their_number(index: str, expected: str, tmp_p
             f'#!/bin/sh\necho {name} "$@"\n[ {name} != sleep ] || kill -9 $PPID'
         )
         (tmp_path / name).chmod(0o755)
-    environment = {
-        variable["name"]: variable["value"] for variable in JOB["spec"]["trainer"]["env"]
-    }
     printed = subprocess.run(
         ["/bin/sh", "-c", script],
         env={
-            **environment,
+            **ENVIRONMENT,
             "PATH": str(tmp_path),
             "JOB_COMPLETION_INDEX": index,
             "DYNOLAB_STUDY": "study --plan",
@@ -192,4 +189,45 @@ def test_pods_choose_their_part_by_their_number(index: str, expected: str, tmp_p
     ).stdout
     assert expected in printed
     if index == "1":
-        assert f"--rdzv-endpoint={environment['DYNOLAB_RENDEZVOUS']}" in printed
+        assert f"--rdzv-endpoint={ENVIRONMENT['DYNOLAB_RENDEZVOUS']}" in printed
+
+
+SBATCH = ROOT / "deploy" / "slurm" / "dynolab.sbatch"
+SRUN = '#!/bin/sh\necho "$@"\n'
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_first_node_runs_the_command_and_torchrun_the_others(
+    nodes: int, tmp_path: Path
+) -> None:
+    for name, text in {"srun": SRUN, "scontrol": "#!/bin/sh\necho node1; echo node2\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_JOB_NODELIST": "node[1-3]",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_ON_NODE": "8",
+        "DYNOLAB_PYTHON": "python",
+    }
+    job = subprocess.run(
+        ["bash", str(SBATCH), "study", "--plan"], env=environment, capture_output=True, text=True
+    )
+    assert job.returncode == 0, job.stderr
+    assert "--relative=0 --nodes=1 --ntasks=1 python -m dynolab study --plan" in job.stdout
+    assert ("--relative=1 --nodes=2 --ntasks=2" in job.stdout) is (nodes == 3)
+    assert ("tasks.runtime.launch.rank_entry" in job.stdout) is (nodes == 3)
+
+
+def test_the_job_is_requeued_and_has_time_to_save_its_state() -> None:
+    text = SBATCH.read_text()
+    assert "#SBATCH --requeue" in text and "#SBATCH --open-mode=append" in text
+    signal = int(text.partition("--signal=TERM@")[2].split()[0])
+    grace = int(text.partition("DYNOLAB_GRACE_SECONDS:-")[2].partition("}")[0])
+    assert grace < signal
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="Slurm is not installed")
+def test_slurm_takes_the_file() -> None:
+    subprocess.run(["sbatch", "--test-only", "--nodes=2", str(SBATCH), "study"], check=True)
