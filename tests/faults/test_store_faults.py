@@ -11,7 +11,7 @@ from uuid import uuid4
 import boto3
 import pytest
 
-from dynolab.errors import DynolabError, StoreError
+from dynolab.errors import StoreError
 from dynolab.store import Manifest, Place, Store, filesystem, hash_file
 from tests.faults.disk import small_disk
 from tests.faults.proxy import (
@@ -79,13 +79,12 @@ class Bench:
     def save(self, step: int) -> None:
         self.place.commit_resume(step, self.state(step), Manifest(stage="sft", key=KEY, version=1))
 
-    def holds(self, step: int | None, through: Store | None = None) -> bool:
+    def holds(self, step: int, through: Store | None = None) -> bool:
         """Whether exactly this step is what a worker with an empty cache would go on from."""
         settings = {"url": self.direct.files.url, "endpoint": self.direct.files.endpoint}
         store = through or Store(cache=self.folder / f"cache-{uuid4().hex}", **settings)
         found = store.place("sft", KEY).newest_resume()
-        if found is None or step is None:
-            return found is None and step is None
+        assert found is not None
         wanted = {path.name: hash_file(path) for path in self.state(step).iterdir()}
         read = {path.name: hash_file(path) for path in found[1].iterdir()}
         return found[0] == step and {name: read[name] for name in wanted} == wanted
@@ -112,7 +111,7 @@ def bench(
         yield Bench(proxy, tmp_path, s3_bucket, through, direct)
 
 
-PASSING: dict[str, tuple[Fault, Callable[[str, str], bool], int]] = {
+COMMITTING: dict[str, tuple[Fault, Callable[[str, str], bool], int | None]] = {
     "the store answers 500 twice": (refuses(500, "InternalError"), uploads, 2),
     "the store says SlowDown twice": (refuses(503, "SlowDown"), uploads, 2),
     "the store hangs once": (hangs, uploads, 1),
@@ -121,14 +120,32 @@ PASSING: dict[str, tuple[Fault, Callable[[str, str], bool], int]] = {
     "the answer to the manifest is lost": (loses_answer, named("/manifest.json"), 1),
     "the answer to COMMITTED is lost": (loses_answer, named("/COMMITTED"), 1),
     "the link is slow": (slows(6e6), lambda method, path: True, 10**6),
+    "the store answers 500": (refuses(500, "InternalError"), uploads, None),
+    "the store hangs": (hangs, uploads, None),
+    "every connection is reset": (resets_request, parts, None),
+    "writes are denied": (refuses(403, "AccessDenied"), uploads, None),
+    "the manifest cannot be written": (
+        refuses(500, "InternalError"),
+        named("/manifest.json"),
+        None,
+    ),
+    "COMMITTED cannot be written": (refuses(403, "AccessDenied"), named("/COMMITTED"), None),
 }
+"""What goes wrong during a commit: how, at which requests, and how often (None: for good)."""
 
 
-@pytest.mark.parametrize("name", PASSING)
-def test_a_commit_outlives_what_passes(name: str, bench: Bench, record_property: Record) -> None:
+@pytest.mark.parametrize("name", COMMITTING)
+def test_a_commit_outlives_what_passes_and_otherwise_counts_for_nothing(
+    name: str, bench: Bench, record_property: Record
+) -> None:
     bench.save(10)
-    fault, strikes, times = PASSING[name]
+    fault, strikes, times = COMMITTING[name]
     bench.proxy.breaks(fault, strikes, times)
+    if times is None:
+        with pytest.raises(StoreError, match="cannot"):
+            bench.save(20)
+        bench.proxy.heals()
+        assert bench.holds(10)
     bench.save(20)
     assert bench.proxy.struck > 0
     bench.proxy.heals()
@@ -136,136 +153,63 @@ def test_a_commit_outlives_what_passes(name: str, bench: Bench, record_property:
     tell(record_property, f"{name} during a commit", left=bench.left(), metrics_lost=None)
 
 
-LASTING: dict[str, tuple[Fault, Callable[[str, str], bool]]] = {
-    "the store answers 500": (refuses(500, "InternalError"), uploads),
-    "the store hangs": (hangs, uploads),
-    "every connection is reset": (resets_request, parts),
-    "writes are denied": (refuses(403, "AccessDenied"), uploads),
-    "the manifest cannot be written": (refuses(500, "InternalError"), named("/manifest.json")),
-    "COMMITTED cannot be written": (refuses(403, "AccessDenied"), named("/COMMITTED")),
-}
-
-
-@pytest.mark.parametrize("name", LASTING)
-def test_a_commit_that_fails_counts_for_nothing(
-    name: str, bench: Bench, record_property: Record
-) -> None:
-    bench.save(10)
-    bench.proxy.breaks(*LASTING[name])
-    with pytest.raises(StoreError, match="cannot"):
-        bench.save(20)
-    bench.proxy.heals()
-    assert bench.holds(10)
-    bench.save(20)
-    assert bench.holds(20)
-    tell(record_property, f"{name} during a commit, for good", left=bench.left(), metrics_lost=None)
-
-
-READING: dict[str, tuple[Fault, int]] = {
+READING: dict[str, tuple[Fault, int | None]] = {
     "the store answers 500 twice": (refuses(500, "InternalError"), 2),
     "the store hangs once": (hangs, 1),
     "a body is truncated": (truncates, 1),
     "a body is shorter than it was": (shortens, 1),
     "a bit of a body turns": (garbles, 1),
+    "all bodies are truncated": (truncates, None),
+    "downloads are refused": (refuses(403, "AccessDenied"), None),
+    "downloads hang": (hangs, None),
 }
+"""What goes wrong during a resume, and how often (None: for good)."""
 
 
 @pytest.mark.parametrize("name", READING)
-def test_a_resume_outlives_what_passes(name: str, bench: Bench, record_property: Record) -> None:
+def test_a_resume_outlives_what_passes_and_is_otherwise_one_typed_error(
+    name: str, bench: Bench, record_property: Record
+) -> None:
     bench.save(10)
     bench.save(20)
     fault, times = READING[name]
     bench.proxy.breaks(fault, downloads, times)
+    if times is None:
+        with pytest.raises(StoreError, match="cannot read"):
+            bench.place.newest_resume()
+        bench.proxy.heals()
     assert bench.holds(20, bench.through)
     assert bench.proxy.struck > 0
     tell(record_property, f"{name} during a resume", left=bench.left(), metrics_lost=None)
 
 
-@pytest.mark.parametrize(("name", "fault"), [("short", shortens), ("garbled", garbles)])
-def test_a_state_that_always_comes_wrong_is_passed_over_and_kept(
-    name: str, fault: Fault, bench: Bench, record_property: Record
-) -> None:
-    bench.save(10)
-    bench.save(20)
-    bench.proxy.breaks(
-        fault, lambda method, path: downloads(method, path) and "step-00000020" in path
-    )
-    assert bench.holds(10, bench.through)
-    bench.proxy.heals()
-    assert bench.holds(20)
-    tell(
-        record_property,
-        f"the newest state's bodies come {name} during a resume, for good",
-        left=bench.left(),
-        metrics_lost=None,
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [("truncated", truncates), ("refused", refuses(403, "AccessDenied")), ("hung", hangs)],
-)
-def test_a_resume_without_answers_is_one_typed_error(
-    name: str, fault: Fault, bench: Bench, record_property: Record
-) -> None:
-    bench.save(10)
-    bench.proxy.breaks(fault, downloads)
-    with pytest.raises(StoreError, match="cannot read"):
-        bench.place.newest_resume()
-    bench.proxy.heals()
-    assert bench.holds(10, bench.through)
-    tell(
-        record_property,
-        f"downloads are {name} during a resume, for good",
-        left=bench.left(),
-        metrics_lost=None,
-    )
-
-
-def stored(folder: Path, step: int, size: int) -> Path:
-    source = folder / f"source-{step}"
-    source.mkdir()
-    (source / "shard-0.safetensors").write_bytes(random.Random(step).randbytes(size))
-    return source
-
-
 def test_a_full_disk_under_the_store_believes_nothing_half_written(
     tmp_path: Path, record_property: Record
 ) -> None:
-    manifest = Manifest(stage="sft", key=KEY, version=1)
     with small_disk(tmp_path / "disk", 2**20) as disk:
         place = Store(f"file://{disk}/store", cache=tmp_path / "cache").place("sft", KEY)
-        place.commit_resume(10, stored(tmp_path, 10, 400_000), manifest)
+
+        def save(step: int, size: int) -> None:
+            source = tmp_path / f"source-{step}-{size}"
+            source.mkdir()
+            (source / "shard-0.safetensors").write_bytes(bytes(size))
+            place.commit_resume(step, source, Manifest(stage="sft", key=KEY, version=1))
+
+        def newest() -> int | None:
+            found = place.newest_resume()
+            return found and found[0]
+
+        save(10, 400_000)
         with pytest.raises(StoreError, match="No space left"):
-            place.commit_resume(20, stored(tmp_path, 20, 900_000), manifest)
+            save(20, 900_000)
         left = [str(path) for path in disk.rglob("*.part")]
         left += [str(path) for path in disk.rglob("step-00000020/attempt-*")]
-        found = place.newest_resume()
-        assert found is not None and found[0] == 10
-        place.commit_resume(20, stored(tmp_path, 21, 300_000), manifest)
-        assert (place.newest_resume() or (0,))[0] == 20
+        assert newest() == 10
+        save(20, 300_000)
+        assert newest() == 20
     tell(
         record_property,
         "the disk under a file store is full during a commit",
-        left=left,
-        metrics_lost=None,
-    )
-
-
-def test_a_full_disk_under_the_cache_is_one_typed_error(
-    bench: Bench, record_property: Record
-) -> None:
-    bench.save(10)
-    with small_disk(bench.folder / "disk", 2**20) as disk:
-        settings = {"url": bench.direct.files.url, "endpoint": bench.direct.files.endpoint}
-        place = Store(cache=disk / "cache", **settings).place("sft", KEY)
-        with pytest.raises(DynolabError, match="No space left"):
-            place.newest_resume()
-        left = [str(path) for path in disk.rglob("parts/*")]
-    assert bench.holds(10)
-    tell(
-        record_property,
-        "the disk under the cache is full during a resume",
         left=left,
         metrics_lost=None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from dynolab.errors import ConfigError
 from dynolab.store import Store, filesystem
 from dynolab.training import loop
-from dynolab.training.job import TrainJob
 from tasks import training
 from tasks.runtime.stage import Platform, Stage, run_stage
 from tasks.runtime.system.settings import Settings
@@ -32,7 +31,6 @@ from tests.faults.proxy import (
     loses_answer,
     proxied,
     refuses,
-    resets_request,
     slows,
     truncates,
 )
@@ -84,30 +82,22 @@ class Trainings:
         finally:
             assert tracking.close(SEND_SECONDS) == 0
 
-    def hashes(self, result: StageResult) -> dict[str, str]:
-        """Of the files that hold no times."""
+    def hashes(self) -> dict[str, str]:
+        """Of the result's files that hold no times; it is computed by now."""
+        result = self.run()
+        assert result.cached
         files = self.store.manifest(result.address, result.digest).files
         return {name: at.sha256 for name, at in files.items() if name != "metrics.jsonl"}
 
-    def lost(self, undisturbed: Trainings) -> list[str]:
-        """Metrics that MLflow lacks, has twice, or has otherwise than of the undisturbed one."""
-        uri = address_with_login(self.servers)
-        histories = (finished_history(uri, at.project) for at in (self, undisturbed))
-        return lost(*histories)
-
-    def left(self) -> list[str]:
-        """Work folders, and claims and resume states in the store."""
+    def tell(self, record: Record, fault: str, undisturbed: Trainings) -> None:
+        """What it left and lost, beside the undisturbed one."""
         left = [str(path) for path in self.settings.scratch.iterdir()]
         names = self.store.files.sizes("stages")
-        return left + [name for name in names if "CLAIM" in name or "/resume/" in name]
-
-
-@dataclass
-class Undisturbed:
-    """What a training leaves that nothing has disturbed."""
-
-    trainings: Trainings
-    hashes: dict[str, str]
+        left += [name for name in names if "CLAIM" in name or "/resume/" in name]
+        uri = address_with_login(self.servers)
+        histories = (finished_history(uri, at.project) for at in (self, undisturbed))
+        identical = self.hashes() == undisturbed.hashes()
+        tell(record, fault, left=left, metrics_lost=lost(*histories), resume_identical=identical)
 
 
 def trainings(home: Path, store: Store, inputs: Path, servers: dict[str, str]) -> Trainings:
@@ -118,11 +108,13 @@ def trainings(home: Path, store: Store, inputs: Path, servers: dict[str, str]) -
 @pytest.fixture(scope="module")
 def undisturbed(
     tmp_path_factory: pytest.TempPathFactory, inputs: Path, servers: dict[str, str]
-) -> Undisturbed:
+) -> Trainings:
+    """What a training leaves that nothing has disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     store = Store(f"file://{folder}/store", cache=folder / "cache")
     alone = trainings(folder, store, inputs, servers)
-    return Undisturbed(alone, alone.hashes(alone.run()))
+    alone.run()
+    return alone
 
 
 @pytest.fixture
@@ -148,10 +140,7 @@ def states(method: str, path: str) -> bool:
 
 STORE: dict[str, tuple[Fault, int | None]] = {
     "answers 500 to every resume state": (refuses(500, "InternalError"), None),
-    "denies every resume state": (refuses(403, "AccessDenied"), None),
-    "says SlowDown for a while": (refuses(503, "SlowDown"), 6),
     "hangs for a while": (hangs, 3),
-    "resets connections for a while": (resets_request, 4),
     "loses answers for a while": (loses_answer, 4),
     "is behind a slow link": (slows(3e5), None),
 }
@@ -161,7 +150,7 @@ STORE: dict[str, tuple[Fault, int | None]] = {
 def test_training_does_not_depend_on_its_store_being_well(
     name: str,
     remote: tuple[Proxy, Trainings],
-    undisturbed: Undisturbed,
+    undisturbed: Trainings,
     record_property: Record,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -178,111 +167,65 @@ def test_training_does_not_depend_on_its_store_being_well(
     done = lab.run()
     proxy.heals()
     lab.store.place(done.stage, done.key).clear_resume()  # its deletion may have failed
-    tell(
-        record_property,
-        f"the store {name} during a training",
-        left=lab.left(),
-        metrics_lost=lab.lost(undisturbed.trainings),
-        resume_identical=lab.hashes(done) == undisturbed.hashes,
-    )
-
-
-def dying(last: int) -> Callable[[TrainJob], None]:
-    return lambda job: Mortal(job, last).run()
+    lab.tell(record_property, f"the store {name} during a training", undisturbed)
 
 
 @pytest.mark.parametrize(
-    ("name", "fault", "times"),
-    [
-        ("truncates bodies", truncates, 2),
-        ("answers 500", refuses(500, "InternalError"), 1),
-        ("hangs", hangs, 1),
-    ],
+    ("name", "fault", "times"), [("truncates bodies", truncates, 2), ("hangs", hangs, 1)]
 )
 def test_a_training_that_died_resumes_from_a_store_that_is_not_well(
     name: str,
     fault: Fault,
     times: int,
     remote: tuple[Proxy, Trainings],
-    undisturbed: Undisturbed,
+    undisturbed: Trainings,
     record_property: Record,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     proxy, lab = remote
     with monkeypatch.context() as patch:
-        patch.setattr(training, "run", dying(last=CONFIG.accumulation * 7 + 1))
+        last = CONFIG.accumulation * 7 + 1
+        patch.setattr(training, "run", lambda job: Mortal(job, last).run())
         with pytest.raises(Died):
             lab.run()
     proxy.breaks(fault, states, times)
     done = lab.run()
     assert proxy.struck > 0
     assert done.metrics["resumed_from"] >= 2
-    tell(
+    lab.tell(
         record_property,
         f"a training dies, and the store {name} when it is taken up again",
-        left=lab.left(),
-        metrics_lost=lab.lost(undisturbed.trainings),
-        resume_identical=lab.hashes(done) == undisturbed.hashes,
+        undisturbed,
     )
 
 
-@pytest.fixture
-def on_small_disk(
-    tmp_path: Path, inputs: Path, servers: dict[str, str]
-) -> Iterator[tuple[Path, Trainings]]:
-    with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
-        store = Store(f"file://{tmp_path}/store", cache=tmp_path / "cache")
-        yield disk, trainings(disk / "home", store, inputs, servers)
-
-
-def test_a_disk_that_is_full_at_a_checkpoint_costs_the_checkpoint(
-    on_small_disk: tuple[Path, Trainings],
-    undisturbed: Undisturbed,
+@pytest.mark.parametrize("lasts", [False, True], ids=["at every checkpoint", "for good"])
+def test_a_full_disk_costs_checkpoints_or_is_named_and_training_goes_on_later(
+    lasts: bool,
+    tmp_path: Path,
+    inputs: Path,
+    servers: dict[str, str],
+    undisturbed: Trainings,
     record_property: Record,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    disk, lab = on_small_disk
-    genuine = loop.save_state
+    module, name = (training, "run") if lasts else (loop, "save_state")
+    genuine = getattr(module, name)
+    with small_disk(tmp_path / "disk", 16 * 2**20) as disk, monkeypatch.context() as patch:
 
-    def starved(*arguments: Any) -> None:
-        with filled(disk):
-            genuine(*arguments)
+        def starved(*arguments: Any) -> None:
+            with filled(disk):
+                genuine(*arguments)
 
-    monkeypatch.setattr(loop, "save_state", starved)
-    done = lab.run()
-    assert "training goes on without a resume state of step 2" in caplog.text
-    tell(
-        record_property,
-        "the scratch disk is full at every checkpoint",
-        left=lab.left(),
-        metrics_lost=lab.lost(undisturbed.trainings),
-        resume_identical=lab.hashes(done) == undisturbed.hashes,
-    )
-
-
-def test_a_disk_that_is_full_for_good_is_named_and_training_goes_on_later(
-    on_small_disk: tuple[Path, Trainings],
-    undisturbed: Undisturbed,
-    record_property: Record,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    disk, lab = on_small_disk
-    genuine = training.run
-
-    def starved(job: TrainJob) -> None:
-        with filled(disk):
-            genuine(job)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "run", starved)
-        with pytest.raises(ConfigError, match=r"DYNOLAB_HOME = .*its disk is full"):
-            lab.run()
-    done = lab.run()
-    tell(
-        record_property,
-        "the scratch disk is full during a training, for good",
-        left=lab.left(),
-        metrics_lost=lab.lost(undisturbed.trainings),
-        resume_identical=lab.hashes(done) == undisturbed.hashes,
-    )
+        store = Store(f"file://{tmp_path}/store", cache=tmp_path / "cache")
+        lab = trainings(disk / "home", store, inputs, servers)
+        patch.setattr(module, name, starved)
+        if lasts:
+            with pytest.raises(ConfigError, match=r"DYNOLAB_HOME = .*its disk is full"):
+                lab.run()
+            patch.undo()
+        lab.run()
+        assert lasts or "training goes on without a resume state of step 2" in caplog.text
+        when = "during a training, for good" if lasts else "at every checkpoint"
+        lab.tell(record_property, f"the scratch disk is full {when}", undisturbed)
