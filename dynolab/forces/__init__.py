@@ -26,7 +26,7 @@ from dynolab.forces.function.weights import Weights
 from dynolab.forces.kernel.operator import TangentKernel, kernel_blocks, response_token
 from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
 from dynolab.forces.kernel.stability import Agreement, kernel_stability
-from dynolab.forces.map.breakdown import Breakdown, LastLayer, breakdown
+from dynolab.forces.map.breakdown import Breakdown, breakdown
 from dynolab.forces.map.force_map import ForceMap, MapFacts, force_map
 from dynolab.forces.map.terms import (
     TokenTerms,
@@ -67,7 +67,6 @@ __all__ = [
     "ForceMap",
     "FrozenUpdate",
     "KernelSizes",
-    "LastLayer",
     "MapFacts",
     "OneStep",
     "PolicyFunction",

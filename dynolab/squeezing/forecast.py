@@ -27,7 +27,7 @@ from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import at_head, head_module
 from dynolab.forces.function.weights import Weights
-from dynolab.forces.map.breakdown import LastLayer
+from dynolab.forces.map.breakdown import last_layer_fit
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.split import step_batches
 from dynolab.grouping import grouped
@@ -140,7 +140,7 @@ def _row(
     forecast, change, top = joined("forecast"), joined("change"), joined("top")
     own, head = joined("own").double(), joined("own_still").double()
     rises, rose = forecast > 0, change > 0
-    picture = LastLayer.of(own, head)
+    picture = last_layer_fit(own, head)
     return {
         "training": training,
         "step": record.facts.step,

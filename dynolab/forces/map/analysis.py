@@ -32,7 +32,6 @@ from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.results.forces import (
     AnalysisFacts,
     BlockPart,
-    LastLayerFit,
     PairForce,
     ResponseTermsRow,
 )
@@ -335,9 +334,7 @@ def _facts(question: Question, computed: ForceMap, parts: Breakdown) -> Analysis
             BlockPart(block=name, share=shares[name], projection=projections[name])
             for name in sorted(shares, key=lambda name: -shares[name])
         ),
-        last_layer=LastLayerFit(
-            cosine=fit.cosine, norm_ratio=fit.norm_ratio, sign_agreement=fit.sign_agreement
-        ),
+        last_layer=fit,
         sum_error=sum_error,
         outside=outside,
     )

@@ -18,6 +18,7 @@ from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.map.gram import HEAD
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
+from dynolab.results.forces import LastLayerFit
 from dynolab.training.step_record import Recorded
 
 
@@ -56,28 +57,19 @@ class Breakdown:
         """The last layer's part; zero where it does not move, as under adapters."""
         return self.parts.get(HEAD, torch.zeros_like(self.force))
 
-    def last_layer(self) -> LastLayer:
+    def last_layer(self) -> LastLayerFit:
         """How well the last layer alone predicts the map."""
-        return LastLayer.of(self.force, self.head)
+        return last_layer_fit(self.force, self.head)
 
 
-@dataclass(frozen=True)
-class LastLayer:
-    """The head's part F_h against the whole map F: `cos(F_h, F)`, `‖F_h‖/‖F‖`, equal signs."""
-
-    cosine: float
-    norm_ratio: float
-    sign_agreement: float
-
-    @classmethod
-    def of(cls, whole: Float[Tensor, ...], head: Float[Tensor, ...]) -> LastLayer:
-        """The head's part of any change against the whole."""
-        size = whole.norm()
-        return cls(
-            cosine=float((whole * head).sum() / (size * head.norm())),
-            norm_ratio=float(head.norm() / size),
-            sign_agreement=float((whole.sign() == head.sign()).double().mean()),
-        )
+def last_layer_fit(whole: Float[Tensor, ...], head: Float[Tensor, ...]) -> LastLayerFit:
+    """The head's part F_h of any change against the whole F."""
+    size = whole.norm()
+    return LastLayerFit(
+        cosine=float((whole * head).sum() / (size * head.norm())),
+        norm_ratio=float(head.norm() / size),
+        sign_agreement=float((whole.sign() == head.sign()).double().mean()),
+    )
 
 
 def breakdown(
