@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dynolab.costs.batches import Lengths, joined, lengths_of, stand_in_rows, training_batches
 from dynolab.costs.machines import Machine, StageCost
 from dynolab.costs.memory import (
@@ -25,16 +27,21 @@ from dynolab.costs.memory import (
     states,
     training_bytes,
 )
+from dynolab.costs.shape import shape_of
 from dynolab.costs.traced import Activations, MicroBatch, activation_bytes, seconds_of
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data, load_prompts
+from dynolab.forces.function.policy import CPU_TOKENS, gpu_tokens
 from dynolab.likelihood.streamed import WIDENED
 from dynolab.objectives import build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import GroupTrainConfig, LoopConfig
 from flows.flow import Step
+from models.language import load_tokenizer
+from models.tiny import TinyConfig, build_tiny
+from models.unloaded import adapted, builder, read_config
 from tasks.audit import AuditConfig
 from tasks.base import BaseConfig
 from tasks.data import chat_tokenizer
@@ -76,7 +83,6 @@ class Inputs:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The model's, unless it would have to be fetched."""
-        from models.language import load_tokenizer
 
         if self.base.source == "builtin":
             assert self.loaded.world is not None, "the built-in model reads the built-in world"
@@ -87,8 +93,6 @@ class Inputs:
     @cached_property
     def config(self) -> PreTrainedConfig:
         """The model's configuration."""
-        from models.tiny import TinyConfig, build_tiny
-        from models.unloaded import read_config
 
         if self.base.source != "builtin":
             return read_config(self.base.source, self.base.revision)
@@ -98,7 +102,6 @@ class Inputs:
     def model(self, config: LoopConfig | None = None) -> Callable[[int, torch.dtype], Any]:
         """A function that makes the model with so many layers on the current device, with the
         adapters that a training adds."""
-        from models.unloaded import adapted, builder
 
         attention = "sdpa" if config is None else config.engine.attention
         build, lora = builder(self.config, attention), None if config is None else config.lora
@@ -113,9 +116,6 @@ class Inputs:
         return self._measured(None)
 
     def _measured(self, config: LoopConfig | None) -> ModelShape:
-        import torch
-
-        from dynolab.costs.shape import shape_of
 
         layers = self.config.get_text_config().num_hidden_layers
         with torch.device("meta"):
@@ -401,7 +401,6 @@ class Costs:
         """Of an analysis' forwards with a backward; an audit has them answer by answer."""
         if isinstance(config, AuditConfig):
             return self._answer
-        from dynolab.forces.function.policy import CPU_TOKENS, gpu_tokens
 
         shape = self.inputs.shape()
         default = gpu_tokens(shape.layers, shape.width) if self.machine.gpus else CPU_TOKENS
@@ -448,7 +447,6 @@ class Costs:
         shape = self.inputs.shape()
         if self.machine.gpus or shape.parameters > MOST_PARAMETERS:
             return None
-        import torch
 
         batch = joined([self._row(row, PAIR) for row in self._rows()[:TIMED]])
         model = self.inputs.model()(shape.layers, torch.float32).eval()

@@ -12,13 +12,18 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from dynolab import __version__
+from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.errors import ConfigError, check_installed
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
+from dynolab.forces.map.analysis import recorded_examples
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.results.ledger import read_ledger
 from dynolab.store import Store
+from dynolab.training.reference import score_reference
 from dynolab.training.step_batch import RecordedExample
 from dynolab.training.step_record import RecordCache
 from flows.checkpoints import inputs_of
@@ -147,7 +152,6 @@ def _training(
     inputs: Mapping[str, StageResult | None],
     start: str,
 ) -> Training:
-    from dynolab.results.ledger import read_ledger
 
     folder, result = folders[name], inputs[name]
     assert result is not None
@@ -176,10 +180,6 @@ def _scored(
     reference: Callable[[], Path], pairs: Sequence[EncodedExample]
 ) -> list[RecordedExample]:
     """Pairs with the log-probabilities of the model that the training started from."""
-    from dynolab.data.batches import CHOSEN, REJECTED
-    from dynolab.forces.map.analysis import recorded_examples
-    from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.training.reference import score_reference
 
     model, tokenizer = load_model(reference())
     sides = [CHOSEN] if pairs[0].rejected is None else [CHOSEN, REJECTED]

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dynolab.costs.machines import UNTIMED_SECONDS, duration, this_machine
 from dynolab.data.encode import Encoder
 from dynolab.data.sources.config import rows_line
@@ -27,6 +29,7 @@ from dynolab.hub import resolve_commit
 from flows.costs import PlannedCosts
 from flows.parameters import parse_parameters
 from flows.study import StudyParameters, resolved, study_steps
+from models.language import context_length, load_language_model, load_tokenizer
 from tasks.data import file_for_model
 
 if TYPE_CHECKING:
@@ -147,9 +150,6 @@ class Sizes:
 
 def measured_sizes(model: str, tokenizer: PreTrainedTokenizerBase, loaded: LoadedData) -> Sizes:
     """Sizes of the model, and tokens of pairs and watched answers."""
-    import torch
-
-    from models.language import context_length, load_language_model
 
     language_model = load_language_model(model, tokenizer=tokenizer, device=torch.device("cpu"))
     context = context_length(language_model)
@@ -196,7 +196,6 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
 
     **Raises** `ConfigError` for a file that exists, and for rows or a model that cannot be read.
     """
-    from models.language import load_tokenizer
 
     if file.exists():
         raise ConfigError("file", str(file), "exists; name another, or delete it")

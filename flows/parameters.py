@@ -178,7 +178,7 @@ def _failing_part(kind: type[BaseModel], content: dict[str, Any]) -> list[str]:
     for name, field in kind.model_fields.items():
         part = content.get(name)
         inner = _settings_class(field.annotation, part) if isinstance(part, dict) else None
-        if inner is not None:
+        if isinstance(part, dict) and inner is not None:
             try:
                 inner.model_validate(part)
             except ConfigError:

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from dynolab.comparisons.pair_arms import SampledAnswer, answer_figures
 from dynolab.data.rows import Example, PromptRow, Split, read_rows, with_rejected
+from dynolab.data.world.lexicon import answered, repeats_fault
 from dynolab.endpoint.config import PATIENCE
 from dynolab.errors import ConfigError
+from dynolab.evaluation.samples import repetition
 from dynolab.judges import ExactJudge, Judge, contests, win_rate
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
+from dynolab.judges.llm import LlmJudge
 from dynolab.results.judges import JudgementCounts, PolicyAnswer, WinRate
 from dynolab.rollouts.generator import SampleConfig
 from tasks.runtime.stage import Stage
@@ -122,7 +126,6 @@ def sample_answers(work: Work[SampledAnswersConfig]) -> dict[str, float]:
     Results: `answers.jsonl`, in the judges' format, and `figures.json`, means over the prompts of
     each split with 95% intervals. Both are empty if the training diverged and left no model.
     """
-    from dynolab.comparisons.pair_arms import answer_figures
 
     with work.shown():
         answers = _answers(work) if work.input_holds("model", "model") else []
@@ -131,9 +134,6 @@ def sample_answers(work: Work[SampledAnswersConfig]) -> dict[str, float]:
 
 
 def _answers(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
-    from dynolab.comparisons.pair_arms import SampledAnswer
-    from dynolab.data.world.lexicon import answered, repeats_fault
-    from dynolab.evaluation.samples import repetition
 
     config, data = work.config, work.input_folder("data")
     requests = [
@@ -215,7 +215,6 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
 
 
 def _judge(work: Work[JudgeJob], endpoint: StageEndpoint) -> Judge:
-    from dynolab.judges.llm import LlmJudge
 
     label, config = work.config.label, work.config.judge
     if isinstance(config, ExactJudgeConfig):

@@ -12,13 +12,19 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from dynolab.audit.foresight import Ranking, risk, worst_first
+from dynolab.audit.audit import audit_pairs
+from dynolab.audit.foresight import Ranking, foresight, risk, worst_first
+from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example, read_rows, read_value, write_rows
 from dynolab.errors import ConfigError
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
 from dynolab.results.audit import ChosenChange, FilteredPairs, PairAudit
+from dynolab.training.examples import check_sides
+from dynolab.training.reference import score_responses
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import load_encoder, load_model, load_policy
@@ -60,8 +66,6 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
 
     Results: `audit.jsonl`, training pairs first.
     """
-    from dynolab.audit.audit import audit_pairs
-    from dynolab.objectives import build_objective
 
     config = work.config
     folder = work.input_folder("model", "model")
@@ -90,8 +94,6 @@ def read_pairs(
 
     **Raises** `ConfigError` for rows without a rejected answer.
     """
-    from dynolab.data.batches import CHOSEN, REJECTED
-    from dynolab.training.examples import check_sides
 
     pairs = list(islice(read_rows(work.input_folder("data") / f"{split}.jsonl", Example), first))
     check_sides(pairs, (CHOSEN, REJECTED), "audit")
@@ -121,7 +123,6 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
 
     Results: `changes.jsonl` and `foresight.jsonl`.
     """
-    from dynolab.audit.foresight import foresight
 
     rows = list(read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit))
     if "filter" in work.inputs:
@@ -143,8 +144,6 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
 
 def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenChange]:
     """The change in log-probability of every audited chosen answer."""
-    from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.training.reference import score_responses
 
     folder = work.input_folder("model", "model")
     encoder = load_encoder(folder)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from pydantic import Field, model_validator
 
 from dynolab import distributed
@@ -19,12 +21,18 @@ from dynolab.chapters.simplicity.mappings import (
     all_mappings,
     sampled_bijections,
 )
+from dynolab.chapters.simplicity.sweep import kind_paths, learned, sweep
+from dynolab.chapters.supervision.adaptation import compare_adaptation
 from dynolab.chapters.supervision.speeds import SpeedConfig, compare_speeds
 from dynolab.chapters.supervision.supervision import SupervisionConfig, compare_supervision
 from dynolab.chapters.transfer.task import TopicConfig, TransferTask, image_task, topic_task
 from dynolab.chapters.transfer.transfer import TransferConfig, compare_heads
 from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction
 from dynolab.grouping import grouped
+from dynolab.squeezing.cases import count_violations
+from dynolab.squeezing.pushes import Tally, pushes
+from dynolab.squeezing.softmax import panels, shape_points, step_paths
 from models.vision import ClassifierName, build_classifier
 from tasks.audit import read_pairs
 from tasks.runtime.stage import Stage
@@ -166,7 +174,6 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
     Returns every kind's mean change as `speed/<kind>`, and to first order as `first_order/<kind>`,
     in nats.
     """
-    from dynolab.chapters.supervision.adaptation import compare_adaptation
 
     config = work.config
     data = _images(work)
@@ -291,7 +298,6 @@ class MappingsConfig(SpaceConfig):
 
 def learn_mappings(work: Work[MappingsConfig]) -> dict[str, float]:
     """Results: `mappings.jsonl`, and `paths.jsonl`, the means by step for each kind of mapping."""
-    from dynolab.chapters.simplicity.sweep import kind_paths, learned, sweep
 
     config = work.config
     with work.shown():
@@ -337,8 +343,6 @@ class SoftmaxConfig(StageConfig):
 
 def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
     """Results: `counts.jsonl`, `panels.jsonl`, `shapes.jsonl`, `step_paths.jsonl`."""
-    from dynolab.squeezing.cases import count_violations
-    from dynolab.squeezing.softmax import panels, shape_points, step_paths
 
     config = work.config
     with work.shown():
@@ -380,10 +384,6 @@ def push_answers(work: Work[PushConfig]) -> dict[str, float]:
 
     Results: `pushes.jsonl`, `explained.jsonl`, `ranks.jsonl`.
     """
-    import torch
-
-    from dynolab.forces import PolicyFunction
-    from dynolab.squeezing.pushes import Tally, pushes
 
     config = work.config
     folder = work.input_folder("model", "model")
@@ -420,7 +420,6 @@ def chapter_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
     Results: `<chapter>.html`, `claims.jsonl` and `figures/`. Returns the number of claims by
     outcome, and the inputs' metrics.
     """
-    from importlib import import_module
 
     from dynolab.chapters.page import Facts, write_chapter
 

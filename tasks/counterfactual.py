@@ -8,6 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.forces.ledger.functional import functional_of
+from dynolab.forces.ledger.metagradient import Metagradient
 from dynolab.results.counterfactual import (
     Agreement,
     Dropped,
@@ -41,8 +43,6 @@ def differentiate(work: Work[MetagradientConfig]) -> dict[str, float]:
 
     Results: `derivatives.jsonl`.
     """
-    from dynolab.forces.ledger.functional import functional_of
-    from dynolab.forces.ledger.metagradient import Metagradient
 
     config, trained = work.config, work.input_folder("trained")
     steps = read_value(trained / "summary.json", TrainingSummary).steps

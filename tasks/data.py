@@ -12,7 +12,7 @@ from dynolab.data.sources.config import DataConfig, rows_line
 from dynolab.data.sources.load import file_config, load_data, load_prompts
 from dynolab.endpoint.config import PATIENCE
 from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
-from dynolab.probes.making.written import Policy
+from dynolab.probes.making.written import Policy, has_text
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.endpoint import StageEndpoint
@@ -110,7 +110,6 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
 
     `StageEndpoint` caches the writer's answers.
     """
-    from dynolab.probes.making.written import has_text
 
     config, data = work.config, work.input_folder("data")
     endpoint = StageEndpoint(work, config.writer if config.writer_kinds else None, usable=has_text)

@@ -5,9 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pydantic import Field, model_validator
 
+from dynolab.comparisons.arm_table import (
+    choice_figures,
+    completion_figures,
+    displacement_figures,
+    evaluation_figures,
+)
+from dynolab.data.groups import collate_groups, count_group_totals
 from dynolab.data.rows import Split, read_rows
+from dynolab.evaluation.displacement import (
+    Question,
+    completion_forces,
+    likelihood_displacement,
+    one_update,
+    token_choice,
+)
+from dynolab.evaluation.samples import EVALUATION, likelihood_changes, right_answers, score_prompt
+from dynolab.forces import PolicyFunction
 from dynolab.objectives import build_objective
 from dynolab.objectives.clipping import AdvantageRuleConfig
 from dynolab.objectives.grpo import GRPOConfig
@@ -21,6 +38,7 @@ from dynolab.results.groups import (
 )
 from dynolab.rollouts.passes import SAMPLES_PER_K, check_samples
 from dynolab.training.config import OptimizerConfig
+from dynolab.training.rollout import Scorer, make_groups
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.rewarded_answers import Answerer, AnsweringConfig, log_figures
@@ -62,8 +80,6 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
     log-probability; with `start` also `likelihood.jsonl`, the change of the start's right answers;
     `figures.json`, means over the prompts of each split with 95% intervals.
     """
-    from dynolab.comparisons.arm_table import evaluation_figures
-    from dynolab.evaluation.samples import EVALUATION, right_answers, score_prompt
 
     config = work.config
     with work.shown(PARTS) as progress:
@@ -99,7 +115,6 @@ def _changes(
     work: Work[EvaluationJob], answerer: Answerer, options: dict[str, Any]
 ) -> Sequence[LikelihoodChange]:
     """The change of the right answers of input `start`; empty without it."""
-    from dynolab.evaluation.samples import likelihood_changes
 
     if "start" not in work.inputs:
         return []
@@ -159,12 +174,6 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
     `figures.json`, the share of questions displaced, the mean change, and the rule's precision and
     recall, with 95% intervals.
     """
-    from dynolab.comparisons.arm_table import (
-        choice_figures,
-        completion_figures,
-        displacement_figures,
-    )
-    from dynolab.evaluation.displacement import likelihood_displacement, one_update
 
     config = work.config
     with work.shown():
@@ -199,8 +208,6 @@ def _forces(
     Both are empty for a dense objective, which also pushes tokens that nobody sampled; the second
     is empty without a rule that chooses tokens of wrong answers.
     """
-    from dynolab.evaluation.displacement import completion_forces, token_choice
-    from dynolab.forces import PolicyFunction
 
     objective = work.config.objective
     built = build_objective(objective)
@@ -223,11 +230,6 @@ def _questions(
     work: Work[DisplacementJob], answerer: Answerer, objective: GroupConfig
 ) -> list[Question]:
     """Samples answers to every question, with the advantages of the training's first step."""
-    import torch
-
-    from dynolab.data.groups import collate_groups, count_group_totals
-    from dynolab.evaluation.displacement import Question
-    from dynolab.training.rollout import Scorer, make_groups
 
     config = work.config
     answers = answerer.answer(

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from dynolab import distributed
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.errors import ConfigError
+from dynolab.forces import split_step
+from dynolab.forces.map.analysis import Question, analyse, analysis_of, recorded_examples
+from dynolab.forces.map.force_map import ForceMap
+from dynolab.forces.map.job import MapJob
+from dynolab.forces.step.token_map import token_maps
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
+from dynolab.training.reference import score_reference
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -83,9 +91,6 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
     Results: `map/` (the force map as a memory-mapped matrix with its manifest), `totals.jsonl`,
     `terms.jsonl`, `analysis.json`, `token_maps.jsonl`.
     """
-    from dynolab.forces.map.analysis import analyse, analysis_of
-    from dynolab.forces.map.force_map import ForceMap
-    from dynolab.forces.step.token_map import token_maps
 
     config = work.config
     with work.shown(PARTS) as progress:
@@ -123,7 +128,6 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
 
 def _written_job(work: Work[AnalysisJob]) -> Path:
     """Writes the job of the map's ranks; its model and tensors are released again."""
-    from dynolab.forces.map.job import MapJob
 
     job = MapJob.of(
         _question(work),
@@ -143,8 +147,6 @@ def _question(work: Work[AnalysisJob]) -> Question:
 
     **Raises** `ConfigError` for answers or pairs that cannot be analysed.
     """
-    from dynolab.forces import split_step
-    from dynolab.forces.map.analysis import Question
 
     config, data = work.config, work.input_folder("data")
     folder = work.input_folder("model", "model")
@@ -187,7 +189,6 @@ def _updating(
     work: Work[AnalysisJob], encoder: Encoder, record: StepRecord | None
 ) -> tuple[Sequence[Recorded], ObjectiveConfig]:
     """The updating examples and their objective."""
-    from dynolab.forces.map.analysis import recorded_examples
 
     config = work.config
     if config.updating == "data":
@@ -206,9 +207,6 @@ def _reference(
     work: Work[AnalysisJob], encoder: Encoder, updating: Sequence[EncodedExample]
 ) -> dict[str, SideLogps]:
     """Log-probabilities of the updating pairs' tokens under the reference."""
-    from dynolab import distributed
-    from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.training.reference import score_reference
     from models.language import load_language_model
 
     model = load_language_model(

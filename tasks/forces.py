@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from pydantic import Field
 
+from dynolab.data.batches import REJECTED
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows
+from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
+from dynolab.forces.function.checks import derivatives_of
+from dynolab.forces.ledger.responses import example_pushes, gradients_of
+from dynolab.forces.step.step_forces import Start, force_metrics
+from dynolab.forces.step.token_map import MAP_TOKENS
+from dynolab.objectives import build_objective
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
@@ -52,12 +60,6 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     strongest push of a recorded step's example on one of the chosen answers that fell most, or rose
     most under a loss that pushes no answer down.
     """
-    from dynolab.data.batches import REJECTED
-    from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
-    from dynolab.forces.function.checks import derivatives_of
-    from dynolab.forces.ledger.responses import gradients_of
-    from dynolab.forces.step.step_forces import Start, force_metrics
-    from dynolab.objectives import build_objective
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     probes = first_pairs(rows, work.config.pairs)
@@ -162,7 +164,6 @@ def _mapped_answers(
 
     Only answers that a map has room for, if there are any.
     """
-    from dynolab.forces.step.token_map import MAP_TOKENS
 
     chosen = {row.pair_id: row for row in rows if row.split == "train" and row.kind == "chosen"}
     moved = moved_most(work.input_folder("trained"), "train", len(chosen), up=up)
@@ -187,10 +188,6 @@ def _strongest(
 
     It comes from the examples that a map has room for, or the shortest if none is.
     """
-    import torch
-
-    from dynolab.forces.ledger.responses import example_pushes
-    from dynolab.forces.step.token_map import MAP_TOKENS
 
     lengths = [
         max(sequence.response_length for sequence in example.named().values())

@@ -12,6 +12,8 @@ from pydantic import Field
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.errors import ConfigError
+from dynolab.forces.kernel.size import kernel_sizes
+from dynolab.forces.kernel.stability import kernel_stability
 from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -134,7 +136,6 @@ def _fitting_rows(
 def _sizes(
     work: Work[KernelJob], label: str, observed: list[Encoded], updating: list[Encoded]
 ) -> KernelSizes:
-    from dynolab.forces.kernel.size import kernel_sizes
 
     config, step = work.config, work.config.steps.get(label)
     policy = load_policy(work.input_folder(MODEL + label, "model"), _adapter(work, label))
@@ -160,7 +161,6 @@ def _adapter(work: Work[KernelJob], label: str) -> Path | None:
 
 
 def _findings(work: Work[KernelJob], sizes: Mapping[str, KernelSizes]) -> KernelFindings:
-    from dynolab.forces.kernel.stability import kernel_stability
 
     config = work.config
     pairs = next(iter(sizes.values())).raw.size

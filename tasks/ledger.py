@@ -9,11 +9,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.errors import ConfigError
+from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.functional import kind_means, sampled_steps, single_answers
+from dynolab.forces.ledger.tables import LedgerTables
+from dynolab.forces.step.token_map import MAP_TOKENS, build_token_map, token_string
 from dynolab.results.study import TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.runtime.stage import Stage
@@ -91,12 +96,6 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
 
     Results: the tables of `dynolab.results.ledger`, and `token_map.json` if one is wanted.
     """
-    import numpy as np
-
-    from dynolab.forces.ledger.account import Ledger
-    from dynolab.forces.ledger.functional import sampled_steps
-    from dynolab.forces.ledger.tables import LedgerTables
-    from dynolab.forces.step.token_map import MAP_TOKENS, build_token_map, token_string
 
     config, trained, source = work.config, work.input_folder("trained"), work.inputs["trained"]
     steps = read_value(trained / "summary.json", TrainingSummary).steps
@@ -178,7 +177,6 @@ def watched(work: Work[LedgerJob], encoder: Encoder) -> list[WatchedFunctional]:
 
     **Raises:** `ConfigError` where no watched answer fits the model's context.
     """
-    from dynolab.forces.ledger.functional import kind_means, single_answers
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     trained, config = work.input_folder("trained"), work.config

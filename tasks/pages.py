@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dynolab.claims.reproduction import EXTENDED, EXTENDED_HALF, SFT
 from dynolab.judges.config import JudgeConfig
 from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.report.inputs.arms import (
+    GroupPageInputs,
+    ReproductionInputs,
+    read_evaluated,
+    read_group_run,
+    read_pair_run,
+)
+from dynolab.report.inputs.study import (
+    AuditPageInputs,
+    ForcePageInputs,
+    read_audit,
+    read_checkpoint,
+    read_kernel,
+)
 from dynolab.results.arms import Start
+from dynolab.results.ledger import read_ledger
 from dynolab.training.config import OptimizerConfig
 from tasks.answers import ANSWERS_OF, AnswersConfig
 from tasks.runtime.stage import Stage
@@ -36,7 +52,6 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
     Results: `audit.html` and `figures/`; the page goes to MLflow. Returns the inputs' metrics.
     """
     from dynolab.report.audit import write_audit_page
-    from dynolab.report.inputs.study import AuditPageInputs, read_audit
 
     config = work.config
     with page_shown(work):
@@ -79,7 +94,6 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     the analyses and the kernel.
     """
     from dynolab.report.forces.page import write_force_page
-    from dynolab.report.inputs.study import ForcePageInputs, read_checkpoint, read_kernel
 
     config = work.config
     with page_shown(work):
@@ -111,7 +125,6 @@ def ledger_page(work: Work[PageConfig]) -> dict[str, float]:
     Results: `ledger.html` and `figures/`; the page goes to MLflow. Returns the ledger's metrics.
     """
     from dynolab.report.ledger.page import write_ledger_page
-    from dynolab.results.ledger import read_ledger
 
     config = work.config
     with page_shown(work):
@@ -190,7 +203,6 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     arm's figures as means over seeds.
     """
     from dynolab.report.comparison.groups import write_group_page
-    from dynolab.report.inputs.arms import GroupPageInputs, read_evaluated, read_group_run
 
     config = work.config
     with page_shown(work):
@@ -228,7 +240,6 @@ GROUP_PAGE = Stage("group-page", 6, group_page)
 
 def read_run(work: Work[Any], arm: str, seed: int) -> PairRun:
     """Reads the results of an arm with one seed; all but its training only if they are inputs."""
-    from dynolab.report.inputs.arms import read_pair_run
 
     trained = work.input_folder(step_of(arm, seed))
     answers, judged, filtered = (
@@ -251,9 +262,7 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     Results: `reproduction.html`, `summary.json` and `figures/`; the files go to MLflow. Returns
     the changes as means over seeds, and the number of claims by outcome.
     """
-    from dynolab.claims.reproduction import EXTENDED, EXTENDED_HALF, SFT
     from dynolab.report.comparison.reproduction import write_reproduction_page
-    from dynolab.report.inputs.arms import ReproductionInputs, read_pair_run
 
     config = work.config
     with page_shown(work):

@@ -11,7 +11,11 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.data.world.answer_kinds import RIGHT, WRONG, answer_kind
 from dynolab.data.world.lexicon import Fact, answered, statements
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.probes.hallucination import TrainingAnswers
+from dynolab.probes.score import score_probes
 from dynolab.results.study import Answer, ModelScore, Score
+from dynolab.rollouts.generator import SampleConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import load_model, responses
@@ -43,7 +47,6 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     the built-in world also `probe/<split>/right/<model>` and `probe/<split>/wrong/<model>`, the
     shares of answers with the right value and with another statement.
     """
-    from dynolab.probes.hallucination import TrainingAnswers
 
     data = work.input_folder("data")
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
@@ -110,9 +113,6 @@ def _score_and_answer(
     name: str, folder: Path, rows: list[ProbeRow], config: ProbeConfig
 ) -> tuple[list[Score], list[Answer]]:
     """Scores all rows and answers some prompts greedily, with the model in a folder."""
-    from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.probes.score import score_probes
-    from dynolab.rollouts.generator import SampleConfig
     from models.language import context_length
 
     model, tokenizer = load_model(folder)

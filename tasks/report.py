@@ -12,10 +12,20 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import Field
 
+from dynolab.comparisons.pair_arms import EACH
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.data.sources.config import rows_line
 from dynolab.grouping import grouped
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig, changed_settings
+from dynolab.report.inputs.study import (
+    ReportInputs,
+    StudyFacts,
+    read_audit,
+    read_compared,
+    read_kernel,
+    read_squeezing,
+)
+from dynolab.results.ledger import read_ledger
 from dynolab.results.study import Answer, PairChange, read_training, rows
 from tasks.base import OTHERWISE
 from tasks.runtime.stage import Platform, Stage
@@ -89,7 +99,6 @@ def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
 
     **Arguments:** `remedies`: the file's text, which ends with its arms, the baseline first.
     """
-    from dynolab.comparisons.pair_arms import EACH
     from dynolab.report.ledger.fallen import fallen_accounts, strongest_pullers
 
     named = strongest_pullers(ledger) if ledger is not None else []
@@ -139,15 +148,6 @@ def read_inputs(
     **Arguments:** `folder`: where the files of a result are; `short`: the page's own result as
     `<stage>/<key>`, if it has one.
     """
-    from dynolab.report.inputs.study import (
-        ReportInputs,
-        StudyFacts,
-        read_audit,
-        read_compared,
-        read_kernel,
-        read_squeezing,
-    )
-    from dynolab.results.ledger import read_ledger
 
     def there(name: str) -> Path | None:
         return folder(name) if name in results else None

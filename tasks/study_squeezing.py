@@ -11,8 +11,14 @@ from pydantic import Field
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
+from dynolab.evaluation.samples import repetition
+from dynolab.forces.function.checks import derivatives_of
 from dynolab.grouping import grouped
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.study import Answer, Generation, RisenMass, TrainingSummary
+from dynolab.squeezing.forecast import forecasts
+from dynolab.squeezing.index import answers_risen_mass, chosen_by_step, squeeze_index
+from dynolab.squeezing.ladder import ladder
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
@@ -79,10 +85,6 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], Reco
 
     There are no rungs for a model without forward derivatives.
     """
-    from dynolab.forces.function.checks import derivatives_of
-    from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.squeezing.forecast import forecasts
-    from dynolab.squeezing.ladder import ladder
     from models.language import load_language_model
 
     config, folder = work.config, work.input_folder(name)
@@ -129,7 +131,6 @@ def _risen(
     step: int,
 ) -> list[RisenMass]:
     """Risen probability from a training's start to the given weights of its policy."""
-    from dynolab.squeezing.index import answers_risen_mass
 
     sums = answers_risen_mass(
         before,
@@ -156,7 +157,6 @@ def _risen(
 
 def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
     """How much every greedy answer of the study's models repeats itself."""
-    from dynolab.evaluation.samples import repetition
     from models.language import load_tokenizer
 
     tokenizer = load_tokenizer(work.input_folder(work.config.main, "model"))
@@ -173,7 +173,6 @@ def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
 
 def _indices(work: Work[SqueezingJob], risen: Sequence[RisenMass]) -> dict[str, float]:
     """The index of every training at its end; logs the indices of its recorded steps to MLflow."""
-    from dynolab.squeezing.index import chosen_by_step, squeeze_index
 
     indices: dict[str, float] = {}
     for name, steps in chosen_by_step(risen).items():

@@ -16,9 +16,14 @@ from pydantic import ValidationError
 
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.errors import ConfigError
+from dynolab.forces.ledger.functional import check_kinds
 from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.results.study import TrainingSummary
+from dynolab.rollouts.rewards import Rewards
+from dynolab.training.alarm import check_watched
 from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig, ZeroStage
+from dynolab.training.dose import rows_to_protect
+from dynolab.training.examples import load_examples, load_prompts, training_encoder
 from dynolab.training.job import TrainJob
 from tasks.ranks.train import run
 from tasks.runtime.launch.launcher import launch_ranks
@@ -138,11 +143,6 @@ def newest_state(work: Work[Config]) -> tuple[int, Path] | None:
 
 def check_rows(job: TrainJob) -> None:
     """Raises `ConfigError` for rows and settings that cannot be trained, before any rank starts."""
-    from dynolab.forces.ledger.functional import check_kinds
-    from dynolab.rollouts.rewards import Rewards
-    from dynolab.training.alarm import check_watched
-    from dynolab.training.dose import rows_to_protect
-    from dynolab.training.examples import load_examples, load_prompts, training_encoder
     from models.language import folder_context, load_tokenizer
 
     config = job.config

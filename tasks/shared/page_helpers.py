@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynolab.report.page import StageFacts
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER
 from tasks.runtime.work import StageConfig, StageResult, Work
 
@@ -35,7 +36,6 @@ def facts_of(
     results: Mapping[str, StageResult], label: Callable[[str], str] = str
 ) -> tuple[StageFacts, ...]:
     """Rows of the stage table of a page that was made from these results."""
-    from dynolab.report.page import StageFacts
 
     return tuple(
         StageFacts(

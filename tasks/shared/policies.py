@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from dynolab.data.encode import Encoder, Overlong
 from dynolab.distributed import device
+from dynolab.forces import PolicyFunction
+from dynolab.likelihood.streamed import stream
+from dynolab.rollouts.decoding import sample_responses
+from dynolab.training.adapters import unmerge_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,9 +42,7 @@ def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     It is on this process's device, or in main memory where a GPU has no room for it: its weights
     then come to the GPU module by module.
     """
-    import torch
 
-    from dynolab.likelihood.streamed import stream
     from models.language import load_language_model, load_tokenizer
 
     tokenizer, here = load_tokenizer(folder), device()
@@ -56,7 +61,6 @@ def responses(
     config: SampleConfig,
 ) -> list[Sampled]:
     """One sampled response to the prompt of each row, in order."""
-    from dynolab.rollouts.decoding import sample_responses
 
     prompts, turns = [row.prompt for row in rows], [row.turn for row in rows]
     return sample_responses(model, tokenizer, prompts, config, turns)
@@ -83,12 +87,8 @@ def load_policy(
       in main memory, and weights come to the GPU module by module. By default the model is on the
       GPU in any case.
     """
-    import torch
-    from torch import nn
 
     from dynolab.costs.memory import FP32, GPU_COPIES
-    from dynolab.forces import PolicyFunction
-    from dynolab.training.adapters import unmerge_adapters
     from models.language import load_language_model
 
     loaded = load_language_model(model)

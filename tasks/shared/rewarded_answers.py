@@ -12,10 +12,13 @@ from pydantic import Field
 from dynolab.data.encode import Encoder, Overlong
 from dynolab.data.rows import Split
 from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import RewardConfig, Rewards
 from dynolab.statistics import Interval
 from dynolab.training.config import GroupTrainConfig
+from dynolab.training.examples import load_prompts
+from dynolab.training.rollout import answer_prompts
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import load_model
 
@@ -76,9 +79,6 @@ class Answerer:
         self, work: Work[Any], split: Split, *, samples: int, step: int, prompts: int | None
     ) -> list[Answers]:
         """Samples answers to a split's first prompts and rewards them; empty for an empty split."""
-        from dynolab.rollouts.decoding import ModelGenerator
-        from dynolab.training.examples import load_prompts
-        from dynolab.training.rollout import answer_prompts
         from models.language import context_length
 
         config, file = self.config, work.input_folder("prompts") / f"{split}.jsonl"

@@ -16,7 +16,9 @@ from dynolab.data.rows import Example, ProbeRow, Split, first_pairs, read_rows
 from dynolab.errors import ConfigError
 from dynolab.grouping import grouped
 from dynolab.objectives.registry import RowObjectiveConfig
+from dynolab.probes.paths import complete_pairs
 from dynolab.results.study import ProbeScore
+from dynolab.training.examples import check_rows
 from tasks.runtime.work import StageConfig
 
 NAMED = 3
@@ -95,7 +97,6 @@ def updating_rows(
     **Raises** `ConfigError` for pairs that lack a side that the objective reads, and for ids that
     the data do not have.
     """
-    from dynolab.training.examples import check_rows
 
     all_rows = read_rows(data / "train.jsonl", Example)
     if pair_ids:
@@ -119,7 +120,6 @@ def moved_most(trained: Path, split: Split, count: int, *, up: bool = False) -> 
 
     **Arguments:** `trained`: the folder of a training's result.
     """
-    from dynolab.probes.paths import complete_pairs
 
     file = trained / "probes.jsonl"
     if not count or not file.exists():
