@@ -22,6 +22,7 @@ from dynolab import __version__
 from dynolab.errors import ConfigError, DynolabError
 from flows.registry import CHAPTERS, FLOWS, load_flow
 from tasks.runtime.system.computing import COMPUTING
+from tasks.runtime.system.invocation import invocation
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -178,8 +179,6 @@ def audit(
     wanted = Wanted(plan=plan, machine=machine, show=show, fresh=fresh, json=as_json)
     start(FLOW, given, [*named, *(changes or [])], wanted)
     if model is not None and data is not None and not (plan or show or as_json):
-        from tasks.runtime.system.invocation import invocation
-
         arguments = shlex.join(["--model", model, "--data", str(data)])
         typer.echo(f"next    {invocation()} init my_study.yaml {arguments}")
 
@@ -198,7 +197,6 @@ def init(
 ) -> None:
     """Write a study file for a model and pairs, with comments and what it will cost."""
     from flows.init import write_study
-    from tasks.runtime.system.invocation import invocation
 
     program = invocation()
     written = write_study(file, model=model, data=data, program=program)

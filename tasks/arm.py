@@ -36,7 +36,7 @@ from tasks.pages import read_run
 from tasks.runtime.stage import Stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.work import StageConfig, Work
-from tasks.shared.page_helpers import PageConfig, page_shown, stage_facts
+from tasks.shared.page_helpers import PageConfig, facts_of, page_shown
 from tasks.training import run_training
 
 DIVERGENCE = "divergence.json"
@@ -267,7 +267,7 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
             compared,
             work.output,
             settings=config.settings,
-            stages=stage_facts(work),
+            stages=facts_of(work.inputs),
             commands={
                 label: study_command(label, arm.facts, training.steps)
                 for label, arm in config.arms.items()

@@ -37,7 +37,7 @@ from models.vision import ClassifierName, build_classifier
 from tasks.audit import read_pairs
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
-from tasks.shared.page_helpers import PageConfig, input_metrics, page_shown, stage_facts
+from tasks.shared.page_helpers import PageConfig, facts_of, input_metrics, page_shown
 from tasks.shared.policies import load_encoder, load_model
 from tasks.shared.seeds import Seeds
 
@@ -434,7 +434,7 @@ def chapter_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
             f"{name}.html",
             name=config.name,
             settings=config.settings,
-            stages=stage_facts(work),
+            stages=facts_of(work.inputs),
         )
     return claims | input_metrics(work)
 

@@ -24,7 +24,7 @@ from dynolab.statistics import rank_correlation, share_interval
 from dynolab.training.config import TrainConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
-from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
+from tasks.shared.page_helpers import PageConfig, facts_of, send_page
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import Replay, learned_steps
 
@@ -149,7 +149,7 @@ def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
         repeats,
         name=config.name,
         settings=config.settings,
-        stages=stage_facts(work),
+        stages=facts_of(work.inputs),
         folder=work.output,
     )
     send_page(work)

@@ -29,10 +29,10 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.shared.page_helpers import (
     PageConfig,
+    facts_of,
     input_folder,
     input_metrics,
     page_shown,
-    stage_facts,
 )
 from tasks.shared.seeds import start_of, step_of
 
@@ -64,7 +64,7 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
                 input_folder(work, "foresight"),
             ),
             settings=config.settings,
-            stages=stage_facts(work),
+            stages=facts_of(work.inputs),
         )
         write_audit_page(inputs, work.output)
     return {
@@ -106,7 +106,7 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
             kernel=read_kernel(work.input_folder("kernel")),
             reference=config.reference,
             settings=config.settings,
-            stages=stage_facts(work, lambda name: name.replace("_", "-", 1)),
+            stages=facts_of(work.inputs, lambda name: name.replace("_", "-", 1)),
         )
         write_force_page(inputs, work.output)
     return input_metrics(work, "kernel") | {
@@ -129,7 +129,7 @@ def ledger_page(work: Work[PageConfig]) -> dict[str, float]:
     config = work.config
     with page_shown(work):
         ledger = read_ledger(work.input_folder("ledger"), work.input_folder("data"))
-        write_ledger_page(ledger, config.name, config.settings, stage_facts(work), work.output)
+        write_ledger_page(ledger, config.name, config.settings, facts_of(work.inputs), work.output)
     return input_metrics(work, "ledger")
 
 
@@ -176,7 +176,7 @@ def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
                 name: read_judged(work.input_folder(JUDGED_BY + name)) for name in config.judges
             },
             settings=config.settings,
-            stages=stage_facts(work),
+            stages=facts_of(work.inputs),
         )
         return write_judge_page(inputs, work.output)
 
@@ -230,7 +230,7 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
                 for seed in config.seeds
             },
             settings=config.settings,
-            stages=stage_facts(work),
+            stages=facts_of(work.inputs),
         )
         return write_group_page(inputs, work.output)
 
@@ -283,7 +283,7 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
             seeds=config.seeds,
             runs=runs,
             settings=config.settings,
-            stages=stage_facts(work),
+            stages=facts_of(work.inputs),
         )
         return write_reproduction_page(inputs, work.output)
 

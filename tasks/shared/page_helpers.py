@@ -27,16 +27,11 @@ def input_folder(work: Work[Any], name: str) -> Path | None:
     return work.input_folder(name) if name in work.inputs else None
 
 
-def stage_facts(work: Work[Any], label: Callable[[str], str] = str) -> tuple[StageFacts, ...]:
-    """Rows of the stage table, one per input of the page; `label` turns its name into a title."""
-    return facts_of(work.inputs, label)
-
-
 def facts_of(
     results: Mapping[str, StageResult], label: Callable[[str], str] = str
 ) -> tuple[StageFacts, ...]:
-    """Rows of the stage table of a page that was made from these results."""
-
+    """Rows of the stage table of a page that was made from these results; `label` turns a result's
+    name into a title."""
     return tuple(
         StageFacts(
             stage=label(name),
