@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.source_checks import FolderOrName
 from dynolab.data.sources.load import DataConfig, resolve_data
@@ -17,13 +17,12 @@ from flows.study import StudyParameters, resolved, study_steps
 from tasks.base import BASE, BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.runtime.stage import Platform
-from tasks.runtime.work import StageResult
+from tasks.runtime.work import StageConfig, StageResult
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(StageConfig):
     """A model: a stage's result, or a folder or Hub name."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     result: str | None = Field(
         None,
         description="A result that holds a model: MLflow's tag `store.address`, or "

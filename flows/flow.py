@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
 from dynolab.store import Store
 from dynolab.store.find import find_result
 from tasks.runtime.stage import Platform, Stage, lookup, plan_key
-from tasks.runtime.work import StageResult
+from tasks.runtime.work import StageConfig, StageResult
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")]
 Results = dict[str, dict[str, Any]]
 """Results of stages by step, as plain data."""
 
 
-class FlowParameters(BaseModel):
+class FlowParameters(StageConfig):
     """Parameters that every flow has."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: Name = Field(description="Name of the run in MLflow, and of its page's file.")
     project: str = Field("dynolab", description="MLflow experiment.")
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
@@ -44,17 +44,16 @@ from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
 from tasks.probe import PROBE, ProbeConfig
 from tasks.report import BESIDE, REMEDIES, REPORT, ReportConfig, early_report
 from tasks.runtime.stage import Platform
-from tasks.runtime.work import StageResult
+from tasks.runtime.work import StageConfig, StageResult
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import PREFERENCE, SFT
 
 Contrast = Literal["resampled", "flat_world"]
 
 
-class ComparisonFiles(BaseModel):
+class ComparisonFiles(StageConfig):
     """Study files of comparisons; the report shows the findings of those that have run."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     mitigation: FilePath | None = Field(
         None, description="Comparison of remedies against squeezing."
     )

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dynolab.data.rows import read_rows
 from dynolab.data.source_checks import FilePath
@@ -40,7 +40,7 @@ from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, PAGE_FOLDER, compa
 from tasks.runtime.track.progress import inside_prefect_run, slug
 from tasks.runtime.track.runs import shown_params
 from tasks.runtime.training_monitor import watched_by
-from tasks.runtime.work import StageResult
+from tasks.runtime.work import StageConfig, StageResult
 
 if TYPE_CHECKING:
     import optuna
@@ -61,10 +61,9 @@ _METRIC = re.compile(
 _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 
 
-class Dimension(BaseModel):
+class Dimension(StageConfig):
     """The values of one setting: a choice of `values`, or numbers from `low` to `high`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     values: tuple[Scalar, ...] | None = Field(
         None, min_length=1, description="Values to choose from."
     )
@@ -108,13 +107,12 @@ class Dimension(BaseModel):
 Direction = Literal["maximize", "minimize"]
 
 
-class PruneConfig(BaseModel):
+class PruneConfig(StageConfig):
     """Pruning of trials whose metric is worse than that of others after as many steps.
 
     Successive halving: Li et al., arXiv 1810.05934; Hyperband: Li et al., arXiv 1603.06560.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     rule: Literal["median", "asha", "hyperband"] = Field(
         "median",
         description="What a trial has to reach to go on: the median of the others; the best of "

@@ -33,7 +33,7 @@ SHOWN_DIGITS = 12  # of a key
 
 
 class StageConfig(BaseModel):
-    """Base class of stage configs: immutable, rejects unknown fields."""
+    """Base class of settings: immutable, rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
