@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from dynolab.data.rows import PromptRow, read_rows
+from dynolab.data.rows import Example, PromptRow, read_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.functions import ALLOWED
+from dynolab.results.study import MetricsLine
 from dynolab.training.config import GroupTrainConfig
 from tasks.data import PROMPTS
 from tasks.forces import FORCES, ForcesConfig
@@ -44,9 +44,9 @@ def test_prompts_are_the_data_s_own_with_answers_that_check(
     lab: Analysed, prompts: StageResult
 ) -> None:
     rows = list(read_rows(lab.folder(prompts) / "train.jsonl", PromptRow))
-    data = [json.loads(line) for line in (lab.folder(lab.data) / "train.jsonl").open()]
-    assert [(row.id, row.prompt) for row in rows] == [(pair["id"], pair["prompt"]) for pair in data]
-    assert all(row.answer in pair["chosen"].split() for row, pair in zip(rows, data, strict=True))
+    data = list(read_rows(lab.folder(lab.data) / "train.jsonl", Example))
+    assert [(row.id, row.prompt) for row in rows] == [(pair.id, pair.prompt) for pair in data]
+    assert all(row.answer in pair.chosen.split() for row, pair in zip(rows, data, strict=True))
 
 
 def test_a_training_on_groups_is_a_stage_like_the_others(
@@ -78,5 +78,7 @@ def test_a_reward_that_may_not_be_named_is_refused_before_any_rank(
 def test_the_default_is_the_built_in_world_s_question(lab: Analysed, prompts: StageResult) -> None:
     config = GroupTrainConfig.model_validate(SMALL | {"steps": 1, "record_steps": ()})
     made = lab.run(GROUP, config, prompts=prompts, data=lab.data, model=lab.base)
-    lines = [json.loads(line) for line in (lab.folder(made) / "metrics.jsonl").open()]
-    assert any("rollout/pass_at_1" in line["metrics"] for line in lines)
+    assert any(
+        "rollout/pass_at_1" in line.metrics
+        for line in read_rows(lab.folder(made) / "metrics.jsonl", MetricsLine)
+    )
