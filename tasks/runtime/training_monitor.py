@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from dynolab.errors import Pruned
+from dynolab.errors import Pruned, unreadable
 from dynolab.results.study import MetricsLine
 from dynolab.training.alarm import GAP, RANG, RISE
 from dynolab.training.job import STOP
@@ -203,7 +203,7 @@ class MetricsTail:
                 try:
                     line = MetricsLine.model_validate_json(text)
                 except ValidationError as error:
-                    log.warning("skipping an invalid line of metrics: %s", error)
+                    log.warning("skipping a line of metrics: it %s", unreadable(error))
                     continue
                 for listener in self.listeners:
                     listener(line)

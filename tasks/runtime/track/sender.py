@@ -26,6 +26,7 @@ from mlflow.exceptions import MlflowException, RestException
 from mlflow.utils.rest_utils import verify_rest_response
 from pydantic import ValidationError
 
+from dynolab.errors import unreadable
 from dynolab.results.study import MetricsLine
 from tasks.runtime.track.mlflow_pages import (
     DESCRIPTION_TAG,
@@ -159,7 +160,7 @@ class Sender:
             try:
                 line = MetricsLine.model_validate_json(text)
             except ValidationError as error:
-                log.warning("skipping an invalid line of metrics: %s", error)
+                log.warning("skipping a line of metrics: it %s", unreadable(error))
                 continue
             for key, value in line.metrics.items():
                 if not (tracker.record.reopened and line.step in self._steps(run_id, key)):
