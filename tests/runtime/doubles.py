@@ -18,6 +18,7 @@ from dynolab.results.study import MetricsLine
 from dynolab.store import Store
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.progress import Progress
 
 
 class MemoryRun:
@@ -63,17 +64,10 @@ class MemoryTracking:
         return self.runs[-1]
 
 
-class NoProgress:
-    """Progress that nobody sees."""
-
-    def cached(self, name: str, text: str = "") -> None:
-        pass
-
-
 def memory_platform(home: Path, store: Store | None = None) -> Platform:
     settings = Settings(home=home, store=f"file://{home}/store")
     store = store or Store(settings.store, cache=settings.cache)
-    return Platform(settings, store, open_tracking=MemoryTracking, progress=NoProgress)
+    return Platform(settings, store, open_tracking=MemoryTracking, progress=Progress)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Children are tied to their parent; work folders are removed with their owner."""
+"""Children are tied to their parent, work folders go with their owner, SIGTERM is a notice."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tasks.runtime.launch import notice
+from tasks.runtime.launch.notice import Notice, sigterm_as_interrupt
+from tasks.runtime.system.child import GRACE
 from tasks.runtime.system.processes import (
     Process,
     free_port,
@@ -23,9 +27,8 @@ from tasks.runtime.system.processes import (
     stop_group,
 )
 from tasks.runtime.system.scratch import scratch_folder
-from tests.flows.lab import until
-
-HERE = Path(__file__).parent
+from tests.flows.lab import ROOT, until
+from tests.training.small import apart, make_files, make_job, run, run_small, settings, state
 
 
 def _start(tmp_path: Path, code: str, **variables: str) -> Process:
@@ -45,9 +48,8 @@ def test_a_child_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
 
 
 def test_a_child_whose_parent_is_gone_ends_at_once() -> None:
-    root = str(HERE.parents[1])
     command = [sys.executable, "-m", "tasks.runtime.system.child", str(os.getppid()), "this"]
-    ended = subprocess.run(command, cwd=root, capture_output=True, timeout=20)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=20)
     assert (ended.returncode, ended.stdout) == (128 + signal.SIGKILL, b"")
 
 
@@ -88,7 +90,6 @@ def test_ports_and_logs(tmp_path: Path) -> None:
     assert last_lines(log, 2) == ["x", "\ufffd end"]
 
 
-ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import pathlib, sys, time
 from tasks.runtime.system.scratch import scratch_folder
@@ -121,3 +122,64 @@ def test_what_the_killed_leave_is_removed_and_what_the_living_use_is_kept(tmp_pa
         for holder in holders:
             holder.kill()
             holder.wait()
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_asks_first_and_is_handed_on(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    with sigterm_as_interrupt():
+        with Notice(60, stop) as given:
+            given.hand_on()
+            assert not stop.exists()
+            terminate()
+            terminate()
+            assert stop.exists()
+            given.check()
+            with pytest.raises(KeyboardInterrupt):
+                given.hand_on()
+        with pytest.raises(KeyboardInterrupt):
+            terminate()
+        with Notice(0), pytest.raises(KeyboardInterrupt):
+            terminate()  # there are no seconds: at once
+
+
+def test_time_is_up_after_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(notice, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with sigterm_as_interrupt(), Notice(60) as given:
+        terminate()
+        now[0] = 60.0
+        given.check()
+        now[0] = 60.1
+        with pytest.raises(KeyboardInterrupt):
+            given.check()
+
+
+def test_children_are_shielded_and_end_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GRACE, "60")
+    log = tmp_path / "log"
+    child = start_child("http.server", ["0"], environment=dict(os.environ), log=log)
+    while b"Serving" not in log.read_bytes():
+        assert child.poll() is None
+    os.kill(child.pid, signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.2)
+    stop_group(child)
+    assert child.returncode != -signal.SIGKILL
+
+
+def test_a_training_that_is_asked_to_stop_saves_its_state_and_goes_on(tmp_path: Path) -> None:
+    make_files(tmp_path)
+    config = settings(checkpoint_every=0, record_steps=[])
+    whole = run_small(tmp_path, tmp_path / "whole", config)
+    asked = make_job(tmp_path, tmp_path / "asked", config)
+    asked.stop.touch()
+    run(asked)
+    assert not (asked.output / "summary.json").exists()
+    resumed = run_small(tmp_path, tmp_path / "resumed", config, state(asked, 1))
+    assert apart(whole, resumed) == 0.0

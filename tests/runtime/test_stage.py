@@ -51,6 +51,7 @@ def make(work: Work[Make]) -> dict[str, float]:
 
 def measure(work: Work[Measure]) -> dict[str, float]:
     calls.append("measure")
+    note_check("Llama sdpa float32", {"alone": 1e-7, "packed": float("inf")})
     text = (work.input_folder("data", "data") / "rows.txt").read_text()
     return {"length": work.config.factor * len(text)}
 
@@ -73,7 +74,7 @@ def runs(platform: Platform) -> MemoryTracking:
     return platform.tracking  # type: ignore[return-value]
 
 
-def test_a_key_is_computed_once(platform: Platform) -> None:
+def test_a_key_is_computed_once(platform: Platform, tmp_path: Path) -> None:
     first = run_stage(MAKE, Make(), {}, platform)
     again = run_stage(MAKE, Make(note="other"), {}, platform)
     assert calls == ["hello"]
@@ -82,31 +83,24 @@ def test_a_key_is_computed_once(platform: Platform) -> None:
     assert (first.metrics, first.key) == ({"rows": 1.0}, plan_key(MAKE, Make(), {}))
     assert lookup(MAKE, first.key, platform) == again
     assert StageResult.model_validate_json(first.model_dump_json()) == first
+    later = memory_platform(tmp_path / "home")
+    assert run_stage(MAKE, Make(), {}, later).cached
+    assert platform.has_worked and not later.has_worked, "a cached study opens no tracking"
     run_stage(MAKE, Make(text="other"), {}, platform)
     assert calls == ["hello", "other"]
-
-
-def test_a_cached_study_opens_no_tracking(platform: Platform, tmp_path: Path) -> None:
-    run_stage(MAKE, Make(), {}, platform)
-    assert platform.has_worked
-    later = memory_platform(tmp_path / "home", platform.store)
-    assert run_stage(MAKE, Make(), {}, later).cached
-    assert not later.has_worked
-
-
-def test_inputs_reach_the_body_and_the_key(platform: Platform) -> None:
-    one = run_stage(MAKE, Make(), {}, platform)
-    two = run_stage(MAKE, Make(text="longer text"), {}, platform)
-    assert run_stage(MEASURE, Measure(), {"data": one}, platform).metrics == {"length": 10.0}
-    assert run_stage(MEASURE, Measure(), {"data": two}, platform).metrics == {"length": 22.0}
-    assert run_stage(MEASURE, Measure(), {"data": one}, platform).cached
 
 
 def test_the_run_and_the_manifest_tell_where_it_came_from(
     platform: Platform, store: Store, tmp_path: Path
 ) -> None:
+    other = run_stage(MAKE, Make(text="longer text"), {}, platform)
+    longer = run_stage(MEASURE, Measure(), {"data": other}, platform)
+    assert longer.metrics == {"length": 22.0}, "inputs reach the body, and the key"
     data = run_stage(MAKE, Make(), {}, platform)
     result = run_stage(MEASURE, Measure(), {"data": data}, platform)
+    assert run_stage(MEASURE, Measure(), {"data": data}, platform) == result.model_copy(
+        update={"cached": True}
+    )
     run = runs(platform).runs[-1]
     assert (run.status, run.values) == ("FINISHED", [(0, {"result/length": 10.0})])
     assert run.tagged.items() >= {
@@ -119,27 +113,12 @@ def test_the_run_and_the_manifest_tell_where_it_came_from(
     assert manifest["parents"] == {"data": data.digest}
     assert manifest["mlflow_run_id"] == result.mlflow_run_id == "run-measure"
     assert {"python", "torch"} <= set(manifest["libraries"])
+    checks = {"Llama sdpa float32": {"alone": 1e-7, "packed": "fails"}}
+    assert manifest["extra"] == {"checks": checks}, "what was measured of models"
     made = store.manifest(data.address, data.digest)
     assert (made.step, made.world_size, made.zero_stage) == (3, 2, 1)
     assert made.config == {"text": "hello", "note": ""}
     assert not list((tmp_path / "home/scratch").iterdir())
-
-
-def test_what_was_measured_of_models_stands_in_the_manifest(
-    platform: Platform, store: Store
-) -> None:
-    def body(work: Work[Make]) -> dict[str, float]:
-        note_check("Llama sdpa float32", {"alone": 1e-7, "packed": float("inf")})
-        return {}
-
-    result = run_stage(Stage("checked", 1, body), Make(), {}, platform)
-    made = store.manifest(result.address, result.digest)
-    assert made.extra == {"checks": {"Llama sdpa float32": {"alone": 1e-7, "packed": "fails"}}}
-
-
-def logs(store: Store, result_place: str) -> list[bytes]:
-    folder = f"{result_place}/logs"
-    return [store.files.read(f"{folder}/{name}") for name in sorted(store.files.sizes(folder))]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +134,8 @@ def test_a_failure_keeps_its_logs_and_frees_the_claim(
     with pytest.raises(type(error)):
         run_stage(Stage("make", 1, fail, MAKE.operational), Make(), {}, platform)
     place = store.place("make", plan_key(MAKE, Make(), {}))
-    trace, stdout = logs(store, place.path)
+    kept = store.files.sizes(f"{place.path}/logs")
+    trace, stdout = (store.files.read(f"{place.path}/logs/{name}") for name in sorted(kept))
     assert type(error).__name__.encode() in trace
     assert stdout == b"so far so good"
     assert runs(platform).runs[-1].status == status
@@ -175,17 +155,13 @@ def test_fresh_computes_again_and_replaces(platform: Platform) -> None:
     assert runs(platform).runs[-1].options["resume_key"] is None
 
 
-class Steps(BaseModel):
-    last: int = 3
-
-
-def trainer(fail_at: int | None) -> Stage[Steps]:
-    def train(work: Work[Steps]) -> dict[str, float]:
+def trainer(fail_at: int | None) -> Stage[Make]:
+    def train(work: Work[Make]) -> dict[str, float]:
         start = 0
         if (newest := work.newest_resume()) is not None:
             start, folder = newest
             assert (folder / "state.txt").read_text() == str(start)
-        for step in range(start + 1, work.config.last + 1):
+        for step in range(start + 1, 4):
             calls.append(f"step {step}")
             state = work.scratch / f"state-{step}"
             state.mkdir()
@@ -205,8 +181,8 @@ def test_a_failed_run_goes_on_from_its_newest_state_unless_it_is_to_be_fresh(
     fresh: bool, again: list[str], platform: Platform, store: Store
 ) -> None:
     with pytest.raises(RuntimeError):
-        run_stage(trainer(fail_at=2), Steps(), {}, platform)
-    result = run_stage(trainer(fail_at=None), Steps(), {}, platform, fresh=fresh)
+        run_stage(trainer(fail_at=2), Make(), {}, platform)
+    result = run_stage(trainer(fail_at=None), Make(), {}, platform, fresh=fresh)
     assert calls == ["step 1", "step 2", *again]
     assert store.files.children(f"stages/train/{result.key}/resume") == []
 
@@ -219,7 +195,7 @@ def test_a_resume_state_that_cannot_be_kept_does_not_end_training(
     platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dynolab.store.store.Place.commit_resume", away)
-    run_stage(trainer(fail_at=None), Steps(), {}, platform)
+    run_stage(trainer(fail_at=None), Make(), {}, platform)
     assert "without a resume state of step 3: the store is away" in caplog.text
 
 

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from dynolab.store import Manifest, Place
 from dynolab.store.manifest import hash_bytes
 
 KEY = "4c" * 32
+ON_DISK = pytest.mark.parametrize("store_settings", ["file"], indirect=True)
+"""For claims about what a store holds, which are the same wherever it lies."""
 
 
 def manifest(**fields: Any) -> Manifest:

@@ -16,86 +16,53 @@ from uuid import UUID
 
 import fsspec
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
 
 from dynolab.errors import ConfigError, StoreError
 from dynolab.store import FileEntry, Store, filesystem
 from dynolab.store.filesystem import S3_CLIENT, Files
 from tests.messages import exactly
+from tests.store.results import contents
 
 URL, ENDPOINT = "s3://bucket/lab", "http://localhost:9"
+
+
+class NoCredentialsError(Exception):
+    """Called as botocore calls it."""
 
 
 class Bucket:
     """Objects by their whole path, and the requests that were made."""
 
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.requests: list[tuple[str, ...]] = []
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.requests: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.creates_once = True
         self.error: Exception | None = None
-        self.put_options: dict[str, int] = {}
+        local = fsspec.filesystem("file", auto_mkdir=True, skip_instance_cache=True)
+        self._kept = DirFileSystem(str(folder), local)
 
-    def _met(self, *request: str) -> None:
-        self.requests.append(request)
-        if self.error is not None:
-            raise self.error
+    @property
+    def objects(self) -> dict[str, bytes]:
+        return contents(self.folder)
 
-    def _of(self, path: str) -> bytes:
-        if path not in self.objects:
-            raise FileNotFoundError(path)
-        return self.objects[path]
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method of a file system."""
 
-    def size(self, path: str) -> int:
-        self._met("size", path)
-        return len(self._of(path))
+        def asked(*arguments: Any, **options: Any) -> Any:
+            self.requests.append((name, arguments, dict(options)))
+            if self.error is not None:
+                raise self.error
+            if not self.creates_once:
+                options.pop("mode", None)
+            return getattr(self._kept, name)(*arguments, **options)
 
-    def cat_file(self, path: str, start: int, end: int) -> bytes:
-        self._met("cat", path, str(start), str(end))
-        return self._of(path)[start:end]
-
-    def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
-        self._met(mode, path)
-        if mode == "create" and path in self.objects and self.creates_once:
-            raise FileExistsError(path)
-        self.objects[path] = data
-
-    def put_file(self, source: str, target: str, **options: int) -> None:
-        self._met("put", target)
-        self.put_options = options
-        self.objects[target] = Path(source).read_bytes()
-
-    def get_file(self, path: str, target: str) -> None:
-        self._met("get", path)
-        Path(target).write_bytes(self._of(path))
-
-    def find(self, folder: str, detail: bool) -> dict[str, dict[str, str]]:
-        assert detail
-        self._met("find", folder)
-        below = {path for path in self.objects if path.startswith(f"{folder}/")}
-        return {path: {"size": str(len(self.objects[path]))} for path in below}
-
-    def ls(self, folder: str, detail: bool) -> list[str]:
-        assert not detail
-        below = {path.removeprefix(f"{folder}/") for path in self.find(folder, detail=True)}
-        if not below:
-            raise FileNotFoundError(folder)
-        names = {f"{path.partition('/')[0]}{'/' if '/' in path else ''}" for path in below}
-        return [f"{folder}/{name}" for name in sorted(names)]
-
-    def rm_file(self, path: str) -> None:
-        self._met("rm", path)
-        self._of(path)
-        del self.objects[path]
-
-    def rm(self, folder: str, recursive: bool) -> None:
-        assert recursive
-        for path in self.find(folder, detail=True):
-            del self.objects[path]
+        return asked
 
 
 @pytest.fixture
-def bucket() -> Bucket:
-    return Bucket()
+def bucket(tmp_path: Path) -> Bucket:
+    return Bucket(tmp_path / "objects")
 
 
 @pytest.fixture
@@ -183,13 +150,14 @@ def test_objects_lie_under_bucket_and_prefix(files: Files, bucket: Bucket, tmp_p
         "bucket/lab/a/b/two": b"22",
         "bucket/lab/three": b"333",
     }
-    assert bucket.requests == [
-        ("create", "bucket/lab/a/one"),
-        ("overwrite", "bucket/lab/a/b/two"),
-        ("put", "bucket/lab/three"),
+    assert [(name, options.get("mode")) for name, _, options in bucket.requests] == [
+        ("pipe_file", "create"),
+        ("pipe_file", None),
+        ("put_file", None),
     ]
+    assert (files.local("a"), files.address("a")) == (None, "s3://bucket/lab/a")
     assert files.sizes("a") == {"one": 1, "b/two": 2}
-    assert files.children("a") == ["b", "one"]
+    assert sorted(files.children("a")) == ["b", "one"]
     assert files.children("nowhere") == [] and files.sizes("nowhere") == {}
     files.download("three", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == b"333"
@@ -200,9 +168,9 @@ def test_objects_lie_under_bucket_and_prefix(files: Files, bucket: Bucket, tmp_p
 
 
 def test_an_empty_object_is_read_without_a_range(files: Files, bucket: Bucket) -> None:
-    bucket.objects["bucket/lab/empty"] = b""
+    files.replace("empty", b"")
     assert files.read("empty") == b""
-    assert bucket.requests == [("size", "bucket/lab/empty")]
+    assert bucket.requests[1:] == [("size", ("bucket/lab/empty",), {})]
 
 
 def test_an_object_is_created_once(files: Files, bucket: Bucket) -> None:
@@ -249,10 +217,9 @@ def test_a_large_file_goes_in_as_many_parts_as_s3_takes(
     entry = files.upload(tmp_path / "file", "folder/file")
     assert entry == FileEntry(size=size, sha256=hashlib.sha256(content).hexdigest())
     assert bucket.objects == {"bucket/lab/folder/file": content}
-    assert bucket.put_options == {
-        "chunksize": part,
-        "max_concurrency": filesystem.PARTS_AT_ONCE,
-    }
+    options = {"chunksize": part, "max_concurrency": filesystem.PARTS_AT_ONCE}
+    sent = ("put_file", (str(tmp_path / "file"), "bucket/lab/folder/file"), options)
+    assert bucket.requests == [sent]
 
 
 @pytest.mark.parametrize(
@@ -326,46 +293,14 @@ def test_a_store_is_proved_by_one_object_that_is_taken_away_again(
 ) -> None:
     files.check_writable()
     assert bucket.objects == {}
-    changes = [request[0] for request in bucket.requests if request[0] in ("create", "rm")]
-    assert changes == ["create", "create", "rm"]
-    (probe,) = {request[1] for request in bucket.requests}
+    changes = [name for name, *_ in bucket.requests if name in ("pipe_file", "rm_file")]
+    assert changes == ["pipe_file", "pipe_file", "rm_file"]
+    (probe,) = {arguments[0] for _, arguments, _ in bucket.requests}
     UUID(probe.removeprefix("bucket/lab/probe-"))
-
-
-def test_a_server_that_overwrites_is_refused(files: Files, bucket: Bucket) -> None:
     bucket.creates_once = False
     expected = (
         f"DYNOLAB_STORE = {URL!r}: its server ignores If-None-Match and overwrites files; "
         "use another server"
-    )
-    with pytest.raises(ConfigError, match=exactly(expected)):
-        files.check_writable()
-
-
-class NoCredentialsError(Exception):
-    """Called as botocore calls it."""
-
-
-@pytest.mark.parametrize("key", ["tester", None])
-@pytest.mark.parametrize(
-    "error", [PermissionError("Forbidden"), NoCredentialsError("Forbidden")], ids=type
-)
-def test_refused_credentials_say_which_to_set(
-    error: Exception,
-    key: str | None,
-    files: Files,
-    bucket: Bucket,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    if key:
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
-    bucket.error = error
-    expected = (
-        f"AWS_ACCESS_KEY_ID = {key!r}: the object store refuses these credentials: set "
-        f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a user who may write to {URL} "
-        "(Forbidden)"
     )
     with pytest.raises(ConfigError, match=exactly(expected)):
         files.check_writable()
@@ -379,12 +314,18 @@ def caused(*errors: Exception) -> Exception:
 
 
 CREATE = f"DYNOLAB_STORE = {URL!r}: create the bucket 'bucket' or name one that exists "
+CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID = 'tester': the object store refuses these credentials: set "
+    f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a user who may write to {URL} (Forbidden)"
+)
 START = "start the object store there or correct the address "
 
 
 @pytest.mark.parametrize(
     ("error", "endpoint", "expected"),
     [
+        (PermissionError("Forbidden"), ENDPOINT, CREDENTIALS),
+        (NoCredentialsError("Forbidden"), ENDPOINT, CREDENTIALS),
         (FileNotFoundError("none of that name"), ENDPOINT, f"{CREATE}(none of that name)"),
         (
             caused(
@@ -409,10 +350,14 @@ START = "start the object store there or correct the address "
             f"DYNOLAB_STORE_ENDPOINT = {ENDPOINT!r}: {START}(StoreError: for no known reason)",
         ),
     ],
-    ids=["no bucket", "no bucket at the bottom", "no answer", "no answer of Amazon", "unknown"],
 )
 def test_what_lies_at_the_bottom_of_an_error_says_what_to_change(
-    error: Exception, endpoint: str | None, expected: str, files: Files, bucket: Bucket
+    error: Exception,
+    endpoint: str | None,
+    expected: str,
+    files: Files,
+    bucket: Bucket,
+    aws_environment: None,
 ) -> None:
     files.endpoint, bucket.error = endpoint, error
     with pytest.raises(ConfigError, match=exactly(expected)):
@@ -441,12 +386,6 @@ def test_a_store_is_proved_writable_once(bucket: Bucket, tmp_path: Path) -> None
     store.check_writable()
     bucket.error = TimeoutError("no answer")
     store.check_writable()
-
-
-def refusal(store: Store) -> ConfigError:
-    with pytest.raises(ConfigError) as caught:
-        store.check_writable()
-    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -490,9 +429,10 @@ def test_a_server_that_refuses(
     if key is None:
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    error = refusal(Store(f"s3://{bucket}/lab", cache=tmp_path, endpoint=endpoint))
-    assert (error.field, error.value) == (field, value)
-    assert remedy in error.remedy and "secret" not in str(error)
+    with pytest.raises(ConfigError, match=remedy) as caught:
+        Store(f"s3://{bucket}/lab", cache=tmp_path, endpoint=endpoint).check_writable()
+    assert (caught.value.field, caught.value.value) == (field, value)
+    assert "secret" not in str(caught.value)
 
 
 def test_nobody_at_the_endpoint(
@@ -502,8 +442,9 @@ def test_nobody_at_the_endpoint(
     with socket.socket() as held:  # bound but not listening: connections are refused
         held.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{held.getsockname()[1]}"
-        error = refusal(Store("s3://bucket/lab", cache=tmp_path, endpoint=endpoint))
-    assert (error.field, error.value) == ("DYNOLAB_STORE_ENDPOINT", endpoint)
+        with pytest.raises(ConfigError) as caught:
+            Store("s3://bucket/lab", cache=tmp_path, endpoint=endpoint).check_writable()
+    assert (caught.value.field, caught.value.value) == ("DYNOLAB_STORE_ENDPOINT", endpoint)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +18,8 @@ from dynolab.errors import StoreError
 from dynolab.store import Claim, Place, claim as claim_module
 from dynolab.store.claim import this_process
 from dynolab.store.filesystem import Files
+from tests.flows.lab import until
 from tests.store.results import json_bytes
-
-DEADLINE_SECONDS = 20
 
 
 def test_the_second_waits_for_the_release(place: Place) -> None:
@@ -45,12 +43,8 @@ def test_a_holder_that_died_on_this_machine_is_succeeded_at_once(number: str, pl
         with subprocess.Popen([sys.executable, "-c", "pass"]) as child:
             holder["pid"] = child.pid
     place._files.create(f"{place.path}/CLAIM", json_bytes(holder))
-    contender = place.claim()
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not contender.try_acquire():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    contender.release()
+    with place.claim() as contender:
+        until(contender.try_acquire, 20)
 
 
 US = f"process {os.getpid()} on {socket.gethostname()}"
@@ -104,70 +98,38 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_module, "RENEW_SECONDS", 0.005)
 
 
-def wait_until(reached: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not reached():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.002)
-
-
 def renewers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "claim"]
 
 
-def renewals(files: Files) -> int:
-    return int(json.loads(files.read("CLAIM"))["renewals"])
-
-
-def test_a_claim_says_whose_it_is(files: Files) -> None:
-    with Claim(files, "CLAIM") as claim, Claim(files, "OTHER") as other:
-        assert claim.try_acquire() and other.try_acquire()
-        owner = json.loads(files.read("CLAIM"))
-        assert (owner["host"], owner["pid"]) == (socket.gethostname(), os.getpid())
-        assert owner["renewals"] == 0
-        assert claim.holder() == US
-        assert json.loads(files.read("OTHER"))["owner"] != owner["owner"]
-    assert files.children("") == []
-
-
-def test_a_renewal_counts_up_and_keeps_the_owner(
-    files: Files, claim: Claim, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[dict[str, object]] = []
-    genuine = Files.replace
-
-    def replace(self: Files, path: str, data: bytes) -> None:
-        genuine(self, path, data)
-        written.append({"path": path, **json.loads(data)})
-
-    monkeypatch.setattr(Files, "replace", replace)
-    assert claim.try_acquire()
-    first = json.loads(files.read("CLAIM"))
-    wait_until(lambda: len(written) >= 3)
-    assert written[:3] == [
-        {"path": "CLAIM", **first, "renewals": renewals} for renewals in (1, 2, 3)
-    ]
-
-
-def test_a_renewal_that_fails_is_logged_and_tried_again(
+def test_a_renewal_counts_up_and_keeps_the_owner_though_one_failed(
     files: Files,
     claim: Claim,
     quick: None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    failures = [StoreError("no answer")]
+    failures, written = [StoreError("no answer")], list[bytes]()
     genuine = Files.replace
 
     def replace(self: Files, path: str, data: bytes) -> None:
         if failures:
             raise failures.pop()
         genuine(self, path, data)
+        written.append(data)
 
     monkeypatch.setattr(Files, "replace", replace)
     assert claim.try_acquire()
-    wait_until(lambda: renewals(files) > 0)
+    first = json.loads(files.read("CLAIM"))
+    assert (first["host"], first["pid"]) == (socket.gethostname(), os.getpid())
+    until(lambda: len(written) >= 2, 20)
+    assert [json.loads(data) for data in written[:2]] == [
+        first | {"renewals": renewals} for renewals in (2, 3)
+    ]
     assert caplog.messages == ["the claim could not be renewed: no answer"]
+    with Claim(files, "OTHER") as other:
+        assert other.try_acquire()
+        assert json.loads(files.read("OTHER"))["owner"] != first["owner"]
 
 
 def test_a_claim_that_another_took_over_is_no_longer_renewed_nor_released(
@@ -175,7 +137,7 @@ def test_a_claim_that_another_took_over_is_no_longer_renewed_nor_released(
 ) -> None:
     assert claim.try_acquire()
     # A renewal that is under way may write once more.
-    wait_until(lambda: files.replace("CLAIM", content(0)) or not renewers())
+    until(lambda: files.replace("CLAIM", content(0)) or not renewers())
     assert files.read("CLAIM") == content(0)
     claim.release()
     assert files.read("CLAIM") == content(0)
@@ -199,32 +161,16 @@ def test_a_release_without_the_store_leaves_a_claim_that_turns_stale(
     assert files.children("") == ["CLAIM"] and renewers() == []
 
 
-def test_a_claim_is_stale_after_a_minute_without_a_change(
-    files: Files, claim: Claim, clock: Clock
-) -> None:
-    files.create("CLAIM", content(0))
-    assert not claim.try_acquire()
-    clock.now += 59.5
-    assert not claim.try_acquire() and files.read("CLAIM") == content(0)
-    files.replace("CLAIM", content(1))  # its holder lives
-    for seconds in (0.5, 59.5):
-        clock.now += seconds
-        assert not claim.try_acquire() and files.read("CLAIM") == content(1)
-    clock.now += 0.5
-    assert not claim.try_acquire() and files.children("") == []
-    assert claim.try_acquire()
-
-
 @pytest.mark.parametrize(
     ("held", "holder"),
     [
-        (content(0), "process 17 on elsewhere"),
+        (content(1), "process 17 on elsewhere"),
         (b'{"host": "elsewhere", "pid": 1}', "process 1 on elsewhere"),
         (b"not json", "a run"),
         (b"[1]", "a run"),
     ],
 )
-def test_a_silent_holder_is_named_when_it_is_succeeded(
+def test_a_claim_is_stale_after_a_minute_without_a_change_and_its_holder_is_named(
     held: bytes,
     holder: str,
     files: Files,
@@ -232,17 +178,18 @@ def test_a_silent_holder_is_named_when_it_is_succeeded(
     clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    files.create("CLAIM", held)
+    files.create("CLAIM", content(0))
     assert not claim.try_acquire()
-    assert not claim.try_acquire() and files.read("CLAIM") == held
-    clock.now += 60.0
+    clock.now += 59.5
     assert not claim.try_acquire()
+    files.replace("CLAIM", held)  # its holder lives
+    for seconds in (0.5, 59.5):
+        clock.now += seconds
+        assert not claim.try_acquire() and files.read("CLAIM") == held
+    clock.now += 0.5
+    assert not claim.try_acquire() and files.children("") == []
     assert caplog.messages == [f"{holder} is no longer running: its claim is removed"]
     assert claim.try_acquire()
-
-
-def test_a_claim_that_nobody_holds_is_taken_without_waiting(claim: Claim, clock: Clock) -> None:
-    assert (claim.acquire_or_holder(), clock.naps, claim.holder()) == ("", [], US)
 
 
 def test_a_holder_that_renews_is_named_at_its_next_renewal(
@@ -263,6 +210,9 @@ def test_a_holder_that_falls_silent_is_succeeded_after_a_minute(
     assert claim.acquire_or_holder(poll_seconds=10.0) == ""
     assert clock.naps == [10.0] * 7  # the minute, and the look that finds it gone
     assert claim.holder() == US
+    claim.release()
+    with Claim(files, "CLAIM") as next_one:
+        assert (next_one.acquire_or_holder(), len(clock.naps)) == ("", 7), "nobody holds it"
 
 
 def test_a_claim_that_is_released_meanwhile_is_taken(

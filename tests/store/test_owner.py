@@ -63,10 +63,7 @@ def test_a_process_that_ended_is_dead_before_and_after_it_is_waited_for() -> Non
     assert is_dead(owner)
     child.wait()
     assert is_dead(owner)
-
-
-def test_another_process_of_the_same_number_is_not_the_owner() -> None:
-    assert is_dead(this_process() | {"started": "1"})
+    assert is_dead(this_process() | {"started": "1"}), "another process of the same number"
 
 
 def test_a_process_of_another_user_lives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,49 +19,28 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of two files, of which one is taken for the code that runs."""
+def test_the_revision_is_the_whole_commit_of_the_code_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def revision(file: str = "code.py") -> str | None:
+        monkeypatch.setattr(manifest, "__file__", str(tmp_path / file))
+        return git_revision.__wrapped__()
+
     for name in ("code.py", "other.py"):
         (tmp_path / name).write_text("pass\n")
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "--quiet", "--message", "first")
-    monkeypatch.setattr(manifest, "__file__", str(tmp_path / "code.py"))
-    return tmp_path
-
-
-def revision() -> str | None:
-    git_revision.cache_clear()
-    try:
-        return git_revision()
-    finally:
-        git_revision.cache_clear()
-
-
-def test_the_revision_is_the_whole_commit_whatever_tags_there_are(checkout: Path) -> None:
-    commit = git(checkout, "rev-parse", "HEAD")
+    commit = git(tmp_path, "rev-parse", "HEAD")
     assert len(commit) == 40 and revision() == commit
-    git(checkout, "tag", "--annotate", "v1", "--message", "release")
+    git(tmp_path, "tag", "--annotate", "v1", "--message", "release")
     assert revision() == commit
-
-
-def test_a_changed_file_makes_the_revision_dirty(checkout: Path) -> None:
-    (checkout / "other.py").write_text("changed\n")
-    assert revision() == f"{git(checkout, 'rev-parse', 'HEAD')}-dirty"
-
-
-def test_code_that_lies_in_anothers_repository_has_no_revision(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (checkout / "installed.py").write_text("pass\n")
-    monkeypatch.setattr(manifest, "__file__", str(checkout / "installed.py"))
-    assert revision() is None
-
-
-def test_without_git_there_is_no_revision(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(checkout))
-    assert revision() is None
+    (tmp_path / "other.py").write_text("changed\n")
+    assert revision() == f"{commit}-dirty"
+    (tmp_path / "installed.py").write_text("pass\n")
+    assert revision("installed.py") is None, "it lies in another's repository"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert revision() is None, "without git"
 
 
 def test_versions_are_those_that_are_installed() -> None:

@@ -67,20 +67,11 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     return result
 
 
-def test_a_local_store_is_read_in_place(local: Result) -> None:
-    assert local.read() == local.store.files.local(local.folder)
-    assert local.read("model") == local.read() / "model"
-    assert not local.cache.exists()
-
-
-def test_a_remote_result_is_fetched_whole_with_its_manifest(remote: Result) -> None:
+def test_a_remote_result_is_fetched_whole_with_its_manifest(remote: Result, tmp_path: Path) -> None:
     folder = remote.read()
     assert folder == remote.cache / remote.folder
     assert contents(folder) == FILES | {"manifest.json": remote.manifest.to_bytes()}
     assert list((remote.cache / "parts").iterdir()) == []
-
-
-def test_an_empty_result_is_a_folder_with_its_manifest(remote: Result, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     made = remote.place.commit(tmp_path / "empty", manifest(), replace=True)
     folder = remote.store.folder(remote.place.address(made), made.manifest.digest)
@@ -133,31 +124,25 @@ def test_bytes_that_differ_twice_are_refused_and_not_kept(remote: Result) -> Non
     assert remote.fetched.count("model/weights.bin") == 2
     assert "model/weights.bin" not in contents(remote.cache / remote.folder)
     assert list((remote.cache / "parts").iterdir()) == []
+    remote.store.files.replace(f"{remote.folder}/model/weights.bin", b"W")
+    remote.refuses("model/weights.bin", "model")
+    assert remote.fetched.count("model/weights.bin") == 2, "another size is not even fetched"
+    remote.store.files.remove(f"{remote.folder}/model/weights.bin")
+    remote.refuses("model/weights.bin", "model")
 
 
-def test_what_has_another_size_is_not_even_fetched(remote: Result) -> None:
-    remote.store.files.replace(f"{remote.folder}/summary.json", b"{  }")
-    remote.refuses("summary.json")
-    assert "summary.json" not in remote.fetched
-    remote.store.files.remove(f"{remote.folder}/summary.json")
-    remote.refuses("summary.json")
-
-
-def test_changed_bytes_of_a_local_store_are_named_with_the_remedy(local: Result) -> None:
-    local.store.files.replace(f"{local.folder}/model/weights.bin", b"W" * 1000)
-    for subfolder in (None, "model"):
-        local.refuses("model/weights.bin", subfolder)
-    local.store.files.remove(f"{local.folder}/model/weights.bin")
-    local.refuses("model/weights.bin")
-
-
-def test_bytes_that_change_after_the_first_read_are_named(local: Result) -> None:
-    """Whoever changes them can set the time of writing back."""
+def test_a_local_store_is_read_in_place_and_changed_bytes_are_named(local: Result) -> None:
+    assert local.read() == local.store.files.local(local.folder)
     weights = local.read("model") / "weights.bin"
+    assert weights == local.read() / "model/weights.bin"
+    assert not local.cache.exists()
     written = weights.stat().st_mtime_ns
     weights.write_bytes(b"W" * 1000)
-    os.utime(weights, ns=(written, written))
-    local.refuses("model/weights.bin", "model")
+    os.utime(weights, ns=(written, written))  # whoever changes bytes can set the time back
+    for subfolder in (None, "model"):
+        local.refuses("model/weights.bin", subfolder)
+    weights.unlink()
+    local.refuses("model/weights.bin")
 
 
 @pytest.mark.parametrize("where", ["local", "remote"])
