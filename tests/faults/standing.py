@@ -19,6 +19,7 @@ from tasks.runtime.launch import devices
 from tasks.runtime.servers.services import (
     ALL,
     PREFECT,
+    Service,
     Services,
     is_healthy,
     start_services,
@@ -37,28 +38,27 @@ class Standing(Served):
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
-        self.servers: dict[str, Services] = {}
+        self.servers: dict[str, Service] = {}
         self._workers: ExitStack | None = None
         self._worker_pids: dict[str, int] = {}
         for name in ALL:
             self._serve(name, 0)
 
     def _serve(self, name: str, port: int) -> None:
-        self.servers[name] = start_services(
-            self.lab.home, [name], ports={name: port}, standing=True
-        )
+        started = start_services(self.lab.home, [name], ports={name: port}, standing=True)
+        self.servers[name] = started.by_name[name]
         self._keep()
 
     def work(self) -> None:
         """Registers the deployments and starts the workers."""
+        self._all_servers().wait_ready()
         self._workers = ExitStack()
         workers = self._workers.enter_context(work_for(self._all_servers()))
         self._worker_pids = {pool: service.pid for pool, service in workers.by_name.items()}
         self._keep()
 
     def _all_servers(self) -> Services:
-        servers = {name: self.servers[name].by_name[name] for name in ALL}
-        return Services(self.lab.home, servers)
+        return Services(self.lab.home, self.servers)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -66,12 +66,12 @@ class Standing(Served):
         return self._all_servers().environment()
 
     def _keep(self) -> None:
-        servers = {server.by_name[name].pid for name, server in self.servers.items()}
+        servers = {server.pid for server in self.servers.values()}
         self.lab.kept = servers | set(self._worker_pids.values())
 
     def kill(self, name: str) -> None:
         """SIGKILL for a server."""
-        process = self.servers[name].by_name[name].process
+        process = self.servers[name].process
         assert process is not None
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -79,7 +79,7 @@ class Standing(Served):
 
     def start_again(self, name: str) -> None:
         """The killed server, on its port and its data."""
-        self._serve(name, int(self.servers[name].by_name[name].url.rpartition(":")[2]))
+        self._serve(name, int(self.servers[name].url.rpartition(":")[2]))
         self.servers[name].wait_ready()
 
     def kill_worker(self, pool: str = "training") -> None:
@@ -94,7 +94,7 @@ class Standing(Served):
     def clear(self) -> None:
         """Nothing at work, and none of what a fault before may have left."""
         for name in ALL:
-            if not is_healthy(name, self.servers[name].by_name[name].url):
+            if not is_healthy(name, self.servers[name].url):
                 self.kill(name)
                 self.start_again(name)
         if self.left_behind():
@@ -113,12 +113,11 @@ class Standing(Served):
 
     def stop(self) -> None:
         self.stop_work()
-        for server in self.servers.values():
-            server.stop()
+        self._all_servers().stop()
 
     @property
     def prefect(self) -> str:
-        return f"{self.servers[PREFECT].by_name[PREFECT].url}/api"
+        return f"{self.servers[PREFECT].url}/api"
 
     @property
     def mlflow(self) -> str:
@@ -172,8 +171,6 @@ def standing(lab: Lab) -> Iterator[Standing]:
     with patch.dict(os.environ, chosen):
         platform = Standing(lab)
         try:
-            for server in platform.servers.values():
-                server.wait_ready()
             platform.work()
             yield platform
         finally:

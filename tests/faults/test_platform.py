@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from datetime import timedelta
+from typing import Literal
 from unittest.mock import patch
 
 import psutil
@@ -16,15 +19,54 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.flow_engine import MINIMUM_HEARTBEAT_INTERVAL
 
 from flows.deploy import register_automations
-from tasks.runtime.launch.devices import hold_devices
+from tasks.runtime.launch.devices import LISTED, hold_devices
 from tasks.runtime.servers.services import MLFLOW, PREFECT
-from tests.faults.points import POINTS, Point, dead, goes_on, paused
 from tests.faults.records import Record, tell
-from tests.faults.standing import GPUS, Standing, engine_of, launcher_of
-from tests.flows.history import histories
+from tests.faults.standing import GPUS, Standing, engine_of, launcher_of, standing
 from tests.flows.lab import ROOT, Lab, until
 
 pytestmark = [pytest.mark.faults, pytest.mark.ranks, pytest.mark.services]
+
+Point = Literal["before the first resume state", "between two resume states"]
+POINTS: tuple[Point, ...] = ("before the first resume state", "between two resume states")
+
+
+def paused(platform: Standing, point: Point) -> int:
+    """Rank 1, stopped at that point of preference training."""
+    lab = platform.lab
+    return lab.pause_start() if point == POINTS[0] else lab.pause_preference()
+
+
+def dead(platform: Standing) -> None:
+    """No process of a run lives longer than the moment that it takes to end."""
+    until(lambda: not set(platform.lab.processes()) - platform.lab.kept, 30)
+
+
+def goes_on(platform: Standing, undisturbed: Lab, project: str, point: Point) -> bool:
+    """Started again the training ends; whether with the weights of the undisturbed one."""
+    assert platform.end(platform.train(project)) == "Completed"
+    resumed = platform.lab.manifest("preference")["metrics"]["resumed_from"]
+    assert resumed == 0 if point == POINTS[0] else resumed >= 3
+    return platform.lab.hashes("preference") == undisturbed.hashes("preference")
+
+
+@pytest.fixture(scope="module")
+def shared_platform(
+    tmp_path_factory: pytest.TempPathFactory, undisturbed: Lab
+) -> Iterator[Standing]:
+    """A platform that stands for all tests, on a host with two GPUs by name."""
+    later = ("preference", "probe", "report")
+    lab = Lab(tmp_path_factory.mktemp("platform")).adopt(undisturbed, without=later)
+    with patch.dict(os.environ, {LISTED: ",".join(GPUS)}), standing(lab) as running:
+        yield running
+
+
+@pytest.fixture
+def platform(shared_platform: Standing) -> Standing:
+    """The platform with all results up to the finetuned model, and nothing at work."""
+    shutil.rmtree(shared_platform.lab.home / "store" / "stages" / "preference", ignore_errors=True)
+    shared_platform.clear()
+    return shared_platform
 
 
 @pytest.mark.parametrize(
@@ -163,35 +205,6 @@ def test_a_run_that_waits_for_gpus_is_cancelled_at_once(
         left=platform.left_behind(),
         metrics_lost=None,
         cancel_seconds=seconds,
-    )
-
-
-def test_the_reconciler_ends_what_a_killed_run_left(
-    platform: Standing, undisturbed: Lab, record_property: Record
-) -> None:
-    """A helper that a rank put into its own session, and a run that looks at work in MLflow."""
-    run = platform.train("left")
-    rank = platform.lab.pause_preference()
-    marks = {
-        name: value for name, value in psutil.Process(rank).environ().items() if name != "RANK"
-    }
-    helper = subprocess.Popen(["sleep", "600"], env=marks, start_new_session=True)
-    engine_of(rank).kill()
-    assert platform.end(run) == "Crashed"
-    until(lambda: not platform.lab.ranks(), 10)
-    assert helper.poll() is None
-    assert platform.statuses("left") == ["RUNNING"]
-    assert "orphaned processes killed" in reconciled(platform)
-    assert helper.wait(10) == -signal.SIGKILL
-    assert platform.statuses("left") == ["KILLED"]
-    assert [history.status for history in histories(platform.mlflow, "left", "small")] == ["KILLED"]
-    identical = goes_on(platform, undisturbed, "left", POINTS[1])
-    tell(
-        record_property,
-        "engine killed, a rank's helper lives on",
-        left=platform.left_behind(),
-        metrics_lost=platform.metrics_lost("left", undisturbed),
-        resume_identical=identical,
     )
 
 
