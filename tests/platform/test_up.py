@@ -9,9 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentScheduleCreate
-from prefect.client.schemas.schedules import CronSchedule
 
 from tests.flows.history import histories
 from tests.flows.lab import SMALL, Lab, until
@@ -29,11 +26,8 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
     assert "preference.objective.margin = 1.0" in platform.state(bad)["message"]
     assert platform.end(good) == "Completed"
     stages = platform.lab.home / "store" / "stages"
-    assert {path.parent.parent.name for path in stages.glob("*/*/COMMITTED")} == {
-        "data",
-        "base",
-        "sft",
-    }
+    made = {path.parent.parent.name for path in stages.glob("*/*/COMMITTED")}
+    assert made == {"data", "base", "sft"}
     sft = platform.api("GET", "deployments/name/train/sft")["id"]
     wrong = {"settings": {"study_file": "builtin.yaml", "steps": "many"}}
     answer = requests.post(
@@ -43,27 +37,6 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
         timeout=30,
     )
     assert answer.status_code == 409 and "steps" in answer.text
-
-
-def test_the_clock_starts_a_run(platform: Platform) -> None:
-    form = {"study_file": "builtin.yaml", "study_text": SMALL.read_text(), "steps": 4}
-    minutely = DeploymentScheduleCreate(
-        schedule=CronSchedule(cron="* * * * *"), parameters={"settings": form}
-    )
-    login = {"headers": platform.login}
-    with SyncPrefectClient(platform.prefect, httpx_settings=login) as client:
-        deployment = client.read_deployment_by_name("train/sft")
-        (schedule,) = client.create_deployment_schedules(deployment.id, [minutely])
-        scheduled = {
-            "deployments": {"name": {"any_": ["sft"]}},
-            "flow_runs": {
-                "tags": {"all_": ["auto-scheduled"]},
-                "state": {"type": {"any_": ["RUNNING", "COMPLETED"]}},
-            },
-        }
-        first = until(lambda: platform.api("POST", "flow_runs/filter", **scheduled), RUN_SECONDS)[0]
-        assert platform.end(first["id"]) == "Completed"
-        client.delete_deployment_schedule(deployment.id, schedule.id)
 
 
 def test_a_killed_process_ends_in_mlflow_though_nobody_retries(platform: Platform) -> None:
