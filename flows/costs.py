@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from dynolab.costs.memory import (
     states,
     training_bytes,
 )
-from dynolab.costs.shape import shape_of
+from dynolab.costs.shape import ModelShape, shape_of
 from dynolab.costs.traced import Activations, MicroBatch, activation_bytes, seconds_of
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
@@ -37,7 +37,7 @@ from dynolab.forces.function.policy import CPU_TOKENS, gpu_tokens
 from dynolab.likelihood.streamed import WIDENED
 from dynolab.objectives import build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
-from dynolab.training.config import GroupTrainConfig, LoopConfig
+from dynolab.training.config import GroupTrainConfig, LoopConfig, LoraConfig
 from flows.flow import Step
 from models.language import load_tokenizer
 from models.tiny import TinyConfig, build_tiny
@@ -48,10 +48,7 @@ from tasks.data import chat_tokenizer
 from tasks.probe import ProbeConfig
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
-    from dynolab.costs.shape import ModelShape
 
 KINDS = 6
 """Kinds of probe answers that are made from pairs alone."""
@@ -69,6 +66,8 @@ class Inputs:
     data: DataConfig
     watched: ProbeSetConfig | None = None
     """Which kinds of answers are watched; None: those in the rows."""
+    _shapes: dict[LoraConfig | None, ModelShape] = field(default_factory=dict, init=False)
+    _encoded: dict[int, Sequence[EncodedExample]] = field(default_factory=dict, init=False)
 
     @property
     def at_hand(self) -> bool:
@@ -109,24 +108,19 @@ class Inputs:
 
     def shape(self, config: LoopConfig | None = None) -> ModelShape:
         """The model's sizes, adapters among them."""
-        return self._shape if config is None or config.lora is None else self._measured(config)
-
-    @cached_property
-    def _shape(self) -> ModelShape:
-        return self._measured(None)
-
-    def _measured(self, config: LoopConfig | None) -> ModelShape:
-
-        layers = self.config.get_text_config().num_hidden_layers
-        with torch.device("meta"):
-            return shape_of(self.model(config)(layers, torch.float32))
+        lora = None if config is None else config.lora
+        if lora not in self._shapes:
+            layers = self.config.get_text_config().num_hidden_layers
+            with torch.device("meta"):
+                self._shapes[lora] = shape_of(self.model(config)(layers, torch.float32))
+        return self._shapes[lora]
 
     @cached_property
     def corpus(self) -> Sequence[EncodedExample]:
         """The rows that the built-in model is trained on."""
         if self.loaded.world is None or self.tokenizer is None:
             return ()
-        limit = self._shape.context
+        limit = self.shape().context
         return Encoder(self.tokenizer, limit, "truncate_left").examples(self.loaded.world.corpus)
 
     @cached_property
@@ -157,10 +151,6 @@ class Inputs:
         if limit not in self._encoded:
             self._encoded[limit] = self._read(limit)
         return self._encoded[limit]
-
-    @cached_property
-    def _encoded(self) -> dict[int, Sequence[EncodedExample]]:
-        return {}
 
     def _read(self, limit: int) -> Sequence[EncodedExample]:
         if not self.at_hand or self.tokenizer is None:
@@ -246,19 +236,14 @@ class Costs:
         shape, engine = self.inputs.shape(config), config.engine
         lengths = rows or self._lengths(config)
         tokens, largest = training_batches(config, lengths)
-        key = largest, engine.dtype, engine.attention, engine.checkpoint_activations, config.lora
-        if key not in self._traced:
-            import torch
-
-            self._traced[key] = activation_bytes(
-                self.inputs.model(config),
-                self.inputs.shape().layers,
-                largest,
-                dtype=torch.bfloat16 if engine.dtype == "bf16" else torch.float32,
-                products=self.machine.gpus and engine.reproducible,
-                checkpoint=engine.checkpoint_activations,
-            )
-        memory = training_bytes(config, shape, self._traced[key], gpus=self.machine.gpus)
+        activations = self._activation_bytes(
+            config,
+            largest,
+            dtype=torch.bfloat16 if engine.dtype == "bf16" else torch.float32,
+            products=self.machine.gpus and engine.reproducible,
+            checkpoint=engine.checkpoint_activations,
+        )
+        memory = training_bytes(config, shape, activations, gpus=self.machine.gpus)
         scored = sum(config.probes_at(s) for s in range(config.steps + 1)) * self.inputs.probe_rows
         forwards = scored * self._answer
         if build_objective(config.objective).needs_reference:
@@ -411,7 +396,7 @@ class Costs:
 
         Answers are in rows of their own; those of a pair are in one batch where a step is read.
         """
-        shape, tokens = self.inputs.shape(training), self._batch_tokens(config)
+        tokens = self._batch_tokens(config)
         longest = None if training is None else training.max_length
         each = [self._row(row, (CHOSEN,)) for row in self._rows(longest)]
         lengths, least = [sum(row.rows) for row in each], 1 if training is None else 2
@@ -423,15 +408,25 @@ class Costs:
             MicroBatch(least, lengths[alone], least * each[alone].responses),
             key=lambda batch: batch.rows * batch.length,
         )
-        model = self.inputs.model(training)
         scores = isinstance(config, ProbeConfig)
-        return activation_bytes(
-            model,
-            shape.layers,
+        return self._activation_bytes(
+            training,
             batch,
             products=self.machine.gpus and not scores,
             backward=not scores,
         ).most
+
+    def _activation_bytes(
+        self, config: LoopConfig | None, batch: MicroBatch, **options: Any
+    ) -> Activations:
+        """`activation_bytes` of the model with a training's adapters, traced once."""
+        model = None if config is None else (config.engine.attention, config.lora)
+        key = model, batch, *options.items()
+        if key not in self._traced:
+            self._traced[key] = activation_bytes(
+                self.inputs.model(config), self.inputs.shape().layers, batch, **options
+            )
+        return self._traced[key]
 
     def _cost(self, tokens: int, dtype: str = "fp32", ranks: int = 1) -> StageCost:
         """Tokens that go forward and backward, by the seconds of one."""

@@ -73,15 +73,6 @@ def test_copies_that_no_gpu_has_room_for_wait_in_main_memory() -> None:
     )
 
 
-def test_more_ranks_than_gpus_do_not_fit() -> None:
-    steps, costs = planned("hh_pythia2.8b.yaml", "h100")
-    preference = next(step for step in steps if step.name == "preference")
-    cost = costs.of(preference)
-    assert cost is not None
-    assert cost.lacks(costs.machine) == "runs 8 ranks, and h100 has 1 GPU"
-    assert remedy(preference, costs.machine) == "set preference.engine.ranks=1"
-
-
 def test_a_probe_set_of_fewer_kinds_takes_fewer_passes() -> None:
     few = ("probe_set={kinds: [chosen, rejected]}",)
     every, fewer = (planned("hh_pythia410m.yaml", "h100", *changes) for changes in ((), few))
@@ -113,11 +104,6 @@ def test_known_models_have_the_published_numbers_of_weights(name: str, parameter
         model = builder(config)(config.num_hidden_layers, torch.float32)
     assert shape_of(model).parameters == parameters
     assert name in KNOWN
-
-
-def test_a_machine_that_is_not_known() -> None:
-    with pytest.raises(ConfigError, match="h100, h100x8"):
-        machine_named("v100x8")
 
 
 def test_a_name_stays_where_the_hub_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
