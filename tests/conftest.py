@@ -64,7 +64,6 @@ LONGEST = (
 
 
 ON_SERVERS = {
-    "flows/test_cache.py",
     "flows/test_faults.py",
     "flows/test_readme_runs.py",
     "flows/test_registered.py",

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlencode
-from urllib.request import Request, urlopen
 
 
 @dataclass(frozen=True)
@@ -54,33 +49,22 @@ def _entries(history: History, up_to: float) -> Iterator[str]:
 
 def histories(uri: str, project: str, name: str) -> list[History]:
     """All runs whose name ends so in the project; the address may hold a login."""
-    found = _call(uri, "experiments/get-by-name", {"experiment_name": project})
-    body = {
-        "experiment_ids": [found["experiment"]["experiment_id"]],
-        "filter": f"attributes.run_name LIKE '%{name}'",
-    }
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(project)
+    assert experiment is not None
+    ends = f"attributes.run_name LIKE '%{name}'"
     return [
-        _history(uri, run) for run in _call(uri, "runs/search", body, post=True).get("runs", [])
+        History(
+            run.info.run_id,
+            run.info.status,
+            {
+                metric: [
+                    (at.step, at.value) for at in client.get_metric_history(run.info.run_id, metric)
+                ]
+                for metric in run.data.metrics
+            },
+        )
+        for run in client.search_runs([experiment.experiment_id], ends)
     ]
-
-
-def _history(uri: str, run: Mapping[str, Any]) -> History:
-    run_id, values = run["info"]["run_id"], {}
-    for metric in run["data"].get("metrics", []):
-        query = {"run_id": run_id, "metric_key": metric["key"], "max_results": 1000}
-        logged = _call(uri, "metrics/get-history", query)["metrics"]
-        values[metric["key"]] = [(int(at.get("step", 0)), float(at["value"])) for at in logged]
-    return History(run_id, run["info"]["status"], values)
-
-
-def _call(uri: str, path: str, values: Mapping[str, Any], *, post: bool = False) -> Any:
-    login, _, host = uri.removeprefix("http://").rpartition("@")
-    url = f"http://{host}/api/2.0/mlflow/{path}"
-    if not post:
-        url += "?" + urlencode(values)
-    data = json.dumps(values).encode() if post else None
-    headers = {"Content-Type": "application/json"}
-    if login:
-        headers["Authorization"] = "Basic " + b64encode(login.encode()).decode()
-    with urlopen(Request(url, data, headers), timeout=30) as answer:
-        return json.load(answer)

@@ -1,7 +1,8 @@
-"""Processes of a study are killed in the middle of preference training; nothing is lost or left."""
+"""What is committed is not computed again, and a study that is killed loses and leaves nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -12,10 +13,40 @@ import pytest
 
 from tasks.runtime.servers.services import MLFLOW, start_services
 from tests.faults.records import Record, tell
+from tests.flows.conftest import Command
 from tests.flows.history import finished_history, histories, lost
-from tests.flows.lab import Lab, address_with_login, complaints, ended, until
+from tests.flows.lab import SMALL, Lab, address_with_login, complaints, ended, until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.services]
+
+BETA = "preference.objective.beta=0.2"
+ON_BETA = {
+    "audit",
+    "preference",
+    "foresight",
+    "probe",
+    "preference-forces",
+    "kernel",
+    "squeezing",
+    "report",
+}
+
+
+@pytest.mark.real_path
+def test_a_second_command_computes_nothing_and_needs_no_mlflow(finished: Lab) -> None:
+    assert set(finished.alone().study("project=undisturbed").values()) == {"cached"}
+    assert not (finished.home / "mlflow").exists()
+    assert not list(finished.home.glob("outbox/*"))
+    assert (finished.home / "reports" / "small.html").exists()
+    assert finished.left_behind() == []
+
+
+def test_the_plan_names_what_a_change_computes_anew(finished: Lab, command: Command) -> None:
+    planned = command("study", "--config", str(SMALL), "--plan", "--set", BETA, "--json").out
+    stages = json.loads(planned.splitlines()[-1])["stages"]
+    states = {stage["step"]: stage["state"] for stage in stages}
+    assert {step for step, state in states.items() if state == "to run"} == ON_BETA
+    assert states.keys() - ON_BETA == {"data", "base", "sft", "sft-forces"}
 
 
 def goes_on_as_if_undisturbed(lab: Lab, undisturbed: Lab, project: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from dynolab.errors import ConfigError
 from dynolab.probes.logs import LINES
 from flows import cli
 from flows.logs import start_logs
+from tests.flows.conftest import Command
 from tests.flows.lab import ROOT
 from tests.probes.logged import made_up, write_log
 from tests.report.parsed import CANARY, words_of
@@ -37,20 +37,12 @@ def write_file(folder: Path, runs: object = RUNS) -> Path:
 
 
 def test_the_command_writes_a_page_and_a_table(
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    home: Path, tmp_path: Path, command: Command
 ) -> None:
     write_log(tmp_path / "logs/first", made_up())
     write_log(tmp_path / "logs/second", made_up(seed=1), means_alone=True)
-    file = str(write_file(tmp_path))
-    monkeypatch.setattr(
-        sys, "argv", ["dynolab", "reproduce", file, "--logs", str(tmp_path / "logs")]
-    )
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code and "mine.html" in capsys.readouterr().out
+    said = command("reproduce", str(write_file(tmp_path)), "--logs", str(tmp_path / "logs")).out
+    assert "mine.html" in said
     table = json.loads((home / "reports/mine.json").read_text())
     assert table["verdicts"]["ours/from-base/rejected"] == "holds"
     assert table["verdicts"]["their means/sft_extended/chosen"] == "unclear"
