@@ -135,31 +135,6 @@ def test_a_model_judges_and_what_it_said_is_not_asked_again(
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
 
 
-def test_replies_without_a_verdict_are_counted_and_shown(
-    analysed: Analysed, server: ChatServer
-) -> None:
-    replies = ["<b>neither</b> of them", "I'm sorry, no", '{"verdict": "TIE"}']
-    prompts: list[str] = []
-
-    def answer(seen: Seen) -> Said:
-        """One reply to each prompt, in both orders."""
-        prompt = seen.text.splitlines()[1]
-        if prompt not in prompts:
-            prompts.append(prompt)
-        return good(replies[prompts.index(prompt) % 3])
-
-    server.answer = answer
-    judge = {"odd": {"name": "llm", "endpoint": PATIENT | {"model": "odd", "concurrency": 1}}}
-    found = run(analysed, **only(**judge))
-    metrics = found["judge-odd"].metrics
-    assert [
-        metrics[f"judge/{name}"] for name in ("asked", "parsed", "refused", "unparsable", "failed")
-    ] == [12, 4, 4, 4, 0]
-    page = analysed.text(found["judge-page"], "judge.html")
-    assert "8 of 12" in page
-    assert "&lt;b&gt;neither&lt;/b&gt;" in page and "<b>neither" not in page
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,17 +1,25 @@
-"""Settings are merged into their defaults; paths in a study file start from its folder."""
+"""Settings of study files and forms: merged into their defaults, typed, or refused."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from prefect.flows import Flow, load_flow_from_entrypoint
+from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from dynolab.errors import ConfigError
+from flows import deploy
 from flows.audit import AuditParameters
-from flows.deploy import FilledForm
+from flows.deploy import PARAMETER, Deployment, FilledForm, deployments
+from flows.grpo import GrpoParameters
 from flows.judge import JudgeParameters
 from flows.mitigation import ARMS, MitigationParameters
 from flows.parameters import STUDIES, load_parameters, parse_parameters
+from flows.registry import FLOWS
 from flows.study import StudyParameters
 from flows.sweep import SweepParameters
 
@@ -101,3 +109,149 @@ def test_built_in_studies_are_found_from_any_folder(
     assert load_parameters(StudyParameters, Path("builtin.yaml")).name == "mine"
     mine = FilledForm(study_file="builtin.yaml").parameters(StudyParameters)
     assert mine.comparisons.mitigation == str(STUDIES / "mitigation_builtin.yaml")
+
+
+LIMIT = 524_288  # bytes of parameters that Prefect's server takes
+KNOWN = deployments()
+BUILTIN = "builtin.yaml"
+StudyForm, PreferenceForm, GrpoForm = (
+    KNOWN[name].form_model for name in ("study", "preference", "grpo")
+)
+
+
+@pytest.fixture(params=list(KNOWN.values()), ids=list(KNOWN))
+def deployment(request: pytest.FixtureRequest) -> Deployment:
+    return request.param
+
+
+def test_every_flow_of_the_registry_has_a_deployment() -> None:
+    assert {deployment.flow.name for deployment in KNOWN.values()} == set(FLOWS)
+
+
+def test_a_form_is_described_ordered_and_typed(deployment: Deployment) -> None:
+    """Each field has one type; Prefect's server takes empty fields and refuses wrong types."""
+    schema = deployment.schema
+    fields = schema["definitions"][deployment.form_model.__name__]["properties"]
+    for name, field in fields.items():
+        assert field["type"] in ("string", "integer", "number", "boolean", "array"), name
+        assert field["description"], name
+    assert sorted(field["position"] for field in fields.values()) == list(range(len(fields)))
+    assert len(json.dumps(schema)) < LIMIT
+    empty = {name for name, field in fields.items() if not {"default", "enum"} & set(field)}
+    given: dict[str, dict[str, Any]] = {PARAMETER: dict.fromkeys(empty)}
+    validate(given, schema, raise_on_error=True)
+    given[PARAMETER]["fresh"] = "perhaps"
+    with pytest.raises(ValidationError, match="fresh"):
+        validate(given, schema, raise_on_error=True)
+
+
+def test_an_empty_form_is_the_study_file(deployment: Deployment) -> None:
+    file = STUDIES / deployment.first_file
+    assert deployment.first_file in deployment.description
+    assert deployment.parameters(deployment.form_model()) == load_parameters(
+        deployment.flow.parameters, file, deployment.form.fixed
+    )
+
+
+def test_fields_change_the_files_settings() -> None:
+    form = StudyForm(
+        study_file=BUILTIN,
+        name="mine",
+        project="βeta 🙂 “tried”: #1",
+        seed=7,
+        beta=0.3,
+        steps=5,
+        learning_rate=1e-5,
+        contrasts=[],
+        other_settings=["sft.steps=11", "sft.record_steps=[0]", "preference.record_steps=[0]"],
+    )
+    known = form.parameters(StudyParameters)
+    assert (known.name, known.seed, known.sft.steps, known.contrasts) == ("mine", 7, 11, ())
+    assert known.project == "βeta 🙂 “tried”: #1"
+    assert (known.preference.steps, known.preference.optimizer.learning_rate) == (5, 1e-5)
+    assert known.preference.objective.model_dump() == {
+        **load_parameters(StudyParameters, STUDIES / BUILTIN).preference.objective.model_dump(),
+        "beta": 0.3,
+    }
+
+
+def test_values_outside_a_settings_limits_are_refused_with_the_form() -> None:
+    for wrong in ({"steps": -5}, {"beta": 0}, {"objective": "none"}):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            validate({PARAMETER: wrong}, KNOWN["preference"].schema, raise_on_error=True)
+
+
+def test_a_sweeps_form_has_fields_for_the_values_to_try() -> None:
+    sweep = KNOWN["sweep"]
+    form = sweep.form_model(
+        beta="0.1, 2", learning_rate="low: 1e-5, high: 1e-3", other_values=["sft.steps=20, 1e2"]
+    )
+    changed = form.model_copy(update={"sampler": "random", "trials": 3})
+    space = sweep.parameters(changed).model_dump(exclude_defaults=True)["space"]
+    assert space == {
+        "preference.objective.beta": {"values": (0.1, 2)},
+        "preference.optimizer.learning_rate": {"low": 1e-5, "high": 1e-3},
+        "sft.steps": {"values": (20, 100.0)},
+    }
+
+
+def test_a_run_that_cannot_work_ends_with_one_message() -> None:
+    form = PreferenceForm(other_settings=["preference.steps=-5"])
+    state = KNOWN["preference"].prefect_flow().fn(settings=form)
+    assert state.is_failed() and state.message.startswith("preference.steps = -5: ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "filled", "name"),
+    [
+        ("my try", {"name": "gentle"}, "my try"),
+        ("Tasty-Sphynx", {"name": "gentle"}, "gentle"),
+        ("omicron6-deneb", {"study_file": "sweep_beta.yaml"}, "sweep_beta (omicron6-deneb)"),
+        ("fresh-goose", {}, "sweep (fresh-goose)"),
+    ],
+)
+def test_a_run_has_the_name_that_was_typed(
+    typed: str, filled: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SimpleNamespace(name=typed, parameters={PARAMETER: filled}, flow_name="sweep")
+    monkeypatch.setattr(deploy, "flow_run", run)
+    assert deploy._run_name() == name
+
+
+def test_an_objective_starts_from_its_defaults() -> None:
+    form = PreferenceForm(study_file=BUILTIN, objective="simpo", margin=0.5)
+    objective = form.parameters(StudyParameters).preference.objective
+    assert objective.model_dump() == {"name": "simpo", "beta": 2.0, "margin": 0.5}
+    form = GrpoForm(study_file="grpo_builtin.yaml", objective="simko", advantage_rule="nthr")
+    arms = form.parameters(GrpoParameters).arms
+    assert arms["chosen"].name == "simko" and arms["grpo"].name == "grpo"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"margin": 1.0}, "preference.objective.margin = 1.0: there is no such setting"),
+        ({"beta": -1.0}, r"preference.objective.beta = -1.0: .*greater than 0"),
+        ({"study_file": "../../pyproject.toml"}, "study_file = .*: is outside deploy/studies"),
+        ({"study_file": "none.yaml"}, "cannot be read"),
+        ({"study_text": "nothing: there"}, "nothing = 'there': there is no such setting"),
+        ({"other_settings": ["beta"]}, "write it as key=value"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_setting(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PreferenceForm(**{"study_file": BUILTIN, **given}).parameters(StudyParameters)
+
+
+def test_a_study_can_be_written_into_the_form() -> None:
+    form = StudyForm(study_file=BUILTIN, study_text="name: written\nseed: 3\n", seed=4)
+    known = form.parameters(StudyParameters)
+    assert (known.name, known.seed) == ("written", 4)
+
+
+def test_a_deployed_flow_is_imported_by_its_name() -> None:
+    for name, deployment in KNOWN.items():
+        flow: Flow[..., Any] = load_flow_from_entrypoint(f"flows.deploy.{name}")
+        assert flow.name == deployment.flow.name
+        form = flow.validate_parameters({PARAMETER: {"fresh": True}})[PARAMETER]
+        assert isinstance(form, FilledForm) and form.study_file == deployment.first_file

@@ -15,7 +15,6 @@ from flows.flow import Plan
 from flows.parameters import validated
 from flows.probes import FLOW, ProbesParameters
 from flows.study import StudyParameters, resolved, study_steps
-from tasks.data import DATA
 from tasks.runtime.work import StageResult
 from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good, trouble
 from tests.flows.analysed import Analysed
@@ -118,18 +117,6 @@ def test_a_build_that_ended_goes_on_where_it_stopped(
     assert (done.metrics["writer/kept"], done.metrics["writer/requests"]) == (3, 5)
     assert analysed.platform.store.place(done.stage, done.key).newest_resume() is None
     assert KEY.encode() not in everything_written(analysed)
-
-
-def test_a_study_watches_a_set_that_was_built(analysed: Analysed, server: ChatServer) -> None:
-    built = run(analysed)["probe-set"]
-    file = analysed.folder(built) / "probes.jsonl"
-    data = SMALL["data"] | {"probes": str(file)}
-    study = resolved(validated(StudyParameters, {"data": data}))
-    watched = analysed.run(DATA, study.data)
-    assert (analysed.folder(watched) / "probes.jsonl").read_bytes() == file.read_bytes()
-    other = study.data.model_copy(update={"world": study.data.world.model_copy(update={"seed": 4})})
-    with pytest.raises(ConfigError, match="with the same data settings and seed"):
-        analysed.run(DATA, other)
 
 
 def test_a_study_builds_its_own_set(analysed: Analysed, server: ChatServer) -> None:

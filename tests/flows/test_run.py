@@ -1,24 +1,20 @@
-"""What a run refuses before it begins, shows at its end, and copies into the home's reports."""
+"""What a run refuses before it begins, and copies into the home's reports."""
 
 from __future__ import annotations
 
-import io
 import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from dynolab.errors import ConfigError
-from flows.commands import show_results
-from flows.flow import Plan, Results
+from flows.flow import Plan
 from flows.parameters import load_parameters
 from flows.run import check_hosts, copy_page, write_early_page
 from flows.study import STUDY, StudyParameters, study_steps
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.work import StageResult
 from tests.flows.lab import SMALL
 
 
@@ -103,26 +99,3 @@ def test_more_ranks_than_gpus_are_refused_before_the_first_step(
     ):
         check_hosts(steps, settings(1))
     check_hosts(study_steps(load_parameters(StudyParameters, Path("builtin.yaml"))), settings(1))
-
-
-def shown(page: Path, answer: list[str]) -> list[str]:
-    result = StageResult(
-        stage="sft",
-        key="0" * 64,
-        address="sft/0",
-        digest="",
-        metrics={"seconds": 3.0},
-        mlflow_run_id=None,
-        cached=False,
-    )
-    results: Results = {"sft": result.model_dump()}
-    output = io.StringIO()
-    console = Console(file=output, width=200)
-    show_results(console, "study", results, page, 3.0, answer)
-    return output.getvalue().splitlines()
-
-
-def test_the_answer_comes_last_but_for_what_can_follow(tmp_path: Path) -> None:
-    *_, page, first, answer, second = shown(tmp_path / "mine.html", ["It fell."])
-    assert page.startswith("report ")
-    assert (first, answer, second) == ("", "It fell.", "")
