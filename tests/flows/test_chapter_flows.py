@@ -125,12 +125,12 @@ def frame(lab: Analysed, result: StageResult, table: str) -> pd.DataFrame:
             {"digits/energy", "topics/best/out", "digits/mismatch"},
             "topics/linear/tau_4/accuracy",
         ),
-        ("simplicity", ["mappings-2x2", "mappings-3x2"], set(), ""),
+        ("simplicity", ["mappings-2x2", "mappings-3x2"], {"2×2/speed", "3×2/speed"}, "trained"),
         (
             "coupling",
             ["data", "base", *(f"{arm}-{n}" for n in (0, 1) for arm in ("sft", "dpo", "kernel"))],
-            set(),
-            "",
+            {"0.0001/sft", "0.0004/preference"},
+            "kernel/rank_correlation",
         ),
         (
             "squeezing",

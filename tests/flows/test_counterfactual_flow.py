@@ -111,17 +111,19 @@ def test_no_metagradient_is_planned_where_none_is_wanted(lab: InProcess, study_f
     assert "metagradient" not in step_names(plan)
 
 
-def test_a_ledger_of_drawn_steps_is_refused(lab: InProcess, tmp_path: Path) -> None:
-    file = tmp_path / "drawn.yaml"
-    file.write_text(yaml.safe_dump(STUDY | {"ledger": {**STUDY["ledger"], "every": 2}}))
-    with pytest.raises(ConfigError, match=r"ledger\.every = 2: what an example did"):
-        lab.plan(REMOVALS, {"study": str(file), "groups": 3})
-
-
-def test_a_study_without_a_ledger_is_refused(lab: InProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ledger", "message"),
+    [
+        ({**STUDY["ledger"], "every": 2}, r"ledger\.every = 2: what an example did"),
+        (None, "its step ledger has not run"),
+    ],
+)
+def test_a_study_without_a_ledger_of_all_steps_is_refused(
+    ledger: dict[str, Any] | None, message: str, lab: InProcess, tmp_path: Path
+) -> None:
     file = tmp_path / "other.yaml"
-    file.write_text(yaml.safe_dump(STUDY | {"ledger": None}))
-    with pytest.raises(ConfigError, match="its step ledger has not run"):
+    file.write_text(yaml.safe_dump(STUDY | {"ledger": ledger}))
+    with pytest.raises(ConfigError, match=message):
         lab.plan(REMOVALS, {"study": str(file)})
 
 

@@ -93,23 +93,6 @@ def test_forces_predict_what_the_step_did(
     assert np.isfinite(pushes.force).all()
 
 
-def test_a_step_of_adapters_has_the_map_of_those_alone(
-    analysed: Analysed, trained: dict[str, StageResult]
-) -> None:
-    """On the rows that it trained on, the map in its metric adds up to what its sides did."""
-    model = trained["adapters"]
-    record = analysed.record(model, STEP)
-    assert all("lora_" in name for name in record.before)
-    result = run_analysis(analysed, model, updating="recorded")
-    facts = read_value(analysed.folder(result) / "analysis.json", AnalysisFacts)
-    assert facts.adapters and not facts.grouped
-    assert (facts.step, facts.updating_pairs) == (STEP, 4)
-    assert facts.last_layer.norm_ratio == 0 and facts.sum_error < 1e-5
-    assert "head" not in {part.block for part in facts.blocks}
-    assert "force/last_layer/cosine" not in result.metrics
-    assert totals_gap(analysed, result, model) < 1e-4
-
-
 def totals_gap(lab: Analysed, result: StageResult, model: StageResult) -> float:
     """Between the map's sums and the first order along both sides of the recorded step."""
     folder = lab.folder(model, "model")
@@ -133,17 +116,17 @@ def totals_gap(lab: Analysed, result: StageResult, model: StageResult) -> float:
     return gap(np.array(list(totals.values())), np.array([expected[answer] for answer in totals]))
 
 
-@pytest.mark.parametrize(
-    "kind", ["groups", "adapters on groups", "warm groups", "simko", "online pairs"]
-)
-def test_what_a_step_sampled_is_what_pushes(
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_step_trained_on_is_what_pushes(
     analysed: Analysed, trained: dict[str, StageResult], kind: str
 ) -> None:
+    """The map in the step's metric adds up to what its sides did; of adapters, to theirs alone."""
     result = run_analysis(analysed, trained[kind], updating="recorded")
     folder = analysed.folder(result)
     facts = read_value(folder / "analysis.json", AnalysisFacts)
     assert facts.objective == KINDS[kind]["objective"]["name"]
-    assert facts.grouped == (kind != "online pairs")
+    assert facts.grouped == ("completions" in KINDS[kind] and kind != "online pairs")
+    assert facts.adapters == ("lora" in KINDS[kind])
     assert totals_gap(analysed, result, trained[kind]) < 1e-4
     terms = analysed.rows(result, "terms.jsonl", ResponseTermsRow)
     updating = [row for row in terms if row.role == "updating"]
@@ -153,4 +136,5 @@ def test_what_a_step_sampled_is_what_pushes(
         sign = 1 if row.kind == "chosen" else -1
         assert min(sign * rate for rate in row.learning_rate) >= 0
     for pushes in analysed.rows(result, "token_maps.jsonl", TokenMap):
-        assert pushes.chosen_tokens and pushes.rejected_tokens
+        assert pushes.chosen_tokens
+        assert bool(pushes.rejected_tokens) == (kind != "adapters")

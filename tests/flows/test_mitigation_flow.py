@@ -13,23 +13,20 @@ import pytest
 import yaml
 
 from dynolab.data.batches import draw
-from dynolab.data.encode import encode_prompt
-from dynolab.data.rows import PromptRow, read_value
+from dynolab.data.rows import read_value
 from dynolab.errors import DIVERGED, ConfigError
 from dynolab.objectives import build_objective
 from dynolab.objectives.sft import SFTExtendedConfig
 from dynolab.report.inputs.study import read_compared
 from dynolab.results.arms import Divergence
 from dynolab.results.judges import Judgement, PolicyAnswer
-from dynolab.rollouts.decoding import ModelGenerator
-from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows import mitigation, study
 from flows.comparison import REPRODUCE, ReproduceParameters
 from flows.flow import Plan, StagedFlow
 from flows.mitigation import MitigationParameters
 from flows.parameters import validated
-from models.language import load_language_model, load_tokenizer
+from tasks.report import ReportConfig
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import InProcess
@@ -87,6 +84,8 @@ def test_arms_share_their_start_and_nothing_is_computed_twice(
 ) -> None:
     plan = planned(analysed)
     assert analysed.to_run(plan) == set()
+    sampling = next(step.config for step in plan.steps if step.name == "on-policy-1")
+    assert isinstance(sampling, GroupTrainConfig) and sampling.completions == 2
     reads = {step.name: dict(step.inputs) for step in plan.steps}
     own = {"data": "data-1", "prompts": "prompts-1", "model": "sft-1"}
     wanted = {
@@ -145,38 +144,6 @@ def test_answers_are_drawn_alike_and_judged_prompt_by_prompt(
     page = results["mitigation-page"].metrics
     assert 0 <= page["extended/heldout/won"] <= 1
     assert "dpo/heldout/won" not in page
-
-
-def test_on_policy_arms_learn_from_ranked_answers_of_the_model_as_it_is(
-    analysed: Analysed, results: dict[str, StageResult]
-) -> None:
-    recorded = SHARED["training"] | {"steps": 3, "record_steps": [0, 1, 2]}
-    arms = {"on-policy": ARMS["on-policy"]}
-    plan = planned(analysed, seeds=[0], arms=arms, training=recorded)
-    training = next(step.config for step in plan.steps if step.name == "on-policy-0")
-    assert isinstance(training, GroupTrainConfig) and training.completions == 2
-    arm = analysed.run_plan(plan)["on-policy-0"]
-    trained = analysed.folder(arm)
-    prompts = analysed.rows(results["prompts-0"], "train.jsonl", PromptRow)
-    model = load_language_model(trained / "model")
-    tokenizer, rewards = load_tokenizer(trained / "model"), Rewards(training.rewards)
-    generator = ModelGenerator(model, tokenizer, 64)
-    seen = set()
-    for step in training.record_steps:
-        record = analysed.record(arm, step)
-        model.load_state_dict(record.before, strict=False)
-        rows = [prompts[row] for row in draw(step, training.batch_size, len(prompts), 0)]
-        asked = [encode_prompt(tokenizer, row.prompt) for row in rows]
-        drawn = generator.generate(asked, training.sampling, samples=2, step=step)
-        expected = {}
-        for row, both in zip(rows, drawn, strict=True):
-            worth = rewards(row.prompt, [answer.text for answer in both], row)
-            if worth[0] != worth[1]:
-                worse, better = (both[at].encoded for at in sorted((0, 1), key=worth.__getitem__))
-                expected[row.id] = {"chosen": better, "rejected": worse}
-        assert {pair.id: pair.named() for pair in record.examples} == expected
-        seen.update(expected)
-    assert seen
 
 
 def test_the_reproduction_measures_every_finding_of_the_world(
@@ -299,32 +266,21 @@ def test_extension_leaves_a_chosen_answer_the_weight_that_it_has_in_sft(ranks: i
     assert (both.probe_every, both.warmup_steps, both.optimizer) == (6, 2, plain.optimizer)
 
 
-TWO: dict[str, Any] = {"dpo": {}, "dose": {"objective": {"name": "dpo", "negative_dose": 0.0}}}
-
-
 def test_finished_comparisons_are_the_inputs_of_a_study_s_report(
-    analysed: Analysed, tmp_path: Path
+    analysed: Analysed, results: dict[str, StageResult], tmp_path: Path
 ) -> None:
     files = {name: tmp_path / f"{name}.yaml" for name in ("mitigation", "reproduction")}
-    shared = SHARED | {"seeds": [7]}
-    files["mitigation"].write_text(yaml.safe_dump(shared | {"arms": TWO}, sort_keys=False))
-    files["reproduction"].write_text(yaml.safe_dump(shared, sort_keys=False))
+    files["mitigation"].write_text(yaml.safe_dump(SMALL, sort_keys=False))
+    files["reproduction"].write_text(yaml.safe_dump(SHARED | {"seeds": [7]}, sort_keys=False))
     named = {"comparisons": {name: str(file) for name, file in files.items()}}
-    before = analysed.plan(study.STUDY, named)
-    missing = report_of(before).config.missing
-    assert before.existing == {} and set(missing) == set(files)
-    assert missing["reproduction"].startswith("reproduce ")
-
-    made = analysed.run_plan(planned(analysed, arms=TWO, seeds=[7]))["mitigation-page"]
-    after = analysed.plan(study.STUDY, named)
-    assert after.existing == {"mitigation": made.model_copy(update={"cached": True})}
-    assert report_of(after).inputs["mitigation"] == "mitigation"
-    assert set(report_of(after).config.missing) == {"reproduction"}
-
+    plan = analysed.plan(study.STUDY, named)
+    made = results["mitigation-page"]
+    assert plan.existing == {"mitigation": made.model_copy(update={"cached": True})}
+    report = plan.steps[-1]
+    assert report.inputs["mitigation"] == "mitigation"
+    assert isinstance(report.config, ReportConfig)
+    assert report.config.missing.keys() == {"reproduction"}
+    assert report.config.missing["reproduction"].startswith("reproduce ")
     compared = read_compared(analysed.folder(made), None, missing={})
-    assert compared.remedies is not None and list(compared.remedies.arms) == list(TWO)
+    assert compared.remedies is not None and list(compared.remedies.arms) == list(ARMS)
     assert compared.findings == ()
-
-
-def report_of(plan: Plan) -> Any:
-    return plan.steps[-1]

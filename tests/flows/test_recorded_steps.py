@@ -23,7 +23,6 @@ from dynolab.training.config import (
 )
 from dynolab.training.step_record import TENSORS
 from flows.forces import FLOW
-from tasks import training
 from tasks.data import PROMPTS
 from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.forces import FORCES, ForcesConfig
@@ -34,7 +33,6 @@ from tasks.shared.replay import segment_steps
 from tasks.training import GROUP, PREFERENCE, RECORDS
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 from tests.flows.in_process import short
-from tests.training.interrupted import Died, Mortal
 
 DPO = TrainConfig(
     objective=DPOConfig(),
@@ -102,11 +100,10 @@ def test_a_result_holds_no_tensor_of_its_recorded_steps(lab: Analysed, dpo: Stag
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"lora": LoraConfig(rank=2), "optimizer": OptimizerConfig(name="adamw", epsilon=1e-6)},
         pytest.param({"engine": EngineConfig(ranks=2, dtype="bf16")}, marks=pytest.mark.ranks),
     ],
-    ids=["sgd", "adamw on adapters", "ranks in bf16"],
+    ids=["adamw on adapters", "ranks in bf16"],
 )
 def test_forces_of_a_replay_are_those_of_the_cache(lab: Analysed, changes: dict[str, Any]) -> None:
     config = DPO.model_copy(update=changes)
@@ -161,22 +158,6 @@ def test_the_flow_of_forces_finds_what_a_replay_reads(lab: Analysed, dpo: StageR
     assert inputs["kernel"] >= {"model-step.data", "model-step.model"}
     lab.run_plan(planned)
     assert len(cached(lab)) == 3
-
-
-def test_a_training_that_died_gives_its_records(
-    lab: Analysed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = DPO.model_copy(update={"checkpoint_every": 2, "seed": 7})
-    reads = {"data": lab.data, "model": lab.sft}
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "run", lambda job: Mortal(job, config.accumulation * 3).run())
-        with pytest.raises(Died):
-            lab.run(PREFERENCE, config, **reads)
-    trained = lab.run(PREFERENCE, config, **reads)
-    assert trained.metrics["resumed_from"] == 2
-    inputs = {"data": lab.data, "trained": trained, "model": lab.sft}
-    result = same_without_cache(lab, FORCES, ForcesConfig(pairs=2), **inputs)
-    assert result.metrics["recorded_steps"] == 2
 
 
 def other_rate(*steps: int) -> Callable[..., float]:

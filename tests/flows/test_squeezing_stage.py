@@ -1,26 +1,23 @@
-"""The stage of squeezing on a small store, and what a stage tells whose training's alarm rings."""
+"""What a study measures of its trainings: answers, squeezing, and the alarm that rings."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections import Counter
 
 import pytest
 
-from dynolab.data.rows import Example, read_value, write_rows
-from dynolab.data.sources.config import DataConfig
-from dynolab.errors import ConfigError
-from dynolab.results.study import AlarmRing, ProbeScore, RisenMass, TrainingSummary, records
+from dynolab.data.rows import read_value
+from dynolab.results.study import AlarmRing, Answer, RisenMass, TrainingSummary, records
 from dynolab.training.alarm import RANG, AlarmConfig
 from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, study_steps
-from tasks.data import DATA
-from tasks.probe import PROBE, ProbeConfig
+from tasks.probe import MODELS, PROBE, ProbeConfig
 from tasks.runtime.training_monitor import TAG
 from tasks.runtime.work import StageResult
 from tasks.study_squeezing import SQUEEZING, SqueezingJob
-from tasks.training import PREFERENCE, SFT
+from tasks.training import PREFERENCE
 from tests.flows.analysed import PLAIN, Analysed
 
 SMALL = TrainConfig.model_validate(
@@ -95,40 +92,16 @@ def test_an_alarm_ends_the_stage_and_is_told(analysed: Analysed) -> None:
             "probe_every": 1,
             "record_steps": (),
             "optimizer": OptimizerConfig(name="sgd", learning_rate=0.1),
+            "alarm": AlarmConfig(rise=0.002),
         }
     )
-    quiet = analysed.run(PREFERENCE, config, data=analysed.data, model=analysed.sft)
-    assert "stopped_at" not in quiet.metrics
-    gaps = gaps_of(analysed, quiet)
-    step = next(step for step, gap in gaps.items() if gap - gaps[0] > 0.002)
-    alarmed = config.model_copy(update={"alarm": AlarmConfig(rise=0.002)})
-    done = analysed.run(PREFERENCE, alarmed, data=analysed.data, model=analysed.sft)
+    done = analysed.run(PREFERENCE, config, data=analysed.data, model=analysed.sft)
     run = analysed.tracking.runs[-1]
     summary = read_value(analysed.folder(done) / "summary.json", TrainingSummary)
-    assert done.metrics["stopped_at"] == summary.steps == step < 10
+    assert done.metrics["stopped_at"] == summary.steps < 10
     assert isinstance(summary.alarm, AlarmRing)
-    assert run.tagged[TAG].startswith(f"step {step}: the gap")
-    assert [at for at, values in run.values if RANG in values] == [step]
-
-
-def gaps_of(lab: Analysed, result: StageResult) -> dict[int, float]:
-    gaps: dict[int, list[float]] = {}
-    for row in lab.rows(result, "probes.jsonl", ProbeScore):
-        if (row.split, row.kind) == ("train", "chosen") and row.argmax_logp is not None:
-            gaps.setdefault(row.step, []).append(row.argmax_logp - row.logp)
-    return {step: sum(each) / len(each) for step, each in gaps.items()}
-
-
-def test_an_alarm_without_watched_answers_is_refused_before_training(
-    analysed: Analysed, tmp_path: Path
-) -> None:
-    pairs = [Example(id=f"p{n}", prompt="q", chosen="a b", rejected="c") for n in range(8)]
-    write_rows(tmp_path / "pairs.jsonl", pairs)
-    file = str(tmp_path / "pairs.jsonl")
-    blind = analysed.run(DATA, DataConfig(source="file", path=file, heldout_rows=2, probe_pairs=0))
-    config = SMALL.model_copy(update={"probe_every": 1, "alarm": AlarmConfig(rise=1.0)})
-    with pytest.raises(ConfigError, match="no probe is the chosen answer of a training pair"):
-        analysed.run(SFT, config, data=blind, model=analysed.base)
+    assert run.tagged[TAG].startswith(f"step {summary.steps}: the gap")
+    assert [at for at, values in run.values if RANG in values] == [summary.steps]
 
 
 def test_a_study_measures_its_trainings_and_those_on_the_same_data() -> None:
@@ -139,3 +112,17 @@ def test_a_study_measures_its_trainings_and_those_on_the_same_data() -> None:
     assert step.config.trainings == {"sft": "base", "preference": "sft", "resampled": "sft"}
     assert set(step.inputs) == {"data", "probe", "base", "sft", "preference", "resampled"}
     assert json.loads(step.config.model_dump_json())["main"] == "preference"
+
+
+def test_heldout_answers_are_searched_for_those_of_training_questions(analysed: Analysed) -> None:
+    models = {"base": analysed.base, "sft": analysed.sft, "preference": analysed.sft}
+    found = analysed.run(PROBE, ProbeConfig(answers=3), data=analysed.data, **models)
+    answers = analysed.rows(found, "answers.jsonl", Answer)
+    splits = {"train": 3, "heldout": 3}
+    asked = Counter((answer.model, answer.split) for answer in answers)
+    assert asked == {(name, split): n for name in MODELS for split, n in splits.items()}
+    assert {answer.taken_from for answer in answers if answer.split == "train"} == {None}
+    for name in MODELS:
+        said = [answer for answer in answers if answer.model == name and answer.split == "heldout"]
+        share = sum(one.taken_from is not None for one in said) / len(said)
+        assert found.metrics[f"probe/heldout/hallucinated/{name}"] == share
