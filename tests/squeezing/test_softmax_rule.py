@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from dynolab.chapters.squeezing.claims import softmax_verdicts
 from dynolab.data.batches import collate
 from dynolab.forces import PolicyFunction
-from dynolab.results.squeezing import RisenMass
+from dynolab.results.study import RisenMass
 from dynolab.squeezing.cases import (
     STATEMENTS,
     Cases,
@@ -22,10 +22,8 @@ from dynolab.squeezing.cases import (
     random_cases,
     rich_lose,
 )
-from dynolab.squeezing.softmax import (
 from dynolab.squeezing.index import answers_risen_mass, own_share, risen_mass, squeeze_index
-from dynolab.squeezing.panels import panels, regression_steps, shape_points
-from dynolab.squeezing.rule import (
+from dynolab.squeezing.softmax import (
     first_order,
     likeliest_other,
     panels,
