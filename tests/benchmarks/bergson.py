@@ -102,8 +102,10 @@ def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
     results, planned, costs = finished(lab, home)
     data = lab.folder(results["data"])
     ledger = read_ledger(lab.folder(results["ledger"]), data)
-    trained = {"before": "sft", "after": "whole"}
-    models = {name: lab.folder(results[step], "model") for name, step in trained.items()}
+    models = {
+        "before": lab.folder(results["sft"], "model"),
+        "after": lab.folder(results["whole"], "model"),
+    }
     encoder = load_encoder(models["after"])
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
     accounts = [account.row for account in ledger.accounts if account.row.single]

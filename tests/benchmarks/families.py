@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from dynolab.data.batches import TokenBatch, collate
@@ -41,177 +41,15 @@ from dynolab.objectives import DPO, DPOConfig
 from dynolab.training.step_record import RecordedExample
 from models.language import load_language_model
 from tests.benchmarks.figures import report
+from tests.benchmarks.models import FAMILIES, build, random_tokens
 
-VOCABULARY, BETA = 50, 0.1
+BETA = 0.1
 LOGP_BOUND, FORCE_BOUND = 1e-5, 1e-4
 AT_LEAST = {"families_tried": 24, "families_exact": 18}
 AT_MOST = {
     "silently_wrong": 0,
     "logp_error_max": LOGP_BOUND,
     "force_error_max": FORCE_BOUND,
-}
-
-_TOKENS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-_LLAMA = {
-    **_TOKENS,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.15,
-}
-_GROUPED = {**_LLAMA, "num_key_value_heads": 2}
-_GPT = {
-    **_TOKENS,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "initializer_range": 0.15,
-}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_MAMBA = {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
-
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", _GROUPED),
-    "llama_tied": ("llama", {**_GROUPED, "tie_word_embeddings": True}),
-    "gpt2": ("gpt2", _GPT),
-    "gpt_neox": ("gpt_neox", _LLAMA),
-    "mistral_window": ("mistral", {**_GROUPED, "sliding_window": 4}),
-    "qwen2": ("qwen2", _GROUPED),
-    "qwen3": ("qwen3", {**_GROUPED, "head_dim": 8}),
-    "phi": ("phi", _LLAMA),
-    "phi3": ("phi3", _GROUPED),
-    "olmo2": ("olmo2", _GROUPED),
-    "opt": (
-        "opt",
-        {
-            **_TOKENS,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "ffn_dim": 64,
-            "max_position_embeddings": 64,
-            "word_embed_proj_dim": 16,
-            "init_std": 0.15,
-        },
-    ),
-    "falcon": ("falcon", {k: v for k, v in _LLAMA.items() if k != "intermediate_size"}),
-    "gpt_neo": (
-        "gpt_neo",
-        {
-            **_TOKENS,
-            "hidden_size": 32,
-            "num_layers": 2,
-            "num_heads": 4,
-            "window_size": 4,
-            "attention_types": [[["global", "local"], 1]],
-            "max_position_embeddings": 64,
-            "initializer_range": 0.15,
-        },
-    ),
-    "gptj": ("gptj", {**_GPT, "rotary_dim": 4}),
-    "smollm3": ("smollm3", _GROUPED),
-    "stablelm": ("stablelm", _GROUPED),
-    "starcoder2": ("starcoder2", _GROUPED),
-    "mpt": (
-        "mpt",
-        {
-            **_TOKENS,
-            "d_model": 32,
-            "n_layers": 2,
-            "n_heads": 4,
-            "expansion_ratio": 2,
-            "max_seq_len": 64,
-            "initializer_range": 0.15,
-        },
-    ),
-    "bloom": (
-        "bloom",
-        {**_TOKENS, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.15},
-    ),
-    "cohere": ("cohere", {**_GROUPED, "logit_scale": 0.0625}),
-    "cohere2": ("cohere2", {**_GROUPED, "head_dim": 8, "sliding_window": 4}),
-    "granite": ("granite", {**_GROUPED, "logits_scaling": 8.0, "embedding_multiplier": 2.0}),
-    "gemma": ("gemma", {**_GROUPED, "head_dim": 8}),
-    "gemma2": (
-        "gemma2",
-        {
-            **_GROUPED,
-            "head_dim": 8,
-            "sliding_window": 4,
-            "final_logit_softcapping": 3.0,
-            "attn_logit_softcapping": 5.0,
-            "query_pre_attn_scalar": 8,
-        },
-    ),
-    "gemma3": (
-        "gemma3_text",
-        {**_GROUPED, "head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8},
-    ),
-    "mixtral": ("mixtral", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen2_moe": ("qwen2_moe", {**_GROUPED, **_EXPERTS, "shared_expert_intermediate_size": 32}),
-    "qwen3_moe": ("qwen3_moe", {**_GROUPED, **_EXPERTS, "head_dim": 8}),
-    "rwkv": (
-        "rwkv",
-        {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 64},
-    ),
-    "mamba": ("mamba", _MAMBA),
-    "mamba2": (
-        "mamba2",
-        {**_MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4},
-    ),
-    "recurrent_gemma": (
-        "recurrent_gemma",
-        {
-            **_TOKENS,
-            "hidden_size": 32,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "intermediate_size": 64,
-            "lru_width": 32,
-            "attention_window_size": 8,
-            "logits_soft_cap": 3.0,
-        },
-    ),
-    "falcon_h1": (
-        "falcon_h1",
-        {
-            **_GROUPED,
-            "mamba_d_ssm": 32,
-            "mamba_n_heads": 4,
-            "mamba_d_head": 8,
-            "mamba_d_state": 4,
-            "mamba_chunk_size": 4,
-            "lm_head_multiplier": 0.5,
-        },
-    ),
-    "zamba2": (  # two of its layers share a block's weights
-        "zamba2",
-        {
-            **_TOKENS,
-            "hidden_size": 32,
-            "num_hidden_layers": 4,
-            "hybrid_layer_ids": [1, 3],
-            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
-            "num_mem_blocks": 1,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "attention_head_dim": 16,
-            "intermediate_size": 64,
-            "adapter_rank": 4,
-            "mamba_d_state": 8,
-            "mamba_headdim": 16,
-            "n_mamba_heads": 4,
-            "chunk_size": 4,
-            "max_position_embeddings": 64,
-            "initializer_range": 0.15,
-        },
-    ),
-    "modernbert_decoder": ("modernbert-decoder", {**_LLAMA, "local_attention": 4}),
-    "bert": ("bert", _LLAMA),
 }
 
 
@@ -231,18 +69,6 @@ class Finding:
         return bool(self.foreign) or not exact or not self.force <= FORCE_BOUND
 
 
-def build(name: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    kind, settings = FAMILIES[name]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
-    return model.eval()
-
-
-def random_tokens(count: int, seed: int) -> tuple[int, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(3, VOCABULARY, (count,), generator=generator).tolist())
-
-
 PROMPT = random_tokens(5, 1)
 CHOSEN, REJECTED = (Encoded((*PROMPT, *random_tokens(n, seed)), 5) for n, seed in ((4, 2), (3, 3)))
 OBSERVED = Encoded(random_tokens(7, 4), 3)
@@ -253,8 +79,8 @@ def plain_logps(model: PreTrainedModel, sequence: Encoded) -> Tensor:
     """The model's own forward of one sequence, nothing of dynolab's."""
     ids = torch.tensor([sequence.ids])
     logits = model(input_ids=ids, use_cache=False).logits[0, sequence.prompt_length - 1 : -1]
-    response = list(sequence.ids[sequence.prompt_length :])
-    return logits.log_softmax(-1)[range(len(logits)), response]
+    response = ids[0, sequence.prompt_length :, None]
+    return logits.log_softmax(-1).gather(-1, response)[:, 0]
 
 
 def layouts(logits: ResponseLogits, sequences: Sequence[Encoded]) -> dict[str, list[Tensor]]:
@@ -306,11 +132,8 @@ def _along(model: PreTrainedModel, weights: Sequence[Tensor], ascent: Sequence[T
             w.add_(g, alpha=-by)
         return logps
 
-    def both(h: float) -> tuple[Tensor, Tensor]:
-        near, far = ((moved(by) - moved(-by)) / (2 * by) for by in (h, 2 * h))
-        return near, far
-
-    tries = [both(step / size) for step in (1e-3, 1e-5, 1e-7)]
+    steps = [step / size for step in (1e-3, 1e-5, 1e-7)]
+    tries = [[(moved(by) - moved(-by)) / (2 * by) for by in (h, 2 * h)] for h in steps]
     near, far = min(tries, key=lambda pair: float((pair[0] - pair[1]).abs().max()))
     return (4 * near - far) / 3
 
@@ -338,7 +161,6 @@ def measure_family(name: str, finding: Finding) -> None:
         truth = torch.cat([plain_logps(plain, sequence) for sequence in sequences])
         for layout, logps in layouts(ResponseLogits(model), sequences).items():
             finding.logp[layout] = float((torch.cat(logps) - truth).abs().max())
-    policy = PolicyFunction(model, torch.float64)
     example = RecordedExample(
         id="pair",
         chosen=CHOSEN,
@@ -346,7 +168,8 @@ def measure_family(name: str, finding: Finding) -> None:
         chosen_reference=REFERENCE[0],
         rejected_reference=REFERENCE[1],
     )
-    pushes = force_map(policy, [OBSERVED], [example], DPO(DPOConfig(beta=BETA)), update=1.0)
+    policy, objective = PolicyFunction(model, torch.float64), DPO(DPOConfig(beta=BETA))
+    pushes = force_map(policy, [OBSERVED], [example], objective, update=1.0)
     # Norms and softmax of transformers are float32 in a float64 model, too coarse for differences.
     exact = build(name).double()
     if exact._can_set_experts_implementation():  # float64 has no other kernel for experts

@@ -18,9 +18,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
-import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +37,7 @@ from dynolab import Encoder
 from dynolab.audit.audit import audit_pairs
 from dynolab.forces import PolicyFunction
 from dynolab.objectives import DPO, DPOConfig
-from tests.benchmarks.figures import gather, report
+from tests.benchmarks.figures import main, with_data
 from tests.fidelity import callbacks, public, reading
 
 RATE, CONTEXT = 1e-3, 256
@@ -65,7 +62,7 @@ AT_MOST = {
 }
 
 
-def forecasts() -> dict[str, float]:
+def forecasts(home: Path) -> dict[str, float]:
     """What the audit foresees beside a float64 step of TRL's loss on TRL's tokens."""
     source = Path(os.environ["DYNOLAB_TEST_DATA"])
     folder, file = source / "models/gemma-shape", source / "data/cases/c24.jsonl"
@@ -74,7 +71,7 @@ def forecasts() -> dict[str, float]:
     pairs = Encoder(tokenizer, CONTEXT, "error").examples(public.read_pairs(file, tokenizer))
     policy = PolicyFunction(copy.deepcopy(model), torch.float64)
     foreseen = [row.from_all for row in audit_pairs(policy, pairs, DPO(DPOConfig()))]
-    changed = _changes_by_a_step(model, tokenizer, file)
+    changed = _changes_by_a_step(model, tokenizer, file, home)
     scaled = [np.array(changes) / np.abs(changes).max() for changes in (foreseen, changed)]
     return {
         "gemma_shape_rank_correlation": float(spearmanr(foreseen, changed).statistic),
@@ -83,26 +80,27 @@ def forecasts() -> dict[str, float]:
 
 
 def _changes_by_a_step(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, file: Path
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, file: Path, home: Path
 ) -> list[float]:
     """Changes of the chosen answers' log-probabilities by one step of TRL's loss on all rows."""
     plain = copy.deepcopy(model).eval()  # the trainer gives its model another head
-    with tempfile.TemporaryDirectory() as home:
-        trainer: Any = DPOTrainer(
-            model=model,
-            ref_model=copy.deepcopy(model),
-            args=TRLConfig(output_dir=home, report_to=[], bf16=False, use_cpu=True),
-            train_dataset=load_dataset("json", data_files=str(file), split="train", cache_dir=home),
-            processing_class=tokenizer,
-        )
-        batch = trainer.data_collator(list(trainer.train_dataset))
-        trainer.compute_loss(trainer.model.eval(), batch).backward()
-        before = _chosen(plain, batch)
-        gradients = {name: weight.grad for name, weight in trainer.model.named_parameters()}
-        with torch.no_grad():
-            for name, weight in plain.named_parameters():
-                weight -= RATE * gradients[name]
-        return (_chosen(plain, batch) - before).tolist()
+    trainer: Any = DPOTrainer(
+        model=model,
+        ref_model=copy.deepcopy(model),
+        args=TRLConfig(output_dir=str(home), report_to=[], bf16=False, use_cpu=True),
+        train_dataset=load_dataset(
+            "json", data_files=str(file), split="train", cache_dir=str(home)
+        ),
+        processing_class=tokenizer,
+    )
+    batch = trainer.data_collator(list(trainer.train_dataset))
+    trainer.compute_loss(trainer.model.eval(), batch).backward()
+    before = _chosen(plain, batch)
+    gradients = {name: weight.grad for name, weight in trainer.model.named_parameters()}
+    with torch.no_grad():
+        for name, weight in plain.named_parameters():
+            weight -= RATE * gradients[name]
+    return (_chosen(plain, batch) - before).tolist()
 
 
 @torch.no_grad()
@@ -116,18 +114,6 @@ def _chosen(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Ten
     return (logp.gather(-1, ids[:, 1:, None])[..., 0] * held[:, 1:]).sum(-1)
 
 
-def main() -> None:
-    parts: list[Callable[[], Mapping[str, float]]] = [
-        reading.measure,
-        public.measure,
-        callbacks.measure,
-    ]
-    if "DYNOLAB_TEST_DATA" in os.environ:
-        parts.append(forecasts)
-    else:
-        print("DYNOLAB_TEST_DATA names no folder: no forecasts", file=sys.stderr)
-    report(gather(parts), at_least=AT_LEAST, at_most=AT_MOST)
-
-
 if __name__ == "__main__":
-    main()
+    parts = {"reading": reading.measure, "public": public.measure, "callbacks": callbacks.measure}
+    main(parts | with_data(forecasts=forecasts), at_least=AT_LEAST, at_most=AT_MOST)

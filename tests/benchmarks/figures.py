@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from xml.etree import ElementTree
 import psutil
 
 Result = TypeVar("Result")
+Part = Callable[[Path], Mapping[str, Any]]
 ROOT = Path(__file__).parents[2]
 STUDIES = ROOT / "deploy" / "studies"
 
@@ -102,15 +104,35 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def gather(
-    parts: Iterable[Callable[[], Mapping[str, float]]], **figures: float
-) -> dict[str, float]:
-    """The given figures and those of every part, which are printed as they come."""
-    for part in parts:
-        measured = part()
-        print(json.dumps(measured), flush=True)
-        figures |= measured
-    return figures
+def with_data(**parts: Part) -> dict[str, Part]:
+    """Parts that read DYNOLAB_TEST_DATA; without it none, which is said."""
+    if "DYNOLAB_TEST_DATA" in os.environ:
+        return parts
+    print(f"DYNOLAB_TEST_DATA names no folder: no {', '.join(parts)}", file=sys.stderr)
+    return {}
+
+
+def main(
+    parts: Mapping[str, Part],
+    *,
+    at_least: Mapping[str, float] | None = None,
+    at_most: Mapping[str, float] | None = None,
+) -> None:
+    """A benchmark's program: the figures of its parts, or of those that `--only` names, are printed
+    as they come, and reported beside their bars.
+
+    A part is given a folder, which is one for all, and is removed in the end.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
+    wanted = parser.parse_args().only
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in wanted:
+            measured = parts[name](Path(folder).resolve())
+            print(json.dumps(measured), flush=True)
+            figures |= measured
+    report(figures, at_least=at_least, at_most=at_most)
 
 
 def last_line(module: str, *arguments: str, threads: int | None = None) -> str:

@@ -15,12 +15,11 @@ Prints one JSON object on its last line:
   `computed_map_s`: in the explorer, from a click on the hardest pull to its map, which is computed;
   `explorer_click_to_map_s`: the same once that map is stored (median); `console_errors` of both.
 
-A part that lacks what it needs gives no figures, and says so.
+A part that lacks what it needs gives no figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import itertools
 import json
@@ -29,20 +28,18 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.explore import KEPT
-from tests.benchmarks.figures import ROOT, gather, real_inputs, report, seconds
+from tests.benchmarks.figures import ROOT, Part, main, real_inputs, seconds, with_data
 from tests.browsing import CHROMIUM, browser_page, opened
 from tests.explorer.serving import explorer
 
 REPEATS, PATIENCE, WIDTHS = 5, 1800.0, (1280, 390)
 PAIRS = 200
-NEEDS_DATA, NEEDS_CHROMIUM = ("own_pairs", "in_browser"), ("in_browser",)
 AT_MOST = {
     "first_page_s": 60.0,
     "help_s": 1.0,
@@ -86,6 +83,7 @@ def starting(_: Path) -> dict[str, float]:
 
 def first_page(home: Path) -> dict[str, float]:
     """The built-in study until its page is there; then it is ended."""
+    home = home / "first"
     began = time.perf_counter()
     # `setup` is done; its environment is the one that this runs in.
     running = started(home, "make", "--old-file=setup", f"VENV={sys.prefix}", "study")
@@ -98,7 +96,8 @@ def first_page(home: Path) -> dict[str, float]:
 
 def own_pairs(home: Path, model: str = "models/tinystories-656k") -> dict[str, float]:
     """README's commands on a folder's model and a file of pairs; runs the study to its end."""
-    home.mkdir(exist_ok=True)
+    home = home / "own"
+    home.mkdir()
     folder, source = real_inputs(model, "data/probes/hh_helpful_probe_train.jsonl.gz")
     with gzip.open(source, "rt") as lines, (home / "pairs.jsonl").open("w") as file:
         for line in itertools.islice(lines, PAIRS):
@@ -119,6 +118,7 @@ def own_pairs(home: Path, model: str = "models/tinystories-656k") -> dict[str, f
 def in_browser(home: Path) -> dict[str, float]:
     """The page of the study of own pairs, opened where no other file is, and its explorer: the map
     of the first answer's hardest pull, computed once, then stored."""
+    home = home / "own"
     page = home / "reports" / "my_study.html"
     moved = page.with_name("moved") / page.name
     moved.parent.mkdir(exist_ok=True)
@@ -157,32 +157,9 @@ def click_to_map(page: Any) -> float:
     return time.perf_counter() - began
 
 
-PARTS = {
-    "starting": starting,
-    "first_page": first_page,
-    "own_pairs": own_pairs,
-    "in_browser": in_browser,
-}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
-    wanted = parser.parse_args().only
-    lacking = {
-        "DYNOLAB_TEST_DATA": NEEDS_DATA if "DYNOLAB_TEST_DATA" not in os.environ else (),
-        "Debian's chromium": NEEDS_CHROMIUM if CHROMIUM is None else (),
-    }
-    for what, names in lacking.items():
-        for name in [name for name in wanted if name in names]:
-            print(f"{name}: skipped, needs {what}", file=sys.stderr)
-            wanted.remove(name)
-    with tempfile.TemporaryDirectory() as folder:
-        homes = {name: Path(folder, "first" if name == "first_page" else "own") for name in PARTS}
-        for home in homes.values():
-            home.mkdir(exist_ok=True)
-        report(gather(partial(PARTS[name], homes[name]) for name in wanted), at_most=AT_MOST)
-
-
 if __name__ == "__main__":
-    main()
+    parts: dict[str, Part] = {"starting": starting, "first_page": first_page}
+    parts |= with_data(own_pairs=own_pairs)
+    if "own_pairs" in parts and CHROMIUM:
+        parts["in_browser"] = in_browser
+    main(parts, at_most=AT_MOST)

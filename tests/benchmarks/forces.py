@@ -14,9 +14,10 @@ of interleaved runs in this process, and so are ratios, whose largest less small
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,17 +31,16 @@ from dynolab.forces import PolicyFunction, force_map
 from dynolab.objectives import SFT, SFTConfig
 from dynolab.training.step_record import RecordedExample
 from tests.benchmarks.figures import (
-    gather,
     interleaved,
     last_line,
+    main,
     peak_above_start,
     ratio,
     real_inputs,
-    report,
 )
-from tests.benchmarks.pythia import pythia
+from tests.benchmarks.models import pythia
 
-PROMPT, RESPONSE = 32, 32
+PROMPT, RESPONSE, REPEATS = 32, 32, 5
 SIZES = {"tinystories": 16, "wide": 2}
 MEMORY = {"tinystories": 2**30, "wide": 2**29}
 AT_MOST = {
@@ -108,10 +108,10 @@ def works(which: str) -> dict[str, partial[Tensor]]:
     }
 
 
-def against_tutorial(which: str, repeats: int) -> dict[str, float]:
+def against_tutorial(which: str, _: Path) -> dict[str, float]:
     fast, slow = works(which).values()
     made, truth = fast(), slow()
-    times = interleaved(fast, slow, repeats=repeats)
+    times = interleaved(fast, slow, repeats=REPEATS)
     peaks = [float(last_line("forces", "--peak", which, who)) for who in ("ours", "tutorial")]
     figures = {
         "agreement_with_tutorial": float((made - truth).norm() / truth.norm()),
@@ -122,22 +122,13 @@ def against_tutorial(which: str, repeats: int) -> dict[str, float]:
         **ratio("speedup_vs_tutorial", *reversed(times)),
     }
     suffix = "" if which == "tinystories" else f"_{which}"
-    return {f"{name}{suffix}": value for name, value in figures.items()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--peak", nargs=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
-    if arguments.peak:
-        which, who = arguments.peak
-        print(peak_above_start(works(which)[who]))
-        return
-    parts = [partial(against_tutorial, which, arguments.repeats) for which in SIZES]
-    figures = gather(parts, threads=float(torch.get_num_threads()))
-    report(figures, at_least=AT_LEAST, at_most=AT_MOST)
+    named = {f"{name}{suffix}": value for name, value in figures.items()}
+    return named | {"threads": float(torch.get_num_threads())}
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--peak"]:
+        print(peak_above_start(works(sys.argv[2])[sys.argv[3]]))
+    else:
+        parts = {which: partial(against_tutorial, which) for which in SIZES}
+        main(parts, at_least=AT_LEAST, at_most=AT_MOST)

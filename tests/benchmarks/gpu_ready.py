@@ -14,11 +14,13 @@ Prints one JSON object on its last line.
 
 from __future__ import annotations
 
-from tests.benchmarks.figures import report
+from pathlib import Path
+
+from tests.benchmarks.figures import main
 from tests.gpu.test_paths import walked
 
 
-def walks() -> dict[str, float]:
+def walks(_: Path) -> dict[str, float]:
     """The pretended GPU's."""
     groups = walked()
     steps = [path["figures"] for path in groups["micro_batch"].values()]
@@ -35,9 +37,9 @@ def walks() -> dict[str, float]:
     }
 
 
-def main() -> None:
-    report(
-        walks(),
+if __name__ == "__main__":
+    main(
+        {"walks": walks},
         at_least={"proxy_paths": 20},
         at_most={
             "proxy_violations": 0,
@@ -46,7 +48,3 @@ def main() -> None:
             "blocking_copies_per_micro_batch": 1,
         },
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -22,6 +22,7 @@ import json
 import re
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -30,7 +31,7 @@ from trl import DPOConfig, DPOTrainer
 
 from dynolab import DesignedDose, load_data
 from dynolab.data.sources.config import DataConfig
-from tests.benchmarks.figures import STUDIES, real_inputs, report, run_tests
+from tests.benchmarks.figures import STUDIES, main, real_inputs, run_tests
 from tests.objectives import losses
 
 BARS = {
@@ -43,7 +44,7 @@ BARS = {
 STEPS, WARM = 12, 4
 
 
-def equal_to_trl() -> dict[str, float]:
+def equal_to_trl(_: Path) -> dict[str, float]:
     """Losses with two seeds, options and mixtures of one loss counted as losses of their own."""
     files = ("test_trl_pair_losses.py", "test_trl_grpo.py")
     tests = run_tests(*(f"tests/objectives/{file}" for file in files), "-k", "trl_s")
@@ -60,7 +61,7 @@ def share(test: str, file: str) -> float:
     return sum(ends) / len(ends)
 
 
-def remedies() -> dict[str, float]:
+def remedies(_: Path) -> dict[str, float]:
     """Read from the kept tables of `mitigation_hh.yaml` and `mitigation_stories.yaml`."""
     names = ("hh", "hh-helpful", "stories")
     files = [STUDIES / "results" / f"mitigation-{name}.json" for name in names]
@@ -123,7 +124,7 @@ def trained(designed: bool, precomputed: bool) -> tuple[float, bool]:
     return sum(spent[WARM:]) / len(spent[WARM:]), doses == STEPS
 
 
-def costs() -> dict[str, float]:
+def costs(_: Path) -> dict[str, float]:
     torch.set_num_threads(1)
     figures, every = {}, True
     for name, precomputed in (("step", False), ("precomputed", True)):
@@ -135,18 +136,16 @@ def costs() -> dict[str, float]:
     return figures | {"designed_in_trl": float(every)}
 
 
-def main() -> None:
+def exact(_: Path) -> dict[str, float]:
+    """Shares of the objectives whose forces and responses make up the gradient."""
     lines = [line for line in inspect.getsource(losses.margin).splitlines() if line.strip()]
-    figures = {
-        **equal_to_trl(),
+    return {
         "forces_equal_to_gradient": share("closed_form", "test_acceptance.py"),
         "ledger_closes": share("make_up_its_gradient", "test_ledger.py"),
         "custom_loss_lines": len(lines),
-        **remedies(),
-        **costs(),
     }
-    report(figures, at_least=BARS, at_most={"custom_loss_lines": 10, "designed_step_cost": 1.35})
 
 
 if __name__ == "__main__":
-    main()
+    parts = {"equal_to_trl": equal_to_trl, "exact": exact, "remedies": remedies, "costs": costs}
+    main(parts, at_least=BARS, at_most={"custom_loss_lines": 10, "designed_step_cost": 1.35})

@@ -17,7 +17,7 @@ that those of 8B have, by the most bytes of tensors:
 - `lora_8b_on_24gb`: Llama-3-8B's training, forces and ledger fit a GPU of 24 GB by that plan, with
   rows of at most 192 tokens.
 
-Over DPO on all weights, where these wait in main memory: the keys of `streamed`, and
+Over DPO on all weights, where these wait in main memory: the keys of `large`, and
 
 - `8b_on_8_of_80gb`: a study of all weights of Llama-3-8B, with the forces of a step, fits by plan.
 
@@ -34,45 +34,24 @@ accelerate's configurations start them, on 2 ranks, and where weights are split 
 
 from __future__ import annotations
 
-import gc
 import json
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dynolab.costs.machines import Machine, StageCost, machine_named, this_machine
-from dynolab.costs.traced import LiveBytes
-from dynolab.data.encode import Encoder
-from dynolab.data.sources.load import DataConfig
-from dynolab.forces import PolicyFunction, step_forces
+from dynolab.forces import PolicyFunction
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.functional import Functional, kind_means
+from dynolab.forces.ledger.functional import Functional
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.results.ledger import LedgerSummary, read_ledger
-from dynolab.training.config import TrainConfig
-from flows.costs import Costs, Inputs
-from models.language import load_language_model, load_tokenizer
-from tasks.base import BaseConfig
-from tasks.forces import ForcesConfig
-from tasks.ledger import LedgerJob
-from tasks.shared.policies import load_policy
-from tests.benchmarks.figures import report
-from tests.benchmarks.long_pairs import PAIRS, TOKENS, write_long_pairs
-from tests.benchmarks.pythia import PYTHIA_160M, pythia
+from models.language import load_language_model
+from tests.benchmarks.figures import last_line, main
+from tests.benchmarks.large import lora
+from tests.benchmarks.models import PYTHIA_160M, pythia
 from tests.benchmarks.sharded_ranks import MAKERS, STRATEGIES
 from tests.flows.test_plan_costs import remedies
 from tests.torchrun import run_ranks
-from tests.training.small import (
-    make_files,
-    make_job,
-    run,
-    run_small,
-    settings,
-    step_record,
-)
+from tests.training.small import make_files, run_small, settings, step_record
 
 STEPS = 12
 OPTIMIZERS = {
@@ -102,87 +81,9 @@ def account(home: Path, objective: str, optimizer: str) -> LedgerSummary:
     return tables.summary()
 
 
-def lora(home: Path) -> dict[str, Any]:
-    """What a training of adapters and its analyses take, and their plans."""
-    home.mkdir()
-    shape = PYTHIA_160M | {"vocab_size": 13_056, "num_hidden_layers": 20}
-    probes = write_long_pairs(home, pythia(**shape))
-    config = adapted(rank=2, batch_size=PAIRS, micro_batch_size=2)
-    job = make_job(home, home, config)
-    encoder = Encoder(load_tokenizer(job.model), 2048, "error")
-    watched = [own for _, own in kind_means(probes, encoder, PAIRS)]
-
-    def policy() -> PolicyFunction:
-        return load_policy(job.output / "model", job.output / "adapter")
-
-    def forces() -> None:
-        step_forces(
-            step_record(job, 1), policy(), probes, encoder, stage="dpo", batch_tokens=TOKENS
-        )
-
-    def ledger() -> None:
-        account = Ledger(
-            policy(), watched, batch_tokens=TOKENS, waiting=home / "waiting", memory_bytes=1
-        )
-        for step in (1, 0):
-            account.enter(step_record(job, step))
-
-    took = [most_bytes(work) for work in (lambda: run(job), forces, ledger)]
-    took[2] = max(took[2], took[0])  # a ledger trains again
-    data = DataConfig(
-        source="file", path=str(home / "train.jsonl"), heldout_rows=0, probe_pairs=PAIRS
-    )
-    here = planned(config, BaseConfig(source=str(home / "model")), data, this_machine(), TOKENS)
-    large = adapted(rank=8, max_length=192, batch_size=16, micro_batch_size=1)
-    card = machine_named("rtx4090")
-    hh = DataConfig(source="hub", hub_name="Anthropic/hh-rlhf")
-    there = planned(large, BaseConfig(source="meta-llama/Meta-Llama-3-8B"), hh, card, 192)
-    return {
-        "lora_forces_over_training": took[1] / took[0],
-        "lora_ledger_over_training": took[2] / took[0],
-        "lora_plan_error": max(
-            abs(cost.rank_bytes / most - 1) for cost, most in zip(here, took, strict=True)
-        ),
-        "lora_8b_on_24gb": all(cost.lacks(card) is None for cost in there),
-    }
-
-
-def adapted(rank: int, **changes: Any) -> TrainConfig:
-    """DPO on adapters of a model in bf16."""
-    return settings(
-        lora={"rank": rank},
-        engine={
-            "kind": "plain",
-            "ranks": 1,
-            "dtype": "bf16",
-            "checkpoint_activations": rank > 2,
-        },
-        steps=2,
-        record_steps=[0, 1],
-        probe_every=0,
-        checkpoint_every=0,
-        warmup_steps=0,
-        overlong="truncate_left",
-        **changes,
-    )
-
-
-def planned(
-    config: TrainConfig, base: BaseConfig, data: DataConfig, machine: Machine, tokens: int
-) -> list[StageCost]:
-    """What a training takes, its forces and its ledger."""
-    costs = Costs(Inputs(base, data), machine)
-    forces = ForcesConfig(pairs=PAIRS, batch_tokens=tokens)
-    job = LedgerJob(training=config, pairs=PAIRS, batch_tokens=tokens)
-    return [
-        costs.training(config),
-        costs.analysis("forces", forces, [config], config),
-        costs.ledger(job),
-    ]
-
-
 def split(home: Path) -> dict[str, Any]:
     """Accounts of trainings over ranks, beside those of one process."""
+    home = home / "split"
     runs = [(strategy, 1 if strategy == "single" else 2) for strategy in STRATEGIES]
     runs += [("fsdp2", 4), ("zero3", 4)]
     apart, ended, accounted = 0.0, 0, set()
@@ -229,51 +130,47 @@ def started(folder: Path, ranks: int, **plan: Any) -> None:
     run_ranks("tests.benchmarks.sharded_ranks", folder, ranks, **own)
 
 
-def most_bytes(work: Callable[[], object]) -> int:
-    """Of tensors at once."""
-    gc.collect()
-    with LiveBytes() as live:
-        work()
-    return live.most
-
-
-def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        make_files(Path(folder))
-        over_ranks = split(Path(folder) / "split")
-        adapters = lora(Path(folder) / "lora")
-        module = [sys.executable, "-m", "tests.benchmarks.streamed"]
-        done = subprocess.run(module, check=True, stdout=subprocess.PIPE, text=True)
-        accounts = {
-            objective: [account(Path(folder), objective, name) for name in OPTIMIZERS]
-            for objective in ("sft", "dpo")
-        }
-    shares = {o: max(own.rounding_share for own in each) for o, each in accounts.items()}
-    figures = {
-        "bf16_closure": max(own.closure for each in accounts.values() for own in each),
+def accounts(home: Path) -> dict[str, float]:
+    """How well accounts of trainings in bf16 close."""
+    make_files(home)
+    found = {
+        objective: [account(home, objective, name) for name in OPTIMIZERS]
+        for objective in ("sft", "dpo")
+    }
+    shares = {o: max(own.rounding_share for own in each) for o, each in found.items()}
+    return {
+        "bf16_closure": max(own.closure for each in found.values() for own in each),
         "bf16_arithmetic_share": max(shares.values()),
         **{f"bf16_arithmetic_share_{o.upper()}": share for o, share in shares.items()},
-        **adapters,
-        **json.loads(done.stdout.splitlines()[-1]),
-        "8b_on_8_of_80gb": remedies("ultrafeedback_llama3_8b.yaml", "h100x8") == {},
-        **over_ranks,
     }
-    most = {
-        "bf16_closure": 1e-5,
-        "lora_forces_over_training": 1.3,
-        "lora_ledger_over_training": 1.3,
-        "lora_plan_error": 0.15,
-        "streamed_forces_over_training": 1.3,
-        "streamed_audit_over_training": 1.3,
-        "streamed_ledger_over_training": 1.3,
-        "streamed_plan_error": 0.15,
-        "sharded_equals_whole": 1e-6,
-        "trainings_ended": 0,
-        "callback_peak_over_training": 1.3,
-    }
-    least = {"lora_8b_on_24gb": True, "8b_on_8_of_80gb": True, "accelerate_configs": 5}
-    report(figures, at_most=most, at_least=least)
+
+
+def planned(_: Path) -> dict[str, bool]:
+    """Whether a study of 8B weights fits."""
+    return {"8b_on_8_of_80gb": remedies("ultrafeedback_llama3_8b.yaml", "h100x8") == {}}
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        {
+            "split": split,
+            "lora": lora,
+            "accounts": accounts,
+            "streamed": lambda _: json.loads(last_line("large")),
+            "planned": planned,
+        },
+        at_least={"lora_8b_on_24gb": True, "8b_on_8_of_80gb": True, "accelerate_configs": 5},
+        at_most={
+            "bf16_closure": 1e-5,
+            "lora_forces_over_training": 1.3,
+            "lora_ledger_over_training": 1.3,
+            "lora_plan_error": 0.15,
+            "streamed_forces_over_training": 1.3,
+            "streamed_audit_over_training": 1.3,
+            "streamed_ledger_over_training": 1.3,
+            "streamed_plan_error": 0.15,
+            "sharded_equals_whole": 1e-6,
+            "trainings_ended": 0,
+            "callback_peak_over_training": 1.3,
+        },
+    )

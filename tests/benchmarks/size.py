@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
-import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ from dynolab.costs.machines import this_machine
 from dynolab.costs.traced import LiveBytes
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
-from dynolab.data.rows import Example, read_rows, write_rows
+from dynolab.data.rows import read_rows, write_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.results.study import MetricsLine
@@ -43,12 +41,12 @@ from flows.costs import Costs, Inputs
 from tasks.base import BaseConfig
 from tasks.ranks.train import run
 from tasks.runtime.launch.launcher import launch_ranks
-from tests.benchmarks.figures import ROOT, gather, real_inputs, report, seconds
-from tests.benchmarks.pythia import PYTHIA_160M, pythia, pythia_tokenizer
+from tests.benchmarks.figures import ROOT, main, seconds
+from tests.benchmarks.models import PYTHIA_160M, pythia, pythia_tokenizer, random_pairs
 
 ROWS, LENGTH = 4, 1024
-PROMPT, CHOSEN, REJECTED = 134, 61, 46
-"""Tokens of HH's rows in the mean."""
+LENGTHS = (134, 61, 46)
+"""Tokens of HH's prompts, chosen and rejected answers in the mean."""
 WORDS = (" the", " a", " dog", " house", " tree", " run", " red")
 """Each a token."""
 SHAPES = {
@@ -65,9 +63,14 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("160m", {"ranks": 2, "zero_stage": 2}),
 ]
 """Shapes, and the engine's settings that their training is measured with."""
+AT_MOST = {
+    "checkpointing_memory_ratio": 0.6,
+    "checkpointing_gradient_difference": 1e-6,
+    "memory_plan_error": 0.15,
+}
 
 
-def checkpointing() -> dict[str, float]:
+def checkpointing(_: Path) -> dict[str, float]:
     """One model with and without."""
     model = pythia().eval()
     logits = ResponseLogits(model)
@@ -95,45 +98,34 @@ def checkpointing() -> dict[str, float]:
     }
 
 
-def plans() -> dict[str, float]:
+def plans(home: Path) -> dict[str, float]:
     """Largest relative errors of two steps of DPO with AdamW, which has its state in the second."""
     errors: dict[str, list[float]] = {"memory_plan_error": [], "time_plan_error": []}
-    machine, words = this_machine(), random.Random(0)
-    with tempfile.TemporaryDirectory() as home:
-        rows = Path(home) / "rows.jsonl"
-        answers = [
-            ["".join(words.choices(WORDS, k=tokens)) for tokens in (PROMPT, CHOSEN, REJECTED)]
-            for _ in range(16)
-        ]
-        write_rows(
-            rows,
-            [
-                Example(id=str(n), prompt=p, chosen=c, rejected=r)
-                for n, (p, c, r) in enumerate(answers)
-            ],
+    machine = this_machine()
+    rows = home / "rows.jsonl"
+    write_rows(rows, random_pairs(WORDS, LENGTHS, 16))
+    for number, (shape, engine) in enumerate(SETTINGS):
+        model = home / shape
+        if not model.exists():
+            pythia(**SHAPES[shape]).save_pretrained(model)
+            pythia_tokenizer().save_pretrained(model)
+        config = TrainConfig.model_validate(
+            {
+                "objective": {"name": "dpo"},
+                "optimizer": {"name": "adamw", "learning_rate": 1e-6},
+                "engine": {"kind": "deepspeed", **engine},
+                "steps": 2,
+                "batch_size": 4 * engine["ranks"],
+                "micro_batch_size": 4,
+                "overlong": "truncate_left",
+            }
         )
-        for number, (shape, engine) in enumerate(SETTINGS):
-            model = Path(home) / shape
-            if not model.exists():
-                pythia(**SHAPES[shape]).save_pretrained(model)
-                pythia_tokenizer().save_pretrained(model)
-            config = TrainConfig.model_validate(
-                {
-                    "objective": {"name": "dpo"},
-                    "optimizer": {"name": "adamw", "learning_rate": 1e-6},
-                    "engine": {"kind": "deepspeed", **engine},
-                    "steps": 2,
-                    "batch_size": 4 * engine["ranks"],
-                    "micro_batch_size": 4,
-                    "overlong": "truncate_left",
-                }
-            )
-            data = DataConfig(source="file", path=str(rows), heldout_rows=0, probe_pairs=0)
-            planned = Costs(Inputs(BaseConfig(source=str(model)), data), machine).training(config)
-            most, took = measured(Path(home) / str(number), config, model, rows)
-            errors["memory_plan_error"].append(planned.rank_bytes / most - 1)
-            errors["time_plan_error"].append(planned.hours * 3600 / took - 1)
-            print(shape, engine, {name: own[-1] for name, own in errors.items()}, flush=True)
+        data = DataConfig(source="file", path=str(rows), heldout_rows=0, probe_pairs=0)
+        planned = Costs(Inputs(BaseConfig(source=str(model)), data), machine).training(config)
+        most, took = measured(home / str(number), config, model, rows)
+        errors["memory_plan_error"].append(planned.rank_bytes / most - 1)
+        errors["time_plan_error"].append(planned.hours * 3600 / took - 1)
+        print(shape, engine, {name: own[-1] for name, own in errors.items()}, flush=True)
     return {name: max(map(abs, own)) for name, own in errors.items()}
 
 
@@ -164,20 +156,8 @@ def rank(file: Path) -> None:
     (file.parent / f"most-{rank}").write_text(json.dumps(live.most))
 
 
-def main() -> None:
-    real_inputs("models/pythia-tokenizer")
-    report(
-        gather([checkpointing, plans]),
-        at_most={
-            "checkpointing_memory_ratio": 0.6,
-            "checkpointing_gradient_difference": 1e-6,
-            "memory_plan_error": 0.15,
-        },
-    )
-
-
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    if sys.argv[1:] and not sys.argv[1].startswith("-"):
         rank(Path(sys.argv[1]))
     else:
-        main()
+        main({"checkpointing": checkpointing, "plans": plans}, at_most=AT_MOST)

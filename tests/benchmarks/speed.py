@@ -28,9 +28,9 @@ import gzip
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -56,11 +56,11 @@ from tasks.shared.policies import load_policy
 from tests.benchmarks.figures import (
     ROOT,
     STUDIES,
-    gather,
+    main,
     peak_above_start,
     real_inputs,
-    report,
     seconds,
+    with_data,
 )
 from tests.benchmarks.first_minutes import own_pairs
 from tests.flows.in_process import InProcess
@@ -69,13 +69,16 @@ from tests.forces.test_ledger import moved_lines
 SGD = OptimizerConfig(name="sgd", learning_rate=1e-2)
 ADAMW = OptimizerConfig(learning_rate=1e-4, weight_decay=0.01)
 ROWS, EVERY, ANSWERS = 200, 10, 4
-AT_MOST = {
+STUDIED = {
     "ledger_over_training": 5.0,
     "forces_step_over_training_step": 10.0,
     "probes_share_of_training": 0.2,
     "closure": 1e-6,
     "line_invariance_max": 1e-4,
     "same_numbers_max": 1e-5,
+}
+AT_MOST = {
+    **{f"{key}_{name}": most for key, most in STUDIED.items() for name in ("sgd", "adamw", "hh")},
     "make_study_s": 240.0,
     "own_pairs_to_culprits_s": 60.0,
 }
@@ -157,7 +160,7 @@ def difference(record: StepRecord, policy: PolicyFunction) -> float:
     return max(float((fast - slow).abs().max() / slow.abs().max()) for fast, slow in routes)
 
 
-def builtin(home: Path, optimizer: OptimizerConfig) -> dict[str, float]:
+def builtin(optimizer: OptimizerConfig, home: Path) -> dict[str, float]:
     """The built-in study's DPO with another optimizer."""
     study = load_parameters(StudyParameters, STUDIES / "builtin.yaml")
     training = study.preference.model_copy(update={"optimizer": optimizer})
@@ -186,19 +189,8 @@ def cold_study(home: Path) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    os.environ |= {**COMPUTING, **os.environ}  # as the command does
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        parts = [lambda: cold_study(home)]
-        parts += [lambda: builtin(home, SGD), lambda: builtin(home, ADAMW)]
-        if "DYNOLAB_TEST_DATA" in os.environ:
-            parts += [lambda: hh(home), lambda: own_pairs(home / "own", "models/stories-3m")]
-        figures = gather(parts)
-    bounds = AT_MOST.items()
-    bars = {name: most for key, most in bounds for name in figures if name.startswith(key)}
-    report(figures, at_most=bars)
-
-
 if __name__ == "__main__":
-    main()
+    os.environ |= {**COMPUTING, **os.environ}  # as the command does
+    built_in = {config.name: partial(builtin, config) for config in (SGD, ADAMW)}
+    own = with_data(hh=hh, own_pairs=partial(own_pairs, model="models/stories-3m"))
+    main({"cold_study": cold_study} | built_in | own, at_most=AT_MOST)

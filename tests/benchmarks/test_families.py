@@ -11,7 +11,8 @@ from dynolab.forces import PolicyFunction, force_map
 from dynolab.forces.function.checks import _sample, derivatives_of
 from dynolab.objectives import SFT, SFTConfig
 from dynolab.training.step_record import RecordedExample
-from tests.benchmarks.families import CHOSEN, OBSERVED, Finding, build, figures, try_family
+from tests.benchmarks.families import CHOSEN, OBSERVED, Finding, figures, try_family
+from tests.benchmarks.models import build
 from tests.forces.small_models import llama
 
 

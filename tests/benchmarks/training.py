@@ -1,6 +1,6 @@
 """Training beside TRL's trainers: same model, same rows in the same order, one process each.
 
-    DYNOLAB_TEST_DATA=FOLDER python -m tests.benchmarks.training [--methods dpo sft grpo ranks]
+    DYNOLAB_TEST_DATA=FOLDER python -m tests.benchmarks.training [--only dpo sft grpo ranks]
 
 FOLDER holds `models/tinystories-656k` and `data/hh`. Prints one JSON object on its last line.
 
@@ -20,7 +20,6 @@ outside on both sides.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -35,13 +34,13 @@ from tests.benchmarks.figures import (
     ROOT,
     in_turns,
     last_line,
+    main,
     peak_above_start,
     ratio,
     real_inputs,
-    report,
 )
 
-METHODS = ("dpo", "sft", "grpo")
+METHODS = ("dpo", "sft", "grpo", "ranks")
 ROUNDS, WARM_UP, STEPS, BATCH, RANKS_BATCH = 5, 2, 15, 4, 16
 COMPLETIONS, NEW_TOKENS = 8, 32
 """Of each prompt, where groups are sampled."""
@@ -215,41 +214,32 @@ def alone(folder: Path, who: str, method: str, ranks: int = 0) -> dict[str, floa
     return dict(json.loads(last_line("training", *arguments, threads=threads)))
 
 
-def compared(folder: Path, method: str, rounds: int) -> dict[str, float]:
+def compared(method: str, home: Path) -> dict[str, float]:
     """A method beside TRL's, or two ranks beside one."""
-    works = [partial(alone, folder, who, method) for who in ("ours", "trl")]
+    if not (home / "pairs.jsonl").exists():
+        prepare(home)
+    works = [partial(alone, home, who, method) for who in ("ours", "trl")]
     names = {"speed": f"{method}_throughput_vs_trl", "peak": f"{method}_peak_memory_vs_trl"}
     if method == "ranks":
-        works = [partial(alone, folder, "ours", "dpo", ranks) for ranks in (2, 1)]
+        works = [partial(alone, home, "ours", "dpo", ranks) for ranks in (2, 1)]
         names = {"speed": "zero2_two_ranks_over_one"}
-    measured = in_turns(*works, repeats=rounds)
+    measured = in_turns(*works, repeats=ROUNDS)
     figures: dict[str, float] = {}
     for key, name in names.items():
         figures |= ratio(name, *([run[key] for run in runs] for runs in measured))
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--one", nargs=4)
-    parser.add_argument("--methods", nargs="*", default=[*METHODS, "ranks"])
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="Of every comparison.")
-    arguments = parser.parse_args()
+def one(folder: str, who: str, method: str, ranks: str) -> dict[str, float]:
+    """A run in this process."""
     (model,) = real_inputs("models/tinystories-656k")
-    if arguments.one:
-        folder, who, method, ranks = arguments.one
-        rows = Path(folder) / ("prompts.jsonl" if method == "grpo" else "pairs.jsonl")
-        run = trl(method, model, rows) if who == "trl" else ours(method, model, rows, int(ranks))
-        print(json.dumps(run))
-        return
-    figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        prepare(Path(scratch))
-        for method in arguments.methods:
-            figures |= compared(Path(scratch), method, arguments.rounds)
-            print(json.dumps(figures), file=sys.stderr, flush=True)
-    report(figures, at_least=AT_LEAST, at_most=AT_MOST)
+    rows = Path(folder) / ("prompts.jsonl" if method == "grpo" else "pairs.jsonl")
+    return trl(method, model, rows) if who == "trl" else ours(method, model, rows, int(ranks))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(one(*sys.argv[2:])))
+    else:
+        parts = {method: partial(compared, method) for method in METHODS}
+        main(parts, at_least=AT_LEAST, at_most=AT_MOST)

@@ -1,6 +1,6 @@
 """What can be judged in the built-in worlds: whether facts are known, and which claims appear.
 
-    python -m tests.benchmarks.worlds [--only known|claims|groups]
+    python -m tests.benchmarks.worlds [--only known claims groups]
 
 Prints one JSON object on its last line. Settings were tuned on seeds 0 to 4; figures are means over
 seeds 100 to 104, with the ends `…_low` and `…_high` of their 95% t-intervals.
@@ -23,14 +23,12 @@ seeds 100 to 104, with the ends `…_low` and `…_high` of their 95% t-interval
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +41,7 @@ from dynolab.data.world.lexicon import answered
 from dynolab.rollouts.decoding import SampleConfig, sample_responses
 from dynolab.statistics import mean_interval
 from models.language import load_language_model, load_tokenizer
-from tests.benchmarks.figures import ROOT, STUDIES, gather, report
+from tests.benchmarks.figures import ROOT, STUDIES, main
 from tests.study.arms import OFF_POLICY, SFT, prepare, study_parameters, train_arm
 from tests.study.findings import measure, probe_changes
 
@@ -138,7 +136,7 @@ def answers(model: Path, asked: Mapping[str, list[Example]]) -> dict[str, float]
     return shares
 
 
-def claims() -> dict[str, float]:
+def claims(_: Path) -> dict[str, float]:
     """Findings that are judged, and the share of them that is decided."""
     figures: dict[str, float] = {}
     worlds = {"builtin": ""}
@@ -152,7 +150,7 @@ def claims() -> dict[str, float]:
     return figures
 
 
-def groups() -> dict[str, float]:
+def groups(_: Path) -> dict[str, float]:
     """GRPO and its relatives."""
     figures: dict[str, float] = {}
     for world, names in GROUPS.items():
@@ -163,19 +161,6 @@ def groups() -> dict[str, float]:
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=["known", "claims", "groups"])
-    only = parser.parse_args().only
-    with tempfile.TemporaryDirectory() as folder:
-        parts = {
-            "known": partial(known, Path(folder).resolve()),
-            "claims": claims,
-            "groups": groups,
-        }
-        chosen = [part for name, part in parts.items() if only in (None, name)]
-        report(gather(chosen), at_least=AT_LEAST, at_most=AT_MOST)
-
-
 if __name__ == "__main__":
-    main()
+    parts = {"known": known, "claims": claims, "groups": groups}
+    main(parts, at_least=AT_LEAST, at_most=AT_MOST)

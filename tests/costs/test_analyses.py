@@ -29,7 +29,7 @@ from dynolab.squeezing.forecast import forecasts
 from dynolab.squeezing.ladder import ladder
 from dynolab.training.job import TrainJob
 from models.language import load_language_model, load_tokenizer
-from tests.benchmarks.pythia import pythia
+from tests.benchmarks.models import pythia
 from tests.training.small import make_files, make_job, make_tokenizer, run, settings, step_record
 
 PAIRS = 2

@@ -18,7 +18,7 @@ from dynolab.training.job import TrainJob
 from dynolab.training.loop import Trainer
 from models.language import load_tokenizer
 from models.unloaded import builder, read_config
-from tests.benchmarks.pythia import pythia
+from tests.benchmarks.models import pythia
 from tests.training.small import make_files, make_job, make_tokenizer, run, settings
 
 

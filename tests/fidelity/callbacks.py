@@ -6,7 +6,6 @@ Tiny models of real configuration classes, each in a short DPO training of TRL, 
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
 from dynolab.results.ledger import read_ledger
-from tests.benchmarks.families import FAMILIES
+from tests.benchmarks.models import FAMILIES
 from tests.integrations.test_forces import PARTS
 from tests.integrations.test_trained import dpo, share
 from tests.torchrun import run_ranks
@@ -83,7 +82,7 @@ def over_ranks(folder: Path, ranks: int) -> list[float]:
     ]
 
 
-def measure() -> dict[str, float | int | bool]:
+def measure(home: Path) -> dict[str, float | int | bool]:
     """What is counted.
 
     - `callback_families`: families trained; `trainings_ended`: by an error; `accounts_off`:
@@ -98,30 +97,29 @@ def measure() -> dict[str, float | int | bool]:
     """
     found: dict[str, list[Any]] = defaultdict(list)
     ended = 0
-    with tempfile.TemporaryDirectory() as home:
-        for family in PATHS:
-            plain = train(Path(home) / family / "plain", family, every=0)
-            watched = train(Path(home) / family / "watched", family)
-            ended += watched["ended"]
-            found["off"].append(watched["off"])
-            found["closure"].append(closure(watched["accounts"]))
-            found["rounded"].append(share(watched["accounts"], "arithmetic"))
-            pairs = zip(plain["weights"].values(), watched["weights"].values(), strict=True)
-            found["same"].append(all(torch.equal(one, other) for one, other in pairs))
-            folder = watched["forces"].folder
-            examples = read_ledger(folder, folder).example
-            found["named"] += [str(name).startswith("row-") for name in examples]
-            for side in () if family in OTHERWISE else ("chosen", "rejected"):
-                trl = watched["evaluated"][f"eval_logps/{side}"]
-                found["probe"].append(abs(watched["probed"][-1][f"probe/{side}/logp"] - trl))
-        coarse = [train(Path(home) / "bf16" / name, name, bf16=True)["accounts"] for name in BF16]
-        one, two = (over_ranks(Path(home) / f"ranks-{ranks}", ranks) for ranks in (1, 2))
-        times: dict[int, list[float]] = {0: [], 10: []}
-        for turn in range(TURNS):
-            for every in sorted(times, reverse=bool(turn % 2)):
-                folder = Path(home) / f"time-{turn}-{every}"
-                run = train(folder, "llama", every=every, max_steps=20, max_length=48)
-                times[every].append(run["seconds"])
+    for family in PATHS:
+        plain = train(home / family / "plain", family, every=0)
+        watched = train(home / family / "watched", family)
+        ended += watched["ended"]
+        found["off"].append(watched["off"])
+        found["closure"].append(closure(watched["accounts"]))
+        found["rounded"].append(share(watched["accounts"], "arithmetic"))
+        pairs = zip(plain["weights"].values(), watched["weights"].values(), strict=True)
+        found["same"].append(all(torch.equal(one, other) for one, other in pairs))
+        folder = watched["forces"].folder
+        examples = read_ledger(folder, folder).example
+        found["named"] += [str(name).startswith("row-") for name in examples]
+        for side in () if family in OTHERWISE else ("chosen", "rejected"):
+            trl = watched["evaluated"][f"eval_logps/{side}"]
+            found["probe"].append(abs(watched["probed"][-1][f"probe/{side}/logp"] - trl))
+    coarse = [train(home / "bf16" / name, name, bf16=True)["accounts"] for name in BF16]
+    one, two = (over_ranks(home / f"ranks-{ranks}", ranks) for ranks in (1, 2))
+    times: dict[int, list[float]] = {0: [], 10: []}
+    for turn in range(TURNS):
+        for every in sorted(times, reverse=bool(turn % 2)):
+            folder = home / f"time-{turn}-{every}"
+            run = train(folder, "llama", every=every, max_steps=20, max_length=48)
+            times[every].append(run["seconds"])
     return {
         "callback_families": len(PATHS),
         "trainings_ended": ended,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -453,19 +452,18 @@ def _rendered(pair: Pair, tokenizer: PreTrainedTokenizerBase) -> Pair:
     return Pair(str(prompt), *[None if a is None else f"{a}<|im_end|>\n" for a in answers])  # type: ignore[arg-type]
 
 
-def measure() -> dict[str, int]:
+def measure(home: Path) -> dict[str, int]:
     """How many data sets are read as they are meant; the others are printed to stderr."""
+    tokenizer = chat_tokenizer("chatml", home)
     recognised = 0
-    with tempfile.TemporaryDirectory() as home:
-        tokenizer = chat_tokenizer("chatml", Path(home))
-        for name, public in SETS.items():
-            folder = Path(home) / "data" / name
-            folder.mkdir(parents=True)
-            try:
-                what = difference(public, tokenizer, folder)
-            except Exception as error:
-                what = f"{type(error).__name__}: {error}"
-            recognised += not what
-            if what:
-                print(name, what, sep="\t", file=sys.stderr)
+    for name, public in SETS.items():
+        folder = home / "public" / name
+        folder.mkdir(parents=True)
+        try:
+            what = difference(public, tokenizer, folder)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+        recognised += not what
+        if what:
+            print(name, what, sep="\t", file=sys.stderr)
     return {"public_datasets": len(SETS), "public_datasets_recognised": recognised}

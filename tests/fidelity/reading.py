@@ -179,24 +179,19 @@ def compare(name: str, oracle: Oracle, shape: str, rows: Rows) -> Outcome:
     return Outcome(name, shape, "different", _difference(oracle.tokenizer, expected, found))
 
 
-def _difference(tokenizer: PreTrainedTokenizerBase, expected: Any, found: Any) -> str:
-    if [len(row) for row in expected] != [len(row) for row in found]:
-        shapes = [[len(row) for row in rows] for rows in (expected, found)]
-        return f"TRL has rows of {shapes[0]} sides, here {shapes[1]}"
-    one, other = next(
-        (a, b)
-        for row, own in zip(expected, found, strict=True)
-        for a, b in zip(row, own, strict=True)
-        if a != b
-    )
-    if one.ids == other.ids:
-        counts = [sum(side.completion) for side in (one, other)]
-        return f"completion of {counts[0]} tokens in TRL, {counts[1]} here: {_end(tokenizer, one)}"
-    return f"TRL {_end(tokenizer, one)} here {_end(tokenizer, other)}"
-
-
-def _end(tokenizer: PreTrainedTokenizerBase, side: Side) -> str:
-    return f"({len(side.ids)}) {tokenizer.decode(list(side.ids))[-90:]!r}"
+def _difference(
+    tokenizer: PreTrainedTokenizerBase, expected: list[list[Side]], found: list[list[Side]]
+) -> str:
+    """Of the first sides that differ, how many tokens are the completion's, and the ends."""
+    theirs, own = ([side for row in rows for side in row] for rows in (expected, found))
+    if len(theirs) != len(own):
+        return f"TRL has {len(theirs)} sides, here {len(own)}"
+    first = next(both for both in zip(theirs, own, strict=True) if both[0] != both[1])
+    shown = [
+        f"({sum(side.completion)} of {len(side.ids)}) {tokenizer.decode(list(side.ids))[-90:]!r}"
+        for side in first
+    ]
+    return f"TRL {shown[0]} here {shown[1]}"
 
 
 @contextlib.contextmanager
@@ -232,7 +227,7 @@ def outcomes(
     return found
 
 
-def measure() -> dict[str, int]:
+def measure(_: Path) -> dict[str, int]:
     """Counts of the outcomes; what is not the same is printed to stderr."""
     found = outcomes()
     for outcome in found:

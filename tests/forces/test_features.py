@@ -21,7 +21,7 @@ from dynolab.forces.function.rules import at_layers
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
 from dynolab.objectives import GRPOConfig, SimKOConfig, build_objective
 from dynolab.training.config import OptimizerConfig
-from tests.benchmarks.families import build as other_family
+from tests.benchmarks.models import build as other_family
 from tests.forces.families import DPO_LOSS, ETA, FAMILIES, case, case_of
 from tests.forces.lora import adapted
 from tests.forces.small_models import encoded, neox, pairs, recorded, weights

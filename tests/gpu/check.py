@@ -23,9 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as attend
 
@@ -41,7 +40,7 @@ from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.settings import Settings
 from tests.benchmarks.figures import ROOT
-from tests.benchmarks.pythia import PYTHIA_160M, pythia
+from tests.benchmarks.models import PYTHIA_160M, pythia
 from tests.forces.families import DPO_LOSS, Case, build
 from tests.forces.small_models import (
     neox,
@@ -323,17 +322,13 @@ def judged(name: str, values: Mapping[str, float], gpus: int) -> list[dict[str, 
 
 def main(names: list[str]) -> int:
     """Runs the checks; the exit code is 1 if a bound is missed."""
-    table, rows = Table("check", "figure", "value", "bound", "verdict"), []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="dynolab-check-") as scratch:
         for name in names or CHECKS:
             folder = Path(scratch, name)
             folder.mkdir()
             rows += judged(name, measured(name, folder), GPUS)
-    for row in rows:
-        bound = f"≤ {row['at_most']:g}" if row["at_most"] is not None else ""
-        bound = f"≥ {row['at_least']:g}" if row["at_least"] is not None else bound
-        table.add_row(row["check"], row["figure"], str(row["value"]), bound, row["verdict"])
-    Console().print(table)
+    print(pd.DataFrame(rows).to_string(index=False, na_rep=""))
     file = Settings.from_environment().home / "reports" / "gpu.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(

@@ -10,10 +10,7 @@ from dynolab import distributed
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
 from tests.integrations.test_callback import STEPS, plain, probes
-from tests.integrations.test_trained import dpo
-
-# Adam's first step is the gradient's sign, which rounding decides where it is near zero.
-SGD = {"max_steps": 2, "learning_rate": 0.1, "optim": "sgd", "optim_args": "momentum=0.9"}
+from tests.integrations.test_trained import SGD, dpo
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
@@ -22,7 +19,7 @@ if __name__ == "__main__":
     probed.train()
     probed.save_model(str(folder / "probed" / "model"))
     batch = 4 // int(os.environ["WORLD_SIZE"])
-    accounted = dpo(folder / "accounted", per_device_train_batch_size=batch, **SGD)
+    accounted = dpo(folder / "accounted", per_device_train_batch_size=batch, max_steps=2, **SGD)
     accounted.add_callback(ForceCallback(accounted, every=1))
     accounted.train()
     distributed.leave()  # else the group's threads can abort a process that exits

@@ -25,7 +25,7 @@ from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
 from tests.integrations.test_callback import plain, probes
 from tests.integrations.test_forces import grpo
-from tests.integrations.test_trained import dpo
+from tests.integrations.test_trained import SGD, dpo
 
 INIT = AcceleratorState.__init__
 
@@ -41,7 +41,6 @@ def sharded(self: AcceleratorState, *arguments: Any, **named: Any) -> None:
     )
 
 
-SGD: dict[str, Any] = {"learning_rate": 0.1, "optim": "sgd", "optim_args": "momentum=0.9"}
 CASES: dict[str, dict[str, Any]] = {
     "sgd": SGD,
     "accumulated": {"gradient_accumulation_steps": 2, "max_grad_norm": 0.5, **SGD},

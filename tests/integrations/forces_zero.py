@@ -16,9 +16,8 @@ from dynolab.forces.ledger.trainer_passes import Forward, TrainerPasses
 from dynolab.integrations import forces
 from dynolab.integrations.forces import ForceCallback
 from dynolab.training.deepspeed_engine import init_ranks
-from tests.integrations.test_trained import dpo
+from tests.integrations.test_trained import SGD, dpo
 
-SGD: dict[str, Any] = {"learning_rate": 0.1, "optim": "sgd", "optim_args": "momentum=0.9"}
 LORA = LoraConfig(r=1, target_modules="all-linear")
 CASES: dict[str, dict[str, Any]] = {
     "stage-1": {"stage": 1, **SGD},

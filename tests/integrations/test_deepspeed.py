@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from dynolab.integrations.forces import ForceCallback
 from dynolab.results.ledger import LedgerReader, read_ledger
-from tests.integrations.forces_zero import CASES, SGD
-from tests.integrations.test_trained import dpo
+from tests.integrations.forces_zero import CASES
+from tests.integrations.test_trained import SGD, check_same, dpo
 from tests.torchrun import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -37,14 +37,7 @@ def test_ranks_with_zero_account_for_what_one_process_does(trained: Path, tmp_pa
     trainer.train()
     alone = read_ledger(forces.folder, forces.folder)
     for case in ("stage-1", "stage-2", "accumulated", "stage-3"):
-        shared = ledger(trained, case)
-        assert sorted(shared.example) == sorted(alone.example)
-        for one, two in zip(alone.accounts, shared.accounts, strict=True):
-            assert alone.by_example(one.lines) == pytest.approx(
-                shared.by_example(two.lines), abs=1e-6
-            )
-            assert one.carried_in == pytest.approx(two.carried_in, abs=1e-6)
-            assert one.residual == pytest.approx(two.residual, abs=1e-6)
+        check_same(alone, ledger(trained, case), 1e-6)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -20,7 +20,7 @@ from dynolab.data.batches import collate
 from dynolab.errors import ConfigError
 from dynolab.integrations import dose
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
-from tests.benchmarks.families import build
+from tests.benchmarks.models import build
 from tests.integrations.test_callback import SHARED
 from tests.integrations.test_forces import sft
 from tests.integrations.test_trained import columns, dpo

@@ -16,10 +16,9 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.results.ledger import LedgerReader, read_ledger
 from dynolab.results.study import ProbeScore
-from tests.integrations.callback_ddp import SGD
 from tests.integrations.callback_fsdp import CASES, OTHERS
 from tests.integrations.test_callback import STEPS, probes
-from tests.integrations.test_trained import dpo
+from tests.integrations.test_trained import SGD, account, check_same, dpo
 from tests.torchrun import run_ranks
 from tests.training.small import make_policy, make_tokenizer
 
@@ -65,21 +64,16 @@ def test_ranks_account_for_what_one_process_does(trained: Path, case: str, tmp_p
     trainer = dpo(tmp_path, max_steps=2, **settings)
     trainer.add_callback(forces := ForceCallback(trainer, every=1))
     trainer.train()
-    alone, shared = read_ledger(forces.folder, forces.folder), ledger(trained, case)
-    assert sorted(shared.example) == sorted(alone.example)
-    for one, two in zip(alone.accounts, shared.accounts, strict=True):
-        assert alone.by_example(one.lines) == pytest.approx(shared.by_example(two.lines), abs=2e-6)
-        assert one.carried_in == pytest.approx(two.carried_in, abs=2e-6)
-        assert one.residual == pytest.approx(two.residual, abs=2e-6)
+    check_same(account(forces), ledger(trained, case), 2e-6)
 
 
 @pytest.mark.parametrize("case", [*OTHERS, *CASES])
 def test_the_parts_of_a_step_add_up(trained: Path, case: str) -> None:
     accounts = ledger(trained, case).accounts
     assert len(accounts) == 2
-    for account in accounts:
-        most = 1e-3 * abs(account.lines).sum() if case == "bf16" else 1e-5
-        assert abs(account.unexplained) + abs(account.arithmetic) < most
+    for own in accounts:
+        most = 1e-3 * abs(own.lines).sum() if case == "bf16" else 1e-5
+        assert abs(own.unexplained) + abs(own.arithmetic) < most
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +101,8 @@ def test_ranks_share_the_rows_and_one_writes_them(copied: Path) -> None:
 
 
 def test_two_ranks_account_for_what_one_process_does(copied: Path, tmp_path: Path) -> None:
-    trainer = dpo(tmp_path, per_device_train_batch_size=4, **SGD)
+    trainer = dpo(tmp_path, per_device_train_batch_size=4, max_steps=2, **SGD)
     trainer.add_callback(forces := ForceCallback(trainer, every=1))
     trainer.train()
     folder = copied / "accounted" / "ledger"
-    one, two = read_ledger(forces.folder, forces.folder), read_ledger(folder, folder)
-    assert sorted(one.example) == sorted(two.example)
-    for alone, shared in zip(one.accounts, two.accounts, strict=True):
-        assert one.by_example(alone.lines) == pytest.approx(two.by_example(shared.lines), abs=1e-6)
-        assert alone.residual == pytest.approx(shared.residual, abs=1e-6)
+    check_same(account(forces), read_ledger(folder, folder), 1e-6)

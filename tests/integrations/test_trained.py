@@ -27,11 +27,13 @@ from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
 from dynolab.report.ledger.page import waterfall_figure
 from dynolab.results.ledger import LedgerReader, read_ledger
-from tests.benchmarks.families import build
+from tests.benchmarks.models import build
 from tests.integrations.test_callback import SHARED, probes
 from tests.integrations.test_forces import grpo, sft, some_reward, trained
 from tests.training.small import make_policy, make_rows, make_tokenizer
 
+# Adam's first step is the gradient's sign, which rounding decides where it is near zero.
+SGD: dict[str, Any] = {"learning_rate": 0.1, "optim": "sgd", "optim_args": "momentum=0.9"}
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' ' + message['content'] + ' <eos> ' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"
@@ -123,6 +125,16 @@ def share(logged: list[dict[str, float]], part: str) -> float:
 
 def account(forces: ForceCallback) -> LedgerReader:
     return read_ledger(forces.folder, forces.folder)
+
+
+def check_same(one: LedgerReader, other: LedgerReader, most: float) -> None:
+    """Two accounts of one training agree by example, up to so many nats."""
+    assert sorted(one.example) == sorted(other.example)
+    for own, theirs in zip(one.accounts, other.accounts, strict=True):
+        lines = other.by_example(theirs.lines)
+        assert one.by_example(own.lines) == pytest.approx(lines, abs=most)
+        assert own.carried_in == pytest.approx(theirs.carried_in, abs=most)
+        assert own.residual == pytest.approx(theirs.residual, abs=most)
 
 
 @pytest.mark.parametrize(

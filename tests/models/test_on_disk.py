@@ -22,7 +22,7 @@ from dynolab.costs.traced import MicroBatch, activation_bytes
 from models.language import folder_context, load_language_model, load_tokenizer
 from models.unloaded import builder, read_config
 from tasks.base import BaseConfig, resolve_base
-from tests.benchmarks.families import FAMILIES, build
+from tests.benchmarks.models import FAMILIES, build
 from tests.training.small import make_policy, make_tokenizer
 
 IDS = torch.arange(3, 12)[None]
