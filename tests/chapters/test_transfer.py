@@ -1,7 +1,9 @@
-"""Tasks out of classes, and heads probed and finetuned together against one by one."""
+"""Tasks out of classes and of generated texts, and heads probed and finetuned together against one
+by one."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +23,18 @@ from dynolab.chapters.transfer.page import (
     with_tests,
 )
 from dynolab.chapters.transfer.task import (
+    COMMON,
+    FIELDS,
+    TOPICS,
     TopicConfig,
+    bags,
     check_classes,
+    generate,
     image_task,
     rotated,
     shifted,
     topic_task,
+    vocabulary,
 )
 from dynolab.chapters.transfer.transfer import ProbingConfig, TransferConfig, compare_heads
 from dynolab.errors import ConfigError
@@ -34,6 +42,7 @@ from models.vision import build_classifier
 from tests.chapters.plain import train
 
 DATA = load_images(ImageConfig(train=200, validation=20, test=200))
+build = partial(build_classifier, "mlp")
 TASK = image_task(DATA, (0, 1, 2, 3, 4), seed=0)
 CONFIG = TransferConfig(
     pretraining=SGDConfig(learning_rate=0.1, epochs=3),
@@ -42,10 +51,6 @@ CONFIG = TransferConfig(
     probing=ProbingConfig(learning_rate=0.1, batch_size=20),
     finetuning=SGDConfig(learning_rate=0.1, batch_size=20, epochs=3),
 )
-
-
-def build(shape, classes, seed):  # type: ignore[no-untyped-def]
-    return build_classifier("mlp", shape, classes, seed)
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +184,31 @@ def test_taus_that_do_not_rise_and_strategies_without_the_linear_one_are_refused
 ) -> None:
     with pytest.raises(ConfigError, match=field):
         TransferConfig(**settings)
+
+
+def test_generated_texts_take_turns_and_speak_of_their_topic() -> None:
+    texts, labels = generate(TopicConfig(texts=1200))
+    assert np.bincount(labels).tolist() == [100] * 12
+    words = [own for _, own in TOPICS.values()]
+    own = [
+        np.mean([word in words[label] for word in text])
+        for text, label in zip(texts, labels, strict=True)
+    ]
+    assert np.mean(own) == pytest.approx(0.15, abs=0.01)
+    assert generate(TopicConfig(texts=1200))[0] == texts
+    assert generate(TopicConfig(texts=1200, seed=1))[0] != texts
+
+
+def test_a_topic_s_words_are_nobody_else_s() -> None:
+    groups = [*FIELDS.values(), COMMON, *(words for _, words in TOPICS.values())]
+    every = [word for group in groups for word in group]
+    assert len(set(every)) == len(every)
+    assert {field for field, _ in TOPICS.values()} == set(FIELDS)
+
+
+def test_bags_count_known_words_and_have_length_one() -> None:
+    texts = [["b", "a", "b"], ["c"], []]
+    places = vocabulary(texts, 2)
+    assert places == {"b": 0, "a": 1}
+    found = bags(texts, places)
+    np.testing.assert_allclose(found, [[2 / 5**0.5, 1 / 5**0.5], [0, 0], [0, 0]], rtol=1e-6)
