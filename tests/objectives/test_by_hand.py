@@ -184,20 +184,6 @@ def test_the_mixed_ratio_has_the_value_of_the_token_s_own_and_shares_its_slope()
     assert ratios.grad[0].tolist() == pytest.approx([0.7, 0.4, 0.05, 0.2], rel=1e-6)
 
 
-@pytest.mark.parametrize("ranks", [None, 2])
-def test_simko_needs_as_many_likeliest_tokens_as_it_shares_with(ranks: int | None) -> None:
-    batch, _ = batch_of()
-    top = batch.top
-    assert top is not None
-    cut = None if ranks is None else TopTokens(top.token[:, :2], top.logp[:, :2], top.entropy)
-    message = (
-        rf"^objective\.ranks = 3: the batch has {ranks or 0} likeliest tokens per position; "
-        r"sample with this many$"
-    )
-    with pytest.raises(ConfigError, match=message):
-        SimKO(SimKOConfig())._gate(replace(batch, top=cut))
-
-
 def test_a_hinge_that_is_just_reached_pushes_no_more() -> None:
     chosen = torch.tensor([-1.0, -1.0, -1.0])
     rejected = torch.tensor([-2.5, -3.0, -3.5])

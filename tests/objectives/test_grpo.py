@@ -275,7 +275,10 @@ def test_without_a_share_or_a_penalty_it_is_grpo():
 def test_a_batch_with_other_ranks_is_refused():
     objective = build_objective(SimKOConfig(ranks=2))
     batch, logits = batch_of()
-    with pytest.raises(ConfigError, match="3 likeliest"):
+    with pytest.raises(
+        ConfigError,
+        match=r"objective\.ranks = 2: the batch has 3 likeliest .*; sample with this many",
+    ):
         objective.loss(target_logps(logits, batch), batch)
     with pytest.raises(ConfigError, match="0 likeliest"):
         objective.loss(token_logps(logits, batch)[:, None], replace(batch, top=None))
