@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 
 import pytest
@@ -192,7 +193,6 @@ def test_a_model_whose_own_forward_fails_is_refused():
 
 
 CONTEXT = 32
-DIVERGED = "'nan or inf': training diverged; give a checkpoint from before divergence"
 
 
 @pytest.mark.parametrize(
@@ -223,17 +223,15 @@ def test_responses_up_to_the_bounds_are_scored(policy: PolicyFunction, sequence:
 def test_responses_past_the_bounds_are_refused(
     policy: PolicyFunction, sequence: Encoded, message: str
 ) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         check_response("observed", sequence, policy.causal)
-    assert str(refused.value).startswith(message)
 
 
 def test_tensors_are_finite_however_large_their_sum() -> None:
     check_finite("weights", {"large": torch.full((4,), 3e38), "none": torch.zeros(0)})
     for bad in (float("nan"), float("inf"), -float("inf")):
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(ConfigError, match=r"^weights\[bad\] = 'nan or inf': training diverged"):
             check_finite("weights", {"fine": torch.ones(2), "bad": torch.tensor([1.0, bad])})
-        assert str(refused.value) == f"weights[bad] = {DIVERGED}"
 
 
 def test_products_that_torch_may_round_are_refused() -> None:

@@ -178,7 +178,8 @@ def test_shares_projections_and_the_last_layer_by_hand() -> None:
 def test_maps_in_parts_of_the_parameters_add_up_and_are_those_by_tokens(
     family: str, preconditioned: bool
 ) -> None:
-    here, update = case(family), 1.0
+    here = case(family)
+    update: float | FrozenUpdate = 1.0
     if preconditioned:
         generator = torch.Generator().manual_seed(0)
         weights = here.policy.weights

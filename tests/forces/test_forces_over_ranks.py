@@ -11,7 +11,7 @@ import pytest
 from dynolab import distributed
 from dynolab.forces import ForceMap
 from tasks.runtime.launch.launcher import launch_ranks
-from tests.forces.shared_cases import MAPS, make_map
+from tests.forces.rank_forces import MAPS, make_map
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,13 +19,14 @@ ROOT = Path(__file__).parents[2]
 BOUND = 1e-6
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(f"ranks-{request.param}")
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What three ranks made, among which some observations do not share evenly."""
+    folder = tmp_path_factory.mktemp("ranks")
     launch_ranks(
         "tests.forces.rank_forces",
         folder / "job.json",
-        ranks=request.param,
+        ranks=3,
         logs=folder / "logs",
         environment={"PYTHONPATH": str(ROOT)},
         while_running=lambda: None,

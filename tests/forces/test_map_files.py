@@ -55,8 +55,9 @@ def test_a_map_on_disk_is_the_map_in_memory(tmp_path):
 
 
 def test_a_folder_is_of_one_question_in_every_part(tmp_path: Path) -> None:
-    here, prompt = case("llama_tied", torch.float32, count=1), encoded(0)
-    weights, (example,) = dict(here.policy.weights), here.examples
+    here = case("llama_tied", torch.float32, count=1)
+    prompt, weights = encoded(0), dict(here.policy.weights)
+    (example,) = here.examples
     ones = {name: torch.ones_like(weight) for name, weight in weights.items()}
     question = {"observed": [prompt], "update": FrozenUpdate(ones), "folder": tmp_path}
     moved = {name: 1.01 * weight for name, weight in weights.items()}

@@ -201,26 +201,22 @@ def test_a_derivative_agrees_up_to_the_tolerance() -> None:
     found = Derivatives("Model", 0.05, {"forward": 0.05, "backward": 0.051})
     assert found.agrees("forward") and not found.agrees("backward")
     found.require("forward")
-    with pytest.raises(ConfigError) as refused:
-        found.require("backward")
-    assert str(refused.value) == (
-        "model = 'Model': backward derivative: differs from the central difference by 0.051 of "
-        "it; its gradients are not those of its forward (straight-through rounding, a detached "
-        "part), so no force follows from them; load it without quantisation or custom kernels"
+    said = (
+        r"model = 'Model': backward derivative: differs from .* by 0.051 of it; .*; load it without"
     )
+    with pytest.raises(ConfigError, match=said):
+        found.require("backward")
 
 
 def test_a_derivative_that_cannot_be_run_says_why() -> None:
     found = Derivatives(
         "Model", 0.05, {"forward": math.inf}, {"forward": "NotImplementedError: no rule"}
     )
-    with pytest.raises(ConfigError) as refused:
-        found.require("forward")
-    assert str(refused.value) == (
-        "model = 'Model': forward derivative: NotImplementedError: no rule; force maps need no "
-        "forward-mode derivative; predictions of whole steps do: analyse a model of a family "
-        "that has one (Llama, Qwen, Mistral, GPT-NeoX ...)"
+    said = (
+        "model = 'Model': forward derivative: NotImplementedError: no rule; .*: analyse a model of"
     )
+    with pytest.raises(ConfigError, match=said):
+        found.require("forward")
 
 
 def test_derivatives_are_measured_once_for_a_model_and_dtype_and_noted_every_time(

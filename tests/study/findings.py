@@ -88,10 +88,10 @@ def places_of(seeds: Sequence[int], folder: Path) -> list[Path]:
 
 def measure_seeds(seeds: Sequence[int], folder: Path) -> dict[str, list[Measured]]:
     """All arms of all seeds; by arm, in the seeds' order."""
-    places, many = places_of(seeds, folder), len(ARMS)
+    places = places_of(seeds, folder)
     in_processes(_prepare_seed, seeds, places)
     arms = [arm for arm in ARMS for _ in seeds]
-    found = iter(in_processes(_measure_seed, arms, [*seeds] * many, places * many))
+    found = iter(in_processes(_measure_seed, arms, [*seeds] * len(ARMS), places * len(ARMS)))
     return {arm: [next(found) for _ in seeds] for arm in ARMS}
 
 
