@@ -12,8 +12,8 @@ from typing import Any
 
 PATIENCE = 30.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-READERS = [(1280, False), (1280, True), (390, False), (390, True)]
-"""Width of the screen, and whether it is dark."""
+READERS = [(1280, False), (390, True)]
+"""Width of the screen, and whether it is dark: colours do not depend on the width."""
 ENOUGH_CONTRAST = 4.5  # WCAG 2.2, 1.4.3
 CONTRAST = Path(__file__).with_name("contrast.js")
 

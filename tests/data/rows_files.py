@@ -26,3 +26,8 @@ def file_config(path: str, **options: Any) -> DataConfig:
     """Of a file; without options no row is held out and none probed."""
     settings = {"heldout_rows": 0, "probe_pairs": 0, **options}
     return DataConfig(source="file", path=path, **settings)
+
+
+def turn(role: str, content: str) -> dict[str, str]:
+    """A message of a conversation."""
+    return {"role": role, "content": content}

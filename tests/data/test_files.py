@@ -18,7 +18,7 @@ from dynolab.data.sources import readers
 from dynolab.data.sources.files import read_records
 from dynolab.data.sources.load import load_data
 from dynolab.errors import ConfigError
-from tests.data.rows_files import file_config, write
+from tests.data.rows_files import file_config, turn, write
 
 ROWS = [{"prompt": f"q {n}", "chosen": f" a\n{n}", "rejected": " é"} for n in range(4)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -82,14 +82,6 @@ def test_pairs_of_a_prompt_are_held_out_together(tmp_path: Path) -> None:
     assert {row.kind for row in data.probes} >= {"chosen", "rejected", "irr_test"}
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 6])
-def test_small_files_are_read(count: int, tmp_path: Path) -> None:
-    rows = [pair(n, n) for n in range(count)]
-    data = load_data(file_config(write(tmp_path, rows), heldout_rows=None, probe_pairs=100))
-    assert (len(data.pairs), len(data.heldout)) == ((count, 0) if count < 4 else (count - 2, 2))
-    assert "irr_train" in {row.kind for row in data.probes}
-
-
 def test_odd_rows_are_counted(tmp_path: Path) -> None:
     rows = [
         {"prompt": "q", "chosen": "a", "rejected": "b"},
@@ -133,10 +125,6 @@ def test_pairs_keep_what_their_answers_win() -> None:
     for wins in (0.8, [0.8], [0.8, 1.2], [True, 0.1], ["0.8", 0.2], [float("nan"), 0.5]):
         with pytest.raises(ConfigError, match=r"row 0, column wins.*two probabilities"):
             read(record | {"wins": wins})
-
-
-def turn(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
 
 
 def test_what_two_conversations_begin_with_is_their_prompt() -> None:
@@ -220,10 +208,3 @@ def test_a_field_that_one_line_of_a_probe_file_lacks_is_named_with_its_line(
         readers.stored_probes(records[1], WATCHED, kinds, file.name)
     with pytest.raises(ConfigError, match=r"field irr_hum = \['h'\]: must be a text"):
         readers.stored_probes(lacking | {"irr_hum": ["h"]}, WATCHED, kinds, file.name)
-
-
-def test_a_missing_prompt_is_named_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "probes.jsonl"
-    file.write_text('\n{"chosen": "c"}\n')
-    with pytest.raises(ConfigError, match=r"x row 0 \(line 2\).*column prompt"):
-        read(*read_records(file))

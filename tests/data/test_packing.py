@@ -1,4 +1,4 @@
-"""Rows with shared prompts: what stands where, who sees whom, which rows are made."""
+"""Batches: rows with shared prompts, prompts that run once, and what moves to a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dynolab.data.batches import collate
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, TopTokens, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.packing import (
     PADDING,
@@ -16,7 +16,7 @@ from dynolab.data.packing import (
     packed_length,
     plan_rows,
     rows_by_length,
-    sequences_of,
+    sequences_of as sequences_in,
     share_prompts,
 )
 
@@ -54,16 +54,6 @@ def test_what_is_listed_per_token_and_sequence_keeps_its_order() -> None:
         assert getattr(batch, name).tolist() == getattr(plain, name).tolist()
     assert (batch.ids, batch.totals) == (plain.ids, plain.totals)
     assert batch.sequence_sum(values).tolist() == plain.sequence_sum(values).tolist()
-
-
-def test_every_token_is_predicted_by_the_one_before_it_in_its_own_sequence() -> None:
-    plain = collate(SEQUENCES, 0)
-    batch = share_prompts(plain, [[0, 2, 4], [1, 3]])
-    assert isinstance(batch, PackedBatch)
-    row = batch.row[batch.sequence]
-    before = plain.input_ids[plain.sequence, plain.position]
-    assert torch.equal(batch.input_ids[row, batch.position], before)
-    assert torch.equal(batch.position_ids[row, batch.position], plain.position)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3])
@@ -107,7 +97,7 @@ def test_a_batch_of_rows_lists_its_sequences_row_by_row() -> None:
 
 
 def test_the_sequences_of_a_batch_come_back() -> None:
-    assert sequences_of(collate(SEQUENCES, 0)) == SEQUENCES
+    assert sequences_in(collate(SEQUENCES, 0)) == SEQUENCES
 
 
 def test_a_model_that_cannot_see_packed_rows_gets_rows_of_one_sequence() -> None:
@@ -138,3 +128,45 @@ def test_rows_and_batches_keep_to_their_bounds_and_lose_no_sequence() -> None:
         longest = max(packed_length(sequences, row) for row in batch)
         assert longest == packed_length(sequences, batch[0])
         assert len(batch) * longest <= 3 * bound
+
+
+THREE = [Encoded((5, 6, 7, 8), 2), Encoded((5, 6, 9), 2), Encoded((3, 4, 4, 4, 2), 1)]
+
+
+def batch() -> TokenBatch:
+    plain = collate(THREE, 0)
+    tokens = len(plain.token)
+    return replace(
+        plain,
+        reference=torch.linspace(-1, 0, tokens),
+        wins=torch.tensor([0.5, 0.25, 1.0], dtype=torch.float64),
+        top=TopTokens(torch.ones(tokens, 2).long(), torch.zeros(tokens, 2), torch.zeros(tokens)),
+    )
+
+
+def test_every_tensor_moves_and_all_else_stays() -> None:
+    own = batch()
+    moved = own.to("meta")
+    assert moved.token.device.type == moved.top.logp.device.type == "meta"
+    assert (moved.wins.dtype, moved.wins.shape) == (torch.float64, (3,))
+    assert (moved.totals, moved.ids, moved.old) == (own.totals, own.ids, None)
+    assert own.token.device.type == "cpu"
+    there = own.to("cpu")
+    assert there.token is own.token and there.top.entropy is own.top.entropy
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        [CHOSEN, REJECTED, CHOSEN, REJECTED],
+        [REJECTED, REJECTED, CHOSEN, CHOSEN],
+        [REJECTED, CHOSEN, CHOSEN, REJECTED],
+    ],
+    ids=str,
+)
+def test_values_are_split_by_side_in_the_order_of_the_sequences(sides: list[int]) -> None:
+    own = collate([*THREE, THREE[0]], 0, side=sides)
+    values = torch.arange(4.0)
+    chosen, rejected = own.by_side(values)
+    assert torch.equal(chosen, values[own.side == CHOSEN])
+    assert torch.equal(rejected, values[own.side == REJECTED])

@@ -1,4 +1,4 @@
-"""Where rows come from: what is loaded, split, pinned and probed, and what is refused."""
+"""Where rows come from, alone or mixed: what is loaded, split, pinned, probed and refused."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from dynolab.data.rows import with_rejected, write_rows
+from dynolab.data.rows import rows_by_source, with_rejected, write_rows
 from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
-from dynolab.data.world.world import WorldConfig
 from dynolab.errors import ConfigError
+from flows.parameters import load_parameters
+from flows.probes import ProbesParameters
 from tests.data.rows_files import file_config, write
 
 REAL = os.environ.get("DYNOLAB_TEST_DATA")
@@ -23,18 +26,11 @@ real = pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of
 PROMPTS = {"format": "prompts"}
 
 
-def numbered(count: int) -> list[dict]:
+def numbered(count: int, name: str = "q") -> list[dict[str, Any]]:
     return [
-        {"prompt": f"q {n}", "chosen": f"good answer {n}", "rejected": f"bad answer {n}"}
+        {"prompt": f"{name} {n}", "chosen": f"good {name} {n}", "rejected": f"bad {name} {n}"}
         for n in range(count)
     ]
-
-
-def test_builtin_world() -> None:
-    small = WorldConfig(entities=20, train_pairs=8, heldout_pairs=4, corpus_rows=16)
-    data = load_data(DataConfig(world=small))
-    assert data.world is not None
-    assert (len(data.pairs), len(data.heldout), len(data.world.corpus)) == (8, 4, 16)
 
 
 def test_pairs_are_split_and_probed(tmp_path: Path) -> None:
@@ -107,14 +103,11 @@ def test_a_changed_file_has_another_revision(tmp_path: Path) -> None:
         resolve_data(resolved)
 
 
-def test_loading_local_data_needs_no_hub_library() -> None:
-    code = "import sys, dynolab.data.sources.load; sys.exit('datasets' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_hub_data_that_cannot_be_loaded_are_named() -> None:
+def test_the_hub_s_library_is_loaded_for_its_data_alone_which_are_named_in_errors() -> None:
     code = """
+import sys
 from dynolab.data.sources.load import DataConfig, load_data
+assert "datasets" not in sys.modules
 load_data(DataConfig(source="hub", hub_name="a/b", revision="0" * 40, hub_folder="main"))
 """
     ended = subprocess.run(
@@ -134,12 +127,6 @@ def test_rejected_answers_are_replaced_one_by_one(tmp_path: Path) -> None:
     assert [row.chosen for row in own] == [row.chosen for row in train]
     with pytest.raises(ValueError, match="shorter"):
         with_rejected(train, ["a"])
-
-
-def test_duplicate_pairs_are_counted_and_kept(tmp_path: Path) -> None:
-    data = load_data(file_config(write(tmp_path, [*numbered(4), *numbered(4)])))
-    assert len(data.pairs) == 8
-    assert data.counts["data/duplicate_pairs"] == 4
 
 
 def test_a_probe_set_built_before_is_watched_in_place_of_a_new_one(tmp_path: Path) -> None:
@@ -209,3 +196,79 @@ def test_raw_hh_transcripts() -> None:
     assert all(row.prompt.endswith("\n\nAssistant:") for row in data.pairs)
     irrelevant = {row.response for row in data.probes if row.kind == "irr_test"}
     assert irrelevant and not irrelevant & {row.chosen for row in data.pairs}
+
+
+def mixed(tmp_path: Path, **settings: Any) -> DataConfig:
+    places = {}
+    for name, count in (("news", 30), ("tales", 50)):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        places[name] = str(write(folder, numbered(count, name)))
+    other = {"source": "file", "path": places["tales"], "heldout_rows": 10, "share": 0.5}
+    own = {"source": "file", "path": places["news"], "heldout_rows": 6, "name": "news"}
+    return DataConfig.model_validate(own | {"also": {"tales": other}, "probe_pairs": 4} | settings)
+
+
+def test_each_source_has_its_share_and_its_rows_carry_its_name(tmp_path: Path) -> None:
+    data = load_data(mixed(tmp_path))
+    train = rows_by_source([row.id for row in data.pairs])
+    # 24 and 40 rows to train on: all of the first, and half as many of the other.
+    assert {name: len(places) for name, places in train.items()} == {"news": 24, "tales": 12}
+    heldout = rows_by_source([row.id for row in data.heldout])
+    assert {name: len(places) for name, places in heldout.items()} == {"news": 6, "tales": 10}
+    for row in [*data.pairs, *data.heldout]:
+        assert row.prompt.startswith(row.id.partition("/")[0])
+    watched = {row.pair_id.partition("/")[0] for row in data.probes}
+    assert watched and watched <= {"news", "tales"}
+    assert data.counts["data/rows_beyond_share"] == 28
+    assert load_data(mixed(tmp_path)).pairs == data.pairs
+    assert load_data(mixed(tmp_path, seed=1)).pairs != data.pairs
+
+
+def test_a_prompt_of_another_source_is_not_held_out(tmp_path: Path) -> None:
+    config = mixed(tmp_path)
+    again = config.also["tales"].model_copy(update={"path": config.path, "heldout_rows": 0})
+    data = load_data(config.model_copy(update={"also": {"tales": again}}))
+    trained = {row.prompt for row in data.pairs}
+    assert not trained & {row.prompt for row in data.heldout}
+
+
+def test_every_source_s_content_is_pinned(tmp_path: Path) -> None:
+    config = resolve_data(mixed(tmp_path))
+    assert config.revision and config.also["tales"].revision
+    write(tmp_path / "tales", numbered(49, "tales"))
+    with pytest.raises(ConfigError, match="revision"):
+        resolve_data(config)
+
+
+def test_a_study_file_names_sources_relative_to_itself(tmp_path: Path) -> None:
+    mixed(tmp_path)
+    file = tmp_path / "study.yaml"
+    names = [next((tmp_path / name).iterdir()).relative_to(tmp_path) for name in ("news", "tales")]
+    tales = f"{{source: file, path: {names[1]}}}"
+    file.write_text(f"data: {{source: file, path: {names[0]}, also: {{tales: {tales}}}}}")
+    data = load_parameters(ProbesParameters, file).data
+    assert data.also["tales"].path == str(tmp_path / names[1])
+    assert {row.id.partition("/")[0] for row in load_data(data).pairs} == {"main", "tales"}
+
+
+def test_a_mix_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    config = mixed(tmp_path)
+    settings = config.model_dump(exclude_unset=True)
+    for wrong, field in (
+        ({"name": "tales"}, "data.also"),
+        ({"format": "probe_file"}, "data.format"),
+    ):
+        with pytest.raises(ConfigError, match=field):
+            DataConfig.model_validate(settings | wrong)
+    for wrong in ({"share": 0}, {"also": {"a/b": settings["also"]["tales"]}}):
+        with pytest.raises(ValidationError):
+            DataConfig.model_validate(settings | wrong)
+    tiny = config.also["tales"].model_copy(update={"share": 1e-3})
+    with pytest.raises(ConfigError, match=r"data\.also\.tales\.share"):
+        load_data(config.model_copy(update={"also": {"tales": tiny}}))
+    with pytest.raises(ConfigError, match=r"data\.also"):
+        load_prompts(config)
+    write(tmp_path / "tales", [])
+    with pytest.raises(ConfigError, match="no rows"):
+        load_data(config)

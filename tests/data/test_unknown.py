@@ -115,7 +115,9 @@ def test_the_callback_warns_of_both(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "splits 8 of 8 answers otherwise than its tokenizer.json" in second
 
 
-@pytest.mark.parametrize(("rows", "heldout"), [(200, 20), (2_000, 100), (15, 2), (4, 2), (3, 0)])
+@pytest.mark.parametrize(
+    ("rows", "heldout"), [(200, 20), (2_000, 100), (15, 2), (6, 2), (4, 2), (3, 0), (2, 0)]
+)
 def test_a_tenth_of_the_rows_is_held_out_by_default(
     rows: int, heldout: int, tmp_path: Path
 ) -> None:

@@ -310,11 +310,3 @@ def test_an_end_in_the_middle_keeps_answers_and_sends_no_more(
     # A request that was under way may have come to the server after it spoke again.
     assert 3 <= again.counts["kept"] <= 5
     assert again.counts["kept"] + again.counts["requests"] == 30
-
-
-def test_an_answer_belongs_to_its_own_request(server: ChatServer, tmp_path: Path) -> None:
-    server.answer = lambda seen: good(f"answer to {seen.text}")
-    texts = [str(n) for n in range(50)]
-    answers = endpoint(server, tmp_path, concurrency=8).ask(asked(*texts))
-    assert answers == [Answered(text=f"answer to {text}") for text in texts]
-    assert sorted(server.texts) == sorted(texts)

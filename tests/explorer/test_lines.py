@@ -55,6 +55,7 @@ def line_by_line(
         ((), 0.3),
         (("a", "c"), 0.0),
         (("not there",), 1.0),
+        (PAIRS, 1.0),
     ],
 )
 def test_what_if_is_the_sum_of_its_lines(seed: int, change: tuple[tuple[str, ...], float]) -> None:
@@ -62,14 +63,6 @@ def test_what_if_is_the_sum_of_its_lines(seed: int, change: tuple[tuple[str, ...
     assert own.what_if(*change) == pytest.approx(line_by_line(own, *change), abs=1e-12)
     under = own.what_if(*change, other)
     assert under == pytest.approx(line_by_line(own, *change, other), abs=1e-12)
-
-
-def test_without_anything_only_what_is_apart_and_the_residual_stay() -> None:
-    own = lines(0)
-    left = own.what_if(PAIRS)
-    assert left == pytest.approx(own.apart["weight decay"] + own.residual, abs=1e-12)
-    assert np.abs(own.residual).max() < 1e-2
-    assert own.what_if() == pytest.approx(own.measured, abs=1e-12)
 
 
 def test_pushers_and_pushed_are_the_same_sums() -> None:

@@ -1,4 +1,4 @@
-"""What is opened: a second study beside the first, a model that is too large, a typed answer."""
+"""What is opened: studies, steps and answers; the page's address, and what is taken from it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
 pytest.importorskip("dash")
 
+from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
 from dynolab.explorer import step as step_module
+from dynolab.explorer.page import what_if
 from dynolab.explorer.page.search import TYPED, typed_answer
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
+from dynolab.explorer.training import Training
+from dynolab.objectives import DPOConfig, IPOConfig
+from dynolab.objectives.pairs import DesignedDoseConfig
 from dynolab.training.step_record import RecordCache
 from flows.explore import start
-from tests.explorer.test_state import training
+from flows.mitigation import MitigationParameters
+from flows.parameters import validated
+from flows.study import StudyParameters
 from tests.forces.small_models import neox, recorded
 
 CPU = torch.device("cpu")
@@ -79,3 +88,129 @@ def test_without_the_pages_library_the_extra_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "dash", None)
     with pytest.raises(ConfigError, match=r"'dash': is not installed; in .* install '\.\[expl"):
         start(["report"], 0, print)
+
+
+ODD = 'a "b" & c=1, <i>ü</i>\n'
+
+
+def training(folder: Path) -> Training:
+    def unused(*_: object) -> None:
+        raise AssertionError("nothing is computed")
+
+    return Training(
+        name="preference",
+        result="preference/0123456789ab",
+        objective=DPOConfig(beta=0.2),
+        folder=folder,
+        watched=(),
+        load=unused,  # type: ignore[arg-type]
+        score=unused,  # type: ignore[arg-type]
+        ledger=None,
+        records=RecordCache(folder),
+        kept=folder,
+    )
+
+
+def test_an_address_is_read_as_it_was_written() -> None:
+    state = State(
+        view="what-if", answer=ODD, step=0, place=3, without=("x", ODD), dose=0.3, step_beside=3
+    )
+    assert State.of(state.link()) == state
+    typed = State(prompt=ODD, response=ODD, beside="sft")
+    assert State.of(typed.link()) == typed
+    assert State.of(typed.link(answer="x")) == State(answer="x", beside="sft")
+    assert State.of("") == State.of(None) == State() and State().link() == "?"
+    assert State.of(state.toggled("x")).without == (ODD,)
+    assert State.of(state.toggled("new")).without == ("x", ODD, "new")
+    # A chosen pair stays while answers are chosen.
+    assert State.of(State(answer="r1", pair="r2", step=3).list_link()).pair == "r2"
+    assert State.of(State(view="pairs", pair="r2").list_link()).pair == ""
+
+
+@pytest.mark.parametrize(
+    "search", ["?step=x", "?view=secrets", "?dose=-1", "?dose=nan", "?beta=0", "?metric=<script>"]
+)
+def test_an_address_that_cannot_be_names_the_beginning(search: str) -> None:
+    assert State.of(search) == State()
+
+
+def test_another_objective_has_its_defaults_and_the_own_one_its_settings(tmp_path: Path) -> None:
+    own = training(tmp_path)
+    assert own.asked_for("optimizer").objective is None
+    assert own.asked_for("gradient", "dpo").objective is None  # it is what was trained
+    assert own.asked_for("gradient", "dpo", 1.0).objective == DPOConfig(beta=1.0)
+    assert own.asked_for("gradient", beta=1.0).objective == DPOConfig(beta=1.0)
+    assert own.asked_for("gradient", beta=0.2).objective is None
+    assert own.asked_for("gradient", "ipo", 0.3).objective == IPOConfig(beta=0.3)
+
+
+CHANGES = [  # trained; asked; what it then trains under
+    (DPOConfig(), State(without=("train-1", ODD)), DPOConfig()),
+    (DPOConfig(beta=0.2), State(without=("train-1", ODD), dose=0.3), {"negative_dose": 0.3}),
+    (DPOConfig(negative_dose=0.5), State(dose=0.3), {"negative_dose": 0.15}),
+    (DPOConfig(beta=0.2, label_smoothing=0.1), State(beta=1.0), {"beta": 1.0}),
+    (DPOConfig(beta=0.2), State(objective="ipo"), IPOConfig()),
+    (IPOConfig(beta=0.3), State(without=("train-1",), dose=0.3), IPOConfig(beta=0.3)),
+    (IPOConfig(beta=0.3), State(objective="dpo", dose=0.3), DPOConfig(negative_dose=0.3)),
+    (
+        DPOConfig(designed_dose=DesignedDoseConfig()),
+        State(without=("train-1",), dose=0.3),
+        DPOConfig(designed_dose=DesignedDoseConfig()),
+    ),
+]
+
+
+@pytest.mark.parametrize(("objective", "state", "then"), CHANGES)
+def test_settings_and_arms_are_the_study_but_for_the_change(
+    objective: Any, state: State, then: Any, tmp_path: Path
+) -> None:
+    own = replace(training(tmp_path), objective=objective)
+    if isinstance(then, dict):
+        then = objective.model_copy(update=then)
+    filtered = {"pairs": list(state.without)} if state.without else None
+    shown = texts_of(what_if.taken(study_of(own), own, state))
+
+    settings, arms = (yaml.safe_load(text) for text in shown)
+    study = validated(StudyParameters, {"preference": {"objective": given(objective)}} | settings)
+    assert study.preference.objective == then
+    compared = validated(MitigationParameters, arms).arms
+    (first, was), (_, changed) = compared.items()
+    assert first == "as-it-was" and was.objective == objective
+    assert was.filter is None and changed.objective == then
+
+    for found in (study.preference_filter, changed.filter):
+        pairs = None if found is None else list(found.pairs)
+        assert pairs == (filtered and filtered["pairs"])
+
+
+def test_nothing_is_taken_without_a_change_and_of_sft_only_the_pairs(tmp_path: Path) -> None:
+    own = training(tmp_path)
+    study = study_of(own)
+    assert what_if.taken(study, own, State()) == []
+    assert what_if.taken(study, replace(own, objective=IPOConfig()), State(dose=0.3)) == []
+    sft = replace(own, name="sft of report/2", study="report/2")
+    assert texts_of(what_if.taken(study, sft, State(without=("a",)))) == []
+    assert len(texts_of(what_if.taken(study, own, State(without=("a",))))) == 2
+
+
+def given(objective: Any) -> dict[str, Any]:
+    """As a study file sets it."""
+    return {"name": objective.name, **objective.model_dump(mode="json", exclude_defaults=True)}
+
+
+def study_of(training: Training) -> Study:
+    return Study("name", "report/0", {"preference": training}, {}, "data/0")
+
+
+def texts_of(parts: list[Any]) -> list[str]:
+    """What can be copied."""
+    return [part.children[1].children for part in parts if type(part).__name__ == "Div"]
+
+
+def test_the_filtered_file_holds_all_other_pairs(tmp_path: Path) -> None:
+    pairs = {name: Example(id=name, prompt="p", chosen="c", rejected="r") for name in "abc"}
+    study = replace(study_of(training(tmp_path)), pairs=pairs)
+    name, text = what_if.filtered(study, State(without=("b",)))
+    assert name == "pairs-without-1.jsonl"
+    rows = [Example.model_validate_json(line) for line in text.splitlines()]
+    assert rows == [pairs["a"], pairs["c"]]

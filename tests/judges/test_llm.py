@@ -128,7 +128,7 @@ def test_a_fault_is_counted_as_what_it_is_and_costs_its_contest_alone(
 ) -> None:
     answer, outcome, words = FAULTS[fault]
     server.answer = lambda seen: answer() if "well 1 ?" in seen.text else honest(seen)
-    asking, _ = judge(server, tmp_path, timeout_seconds=0.3)
+    asking, _ = judge(server, tmp_path, timeout_seconds=0.3, attempts=1)
     judgements = asking.judge(many(3))
     troubled = [judgement for judgement in judgements if judgement.id == "q1"]
     assert {judgement.outcome for judgement in troubled} == {outcome}

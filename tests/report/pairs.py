@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from dynolab.comparisons.pair_arms import chosen_changes, followed_answers
@@ -10,7 +12,7 @@ from dynolab.objectives import DPOConfig, SimPOConfig
 from dynolab.objectives.pairs import DesignedDoseConfig
 from dynolab.report.inputs.arms import PairRun
 from dynolab.results.arms import ArmFacts, ComparedArms, Divergence, RunFigures
-from dynolab.results.study import AlarmRing, TrainingSummary
+from dynolab.results.study import AlarmRing, ProbeScore, TrainingSummary
 from dynolab.training.alarm import AlarmConfig
 from tests.report.synthetic import DPO, Shape, line, probes, up
 
@@ -34,6 +36,11 @@ SHAPES: dict[str, dict[str, Shape]] = {
 }
 
 
+@cache
+def scores(arm: str, seed: int) -> tuple[ProbeScore, ...]:
+    return probes(SHAPES[arm], 100, seed=seed)
+
+
 def run(arm: str, seed: int, *, diverged: bool = False) -> RunFigures:
     if diverged:
         return PairRun((), diverged=Divergence(step=31, reason="loss = nan")).row()
@@ -52,7 +59,7 @@ def run(arm: str, seed: int, *, diverged: bool = False) -> RunFigures:
     if arm != "dpo":
         sampled |= {"train/won": 0.6 + noise, "heldout/won": 0.55 + noise}
     summary = TrainingSummary(steps=100, objective="dpo", rows={}, alarm=ring)
-    return PairRun(probes(SHAPES[arm], 100, seed=seed), summary, sampled=sampled).row()
+    return PairRun(scores(arm, seed), summary, sampled=sampled).row()
 
 
 def watched(word: str, seed: int | None = None) -> list[ProbeRow]:
@@ -83,10 +90,10 @@ def mitigation(
     """
     changes = {
         arm: [
-            {} if arm == lost and seed == seeds[0] else chosen_changes(probes(shapes, 100, seed))
+            {} if arm == lost and seed == seeds[0] else chosen_changes(scores(arm, seed))
             for seed in seeds
         ]
-        for arm, shapes in SHAPES.items()
+        for arm in ARMS
     }
     rows = [watched(word, seed if own_rows else None) for seed in seeds]
     return ComparedArms(

@@ -10,6 +10,7 @@ from dynolab.report.forces.matrices import pair_matrix_figure
 from dynolab.report.forces.page import block_figure, write_force_page
 from dynolab.report.forces.token_map import token_map_choice_figure
 from dynolab.report.forces.token_map_plot import token_map_plot
+from dynolab.results.study import TokenMap
 from tests.report.forces import analysis, token_map
 from tests.report.parsed import CANARY, check_figures, obeys_no_text, words_of
 
@@ -80,62 +81,46 @@ def test_a_choice_shows_one_map_with_its_own_axes() -> None:
     assert token_map_choice_figure([]) is None
 
 
-def test_of_many_tokens_the_largest_sums_are_named_with_room_between_them() -> None:
-    count = 200
-    wide = {
-        "observed_tokens": ["a"],
-        "chosen_tokens": ["b"] * count,
-        "rejected_tokens": [],
-        "force": [np.linspace(-1, 1, count).tolist()],
+def large_map(rows: int, chosen: int, rejected: int = 0) -> TokenMap:
+    """A map of so many tokens, with random forces."""
+    force = np.random.default_rng(0).normal(size=(rows, chosen + rejected))
+    tokens = {
+        "observed_tokens": ["“token”"] * rows,
+        "chosen_tokens": ["b"] * chosen,
+        "rejected_tokens": ["c"] * rejected,
     }
-    axis = token_map_plot(token_map("", False).model_copy(update=wide)).layout.xaxis
-    assert len(axis.tickvals) == len(axis.ticktext) <= 40
-    assert {0, count - 1} <= set(axis.tickvals)
-    assert np.diff(axis.tickvals).min() >= count / 40
-    tall = wide | {
-        "observed_tokens": ["a"] * count,
-        "chosen_tokens": ["b"],
-        "force": np.linspace(-1, 1, count)[:, None].tolist(),
-    }
-    layout = token_map_plot(token_map("", False).model_copy(update=tall)).layout
-    assert len(layout.yaxis.tickvals) == len(layout.yaxis.ticktext) <= 40
-    assert {0, count - 1} <= set(layout.yaxis.tickvals)
+    return token_map("", True).model_copy(update=tokens | {"force": force.tolist()})
+
+
+@pytest.mark.parametrize(("name", "size"), [("xaxis", (1, 200)), ("yaxis", (200, 1))])
+def test_of_many_tokens_the_largest_sums_are_named_with_room_between_them(
+    name: str, size: tuple[int, int]
+) -> None:
+    drawn = large_map(*size)
+    layout = token_map_plot(drawn).layout
+    places = layout[name].tickvals
+    assert len(places) == len(layout[name].ticktext) <= 40
+    assert np.abs(drawn.force).argmax() in places
+    assert np.diff(sorted(places)).min() >= 200 / 40
     assert layout.height < 1400
 
 
 def test_a_map_of_very_many_cells_stays_small() -> None:
     """450 tokens by 325, as of two long answers, in a page of at most ten megabytes."""
-    rows, columns = 450, 325
-    large = {
-        "observed_tokens": ["“token”"] * rows,
-        "chosen_tokens": ["b"] * 75,
-        "rejected_tokens": ["c"] * (columns - 75),
-        "force": np.random.default_rng(0).normal(size=(rows, columns)).tolist(),
-    }
-    plot = token_map_plot(token_map("", False).model_copy(update=large))
-    assert len(plot.to_json()) < 1.5e6
-    cells, *_ = token_map_plot(token_map("", False)).data
+    assert len(token_map_plot(large_map(450, 75, 250)).to_json()) < 1.5e6
+    cells, *_ = token_map_plot(large_map(2, 1)).data
     assert "“" in cells.text[0][0], "a small one says its tokens"
 
 
 def test_sums_of_many_tokens_are_areas_instead_of_bars() -> None:
-    force = np.random.default_rng(0).normal(size=(300, 250))
-    large = {
-        "observed_tokens": ["a"] * 300,
-        "chosen_tokens": ["b"] * 75,
-        "rejected_tokens": ["c"] * 175,
-        "force": force.tolist(),
-    }
-    both = token_map("", True)
-    for drawn, kind in ((both.model_copy(update=large), "scatter"), (both, "bar")):
-        own = np.array(drawn.force)
-        split = len(drawn.chosen_tokens)
+    for drawn, kind in ((large_map(300, 75, 175), "scatter"), (token_map("", True), "bar")):
+        force, split = np.array(drawn.force), len(drawn.chosen_tokens)
         chosen, rejected, plus, minus, total = token_map_plot(drawn).data[2:]
         assert {trace.type for trace in (chosen, rejected, plus, minus)} == {kind}
-        assert np.r_[chosen.y, rejected.y] == pytest.approx(own.sum(0))
-        assert plus.x == pytest.approx(own[:, :split].sum(1))
-        assert minus.x == pytest.approx(own[:, split:].sum(1))
-        assert total.x == pytest.approx(own.sum(1))
+        assert np.r_[chosen.y, rejected.y] == pytest.approx(force.sum(0))
+        assert plus.x == pytest.approx(force[:, :split].sum(1))
+        assert minus.x == pytest.approx(force[:, split:].sum(1))
+        assert total.x == pytest.approx(force.sum(1))
 
 
 def test_shares_of_no_force_are_shown_as_none(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from tests.report.ledgers import write_ledger
 from tests.report.pairs import ARMS, mitigation
 from tests.report.parsed import CANARY, Parsed, obeys_no_text
 from tests.report.synthetic import study
-from tests.report.test_reproduction_page import reproduction
-from tests.report.test_squeezing import found
+from tests.report.test_comparison_pages import reproduction
+from tests.report.test_report import found
 
 LOADS = {"src", "srcset", "data", "poster", "action", "background"}
 
@@ -176,13 +176,8 @@ def test_pages_load_nothing_from_elsewhere(hostile_folder: Path) -> None:
     assert (hostile_folder / "figures" / "plotly.min.js").exists()
 
 
-def test_pages_lead_nowhere(folder: Path, hostile_folder: Path) -> None:
-    """Addresses of servers are of the day a page was made; runs are named by their ids instead.
-
-    Links lead to the page's own sections.
-    """
-    for place in (folder, hostile_folder):
-        found = Parsed((place / "report.html").read_text())
-        links = [attributes["href"] or "" for tag, attributes in found.elements if tag == "a"]
-        assert all(link.startswith("#") for link in links)
-    assert "ab12" * 8 in (folder / "report.html").read_text()
+def test_pages_lead_nowhere(hostile_folder: Path) -> None:
+    """Links lead to the page's own sections."""
+    found = Parsed((hostile_folder / "report.html").read_text())
+    links = [attributes["href"] or "" for tag, attributes in found.elements if tag == "a"]
+    assert links and all(link.startswith("#") for link in links)

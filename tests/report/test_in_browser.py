@@ -69,8 +69,12 @@ def test_figures_outside_closed_folds_are_drawn_without_scrolling(page: Path, id
         assert seen.page.evaluate("scrollY") == 0 and seen.errors == []
 
 
-def test_a_printed_page_has_all_its_figures(page: Path) -> None:
+def test_a_command_is_copied_by_a_click_and_a_printed_page_has_all_its_figures(page: Path) -> None:
     with opened(page, 1280) as seen:
+        seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        seen.page.locator(".command .copy").first.click()
+        seen.page.get_by_text("copied").wait_for()
+        assert seen.page.evaluate("navigator.clipboard.readText()") == "dynolab mitigation x"
         seen.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
         assert seen.page.evaluate("drawn.size === plots.length && plots.length > 5")
         assert seen.page.evaluate("[...document.querySelectorAll('.fold')].every(f => f.open)")
@@ -93,14 +97,6 @@ def test_a_click_on_a_pair_shows_its_map(tmp_path: Path) -> None:
         seen.until(f"drawn.has(document.getElementById('plot-token-maps')) && {shown}.at(-1)")
         assert not seen.page.evaluate(f"{shown}[0]")
         assert seen.errors == []
-
-
-def test_a_command_is_copied_by_a_click(page: Path) -> None:
-    with opened(page, 1280) as seen:
-        seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        seen.page.locator(".command .copy").first.click()
-        seen.page.get_by_text("copied").wait_for()
-        assert seen.page.evaluate("navigator.clipboard.readText()") == "dynolab mitigation x"
 
 
 @pytest.mark.parametrize("width", [390, 1280])

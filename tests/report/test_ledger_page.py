@@ -93,15 +93,6 @@ def test_pairs_are_summed_over_the_fallen_answers(ledger: LedgerReader) -> None:
     assert strongest_pullers(both) == ["a"]
 
 
-def test_texts_of_pairs_are_escaped(ledger: LedgerReader) -> None:
-    section = pusher_section(ledger)
-    assert section is not None
-    shown = str(section.markup)
-    assert "what is b" in shown and "&lt;i&gt;no&lt;/i&gt;" in shown
-    assert "“&lt;b&gt;” −3.5" in shown, "the strongest token"
-    assert "<b>&" not in shown and "<i>" not in shown
-
-
 @pytest.mark.parametrize(
     ("tokens", "text", "words"),
     [
@@ -153,20 +144,19 @@ def test_the_map_is_empty_where_an_example_was_in_no_batch(ledger: LedgerReader)
     assert [list(row) for row in cells.z] == [[None, 0.25], [None, -0.5], [-2.0, None]]
 
 
-def test_the_page_is_whole(ledger: LedgerReader, tmp_path: Path) -> None:
-    write_ledger_page(ledger, "small", "name: small", (), tmp_path)
-    page = (tmp_path / "ledger.html").read_text()
-    assert 'id="pushers"' in page and 'id="ledger-blocks"' in page
-    assert (tmp_path / "figures" / "ledger-map.json").exists()
+def page_of(ledger: LedgerReader, folder: Path) -> str:
+    write_ledger_page(ledger, "small", "name: small", (), folder)
+    return (folder / "ledger.html").read_text()
 
 
-def test_the_page_says_how_much_was_rounding_and_when_it_was_too_much(
+def test_the_page_is_whole_and_says_how_much_was_rounding_and_when_it_was_too_much(
     ledger: LedgerReader, tmp_path: Path
 ) -> None:
     for share, shown in ((1e-6, ""), (0.02, "2 % rounding"), (0.3, "too much rounding")):
         summary = ledger.summary.model_copy(update={"rounding_share": share})
         page = page_of(replace(ledger, summary=summary), tmp_path)
         assert shown in page and ("too much rounding" in page) == (share > NOISY)
+    assert 'id="pushers"' in page and 'id="ledger-blocks"' in page
 
 
 def test_pairs_of_several_sources_are_summed_by_source(
@@ -182,11 +172,6 @@ def test_pairs_of_several_sources_are_summed_by_source(
         row = section.split(f">{source}<")[1].split("</tr>")[0]
         assert f">{len(pairs)}<" in row
         assert f">{number(sum(did[pair] for pair in pairs), sign=True)}<" in row
-
-
-def page_of(ledger: LedgerReader, folder: Path) -> str:
-    write_ledger_page(ledger, "small", "name: small", (), folder)
-    return (folder / "ledger.html").read_text()
 
 
 def test_excerpts_are_of_whole_words() -> None:

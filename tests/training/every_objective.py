@@ -56,8 +56,11 @@ ON_GROUPS: dict[str, dict[str, Any]] = {
 
 
 def small_training(name: str, **changes: Any) -> TrainConfig | GroupTrainConfig:
-    """Settings of the named objective's training; groups come in rollouts of three steps."""
+    """Settings of the named objective's training, with two micro-batches a step.
+
+    Groups come in rollouts of three steps.
+    """
     if name in ON_ROWS:
-        return settings(objective=ON_ROWS[name], **changes)
+        return settings(objective=ON_ROWS[name], **{"micro_batch_size": 4} | changes)
     rollout = {"updates_per_rollout": 3, "checkpoint_every": 1}
     return group_settings(objective=ON_GROUPS[name], **rollout | changes)

@@ -52,17 +52,9 @@ def one_short(prompt: str, completions: Sequence[str], row: PromptRow) -> list[f
     return [0.0] * (len(completions) - 1)
 
 
-def drawn_by_python(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+def drawn(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
     """Random numbers of the process, as a reward of one's own may draw them."""
-    return [random.random() for _ in completions]
-
-
-def drawn_by_numpy(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
-    return [np.random.random() for _ in completions]
-
-
-def drawn_by_torch(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
-    return torch.rand(len(completions)).tolist()
+    return [random.random() + np.random.random() + torch.rand(()).item() for _ in completions]
 
 
 def _low(word: str) -> bool:

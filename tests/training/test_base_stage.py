@@ -110,8 +110,9 @@ def folder_config(folder: Path | str) -> BaseConfig:
 def test_the_built_in_model_is_trained_on_the_corpus_of_the_data(
     bench: Bench, jobs: list[TrainJob]
 ) -> None:
+    """With its seed, and the tokenizer of the data."""
     work = bench.work(BaseConfig(seed=3, training=TrainConfig(steps=7)))
-    make_base(work)
+    assert make_base(work).keys() == {"seconds"}
     (job,) = jobs
     data = work.input_folder("data")
     assert job == TrainJob(
@@ -123,16 +124,9 @@ def test_the_built_in_model_is_trained_on_the_corpus_of_the_data(
     )
     assert work.step == 7
     assert (bench.shown.began, bench.shown.ended) == ([("the base", 7)], ["done"])
-
-
-def test_the_built_in_model_has_its_seed_and_the_tokenizer_of_the_data(
-    bench: Bench, jobs: list[TrainJob]
-) -> None:
-    make_base(bench.work(BaseConfig(seed=3)))
-    initial = jobs[0].model
-    tokenizer = load_tokenizer(initial)
+    tokenizer = load_tokenizer(job.model)
     assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
-    model = load_language_model(initial, tokenizer=tokenizer)
+    model = load_language_model(job.model, tokenizer=tokenizer)
     assert_same_weights(model, build_tiny(TinyConfig(seed=3), tokenizer))
 
 
@@ -154,20 +148,6 @@ def test_a_training_that_fails_leaves_its_newest_state_in_the_store(
     assert bench.shown.ended == ["failed"]
 
 
-@pytest.mark.parametrize("source", ["builtin", "a/model"])
-def test_the_stage_trains_the_built_in_model_alone_and_tells_its_seconds(
-    source: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[tuple[str, object]] = []
-    readings = iter([10.0, 12.5])
-    monkeypatch.setattr(tasks.base, "_train", lambda work: done.append(("builtin", work)))
-    monkeypatch.setattr(tasks.base, "_import", lambda work: done.append(("a/model", work)) or {})
-    monkeypatch.setattr(tasks.base, "time", SimpleNamespace(monotonic=lambda: next(readings)))
-    work = bench.work(BaseConfig(source=source))
-    assert make_base(work) == {"seconds": 2.5}
-    assert done == [(source, work)]
-
-
 @pytest.mark.parametrize("written", ["whole", "~"])
 def test_a_folder_is_copied_with_its_tokenizer(
     written: str, bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,21 +166,8 @@ def test_a_folder_is_copied_with_its_tokenizer(
 def test_a_folder_that_changed_since_the_study_began_is_refused(bench: Bench, folder: Path) -> None:
     work = bench.work(folder_config(folder))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    with pytest.raises(ConfigError) as caught:
-        make_base(work)
-    assert str(caught.value) == (
-        f"base.source = {str(folder)!r}: its files changed after the study began; run the study "
-        "again"
-    )
-    assert list(work.output.iterdir()) == []
-
-
-def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(bench: Bench, folder: Path) -> None:
-    larger = make_tokenizer()
-    larger.add_tokens([f"more{number}" for number in range(20)])
-    larger.save_pretrained(folder)
-    work = bench.work(folder_config(folder))
-    with pytest.raises(ConfigError, match="tokenizer"):
+    message = f"base.source = {str(folder)!r}: its files changed after the study began"
+    with pytest.raises(ConfigError, match=re.escape(message)):
         make_base(work)
     assert list(work.output.iterdir()) == []
 
@@ -287,12 +254,6 @@ def test_a_name_of_the_hub_is_pinned_to_the_commit_of_its_branch(
     assert asked == [("model", "someone/model", asked_for, "base.source")]
 
 
-def name_other_weights(folder: Path) -> None:
-    settings = json.loads((folder / "config.json").read_text())
-    settings["transformers_weights"] = "other.safetensors"
-    (folder / "config.json").write_text(json.dumps(settings))
-
-
 FOLDER = "{folder}"
 UNREADABLE = {
     "home of nobody": (
@@ -313,12 +274,6 @@ UNREADABLE = {
         r"base\.source = '{folder}': the folder holds no \*\.safetensors weights; "
         r"save the model with save_pretrained",
     ),
-    "settings of another model": (
-        name_other_weights,
-        FOLDER,
-        r"model = '{folder}': config\.json sets transformers_weights: names another "
-        r"file; rename it to model\.safetensors and remove the setting",
-    ),
 }
 
 
@@ -338,12 +293,9 @@ def test_a_folder_with_a_file_that_cannot_be_read_is_refused_by_field(
         raise PermissionError("is locked")
 
     monkeypatch.setattr(tasks.base, "hash_file", locked)
-    with pytest.raises(ConfigError) as caught:
+    message = f"base.source = {str(folder)!r}: cannot be read (PermissionError: is locked)"
+    with pytest.raises(ConfigError, match=re.escape(message)):
         folder_config(folder)
-    assert str(caught.value) == (
-        f"base.source = {str(folder)!r}: cannot be read (PermissionError: is locked); give a "
-        "folder that you can read"
-    )
 
 
 def test_a_models_key_is_of_its_content_and_not_of_where_it_lies() -> None:

@@ -75,15 +75,6 @@ def test_a_recorded_step_is_the_sum_of_its_sides(jobs: dict[str, TrainJob], name
         assert any(bool(change.any()) for change in part.values())
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_record_is_read_as_it_was_written(
-    jobs: dict[str, TrainJob], tmp_path: Path, name: str
-) -> None:
-    record, _ = load(jobs[name])
-    record.save(tmp_path)
-    assert StepRecord.load(tmp_path).examples == record.examples
-
-
 @pytest.mark.parametrize("name", ["grpo", "warm", "simko"])
 def test_columns_add_up_to_the_step(jobs: dict[str, TrainJob], name: str) -> None:
     record, policy = load(jobs[name])

@@ -1,17 +1,29 @@
-"""Training on sampled groups in one process: what is logged, and resume states."""
+"""Training on sampled groups: what is logged, resume states, and its stages up to forces."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from dynolab.data.encode import Encoded
+from dynolab.data.rows import PromptRow, read_rows
+from dynolab.data.sources.load import DataConfig
+from dynolab.errors import ConfigError
+from dynolab.functions import ALLOWED
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import GRPOConfig
 from dynolab.rollouts.generator import Sampled
+from dynolab.training.config import GroupTrainConfig
 from dynolab.training.rollout import Answers, Scorer, make_groups
+from tasks.data import PROMPTS
+from tasks.forces import FORCES, ForcesConfig
+from tasks.runtime.work import StageResult
+from tasks.training import GROUP
+from tests.flows.analysed import PLAIN, WORLD, Analysed
 from tests.training.small import (
     apart,
     group_settings,
@@ -112,3 +124,64 @@ def test_long_and_drifting_answers_lose_reward_before_they_are_compared(
     found = [float(one.advantage[0]) for one in group.completions]
     assert found == pytest.approx((shaped - shaped.mean()).tolist(), rel=1e-5)
     assert all(abs(one) > 0.01 for one in drift)
+
+
+SMALL: dict[str, Any] = {
+    "engine": PLAIN,
+    "steps": 2,
+    "batch_size": 4,
+    "completions": 4,
+    "max_new_tokens": 6,
+    "probe_every": 2,
+    "record_steps": (0,),
+    "optimizer": {"name": "sgd", "learning_rate": 0.1},
+}
+
+
+@pytest.fixture(scope="module")
+def prompts(analysed: Analysed) -> StageResult:
+    return analysed.run(PROMPTS, DataConfig(world=WORLD))
+
+
+def test_prompts_are_the_data_s_own_with_answers_that_check(
+    analysed: Analysed, prompts: StageResult
+) -> None:
+    rows = list(read_rows(analysed.folder(prompts) / "train.jsonl", PromptRow))
+    data = [json.loads(line) for line in (analysed.folder(analysed.data) / "train.jsonl").open()]
+    assert [(row.id, row.prompt) for row in rows] == [(pair["id"], pair["prompt"]) for pair in data]
+    assert all(row.answer in pair["chosen"].split() for row, pair in zip(rows, data, strict=True))
+
+
+def test_a_training_on_groups_is_a_stage_like_the_others(
+    analysed: Analysed, prompts: StageResult
+) -> None:
+    config = GroupTrainConfig.model_validate(
+        SMALL | {"rewards": [{"name": "tests.training.rewards.words_of_four"}]}
+    )
+    inputs = {"prompts": prompts, "data": analysed.data, "model": analysed.base}
+    made = analysed.run(GROUP, config, **inputs)
+    assert made.metrics["data/rows_kept"] == 12
+    folder = analysed.folder(made)
+    assert (folder / "model" / "model.safetensors").exists()
+    assert (folder / "probes.jsonl").exists()
+    forces = analysed.run(FORCES, ForcesConfig(pairs=2), data=analysed.data, trained=made)
+    assert forces.metrics["largest_replay_error"] < 1e-3
+    assert analysed.run(GROUP, config, **inputs).cached
+
+
+def test_a_reward_that_may_not_be_named_is_refused_before_any_rank(
+    analysed: Analysed, prompts: StageResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ALLOWED, raising=False)
+    config = GroupTrainConfig.model_validate(SMALL | {"rewards": [{"name": "os.system"}]})
+    with pytest.raises(ConfigError, match=ALLOWED):
+        analysed.run(GROUP, config, prompts=prompts, data=analysed.data, model=analysed.base)
+
+
+def test_the_default_is_the_built_in_world_s_question(
+    analysed: Analysed, prompts: StageResult
+) -> None:
+    config = GroupTrainConfig.model_validate(SMALL | {"steps": 1, "record_steps": ()})
+    made = analysed.run(GROUP, config, prompts=prompts, data=analysed.data, model=analysed.base)
+    lines = [json.loads(line) for line in (analysed.folder(made) / "metrics.jsonl").open()]
+    assert any("rollout/pass_at_1" in line["metrics"] for line in lines)

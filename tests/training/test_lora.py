@@ -1,4 +1,4 @@
-"""Training of adapters alone: the reference, the merged result, exact resume."""
+"""Training of adapters alone: the reference, the merged result, and adapters taken apart again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
@@ -20,14 +20,17 @@ from dynolab.forces.ledger.tables import InRunLedger, LedgerTables
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.results.study import ProbeScore
-from dynolab.training.config import InRunLedgerConfig
+from dynolab.training.adapters import ADAPTERS, add_adapters, save_merged, unmerge_adapters
+from dynolab.training.config import InRunLedgerConfig, LoraConfig
 from dynolab.training.loop import train
 from models.language import load_language_model, load_tokenizer
+from models.tiny import TinyConfig, build_tiny
 from tasks.shared.policies import load_policy
 from tests.training.small import (
     apart,
     group_settings,
     make_job,
+    make_tokenizer,
     metrics,
     run_small,
     settings,
@@ -107,3 +110,41 @@ def test_forces_of_a_bf16_training_read_its_frozen_weights_as_it_had_them(
 def test_layers_that_the_model_lacks_are_named(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lora\.target.*q_proj"):
         run_small(inputs, tmp_path, settings(lora={"target": ["q_proj"]}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    policy = add_adapters(build_tiny(TinyConfig(width=16), make_tokenizer()), LoraConfig(rank=2), 0)
+    save_merged(policy, {}, tmp_path)
+    return tmp_path
+
+
+def taken(folder: Path) -> torch.nn.Module:
+    return unmerge_adapters(load_language_model(folder / "model"), folder / "adapter")
+
+
+def test_missing_and_surplus_adapters_are_refused_by_name(folder: Path) -> None:
+    taken(folder)
+    file = folder / "adapter" / ADAPTERS
+    whole = load_file(file)
+    first = min(whole)
+    for weights, message in (
+        ({name: w for name, w in whole.items() if name != first}, f"lacks {first}"),
+        (
+            whole | {"zzz.lora_A.weight": torch.ones(2, 2)},
+            r"has an unexpected zzz\.lora_A\.weight",
+        ),
+    ):
+        save_file(weights, file)
+        with pytest.raises(ConfigError, match=f"adapter = .*{message}"):
+            taken(folder)
+
+
+@pytest.mark.parametrize("name", [ADAPTERS, "adapter_config.json"])
+def test_damaged_adapters_are_named(folder: Path, name: str) -> None:
+    file = folder / "adapter" / name
+    half = file.read_bytes()[: file.stat().st_size // 2]
+    for content in (half, b'{"peft_type": ["LORA"]}'):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"adapter = .*cannot be read"):
+            taken(folder)

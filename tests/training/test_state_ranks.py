@@ -1,19 +1,29 @@
-"""A resume state of many ranks: who writes what, and when it counts."""
+"""Resume states of many ranks: who writes what, when it counts, and how others go on from it."""
 
 from __future__ import annotations
 
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dynolab.training import resume
+from dynolab.errors import ConfigError
+from dynolab.results.study import OTHER_RANKS, MetricsLine
+from dynolab.store import Store
+from dynolab.training import adapters, loop, resume
+from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
 from dynolab.training.resume import _await_parts, _sizes
+from models.language import load_language_model
+from tasks.runtime.stage import Stage, run_stage
+from tasks.runtime.work import Work
+from tasks.shared.replay import Replay
+from tasks.training import newest_state
+from tests.runtime.doubles import memory_platform
 from tests.training.ranks_played import play
+from tests.training.small import distance, make_files, run_small, settings
 from tests.training.states import LOADED, change_facts, files, load, save, warning
 
 SHARD = "engine/shard-1.safetensors"
@@ -116,13 +126,70 @@ def test_an_empty_file_arrives_like_any_other(tmp_path: Path) -> None:
     assert _await_parts([{"empty": 0}], tmp_path) is None
 
 
-def test_parts_are_looked_for_ten_times_a_second_as_long_as_they_may_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+found: list[int | None] = []
+
+
+def train(work: Work[TrainConfig]) -> dict[str, float]:
+    """Notes the state that it goes on from, leaves one five steps later, and dies."""
+    state = newest_state(work)
+    found.append(state and state[0])
+    left = work.scratch / "state"
+    left.mkdir()
+    work.commit_resume(5 + (state[0] if state else 0), left)
+    raise RuntimeError("power cut")
+
+
+def test_states_of_other_ranks_are_found_unless_it_is_to_be_fresh(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path}/store", cache=tmp_path / "cache")
+    platform = memory_platform(tmp_path / "home", store)
+    found.clear()
+    for ranks, stage, fresh in ((2, 2, False), (1, 2, True), (4, 3, False), (2, 2, False)):
+        config = settings(engine={"kind": "deepspeed", "ranks": ranks, "zero_stage": stage})
+        with pytest.raises(RuntimeError, match="power cut"):
+            run_stage(Stage("train", 1, train), config, {}, platform, fresh=fresh)
+    other = settings(engine={"kind": "deepspeed", "ranks": 1}, seed=7)
+    with pytest.raises(RuntimeError, match="power cut"):
+        run_stage(Stage("train", 1, train), other, {}, platform)
+    assert found == [None, None, 5, 5, None]
+
+
+@pytest.mark.parametrize("last", [4, 5, 6])
+def test_a_replay_is_refused_from_where_other_ranks_went_on(last: int, tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    line = MetricsLine(step=5, examples=40, time=0.0, metrics={OTHER_RANKS: 1.0})
+    metrics.write_text(line.model_dump_json() + "\n")
+
+    class Began(Exception):
+        pass
+
+    class Starts:
+        @property
+        def logs(self) -> Path:
+            raise Began
+
+    replay = Replay(Starts(), settings(record_steps=[]), tmp_path, tmp_path, metrics)  # type: ignore[arg-type]
+    if last < 5:
+        with pytest.raises(Began):
+            replay.run(tmp_path / "output", [last])
+        return
+    with pytest.raises(ConfigError, match=r"went on at step 5 on another number of ranks \(1\)"):
+        replay.run(tmp_path / "output", [last])
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["weights", "adapters"])
+def test_a_large_model_is_saved_in_files_that_readers_join(
+    lora: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
-    monkeypatch.setattr(resume, "time", clock)
-    error = _await_parts([{"b": 2, "a": 1}], tmp_path)
-    assert error == "a, written on another host, is still not visible on this one"
-    assert set(pauses) == {0.1}
-    assert sum(pauses) == pytest.approx(90, abs=0.2)
+    make_files(tmp_path)
+    config = settings(steps=2, warmup_steps=0, record_steps=[], lora=lora)
+    whole = run_small(tmp_path, tmp_path / "whole", config)
+    for room in (loop, adapters):
+        monkeypatch.setattr(room, "FILE_BYTES", 20_000)
+    parted = run_small(tmp_path, tmp_path / "parted", config)
+    folder = parted.output / "model"
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    read = load_language_model(folder).state_dict()
+    assert distance(load_language_model(whole.output / "model").state_dict(), read) == 0.0
+    # What is trained next, from several files, is the same training.
+    again = parted.model_copy(update={"model": folder})
+    assert len([name for name in again.input_digests() if name.startswith("model-")]) > 1

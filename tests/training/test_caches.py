@@ -1,17 +1,21 @@
-"""The cache of recorded steps: what it keeps, what leaves first, and what it no longer trusts."""
+"""What trainings keep on disk for others: recorded steps, and the scores of references."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dynolab.data.rows import write_rows
 from dynolab.errors import ConfigError
 from dynolab.store import hash_file
+from dynolab.training import examples as source
+from dynolab.training.job import TrainJob
 from dynolab.training.step_record import TENSORS, RecordCache, StepRecord
-from tests.training.small import run_small, settings
+from tests.training.small import apart, make_files, make_job, make_rows, run, run_small, settings
 
 FILES = ("after.safetensors", "before.safetensors", "optimizer.safetensors")
 
@@ -63,6 +67,7 @@ def test_the_hashes_of_its_tensors_stay_with_a_record(
     folder, *_ = saved(records, tmp_path / "forces")
     hashes = {name: hash_file(folder / name).model_dump() for name in FILES}
     cache = RecordCache(tmp_path / "cache")
+    assert same(cache.load(folder), records[0]), "with its own tensors it needs no cache"
     cache.take(folder)
     assert {file.name for file in folder.iterdir()} == {"step.json", "batch.jsonl", TENSORS}
     assert json.loads((folder / TENSORS).read_text()) == hashes
@@ -71,13 +76,6 @@ def test_the_hashes_of_its_tensors_stay_with_a_record(
         StepRecord.load(folder)
     (place,) = cache.folder.iterdir()
     assert {file.name for file in place.iterdir()} == set(FILES)
-
-
-def test_a_record_with_its_own_tensors_needs_no_cache(
-    records: list[StepRecord], tmp_path: Path
-) -> None:
-    folder, *_ = saved(records, tmp_path)
-    assert same(RecordCache(tmp_path / "cache").load(folder), records[0])
 
 
 def test_a_step_that_is_recorded_again_is_kept_once(
@@ -157,3 +155,47 @@ def test_training_goes_on_where_the_cache_cannot_be_written(
     assert "could not be cached" in caplog.text
     assert not list(folder.glob("*.safetensors"))
     assert cache.load(folder) is None
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many examples were scored, one entry a time."""
+    counts: list[int] = []
+    whole = source.score_sides
+
+    def counted(logits: Any, examples: Any, *more: Any) -> Any:
+        counts.append(len(examples))
+        return whole(logits, examples, *more)
+
+    monkeypatch.setattr(source, "score_sides", counted)
+    return counts
+
+
+def run_cached(inputs: Path, folder: Path, cache: Path, **changes: Any) -> TrainJob:
+    config = settings(record_steps=[], probe_every=0, steps=2, **changes)
+    return run(make_job(inputs, folder, config).model_copy(update={"reference_cache": cache}))
+
+
+def test_arms_of_a_sweep_score_the_reference_once(
+    inputs: Path, tmp_path: Path, scored: list[int]
+) -> None:
+    cache = tmp_path / "cache"
+    first = run_cached(inputs, tmp_path / "first", cache)
+    run_cached(inputs, tmp_path / "other", cache, objective={"name": "dpo", "beta": 0.5})
+    again = run_cached(inputs, tmp_path / "again", cache)
+    assert scored == [24]
+    assert apart(first, again) == 0.0
+    assert [file.suffix for file in cache.iterdir()] == [".safetensors"]
+
+
+def test_other_weights_rows_or_batches_are_scored_anew(
+    inputs: Path, tmp_path: Path, scored: list[int]
+) -> None:
+    cache, other = tmp_path / "cache", tmp_path / "inputs"
+    make_files(other, seed=1)
+    run_cached(inputs, tmp_path / "first", cache)
+    run_cached(inputs, tmp_path / "batch", cache, micro_batch_size=4)
+    run_cached(other, tmp_path / "weights", cache)
+    write_rows(other / "train.jsonl", make_rows()[:-1])
+    run_cached(other, tmp_path / "rows", cache)
+    assert scored == [24, 24, 24, 23]

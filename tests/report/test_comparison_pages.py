@@ -1,0 +1,214 @@
+"""Pages that compare runs hold their numbers: of judged policies, of remedies, of findings."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dynolab.claims.reproduction import AFTER_EXTENDED, AFTER_SFT, CLAIMS, FROM_BASE, RESAMPLED, SFT
+from dynolab.claims.verdict import Verdict
+from dynolab.comparisons.arm_table import LEAST_COUNT, ArmTable
+from dynolab.comparisons.matched import table_of
+from dynolab.data.rows import read_rows, read_value
+from dynolab.report.comparison.judges import SHOWN, write_judge_page
+from dynolab.report.comparison.mitigation import write_mitigation_page
+from dynolab.report.comparison.reproduction import write_reproduction_page
+from dynolab.report.inputs.arms import PairRun, ReproductionInputs
+from dynolab.report.inputs.study import read_compared
+from dynolab.report.page import ANSWER
+from dynolab.report.study.page import write_report
+from dynolab.report.style import points, with_interval
+from dynolab.report.tables import MEASURES, standings, unlearned
+from dynolab.results.arms import ComparedArms, Divergence
+from dynolab.results.study import TrainingSummary
+from dynolab.statistics import Interval
+from tests.report.judged import comparison
+from tests.report.pairs import ARMS, mitigation
+from tests.report.parsed import CANARY, Parsed, check_figures, obeys_no_text, words_of
+from tests.report.synthetic import DPO, SFT as SFT_SHAPES, line, probes, study
+
+
+def test_rates_are_in_the_table_and_contradicted_prompts_come_first(tmp_path: Path) -> None:
+    inputs = comparison()
+    metrics = write_judge_page(inputs, tmp_path)
+    rate = inputs.rates[0]
+    assert metrics["win_rate/dpo/exact"] == rate.rate
+    assert points(rate.interval, sign=False) in words_of(tmp_path / "judge.html")
+    assert check_figures(tmp_path, "judge.html") >= 1
+    answers = (tmp_path / "judge.html").read_text().split('id="prompts"')[1].split("</table>")[0]
+    rows = answers.split("<tr>")[2:]
+    assert len(rows) == SHOWN
+    split = ["won" in row and "lost" in row for row in rows]
+    assert split[0] and split == sorted(split, reverse=True)
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_judge_without_verdicts_leaves_gaps_and_no_errors(prompts: int, tmp_path: Path) -> None:
+    metrics = write_judge_page(
+        comparison(prompts=prompts, silent=True, text=CANARY, name=CANARY), tmp_path
+    )
+    words = " ".join(obeys_no_text(tmp_path, "judge.html").words)
+    assert "window.canary=1" in words and not re.search(r"\bnan\b", words)
+    assert "win_rate/dpo/gpt" not in metrics and metrics["verdicts/unparsable"] == 4 * prompts
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
+def test_the_page_and_the_terminal_have_a_row_for_every_run(
+    seeds: tuple[int, ...], tmp_path: Path
+) -> None:
+    compared = mitigation(seeds=seeds)
+    write_mitigation_page(compared, tmp_path, commands={"designed": "dynolab study FILE"})
+    check_figures(tmp_path, "mitigation.html")
+    answer = (tmp_path / ANSWER).read_text()
+    assert len(answer.splitlines()) <= 25
+    change = table_of(compared).difference("dose", "dpo", "heldout/chosen")
+    (row,) = (line for line in answer.splitlines() if line.startswith("dose "))
+    assert f"({with_interval(change)})" in row
+    words = words_of(tmp_path / "mitigation.html", " ")
+    assert "nan" not in words
+    assert ("✓ best" in words) == (len(seeds) > 1)
+    assert answer.rstrip().endswith("dynolab study FILE" if len(seeds) > 1 else "'seeds=[4, 5, 6]'")
+
+
+def test_followed_answers_are_on_the_page_with_the_changes_of_other_seeds(tmp_path: Path) -> None:
+    compared = mitigation()
+    write_mitigation_page(compared, tmp_path)
+    words = words_of(tmp_path / "mitigation.html", " ")
+    section = words.split("Single answers")[-1]
+    assert all(own.pair_id in section for own in compared.followed)
+    write_mitigation_page(compared.model_copy(update={"followed": ()}), tmp_path)
+    assert 'id="followed"' not in (tmp_path / "mitigation.html").read_text()
+
+
+def test_the_summary_says_what_diverged_and_judges_the_others(tmp_path: Path) -> None:
+    compared = mitigation(lost="simpo")
+    metrics = write_mitigation_page(compared, tmp_path)
+    assert (metrics["simpo/diverged"], metrics["dpo/diverged"]) == (1.0, 0.0)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["ends"]["simpo"] == "seed 0 diverged after 31 steps"
+    assert summary["ends"]["alarm"] == "3 of 3 ended by the alarm at step 40"
+    assert summary["means"]["simpo/train/gap"]["n"] == 2
+    assert summary["differences"]["simpo/train/gap"]["n"] == 2
+    assert summary["matched"]["dose/gap"]["high"] < 0 < summary["matched"]["simpo/gap"]["low"]
+    outcomes = {verdict["id"]: verdict["outcome"] for verdict in summary["verdicts"]}
+    assert len(outcomes) == 6 * (len(ARMS) - 1)
+    assert outcomes["dose/right"] == "appears" and outcomes["dose/right_heldout"] == "does not"
+    assert read_value(tmp_path / "comparison.json", ComparedArms) == compared
+    metrics = write_mitigation_page(mitigation(seeds=(0,), lost="simpo"), tmp_path)
+    assert "simpo/train/gap" not in metrics
+
+
+def table(counts: int = 40, **runs: dict[str, float]) -> ArmTable:
+    """Runs of three seeds whose figures are the given differences from a baseline of zeros."""
+    values = {"base": [dict.fromkeys(MEASURES, 0.0)] * 3} | {
+        run: [{name: x + 0.01 * seed for name, x in own.items()} for seed in range(3)]
+        for run, own in runs.items()
+    }
+    return ArmTable(values, counts=dict.fromkeys(MEASURES, counts))
+
+
+GOOD = {"train/chosen": 1.0, "heldout/chosen": 2.0}
+RUNS = {
+    "good": GOOD,
+    "better": {**GOOD, "train/fell": -0.5},
+    "mixed": {**GOOD, "matched/chosen": 3.0, "heldout/fell": 0.5},
+    "same": {"train/chosen": -0.01, "heldout/chosen": -0.01},
+}
+
+
+def test_the_best_run_is_better_on_most_measures_and_worse_on_none() -> None:
+    ranked = standings(table(**RUNS), list(RUNS), "base")
+    assert [own.run for own in ranked] == ["better", "good", "mixed", "same"]
+    assert [own.recommended for own in ranked] == [True, True, False, False]
+    assert ranked[0].better == ("train/chosen", "heldout/chosen", "train/fell")
+    assert ranked[2].worse == ("heldout/fell",) and ranked[3].better == ()
+
+
+def test_a_tie_goes_to_the_run_that_ends_highest_held_out() -> None:
+    higher = {"train/chosen": 0.5, "heldout/chosen": 3.0}
+    ranked = standings(table(good=GOOD, higher=higher), ["good", "higher"], "base")
+    assert [own.run for own in ranked] == ["higher", "good"]
+
+
+def test_few_pairs_and_single_seeds_decide_nothing() -> None:
+    few = standings(table(counts=LEAST_COUNT - 1, **RUNS), list(RUNS), "base")
+    single = mitigation(seeds=(0,))
+    once = standings(table_of(single), single.others, "dpo")
+    assert not [own for own in (*few, *once) if own.better or own.worse]
+
+
+def test_runs_that_do_not_prefer_chosen_answers_have_not_learned() -> None:
+    figures = ArmTable({"a": [{"train/margin": -2.0}], "b": [{"train/margin": 0.1}], "c": [{}]})
+    assert unlearned(figures, ["a", "b", "c"]) == ["a"]
+
+
+def test_differences_at_the_same_margin_are_those_from_the_baseline() -> None:
+    compared = mitigation(lost="simpo")
+    figures = table_of(compared)
+    assert figures.difference("dose", "dpo", "matched/gap") == figures.mean("dose", "matched/gap")
+    assert figures.difference("simpo", "dpo", "matched/gap").n == 2
+    assert figures.few("matched/chosen") == 0
+
+
+PATHS = {
+    SFT: SFT_SHAPES,
+    AFTER_SFT: DPO,
+    AFTER_EXTENDED: DPO | {"chosen": line(-1.0)},
+    RESAMPLED: DPO,
+}
+
+
+def reproduction(word: str = "", seeds: tuple[int, ...] = (0, 1, 2)) -> ReproductionInputs:
+    """Everything but DPO from the base model, which diverged."""
+    runs = {
+        (name, seed): PairRun(
+            probes(shapes, 100, seed=seed),
+            TrainingSummary(steps=100, objective="dpo", rows={}),
+            won=Interval(0.6 + 0.01 * seed, 0.55, 0.7, 40) if name == AFTER_EXTENDED else None,
+        )
+        for name, shapes in PATHS.items()
+        for seed in seeds
+    }
+    lost = {
+        (FROM_BASE, seed): PairRun((), diverged=Divergence(step=7, reason=word)) for seed in seeds
+    }
+    return ReproductionInputs(
+        seeds=seeds, runs={**runs, **lost}, name="papers" + word, settings=f"name: {word}"
+    )
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
+def test_every_finding_is_on_the_page_with_its_verdict(
+    tmp_path: Path, seeds: tuple[int, ...]
+) -> None:
+    metrics = write_reproduction_page(reproduction(seeds=seeds), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    outcomes = {verdict["id"]: verdict["outcome"] for verdict in summary["verdicts"]}
+    assert len(outcomes) == len(CLAIMS) + 1
+    appear = [outcomes[name] for name in ("dpo/gap", "extended/chosen", "extended/won")]
+    assert appear == ["appears"] * 3 and outcomes["from-base/gap"] == "not measured"
+    assert sum(v for k, v in metrics.items() if k.startswith("claims/")) == len(outcomes)
+    words = words_of(tmp_path / "reproduction.html", " ")
+    assert "diverged after 7 steps" in words and "nan" not in words.split()
+    assert check_figures(tmp_path, "reproduction.html") >= 1
+
+
+def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path: Path) -> None:
+    write_reproduction_page(reproduction(CANARY), tmp_path / "findings")
+    write_mitigation_page(mitigation(CANARY), tmp_path / "remedies")
+    compared = read_compared(
+        tmp_path / "remedies", tmp_path / "findings", missing={"mitigation": CANARY}
+    )
+    report = tmp_path / "report"
+    write_report(replace(study(), compared=compared), report)
+    page = (report / "report.html").read_text()
+    assert CANARY not in page
+    shown = {a.get("id") for _, a in Parsed(page).elements}
+    assert {"reproduction", "remedies", "try-next"} <= shown
+    verdicts = list(read_rows(tmp_path / "findings/verdicts.jsonl", Verdict))
+    assert list(compared.findings) == verdicts
+    assert len({verdict.outcome for verdict in verdicts}) > 1
