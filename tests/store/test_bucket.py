@@ -451,7 +451,7 @@ def test_nobody_at_the_endpoint(
     ("modules", "heavy"),
     [
         ("dynolab.store, tasks.runtime.stage, tasks.runtime.system.settings", "s3fs deepspeed"),
-        ("tasks.runtime.track.progress, tasks.runtime.track.tail", "rich requests pydantic"),
+        ("tasks.runtime.track.progress", "rich requests pydantic"),
     ],
 )
 def test_what_a_command_imports_first_costs_no_large_package(modules: str, heavy: str) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import CorruptData, StoreError
-from dynolab.store import Place, Store
+from dynolab.store import Place, Store, store as store_module
 from dynolab.store.filesystem import Files
-from tests.deploy.test_repository import read as read_module
 from tests.messages import exactly
 from tests.store.results import KEY, contents, manifest, write_files
 
@@ -188,13 +187,13 @@ def test_a_file_is_hashed_once_until_it_is_written_again(
     local: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[str] = []
-    genuine = read_module.hash_file
+    genuine = store_module.hash_file
 
     def hash_file(path: Path) -> object:
         hashed.append(path.name)
         return genuine(path)
 
-    monkeypatch.setattr(read_module, "hash_file", hash_file)
+    monkeypatch.setattr(store_module, "hash_file", hash_file)
     weights = local.read("model") / "weights.bin"
     assert sorted(hashed) == ["config.json", "weights.bin"]
     local.read("model")

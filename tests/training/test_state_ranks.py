@@ -170,10 +170,10 @@ def test_a_replay_is_refused_from_where_other_ranks_went_on(last: int, tmp_path:
     replay = Replay(Starts(), settings(record_steps=[]), tmp_path, tmp_path, metrics)  # type: ignore[arg-type]
     if last < 5:
         with pytest.raises(Began):
-            replay.run(tmp_path / "output", [last])
+            replay.run(tmp_path / "output", [last], tmp_path / "states")
         return
     with pytest.raises(ConfigError, match=r"went on at step 5 on another number of ranks \(1\)"):
-        replay.run(tmp_path / "output", [last])
+        replay.run(tmp_path / "output", [last], tmp_path / "states")
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["weights", "adapters"])

@@ -5,7 +5,7 @@ Two trainings, or two steps of one, stand side by side: what each did to an answ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,7 @@ def shown(study: Study, state: State, dark: bool) -> Any:
         parts.steps(steps, state.step),
         *_chooser(recorded, state),
         *(
-            _tokens(training, row, near, token_map, state)
+            _tokens(training, row, near, token_map, state, {})
             if recorded
             else [html.P(row.response, className="answer", dir="auto")]  # without colours
         ),
@@ -153,7 +153,7 @@ def _tokens(
     step: int,
     token_map: TokenMap | None,
     state: State,
-    **changes: Any,
+    changes: Mapping[str, Any],
 ) -> list[Any]:
     """The answer, coloured by the pair that is chosen, else by the whole batch of a step.
 
@@ -165,7 +165,7 @@ def _tokens(
     else:
         pushes, by = np.array(token_map.force).sum(1), token_map.updating_id
     addresses = [
-        state.link(place=None if place == state.place else place, **changes)
+        state.link(**changes, place=None if place == state.place else place)
         for place in range(len(texts))
     ]
     shown = "" if state.step is not None else " (tokens are computed at single steps)"
@@ -270,7 +270,7 @@ def _column(side: Side, row: ProbeRow, moved: Moved | None, recorded: Sequence[i
         step = step_of_map(recorded, moved.lines, side.state)
         state = side.state.model_copy(update={"place": None})
         alone = {"training": side.training.name, "beside": "", "step_beside": None}
-        account += _tokens(side.training, row, step, None, state, **alone)
+        account += _tokens(side.training, row, step, None, state, alone)
     return [html.H3(side.label), *_values(side, row, recorded), *account]
 
 
