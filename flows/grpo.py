@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from dynolab.errors import ConfigError, check_known, under_field
-from dynolab.objectives.clipping import AdvantageRuleConfig, ClippedConfig
 from dynolab.objectives.grpo import GRPOConfig, SimKOConfig
+from dynolab.objectives.policy_gradient import AdvantageRuleConfig, ClippedConfig
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig

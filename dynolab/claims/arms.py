@@ -29,8 +29,8 @@ from dynolab.comparisons.arm_table import (
     ArmTable,
     pass_names,
 )
-from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.grpo import GRPOConfig, SimKOConfig
+from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.objectives.registry import AnyConfig
 from dynolab.statistics import Interval, mean_interval
 

@@ -9,7 +9,6 @@ puts into its batch. A loss's force is its gradient by the log-probabilities (`O
 """
 
 from dynolab.objectives.base import Objective, force, read_logps, target_force
-from dynolab.objectives.clipping import AdvantageRuleConfig, group_advantages, rewrite_advantages
 from dynolab.objectives.dpo import DPO, DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig, SimKO, SimKOConfig
 from dynolab.objectives.pair_losses import (
@@ -29,6 +28,11 @@ from dynolab.objectives.pair_losses import (
     SPPOConfig,
 )
 from dynolab.objectives.pairs import Answers
+from dynolab.objectives.policy_gradient import (
+    AdvantageRuleConfig,
+    group_advantages,
+    rewrite_advantages,
+)
 from dynolab.objectives.registry import (
     GroupObjectiveConfig,
     ObjectiveConfig,

@@ -13,7 +13,7 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.errors import ConfigError
 from dynolab.objectives.base import Objective
-from dynolab.objectives.clipping import (
+from dynolab.objectives.policy_gradient import (
     ClippedConfig,
     Surrogate,
     Tokens,

@@ -19,8 +19,8 @@ from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import Objective
-from dynolab.objectives.clipping import ClippedConfig, aggregation_weights
 from dynolab.objectives.pairs import DesignedDoseConfig, PairObjective, TokenEffects, designed_doses
+from dynolab.objectives.policy_gradient import ClippedConfig, aggregation_weights
 from dynolab.training.config import LoopConfig
 from dynolab.training.engine import Engine, in_metric
 from dynolab.training.step_batch import ScoredRow, StepExample

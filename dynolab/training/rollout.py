@@ -19,8 +19,8 @@ from dynolab.data.packing import plan_rows, share_prompts
 from dynolab.data.rows import PromptRow
 from dynolab.likelihood.token_logps import ResponseLogits, packing_width, token_logps, top_tokens
 from dynolab.objectives import group_advantages, rewrite_advantages
-from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.grpo import SimKOConfig
+from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.rollouts.generator import Generator, SampleConfig, Sampled, generate_on_ranks
 from dynolab.rollouts.passes import SAMPLES_PER_K, pass_at_k, pass_levels
 from dynolab.rollouts.rewards import Rewards, reward_metrics

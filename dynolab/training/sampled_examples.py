@@ -16,9 +16,9 @@ from dynolab.data.encode import Encoded, EncodedExample, Encoder
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective
-from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.dpo import SPINConfig
 from dynolab.objectives.pair_losses import SPPOConfig
+from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.adapters import WithoutAdapters

@@ -28,7 +28,7 @@ from dynolab.forces.map.weighted import scores_along
 from dynolab.forces.step.split import objective_batch
 from dynolab.likelihood.token_logps import token_logps, top_tokens
 from dynolab.objectives import DPO, DPOConfig, Objective, read_logps
-from dynolab.objectives.clipping import ClippedConfig
+from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.training.step_batch import RecordedCompletion
 from dynolab.training.step_record import Recorded, RecordedExample, RecordedGroup
 from tests.forces.small_models import (

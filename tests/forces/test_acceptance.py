@@ -45,8 +45,8 @@ from dynolab.objectives import (
     force,
     read_logps,
 )
-from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.pairs import PairObjective
+from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.training.config import OptimizerConfig
 from tests.forces.families import (
     DPO_LOSS,

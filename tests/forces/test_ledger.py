@@ -18,7 +18,7 @@ from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.forces.ledger.step_account import Later, StepAccount
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
-from dynolab.objectives.clipping import ClippedConfig
+from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.results.ledger import PER_STEP
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import StepFacts, StepRecord

@@ -11,7 +11,7 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
 from dynolab.objectives import AdvantageRuleConfig, rewrite_advantages
-from dynolab.objectives.clipping import influence
+from dynolab.objectives.policy_gradient import influence
 from tests.objectives.sampled import VOCABULARY, batch_of
 
 FEATURES = 7

@@ -23,7 +23,7 @@ from dynolab.objectives import (
     rewrite_advantages,
     target_force,
 )
-from dynolab.objectives.clipping import (
+from dynolab.objectives.policy_gradient import (
     ClippedConfig,
     _harmful,
     _randomised,

@@ -22,7 +22,7 @@ from dynolab.objectives import (
     force,
     read_logps,
 )
-from dynolab.objectives.clipping import aggregation_weights, clipped, live
+from dynolab.objectives.policy_gradient import aggregation_weights, clipped, live
 from dynolab.training.config import TrainConfig
 from tests.objectives.sampled import GROUPS, RANKS, VOCABULARY, batch_of
 
