@@ -1,1 +1,1 @@
-"""The flows that a user starts, one module each."""
+"""The flows that a user starts, mostly one a file, and the commands, forms and plans of all."""

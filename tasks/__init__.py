@@ -1,1 +1,1 @@
-"""What a study does: a file for each stage or pair of stages. Each reads manifests, writes one."""
+"""What flows do: stages, by their subject. Each reads manifests, and writes one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -25,9 +24,6 @@ from tasks.runtime.work import StageConfig, Work
 from tasks.shared.endpoint import StageEndpoint
 from tasks.shared.policies import load_encoder, load_model, responses
 from tasks.shared.rewarded_answers import log_figures
-
-if TYPE_CHECKING:
-    from dynolab.comparisons.pair_arms import SampledAnswer
 
 
 def resample(work: Work[SampleConfig]) -> dict[str, float]:

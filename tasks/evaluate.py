@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -42,10 +42,6 @@ from dynolab.training.rollout import Scorer, make_groups
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.rewarded_answers import Answerer, AnsweringConfig, log_figures
-
-if TYPE_CHECKING:
-    from dynolab.evaluation.displacement import Question
-
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 PARTS = 4  # of the stage's progress

@@ -20,7 +20,7 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
-from dynolab.training.reference import score_reference
+from dynolab.training.reference import SideLogps, score_reference
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -29,8 +29,6 @@ from tasks.shared.replay import recorded_step
 from tasks.shared.selection import SelectionConfig, observed_answers, updating_rows
 
 if TYPE_CHECKING:
-    from dynolab.forces.map.analysis import Question
-    from dynolab.training.reference import SideLogps
     from dynolab.training.step_record import Recorded, StepRecord
 
 PARTS = 4  # of the stage's progress

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
@@ -12,7 +11,7 @@ from pydantic import Field
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.errors import ConfigError
-from dynolab.forces.kernel.size import kernel_sizes
+from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
 from dynolab.forces.kernel.stability import kernel_stability
 from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
 from tasks.runtime.stage import Stage
@@ -20,9 +19,6 @@ from tasks.runtime.work import Work
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import recorded_step
 from tasks.shared.selection import SelectionConfig, observed_rows, updating_rows
-
-if TYPE_CHECKING:
-    from dynolab.forces.kernel.size import KernelSizes
 
 MODEL = "model_"
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -16,7 +16,12 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.functional import kind_means, sampled_steps, single_answers
+from dynolab.forces.ledger.functional import (
+    WatchedFunctional,
+    kind_means,
+    sampled_steps,
+    single_answers,
+)
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.step.token_map import MAP_TOKENS, build_token_map, token_string
 from dynolab.results.study import TrainingSummary
@@ -27,11 +32,6 @@ from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import Replay, learned_steps
 from tasks.shared.selection import moved_most
 from tasks.training import STEPS
-
-if TYPE_CHECKING:
-    from dynolab.forces.ledger.account import Ledger
-    from dynolab.forces.ledger.functional import WatchedFunctional
-    from dynolab.forces.ledger.tables import LedgerTables
 
 CARRY, WAITING = "carry", "waiting"
 """Folders of a resume state, and of functionals that do not fit into memory with the others."""

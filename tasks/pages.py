@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dynolab.claims.reproduction import EXTENDED, EXTENDED_HALF, SFT
 from dynolab.judges.config import JudgeConfig
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.report.inputs.arms import (
     GroupPageInputs,
+    PairRun,
     ReproductionInputs,
     read_evaluated,
     read_group_run,
@@ -35,9 +36,6 @@ from tasks.shared.page_helpers import (
     page_shown,
 )
 from tasks.shared.seeds import start_of, step_of
-
-if TYPE_CHECKING:
-    from dynolab.report.inputs.arms import PairRun
 
 
 class AuditPageConfig(PageConfig):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -19,9 +18,6 @@ from dynolab.rollouts.generator import SampleConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import load_model, responses
-
-if TYPE_CHECKING:
-    from dynolab.probes.hallucination import TrainingAnswers
 
 MODELS = ("base", "sft", "preference")
 

@@ -7,7 +7,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from pydantic import Field
@@ -25,7 +25,7 @@ from dynolab.report.inputs.study import (
     read_kernel,
     read_squeezing,
 )
-from dynolab.results.ledger import read_ledger
+from dynolab.results.ledger import LedgerReader, read_ledger
 from dynolab.results.study import Answer, PairChange, read_training, rows
 from tasks.base import OTHERWISE
 from tasks.runtime.stage import Platform, Stage
@@ -33,10 +33,6 @@ from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult, Work
 from tasks.shared.page_helpers import PageConfig, facts_of, page_shown
-
-if TYPE_CHECKING:
-    from dynolab.report.inputs.study import ReportInputs
-    from dynolab.results.ledger import LedgerReader
 
 TRAININGS = ("sft", "preference")
 PAIRS, REMEDIES = "pairs.jsonl", "remedies.yaml"

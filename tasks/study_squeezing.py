@@ -17,7 +17,7 @@ from dynolab.grouping import grouped
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.study import Answer, Generation, RisenMass, TrainingSummary
 from dynolab.squeezing.forecast import forecasts
-from dynolab.squeezing.index import answers_risen_mass, chosen_by_step, squeeze_index
+from dynolab.squeezing.index import Logits, answers_risen_mass, chosen_by_step, squeeze_index
 from dynolab.squeezing.ladder import ladder
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
@@ -27,7 +27,6 @@ from tasks.shared.replay import record_folders, recorded_steps
 if TYPE_CHECKING:
     from dynolab.forces.function.policy import PolicyFunction
     from dynolab.forces.function.weights import Weights
-    from dynolab.squeezing.index import Logits
 
 KINDS = ("chosen", "rejected")
 Records = list[dict[str, Any]]

@@ -1,1 +1,1 @@
-"""Chapters beyond finetuning: simplicity, classification, supervision, transfer."""
+"""Beyond finetuning: simplicity, classification, supervision, transfer, squeezing, coupling."""

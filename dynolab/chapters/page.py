@@ -16,7 +16,8 @@ from numpy import ndarray
 from dynolab.claims.verdict import Outcome, Verdict
 from dynolab.data.rows import write_rows
 from dynolab.report.figure import CELLS, Figure, subplots
-from dynolab.report.page import Page, Section, StageFacts, section, write_page
+from dynolab.report.inputs.study import StageFacts
+from dynolab.report.page import Page, Section, section, write_page
 from dynolab.report.plots import Line
 from dynolab.report.style import DIVERGING, SEQUENTIAL
 from dynolab.report.tables import counts_of, outcome_counts, verdict_table

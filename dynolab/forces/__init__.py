@@ -5,9 +5,9 @@
 step, `token_map` along one update token at a time. `force_map` is the push of many updating
 responses' tokens on many observed ones', `breakdown` the same by parameter block. `step_forces`
 and `build_token_map` turn a step's record into result rows, `step_validity` says how far first
-order carries from it. `kernel_sizes` measures how strongly
-responses are coupled, `kernel_stability`
-whether the same pairs stay strongly coupled.
+order carries from it. `kernel_sizes` measures how strongly responses are coupled,
+`kernel_stability` whether the same pairs stay strongly coupled. `features` is the same for
+hidden layers, `ledger` the account of a whole training.
 """
 
 from dynolab.forces.features import (

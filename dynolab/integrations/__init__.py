@@ -1,1 +1,1 @@
-"""Probes in third-party trainers."""
+"""Probes, forces and doses in the trainers of others."""

@@ -1,7 +1,7 @@
 """Objectives: one small class per loss, used both for training and for analysis.
 
 To add one, write a file here with a config and a class, as SimPO in `pair_losses.py`, and register
-it in `registry.py`, where the trainer, the force engine and the forms find it.
+it in `registry.py`, where the trainer, the force engine and study files find it.
 
 A loss on pairs of answers is one short method on `PairObjective`, or a function of one's own
 (`Custom`); a policy gradient on groups of sampled completions reads what `dynolab.data.groups`

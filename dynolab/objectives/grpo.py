@@ -198,7 +198,7 @@ class SimKO(Objective):
     the entropy exceeds its response's quantile and sg the value without gradient, where Â > 0:
     `γ = (1 − αw) r + (αw/K) Σ_k sg(r)/(sg(ρ_k) + 1e-8) ρ_k`; where Â < 0, γ = r and the advantage
     of gated tokens that are the likeliest themselves is multiplied with the penalty. Then
-    `L = Σ_l w_l [−min(γÂ, clip(γ)Â) + β k3]` as in `grpo.py`.
+    `L = Σ_l w_l [−min(γÂ, clip(γ)Â) + β k3]` as of `GRPO`.
 
     Force: `G = Âr(π − [(1 − αw) e_y + (αw/K) Σ_k e_k])/(T·norm)` where unclipped: c is
     `Âγ'` with `γ' = (1 − αw) r` for the response token and `(αw/K) r ρ_k/(ρ_k + 1e-8)` for each

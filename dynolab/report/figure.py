@@ -1,4 +1,4 @@
-"""Shared by all figures: layout, panels side by side, bands, error bars."""
+"""Shared by all figures: layout, panels side by side, bands, menus."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
-from dynolab.data.rows import Row
 from dynolab.report.figure import Figure
+from dynolab.report.inputs.study import StageFacts
 from dynolab.report.style import (
     DARK,
     SPLITS,
@@ -76,24 +76,6 @@ _STYLE, _SCRIPT = _asset("page.css"), _asset("page.js")
 
 ANSWER = "answer.txt"
 """The page's answer to its question as plain text, a sentence a line; else its first finding."""
-
-
-class StageFacts(Row):
-    """One line of the stage table."""
-
-    stage: str
-    key: str
-    seconds: float | None = None
-    mlflow_run_id: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageInputs:
-    """What every page shows about its run: the name, the settings as text, and the stages."""
-
-    name: str
-    settings: str = ""
-    stages: tuple[StageFacts, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tables that compare: a row for every run, and which is best; a row for every claim."""
+"""Tables that compare: runs, ranked by clear differences, and claims."""
 
 from __future__ import annotations
 

@@ -14,8 +14,6 @@ from jaxtyping import Float
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError, reading, to_install
@@ -188,6 +186,9 @@ def prepare_checkpointing(model: nn.Module) -> None:
     **Raises:** `ConfigError` for a model whose layers transformers cannot checkpoint, or drop out
     activations themselves: they only run again while they count as training.
     """
+    from transformers import PreTrainedModel
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     layers = [
         module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
     ]
@@ -215,6 +216,8 @@ def activations_checkpointed(model: nn.Module) -> Iterator[None]:
     Only the layers themselves count as training, not what is in them, so that nothing else about
     the forward changes: policies run without dropout.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     layers = [
         module
         for module in model.modules()

@@ -1,4 +1,4 @@
-"""The flow `chapter`: one command for every chapter of the thesis on learning dynamics."""
+"""Flows of the chapters of the thesis on learning dynamics: `dynolab chapter NAME`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from dynolab.store import Store
 from tasks.runtime.launch.devices import hide_other_devices
@@ -23,10 +23,7 @@ from tasks.runtime.track.progress import (
     link_mlflow_run,
     run_tags,
 )
-from tasks.runtime.track.runs import Status, Tracking, left_behind
-
-if TYPE_CHECKING:
-    from tasks.runtime.track.runs import RunTracker
+from tasks.runtime.track.runs import RunTracker, Status, Tracking, left_behind
 
 log = logging.getLogger(__name__)
 

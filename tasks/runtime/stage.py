@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic
+from typing import Generic
 from uuid import uuid4
 
 from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
@@ -20,13 +20,9 @@ from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
 from tasks.runtime.launch.devices import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.progress import link_mlflow_run, run_tags
-from tasks.runtime.track.runs import shown_params
+from tasks.runtime.track.progress import Progress, link_mlflow_run, run_tags
+from tasks.runtime.track.runs import RunTracker, Status, Tracking, shown_params
 from tasks.runtime.work import Config, StageResult, Work, plan_key
-
-if TYPE_CHECKING:
-    from tasks.runtime.track.progress import Progress
-    from tasks.runtime.track.runs import RunTracker, Status, Tracking
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Beside a training: sends its metrics, reports its alarm and uploads its resume states.
+"""Beside a training: sends its metrics, reports its alarm, lets a sweep end it, keeps its states.
 
 Its metrics reach MLflow through the file that the training appends to: `follow` links it into the
 run's folder in the outbox, whose lines `track/sender.py` sends.

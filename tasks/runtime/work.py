@@ -17,11 +17,10 @@ from dynolab.errors import StoreError
 from dynolab.likelihood.checked import Checks
 from dynolab.store import Committed, Manifest, Place, Store, git_revision, library_versions
 from tasks.runtime.keys import canonical, stage_key
-from tasks.runtime.track.progress import outcome_of
+from tasks.runtime.track.progress import Progress, StageProgress, outcome_of
 
 if TYPE_CHECKING:
     from tasks.runtime.stage import Stage
-    from tasks.runtime.track.progress import Progress, StageProgress
     from tasks.runtime.track.runs import RunTracker
 
 log = logging.getLogger(__name__)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dynolab.report.page import StageFacts
+from dynolab.report.inputs.study import StageFacts
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER
 from tasks.runtime.work import StageConfig, StageResult, Work
-
-if TYPE_CHECKING:
-    from dynolab.report.page import StageFacts
 
 
 class PageConfig(StageConfig):

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from dynolab.data.rows import Example, ProbeRow, PromptRow
-    from dynolab.forces import PolicyFunction
     from dynolab.rollouts.generator import SampleConfig, Sampled
     from tasks.runtime.work import Work
 

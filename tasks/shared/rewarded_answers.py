@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -18,12 +18,9 @@ from dynolab.rollouts.rewards import RewardConfig, Rewards
 from dynolab.statistics import Interval
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.examples import load_prompts
-from dynolab.training.rollout import answer_prompts
+from dynolab.training.rollout import Answers, answer_prompts
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.policies import load_model
-
-if TYPE_CHECKING:
-    from dynolab.training.rollout import Answers
 
 
 class AnsweringConfig(StageConfig):

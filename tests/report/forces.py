@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dynolab.report.inputs.study import CheckpointForces, ForcePageInputs, Kernel
-from dynolab.report.page import StageFacts
+from dynolab.report.inputs.study import CheckpointForces, ForcePageInputs, Kernel, StageFacts
 from dynolab.results.forces import (
     AgreementRow,
     AnalysisFacts,

@@ -6,7 +6,7 @@ import numpy as np
 
 from dynolab.objectives import AdvantageRuleConfig, GRPOConfig, SimKOConfig
 from dynolab.report.inputs.arms import Evaluated, GroupPageInputs, GroupRun
-from dynolab.report.page import StageFacts
+from dynolab.report.inputs.study import StageFacts
 from dynolab.results.groups import (
     CompletionForce,
     LikelihoodChange,

@@ -12,7 +12,7 @@ from dynolab.judges.config import (
     LlmJudgeConfig,
 )
 from dynolab.report.comparison.judges import Judged, JudgePageInputs
-from dynolab.report.page import StageFacts
+from dynolab.report.inputs.study import StageFacts
 from dynolab.results.judges import Judgement, Outcome, PolicyAnswer
 
 POLICIES = ("dpo", "resampled")

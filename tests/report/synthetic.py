@@ -9,8 +9,7 @@ import numpy as np
 
 from dynolab.data.rows import ProbeRow
 from dynolab.data.world.answer_kinds import AnswerKind
-from dynolab.report.inputs.study import ReportInputs, StudyFacts
-from dynolab.report.page import StageFacts
+from dynolab.report.inputs.study import ReportInputs, StageFacts, StudyFacts
 from dynolab.results.forces import LayerForce, Validity
 from dynolab.results.study import (
     Answer,

@@ -13,8 +13,13 @@ from dynolab.chapters.page import write_chapter
 from dynolab.report.audit import write_audit_page
 from dynolab.report.comparison.mitigation import write_mitigation_page
 from dynolab.report.comparison.reproduction import write_reproduction_page
-from dynolab.report.inputs.study import AuditPageInputs, ReportInputs, Squeezing, StudyFacts
-from dynolab.report.page import StageFacts
+from dynolab.report.inputs.study import (
+    AuditPageInputs,
+    ReportInputs,
+    Squeezing,
+    StageFacts,
+    StudyFacts,
+)
 from dynolab.report.study.page import write_report
 from dynolab.results.study import TokenMap, Training
 from tests.chapters.test_page import chapter

@@ -450,14 +450,21 @@ def test_nobody_at_the_endpoint(
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        ("dynolab.store, tasks.runtime.stage, tasks.runtime.system.settings", "s3fs deepspeed"),
-        ("tasks.runtime.track.progress", "rich requests pydantic"),
+        (
+            "dynolab.store, tasks.runtime.stage, tasks.runtime.system.settings",
+            "torch transformers mlflow prefect s3fs deepspeed",
+        ),
+        (
+            "tasks.runtime.track.progress",
+            "torch transformers mlflow prefect rich requests pydantic",
+        ),
+        ("flows.study, flows.run", "transformers plotly pandas mlflow deepspeed"),
     ],
 )
 def test_what_a_command_imports_first_costs_no_large_package(modules: str, heavy: str) -> None:
     program = (
         f"import sys, {modules};"
-        f"heavy = set('torch transformers mlflow prefect {heavy}'.split());"
+        f"heavy = set('{heavy}'.split());"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The modules of a model: which parameters act through which, and the states between blocks."""
+"""The modules of a model: which parameters act through which, and hooks on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is observed at every response position, and its stable arithmetic near probability 1."""
+"""What is observed at every response position, and modes for float64 and second derivatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes one step's entries in a ledger, and what the step before it needs for its own."""
+"""One step's entries in a ledger, and what it hands to the step before."""
 
 from __future__ import annotations
 

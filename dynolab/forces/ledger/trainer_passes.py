@@ -1,4 +1,4 @@
-"""What a batch's sequences did along directions, from the passes that a trainer makes itself."""
+"""Measures what each sequence of a batch did, by the trainer's own forward and backward passes."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Question:
 
     `update` is the learning rate of a gradient step or a realised step's frozen map, `at` the
     weights where both sides' derivatives are taken (the policy's own by default), `after` those
-    that the realised step ended with. `last_layers`: only these move (`layers.last_layers`).
+    that the realised step ended with. `last_layers`: only these move (`rules.last_layers`).
     """
 
     policy: PolicyFunction

@@ -1,4 +1,4 @@
-"""Replays a recorded step, split into the parts of chosen answers, rejected answers and history."""
+"""A recorded step as batches, and split into chosen answers, rejected answers and history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps of a few answers, token by token: of a recorded step, and cut out of a force map."""
+"""Maps of a few answers, token by token, of a step or out of a force map; how tokens read."""
 
 from __future__ import annotations
 

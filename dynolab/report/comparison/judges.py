@@ -16,7 +16,8 @@ from dynolab.comparisons.arm_table import ArmTable
 from dynolab.data.rows import write_rows
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from dynolab.judges.win_rate import agreement, both_orders, preferred
-from dynolab.report.page import Page, PageInputs, Section, Words, table, write_page, write_summary
+from dynolab.report.inputs.study import PageInputs
+from dynolab.report.page import Page, Section, Words, table, write_page, write_summary
 from dynolab.report.plots import DotPanel, forest_plot
 from dynolab.report.style import excerpt, points, with_interval
 from dynolab.report.tables import run_name

@@ -13,11 +13,11 @@ from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN, table_of
 from dynolab.report.figure import Figure
+from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import (
     ANSWER,
     Page,
     Section,
-    StageFacts,
     Words,
     table,
     write_page,

@@ -1,4 +1,4 @@
-"""The token force map: which updating token pushed which observed token, and by how much."""
+"""Figures of token maps: which updating token pushed which observed one; several to choose from."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from dynolab.comparisons.matched import margin_path
 from dynolab.comparisons.pair_arms import gap_by_margin, path_figures, win_figures
 from dynolab.data.rows import read_value
 from dynolab.objectives.registry import AnyConfig
-from dynolab.report.page import PageInputs
+from dynolab.report.inputs.study import PageInputs
 from dynolab.results.arms import Divergence, RunFigures
 from dynolab.results.audit import FilteredPairs
 from dynolab.results.groups import (

@@ -9,7 +9,6 @@ from typing import Any
 
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import Example, ProbeRow, Row, read_value
-from dynolab.report.page import PageInputs, StageFacts
 from dynolab.results.arms import ComparedArms
 from dynolab.results.audit import ChosenChange, Foresight, PairAudit
 from dynolab.results.forces import (
@@ -29,6 +28,24 @@ from dynolab.results.study import (
     records,
     rows,
 )
+
+
+class StageFacts(Row):
+    """One line of the stage table."""
+
+    stage: str
+    key: str
+    seconds: float | None = None
+    mlflow_run_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageInputs:
+    """What every page shows about its run: the name, the settings as text, and the stages."""
+
+    name: str
+    settings: str = ""
+    stages: tuple[StageFacts, ...] = ()
 
 
 class StudyFacts(Row):

@@ -1,4 +1,4 @@
-"""The page of retrainings: what was predicted of trainings without some examples, and happened."""
+"""The page of retrainings without some examples: what was predicted, and what happened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 from markupsafe import Markup
 
 from dynolab.report.figure import Figure, add_diagonal, subplots
-from dynolab.report.page import Page, StageFacts, Words, table, write_page
+from dynolab.report.inputs.study import StageFacts
+from dynolab.report.page import Page, Words, table, write_page
 from dynolab.report.style import CHOSEN, HISTORY, number, plotly_text
 from dynolab.results.counterfactual import Agreement, Dropped, Effect, Repeat
 from dynolab.statistics import mean_interval

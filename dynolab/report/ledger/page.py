@@ -12,8 +12,9 @@ import plotly.graph_objects as go
 from dynolab.data.rows import rows_by_source
 from dynolab.report.figure import CELLS, Figure, base_layout, menu
 from dynolab.report.forces.token_map import FELL_MOST, token_map_figure
+from dynolab.report.inputs.study import StageFacts
 from dynolab.report.ledger.fallen import fallen_figure, pusher_section
-from dynolab.report.page import Page, Section, StageFacts, Words, write_page
+from dynolab.report.page import Page, Section, Words, write_page
 from dynolab.report.style import (
     CHOSEN,
     DIVERGING,

@@ -1,4 +1,4 @@
-"""The report of a study: one offline page, its figures as files, and its numbers."""
+"""The report of a study: the page, the figure of recorded steps, figures as files, and numbers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Prefect, MLflow, PostgreSQL, Redis and S3 as child processes."""
+"""Prefect and MLflow as child processes, the guard before both, and the bucket of a store."""

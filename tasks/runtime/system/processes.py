@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent, and listening ports."""
+"""Child processes: started, found by their environment, ended; ports, and the ends of logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys, tokens and the home folder, readable by their owner alone."""
+"""Keys, tokens and the home folder, readable by their owner alone; texts that may hold one."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Settings(BaseModel):
 
     @property
     def outbox(self) -> Path:
-        """Journals of operations not yet sent to MLflow."""
+        """Runs not yet sent to MLflow, a folder each."""
         return self.home / "outbox"
 
 
