@@ -15,7 +15,8 @@ from dynolab.data.batches import REJECTED
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows
 from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
 from dynolab.forces.function.checks import derivatives_of
-from dynolab.forces.ledger.responses import example_pushes, gradients_of
+from dynolab.forces.ledger.pushes import example_pushes
+from dynolab.forces.ledger.responses import gradients_of
 from dynolab.forces.step.step_forces import Start, force_metrics
 from dynolab.forces.step.token_map import MAP_TOKENS
 from dynolab.objectives import build_objective
@@ -28,7 +29,7 @@ from tasks.shared.selection import moved_most
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded, Encoder
     from dynolab.forces.ledger.grouped import GroupedGradients
-    from dynolab.forces.step.optimizers import FrozenUpdate
+    from dynolab.forces.step.step_forces import StepForces
     from dynolab.training.step_record import StepRecord
 
 
@@ -90,7 +91,7 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
             answers = answers or _mapped_answers(work, rows, encoder, up=up)
             gradients = gradients or gradients_of(record, policy)
             if answers:
-                push = _strongest(record, gradients, forces.update, answers, up=up)
+                push = _strongest(record, gradients, forces, answers, up=up)
                 pushes = [max([*pushes, push], key=lambda each: each.nats)]
             work.tracker.log_metrics(force_metrics(forces.rows), record.facts.step)
             layers += step_layers(
@@ -119,7 +120,7 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
             updating_id=push.example,
             observed_id=push.answer,
             observed=push.observed,
-            update=push.update,
+            step=push.forces,
         )
         (work.output / "token_map.json").write_text(token_map.model_dump_json())
     # The last validity is that of all steps together if several were recorded.
@@ -144,14 +145,11 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Push:
-    """How hard an example pushed an answer in one recorded step, in nats.
-
-    `update`: the step's frozen map.
-    """
+    """How hard an example pushed an answer in one recorded step, in nats."""
 
     nats: float
     step: int
-    update: FrozenUpdate
+    forces: StepForces
     example: str
     answer: str
     observed: Encoded
@@ -179,7 +177,7 @@ def _mapped_answers(
 def _strongest(
     record: StepRecord,
     gradients: GroupedGradients,
-    update: FrozenUpdate,
+    forces: StepForces,
     answers: Sequence[tuple[ProbeRow, Encoded]],
     *,
     up: bool,
@@ -194,12 +192,13 @@ def _strongest(
         for example in record.examples
     ]
     observed = [encoded for _, encoded in answers]
-    pushes = (1 if up else -1) * example_pushes(record, gradients, update, observed)
+    pushes = (1 if up else -1) * example_pushes(record, gradients, forces.gradient, observed)
     pushes[:, torch.tensor(lengths) > max(MAP_TOKENS, min(lengths))] = -math.inf
     place, number = divmod(int(pushes.argmax()), len(lengths))
     row, encoded = answers[place]
     example = record.examples[number].id
-    return Push(float(pushes.max()), record.facts.step, update, example, row.pair_id, encoded)
+    step = record.facts.step
+    return Push(float(pushes.max()), step, forces, example, row.pair_id, encoded)
 
 
-FORCES = Stage("forces", 7, measure_forces, operational=frozenset({"batch_tokens"}))
+FORCES = Stage("forces", 8, measure_forces, operational=frozenset({"batch_tokens"}))

@@ -147,7 +147,7 @@ class AskedStep:
             observed_id=name,
             observed_kind=kind,
             observed=answer,
-            update=self._split.update,
+            step=self._split,
         )
 
     def _account(self, answers: Sequence[Encoded]) -> tuple[ndarray, ndarray, dict[str, ndarray]]:

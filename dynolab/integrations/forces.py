@@ -17,12 +17,7 @@ from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example, ProbeRow, write_rows
 from dynolab.errors import check_installed, check_settings
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import (
-    block_columns,
-    block_of,
-    flatten,
-    products,
-)
+from dynolab.forces.function.weights import SLICE, block_of, flatten, products
 from dynolab.forces.ledger.functional import (
     Functional,
     Slopes,
@@ -32,11 +27,11 @@ from dynolab.forces.ledger.functional import (
     training_means,
 )
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.step_account import SIDES, Change, StepAccount, StepMade, account_of
+from dynolab.forces.ledger.step_account import SIDES, Change, StepAccount
 from dynolab.forces.ledger.tables import LedgerTables
-from dynolab.forces.ledger.trainer_passes import TrainerPasses
+from dynolab.forces.ledger.trainer_passes import SequenceLines, TrainerPasses
 from dynolab.forces.map.weighted import Updating
-from dynolab.forces.step.optimizers import UpdateFacts
+from dynolab.forces.step.optimizers import Clipping, Removal, UpdateFacts
 from dynolab.integrations.optimizer import (
     FIRST_MOMENTS,
     SECOND_MOMENTS,
@@ -44,7 +39,6 @@ from dynolab.integrations.optimizer import (
     Held,
     Part,
     TrainerHeld,
-    TrainerMap,
     ZeroHeld,
     ZeroThreeHeld,
     around_next_step,
@@ -87,9 +81,12 @@ EXCERPT = 160  # characters of a sequence in tables
 class ForceCallback(Watching):
     """Says at chosen steps which sequence of the batch moved which answers, and what else did.
 
-    `Δq = Σ_i line_i + decay + momentum + unexplained + arithmetic + residual` for the mean
-    log-probability q of the watched answers of a kind, in nats. Sums over sequences that are pushed
-    up (`chosen`) and down (`rejected`) go through the trainer's log, `ledger/<kind>/<part>`; every
+    `Δq = Σ_i line_i + together + decay + momentum + unexplained + arithmetic + residual` for the mean
+    log-probability q of the watched answers of a kind, in nats. A sequence's line is what the step
+    would have lacked without it, by the optimizer's own update (`Removal`); of an optimizer of
+    unknown form, its share of what the step did along the gradient. `together` is what sequences
+    did by sharing a clip factor and a second moment. Sums over sequences that are pushed up
+    (`chosen`) and down (`rejected`) go through the trainer's log, `ledger/<kind>/<part>`; every
     sequence's line goes to `folder` (`dynolab.results.ledger`), and at the end a page,
     `ledger.html`. Gradients are those of the trainer's own backward pass, whatever its loss;
     `unexplained` is what they have beside the sequences', such as an auxiliary loss, and what an
@@ -230,6 +227,8 @@ class ForceCallback(Watching):
             return
         weights = self.attempt(self._weights)
         made = self.attempt(lambda: self._lines(pending, weights or {}, step))
+        if made is not None and not made.known and self._tables is not None:
+            self._tables.lines = "shares"
         account = self.attempt(lambda: self._account(pending, made)) if made is not None else None
         if account is not None:
             self.attempt(lambda: self._enter(account))
@@ -293,7 +292,7 @@ class ForceCallback(Watching):
         pushes = [push for forward in forwards for push in forward.push.tolist()]
         return _Pending(
             labels=tuple(map(self._label, sequences, pushes)),
-            scale=distributed.world_size() * given.scale,
+            given=replace(given, gradients={}),
             before=before,
             parts=self._parts(self._held, before, given),
             start=self._slopes(weights),
@@ -304,93 +303,119 @@ class ForceCallback(Watching):
         return self.trainer.args.bf16 or self.trainer.args.fp16 or weights != {torch.float32}
 
     def _lines(self, pending: _Pending, weights: dict[str, Tensor], step: int) -> _Made:
-        """What this rank finds of the step that led to some weights."""
+        """What this rank finds of the step that led to some weights.
+
+        The slopes before the step are let go of.
+        """
         assert self._live is not None
-        account, by_name, known = self._by_slopes(pending, weights, step)
-        count = len(self._watched)
+        start, pending.start = pending.start, None
+        assert start is not None
+        # In the memory of the slopes before the step: their mean, which stands for both ends.
+        end = self._slopes(weights, into=start.gradients)
+        end.gradients.div_(2)
+        change = Change(weights, pending.before)
+        parts, known = self._realised(pending, change)
+        sizes = [share.size for share in self._shares.values()]
+        slopes = dict(zip(self._shares, end.gradients.split(sizes, dim=1), strict=True))
+        given, count = pending.given, len(self._watched)
+
+        def removal(name: str) -> Removal:
+            share, part = self._shares[name], parts[name].gathered(self._shares[name])
+            clip_factor = given.clip if known else 1.0
+            everything = part.at(slice(None))
+            return Removal(everything, part.linear, clip_factor, share.gathered(slopes[name]))
+
         with (
             at_weights(self._parameters, pending.before),
             passes_of_ours(self._policy.model),
         ):
-            by_sequence = self._live.products(
-                lambda name: self._shares[name].gathered(by_name[name]), count
+            found = self._live.lines(
+                removal,
+                count,
+                given.clipping if known else Clipping(),
+                given.clip if known else 1.0,
+                distributed.world_size() * given.scale,
             )
-        by_sequence = {name: own / pending.scale for name, own in by_sequence.items()}
-        return _Made(account, by_name, known, by_sequence)
+        return _Made(
+            step, start.values, end.values, self._in_step(parts, slopes, change), known, found
+        )
+
+    def _in_step(
+        self,
+        parts: Mapping[str, Part],
+        slopes: Mapping[str, Float[Tensor, "functionals size"]],
+        change: Change,
+    ) -> dict[str, Float[Tensor, "functionals 5"]]:
+        """By parameter, this rank's shares of: decay, earlier momentum, the real change, what the
+        gradient did, and what it would have done had all its numbers pulled the same way."""
+        found, stop = {}, 0
+        for name, part in parts.items():
+            start, stop = stop, stop + len(part.theta)
+            sums = slopes[name].new_zeros(len(slopes[name]), 5, dtype=torch.float64)
+            for first in range(start, stop, SLICE):
+                columns = slice(first, min(first + SLICE, stop))
+                inside = slice(columns.start - start, columns.stop - start)
+                made, along = part.at(inside), slopes[name][:, inside]
+                by_gradient = made.scale * made.gradient
+                rows = [
+                    made.direct - made.out * made.pull,
+                    -made.out * made.carry * made.momentum,
+                    change.at(columns),
+                    -by_gradient,
+                ]
+                sums[:, :4] += products(along, torch.stack(rows))
+                sums[:, 4] += products(along.abs(), by_gradient.abs()[None])[:, 0]
+            found[name] = sums
+        return found
 
     def _account(self, pending: _Pending, made: _Made) -> StepAccount:
         """This rank's account of the step, with all ranks' sums over parameters."""
-        account, by_sequence = made.account, made.by_sequence
-        account = replace(
-            account,
+        in_step = self._over_shares(torch.stack(list(made.in_step.values())))
+        decay, carried_in, predicted, _, _ = in_step.sum(0).T
+        lines = torch.stack([found.lines for found in made.found.values()]).sum(0)
+        shares = torch.stack([found.shares for found in made.found.values()]).sum(0)
+        of_all = distributed.add_up(shares.sum(1))
+        if made.known:
+            unexplained = self._beside(made.found, in_step)
+        else:  # what the optimizer did beside the gradient is no rounding
+            unexplained = predicted - decay - carried_in - of_all
+        return StepAccount(
+            step=made.step,
             responses=pending.labels,
-            lines=-torch.stack(list(by_sequence.values())).sum(0),
-            blocks=self._blocks(pending.labels, by_sequence),
-            decay=self._over_shares(account.decay),
-            carried_in=self._over_shares(account.carried_in),
-            predicted=self._over_shares(account.predicted),
+            lines=lines.T,
+            decay=decay,
+            carried_in=carried_in,
+            before=made.before,
+            after=made.after,
+            predicted=predicted,
+            rounding=torch.zeros_like(predicted),
+            unexplained=unexplained,
+            together=of_all - distributed.add_up(lines.sum(1)),
+            blocks=self._blocks(pending.labels, made.found),
         )
-        unexplained = self._beside(by_sequence, made.along, pending.parts)
-        if not made.known:  # what the optimizer did beside the gradient is no rounding
-            lines = distributed.add_up(account.lines.sum(0))
-            unexplained = account.predicted - account.decay - account.carried_in - lines
-        return replace(account, unexplained=unexplained)
-
-    def _by_slopes(
-        self, pending: _Pending, weights: dict[str, Tensor], step: int
-    ) -> tuple[StepAccount, dict[str, Tensor], bool]:
-        """What needs no passes, this rank's shares of it, and the directions of the lines.
-
-        Also whether the optimizer is of known form. The slopes before the step are let go of.
-        """
-        start, pending.start = pending.start, None
-        assert start is not None
-        change = Change(weights, pending.before)
-        optimizer = self._map(pending, change)
-        # In the memory of the slopes before the step: their mean, which stands for both ends.
-        end = self._slopes(weights, into=start.gradients)
-        end.gradients.div_(2)
-        made = StepMade(
-            number=step,
-            labels=(),
-            gradients=end.gradients[:0],
-            map=optimizer,
-            change=change,
-            blocks=block_columns(weights),
-        )
-        account, later = account_of(made, start, end)
-        for _, columns in made.slices():
-            later.sensitivity[:, columns] *= optimizer.at(columns).into
-        sizes = [share.size for share in self._shares.values()]
-        by_name = dict(zip(self._shares, later.sensitivity.split(sizes, dim=1), strict=True))
-        return account, by_name, optimizer.parts[0].facts is not None
 
     def _beside(
         self,
-        by_sequence: Mapping[str, Float[Tensor, "sequences functionals"]],
-        along: Mapping[str, Float[Tensor, "functionals size"]],
-        parts: Mapping[str, Part],
+        found: Mapping[str, SequenceLines],
+        in_step: Float[Tensor, "parameters functionals 5"],
     ) -> Float[Tensor, " functionals"]:
         """What the gradient did beside its sequences, where that is more than rounding."""
-        pairs = [(own, parts[name].gradient) for name, own in along.items()]
-        totals = self._over_shares(torch.stack([products(o, g[None])[:, 0] for o, g in pairs]))
-        reach = self._over_shares(
-            torch.stack([products(o.abs(), g.abs()[None])[:, 0] for o, g in pairs])
-        )
-        sums = distributed.add_up(torch.stack([own.sum(0) for own in by_sequence.values()]))
-        sizes = distributed.add_up(torch.stack([own.abs().sum(0) for own in by_sequence.values()]))
+        totals, reach = in_step[..., 3], in_step[..., 4]
+        shares = [own.shares for own in found.values()]
+        sums = distributed.add_up(torch.stack([own.sum(1) for own in shares]))
+        sizes = distributed.add_up(torch.stack([own.abs().sum(1) for own in shares]))
         beside, coarse = totals - sums, self._sixteen_bit()
         bound = ROUNDED[coarse] * sizes + COARSE[coarse] * reach + 1e-9 * reach.sum(0)
-        return -torch.where(beside.abs() > bound, beside, 0.0).sum(0)
+        return torch.where(beside.abs() > bound, beside, 0.0).sum(0)
 
     def _blocks(
-        self, labels: Sequence[Updating], by_sequence: Mapping[str, Tensor]
+        self, labels: Sequence[Updating], found: Mapping[str, SequenceLines]
     ) -> dict[str, Float[Tensor, "functionals 2"]]:
         """The lines of each side through the parameters of a block."""
         sides = [[label.side == side for label in labels] for side in SIDES]
         blocks: dict[str, Tensor] = {}
-        for name, own in by_sequence.items():
-            by_side = -torch.stack([own[side].sum(0) for side in sides], 1)
+        for name, (lines, _) in found.items():
+            by_side = torch.stack([lines[:, side].sum(1) for side in sides], 1)
             blocks[block_of(name)] = blocks.get(block_of(name), 0) + by_side
         return blocks
 
@@ -410,7 +435,8 @@ class ForceCallback(Watching):
                 for name in account.blocks
             },
         )
-        made = account.decay + account.carried_in + account.unexplained + account.lines.sum(0)
+        made = account.decay + account.carried_in + account.unexplained
+        made = made + account.together + account.lines.sum(0)
         account = replace(account, rounding=account.predicted - made)
         assert self._tables is not None
         self._tables.add(account)
@@ -490,37 +516,46 @@ class ForceCallback(Watching):
                     learning_rate=float(options["lr"]),
                     clip_factor=given.clip,
                     optimizer=config,
+                    rounded=self._sixteen_bit(),
                 )
-            # What the optimizer keeps of the squares is read after the step.
-            kept = {key: value.clone() for key, value in state.items() if key in FIRST_MOMENTS}
+            kept = {
+                key: value.clone()
+                for key, value in state.items()
+                if key in (*FIRST_MOMENTS, *SECOND_MOMENTS)
+            }
             gradient = given.gradients[name]
             if facts is None:  # an optimizer of unknown form may write into it
                 gradient = gradient.clone()
             parts[name] = Part(facts, theta, kept, gradient, given.factor, still)
         return parts
 
-    def _map(self, pending: _Pending, change: Change) -> TrainerMap:
-        """The optimizer's step; of one of unknown form its part along the gradient."""
-        parts = list(pending.parts.values())
-        carries = {part.at(slice(0, 0)).carry for part in parts}
-        if len(carries) == 1 and not any(part.facts is None for part in parts):
+    def _realised(self, pending: _Pending, change: Change) -> tuple[dict[str, Part], bool]:
+        """The optimizer's step by parameter, and whether it is of known form.
+
+        Of one of unknown form each part is that along the gradient.
+        """
+        parts = pending.parts
+        carries = {part.at(slice(0, 0)).carry for part in parts.values()}
+        if len(carries) == 1 and all(part.facts is not None for part in parts.values()):
             assert self._held is not None
-            for place, (_, now, _) in enumerate(self._held.states().values()):
+            known = {}
+            for name, (_, now, _) in self._held.states().items():
+                known[name] = parts[name]
                 if key := next((key for key in SECOND_MOMENTS if key in now), None):
                     after = now[key]
                     if self._sixteen_bit():
                         after = at_least_rounding(after)
-                    own = {**parts[place].state, SECOND_MOMENT_AFTER: after}
-                    parts[place] = replace(parts[place], state=own)
-            return TrainerMap(parts)
-        realised, stop = [], 0
-        for part in parts:
-            start, stop = stop, stop + len(part.gradient)
+                    state = {**parts[name].state, SECOND_MOMENT_AFTER: after}
+                    known[name] = replace(parts[name], state=state)
+            return known, True
+        realised, stop = {}, 0
+        for name, part in parts.items():
+            start, stop = stop, stop + len(part.given)
             both = torch.stack([change.at(slice(start, stop)), part.gradient])
             along, square = self._over_shares(products(both, part.gradient[None])[:, 0]).tolist()
             rate = max(0.0, -along / square) if square else 0.0
-            realised.append(replace(part, facts=None, rate=rate))
-        return TrainerMap(realised)
+            realised[name] = replace(part, facts=None, rate=rate)
+        return realised, False
 
     def _log(self, account: StepAccount) -> None:
         """Sums by side, through the trainer's log."""
@@ -551,12 +586,12 @@ def _mean(kind: str, rows: Sequence[ProbeRow], sequences: Sequence[Encoded]) -> 
 class _Pending:
     """A step between its gradient and its update.
 
-    Of each trained parameter `parts` hold what its step is made of, this rank's shares; `scale` is
-    what the passes' gradients are divided by.
+    Of each trained parameter `parts` hold what its step is made of, this rank's shares; `given`:
+    how the step clips and scales its gradients, without these.
     """
 
     labels: tuple[Updating, ...]
-    scale: float
+    given: Given
     before: Float[Tensor, " parameters"]
     parts: Mapping[str, Part]
     start: Slopes | None
@@ -564,13 +599,15 @@ class _Pending:
 
 @dataclass(frozen=True)
 class _Made:
-    """What a rank finds of a step: sums by its shares, and the passes' products.
+    """What a rank finds of a step.
 
-    `along` are the lines' directions, and `by_sequence` minus the lines, sequences × functionals,
-    by parameter. `known`: the optimizer is of known form.
+    `before`, `after`: the functionals at both ends; `in_step`: sums by its shares of each parameter
+    (`_in_step`); `known`: the optimizer is of known form; `found`: its sequences' lines.
     """
 
-    account: StepAccount
-    along: Mapping[str, Tensor]
+    step: int
+    before: Float[Tensor, " functionals"]
+    after: Float[Tensor, " functionals"]
+    in_step: Mapping[str, Float[Tensor, "functionals 5"]]
     known: bool
-    by_sequence: Mapping[str, Tensor]
+    found: Mapping[str, SequenceLines]

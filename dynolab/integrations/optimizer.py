@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +15,13 @@ from torch.distributed.tensor import DTensor
 
 from dynolab import distributed
 from dynolab.errors import ConfigError
-from dynolab.forces.step.optimizers import OptimizerMap, UpdateFacts, optimizer_map
+from dynolab.forces.step.optimizers import (
+    Clipping,
+    OptimizerMap,
+    UpdateFacts,
+    is_linear,
+    optimizer_map,
+)
 from dynolab.integrations.sharded import Share, local
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.shards import Stretch
@@ -30,12 +35,14 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 class Given:
     """Gradients as the optimizer gets them, flat, by parameter: `factor` times those of the loss.
 
-    The step multiplies the loss' by `clip`, and the loss itself is `scale` times the trainer's own.
+    The step multiplies the loss' by `clip`, as `clipping` says, and the loss itself is `scale` times
+    the trainer's own.
     """
 
     gradients: Mapping[str, Float[Tensor, " size"]]
     factor: float
     clip: float
+    clipping: Clipping
     scale: float = 1.0
 
 
@@ -97,9 +104,11 @@ class TrainerHeld:
         }
         norm: Any = self._norm
         norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        factor = min(1.0, float(self._most) / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
+        clipping = Clipping(float(self._most))
+        factor = float(clipping.factor(torch.tensor(norm, dtype=torch.float64)))
         scaler = self._accelerator.scaler
-        return Given(gradients, factor, factor, scaler.get_scale() if scaler is not None else 1.0)
+        scale = scaler.get_scale() if scaler is not None else 1.0
+        return Given(gradients, factor, factor, clipping, scale)
 
     def states(self) -> dict[str, State]:
         """As `Held` has it."""
@@ -145,40 +154,31 @@ class Part:
         """Of the loss, before clipping."""
         return self.given.to(self.theta) / self.factor
 
+    @property
+    def linear(self) -> bool:
+        """Whether the step, as far as it is known, is linear in the gradient."""
+        return self.facts is None or is_linear(self.facts.optimizer)
+
     def at(self, columns: slice) -> OptimizerMap:
         """The map of some of its numbers."""
         gradient = self.given[columns].to(self.theta) / self.factor
-        zero = torch.zeros_like(gradient)
         if self.facts is None:
-            rate = torch.full_like(zero, self.rate)
-            return OptimizerMap(zero, 0.0, torch.ones_like(zero), zero, rate, zero)
+            plain = OptimizerConfig.model_construct(name="sgd", learning_rate=self.rate)
+            facts = UpdateFacts(0, self.rate, 1.0, plain)
+            return optimizer_map(facts, torch.zeros_like(gradient), {}, gradient)
         state = {key: value[columns].to(gradient) for key, value in self.state.items()}
         made = optimizer_map(self.facts, self.theta[columns], state, gradient)
-        return replace(made, out=zero, direct=zero) if self.still else made
+        return made.at_rest() if self.still else made
 
-
-@dataclass(frozen=True)
-class TrainerMap:
-    """The maps of all trained parameters, computed where they are asked for."""
-
-    parts: Sequence[Part]
-
-    @property
-    def carry(self) -> float:
-        """As `OptimizerMap.carry`."""
-        return self.parts[0].at(slice(0, 0)).carry
-
-    @property
-    def momentum(self) -> Tensor:
-        """As `OptimizerMap.momentum`, of all parameters."""
-        return torch.cat([part.at(slice(None)).momentum for part in self.parts])
-
-    def at(self, columns: slice) -> OptimizerMap:
-        """The map of some numbers of one parameter."""
-        starts = list(accumulate((len(part.theta) for part in self.parts), initial=0))
-        place = bisect_right(starts, columns.start) - 1
-        own = slice(columns.start - starts[place], columns.stop - starts[place])
-        return self.parts[place].at(own)
+    def gathered(self, share: Share) -> Part:
+        """The whole parameter's, from the shares of all ranks, which call it together."""
+        if not share.split:
+            return self
+        vectors = {"theta": self.theta, "given": self.given.to(self.theta)}
+        vectors |= {f"state {key}": value.to(self.theta) for key, value in self.state.items()}
+        rows = dict(zip(vectors, share.gathered(torch.stack(list(vectors.values()))), strict=True))
+        state = {key: rows[f"state {key}"] for key in self.state}
+        return replace(self, theta=rows["theta"], given=rows["given"], state=state)
 
 
 def config_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> OptimizerConfig | None:
@@ -263,7 +263,7 @@ class ZeroHeld:
         """Gradients are means over the ranks, before clipping, of the loss as it is scaled."""
         gradients = self._whole(_gradient)
         square = sum(float(own.double() @ own.double()) for own in gradients.values())
-        return Given(gradients, 1.0, _clip_factor(self._zero, square))
+        return _clipped_by_deepspeed(self._zero, gradients, square)
 
     def states(self) -> dict[str, State]:
         """As `Held` has it."""
@@ -323,7 +323,7 @@ class ZeroThreeHeld:
         gradients = self._own(self._zero.get_local_fp32_grad_for_param)
         squares = [own.double() @ own.double() for own in gradients.values()]
         square = distributed.add_up(torch.stack(squares).sum())
-        return Given(gradients, 1.0, _clip_factor(self._zero, float(square)))
+        return _clipped_by_deepspeed(self._zero, gradients, float(square))
 
     def states(self) -> dict[str, State]:
         """As `Held` has it."""
@@ -348,10 +348,13 @@ class ZeroThreeHeld:
         return {name: read(p)[: self._sizes[name]] for name, p in self._parameters.items()}
 
 
-def _clip_factor(optimizer: Any, square: float) -> float:
-    """What a step of DeepSpeed's optimizer multiplies gradients by, of the given squared norm."""
-    scale, most = float(optimizer.loss_scale), float(optimizer.clip_grad)
-    return 1 / (scale * max(1.0, (square**0.5 / scale + 1e-6) / most if most else 1.0))
+def _clipped_by_deepspeed(
+    optimizer: Any, gradients: Mapping[str, Float[Tensor, " size"]], square: float
+) -> Given:
+    """What DeepSpeed's optimizer gets, of this squared norm: the gradients of a scaled loss."""
+    clipping = Clipping(float(optimizer.clip_grad) or math.inf, float(optimizer.loss_scale))
+    factor = float(clipping.factor(torch.tensor(square**0.5, dtype=torch.float64)))
+    return Given(gradients, 1.0, factor, clipping)
 
 
 def _gradient(parameter: Any, stretch: Stretch) -> Tensor:

@@ -1,7 +1,7 @@
 """A training's ledger as tables: Parquet files with the columns named here, in nats.
 
 - `lines.parquet`: `step`, `response` (its number in the step's batch), `functional`, `nats`: what
-  the response did to the functional from that step to the end of training.
+  that step would have lacked without the response, to the end of training.
 - `responses.parquet`: `step`, `response`, `example` (its row's id), `side` (`chosen`, or `rejected`
   where it is pushed down), `tokens`: what a line's response is.
 - `steps.parquet`: `step`, `functional`, `before` and `after` (its values at both ends of the step),
@@ -9,7 +9,8 @@
   that the trainer's arithmetic did beside the optimizer's formula), `decay` (what the step's
   weight decay did, then and later), `carried_in` (what the momentum before the step did from it
   on), `unexplained` (what the part of the gradient did that no response made; 0 in older files),
-  `weight` (the number of steps that this one stands for: 1, unless steps were sampled).
+  `together` (what the responses did by sharing a clip factor and a second moment; 0 in older files,
+  whose lines are shares of the step as it was: `LedgerSummary.lines`), `weight` (the number of steps that this one stands for: 1, unless steps were sampled).
 - `tokens.parquet`: `step`, `response`, `functional`, `place` (in the response), `token`, `nats`: of
   some lines the tokens, which add up to them; the hardest pulls on a single answer are among them
   (`dynolab.forces.ledger.account`).
@@ -20,8 +21,8 @@
 - `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`. `token_map.json`, if asked
   for: the `dynolab.results.study.TokenMap` of the hardest pull on the answer that fell most.
 
-For every functional `Σ nats + Σ decay + Σ rounding + Σ unexplained + carried_in of the first step +
-Σ (after − before − predicted)` is the whole change. Where steps were sampled, the sums are over
+For every functional `Σ nats + Σ together + Σ decay + Σ rounding + Σ unexplained + carried_in of the
+first step + Σ (after − before − predicted)` is the whole change. Where steps were sampled, the sums are over
 `weight` times what a step has, and estimate it (`dynolab.statistics.stratified_total`); the first
 and the last step are always there.
 """
@@ -65,6 +66,7 @@ TABLES = {
         "decay": "float64",
         "carried_in": "float64",
         "unexplained": "float64",
+        "together": "float64",
         "weight": "int32",
     },
     "tokens": {
@@ -92,7 +94,16 @@ TABLES = {
 }
 """Tables and their columns with Arrow's types."""
 
-PER_STEP = ("before", "after", "predicted", "rounding", "decay", "carried_in", "unexplained")
+PER_STEP = (
+    "before",
+    "after",
+    "predicted",
+    "rounding",
+    "decay",
+    "carried_in",
+    "unexplained",
+    "together",
+)
 """Columns of `steps` with a number for every step and functional."""
 
 
@@ -123,6 +134,9 @@ class LedgerSummary(Row):
       above `NOISY`, lines are too noisy to be read.
     - `whole`: every step was accounted for, momentum by its cause. Else single steps were, with
       momentum where it acted, so that `carried_in` counts at every one of them.
+    - `lines`: `removal`, what the step would have lacked without the response; `shares`, in older
+      files and under optimizers of unknown form, its share of the step as it was, which under an
+      adaptive optimizer or clipping is not what leaving it out does.
     """
 
     steps: int
@@ -132,6 +146,7 @@ class LedgerSummary(Row):
     rounding_share: float
     whole: bool = True
     every: int = 1
+    lines: Literal["removal", "shares"] = "shares"
 
     @property
     def noisy(self) -> bool:
@@ -176,7 +191,8 @@ def read_table(folder: Path, name: str) -> dict[str, list[Any]]:
 
     columns = parquet.read_table(folder / f"{name}.parquet").to_pydict()
     if name == "steps":
-        columns.setdefault("unexplained", [0.0] * len(columns["step"]))
+        for later_column in ("unexplained", "together"):
+            columns.setdefault(later_column, [0.0] * len(columns["step"]))
     return columns
 
 
@@ -193,7 +209,8 @@ class Account:
     their sum; `decay`: what weight decay did; `carried_in`: what momentum from before the first
     step did, or in single steps momentum from before each; `residual`: what the first order and
     rounding leave unexplained; `arithmetic`: what rounding did of it; `unexplained`: what gradients
-    did that no answer made; `path`: its value before every step, and after the last; `length`: the
+    did that no answer made; `together`: what answers did by sharing a clip factor and a second moment;
+    `path`: its value before every step, and after the last; `length`: the
     sum of its absolute changes. Sums over sampled steps are estimates, but for `lines`.
     """
 
@@ -206,14 +223,15 @@ class Account:
     residual: float
     arithmetic: float
     unexplained: float
+    together: float
     path: Float[ndarray, " states"]
     length: float
 
     @property
     def missing(self) -> float:
         """What the parts leave of the measured change: rounding, or how far estimates are off."""
-        parts = self.nats + self.decay + self.carried_in + self.unexplained + self.residual
-        return self.end - self.start - parts
+        made = self.nats + self.together + self.decay + self.carried_in
+        return self.end - self.start - made - self.unexplained - self.residual
 
 
 @dataclass(frozen=True)
@@ -232,7 +250,7 @@ def account_of(
     """
     own = steps["functional"] == name
     order = np.argsort(steps["step"][own])
-    step, weight, before, after, predicted, rounding, decay, carried_in, unexplained = (
+    step, weight, before, after, predicted, rounding, decay, carried_in, unexplained, together = (
         steps[column][own][order] for column in ("step", "weight", *PER_STEP)
     )
     mine, change = lines["functional"] == name, after - before
@@ -247,6 +265,7 @@ def account_of(
         residual=float((weight * (change - predicted + rounding)).sum()),
         arithmetic=float((weight * rounding).sum()),
         unexplained=float((weight * unexplained).sum()),
+        together=float((weight * together).sum()),
         path=np.append(before, after[-1]),
         length=float((weight * np.abs(change)).sum()),
     )

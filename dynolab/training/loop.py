@@ -359,6 +359,8 @@ class Trainer:
             learning_rate=rate,
             grad_norm=norm,
             clip_factor=clip_factor(norm, self.config.clip_norm),
+            clip_norm=self.config.clip_norm,
+            rounded=self.master is not None,
             objective=self.config.objective,
             optimizer=self.config.optimizer,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,9 @@ __all__ = [
 class StepFacts(BaseModel):
     """Settings and numbers of a recorded step; `step` counts from 0.
 
-    The gradient was multiplied by `clip_factor`; `learning_rate` includes warm-up.
+    The gradient was multiplied by `clip_factor`, which keeps its norm within `clip_norm` (None in
+    records from before this field); `learning_rate` includes warm-up. `rounded`: the gradient was
+    computed in 16 bits.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -52,6 +55,8 @@ class StepFacts(BaseModel):
     learning_rate: float
     grad_norm: float
     clip_factor: float
+    clip_norm: float | None = None
+    rounded: bool = False
     objective: ObjectiveConfig
     optimizer: OptimizerConfig
 
@@ -106,7 +111,8 @@ class StepRecord:
         `before` and `after` stay what they were.
         """
         optimizer = OptimizerConfig(name="sgd", learning_rate=self.facts.learning_rate or 1.0)
-        facts = self.facts.model_copy(update={"clip_factor": 1.0, "optimizer": optimizer})
+        plain = {"clip_factor": 1.0, "clip_norm": math.inf, "optimizer": optimizer}
+        facts = self.facts.model_copy(update=plain)
         return replace(self, facts=facts, state={})
 
     @classmethod

@@ -33,7 +33,8 @@ from dynolab.data.sources.load import DataConfig
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import Functional, kind_means
-from dynolab.forces.ledger.responses import example_pushes, gradients_of
+from dynolab.forces.ledger.pushes import example_pushes
+from dynolab.forces.ledger.responses import gradients_of
 from dynolab.objectives import build_objective
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
@@ -203,7 +204,7 @@ def streamed(home: Path) -> dict[str, float]:
             record = step_record(job, 1)
             made = step_forces(record, policy, probes, encoder, stage="dpo", batch_tokens=TOKENS)
             gradients, chosen = gradients_of(record, policy), [pair.chosen for pair in pairs]
-            example_pushes(record, gradients, made.update, chosen, batch_tokens=TOKENS)
+            example_pushes(record, gradients, made.gradient, chosen, batch_tokens=TOKENS)
 
         took = {
             "forces": most_on_gpu(forces),

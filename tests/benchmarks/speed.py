@@ -41,7 +41,8 @@ from dynolab.forces import PolicyFunction, feature_forces, side_gradients, split
 from dynolab.forces.function.rules import blocks_of
 from dynolab.forces.function.weights import flatten
 from dynolab.forces.ledger.functional import Functional
-from dynolab.forces.ledger.responses import example_pushes, gradients_of, step_responses
+from dynolab.forces.ledger.pushes import example_pushes
+from dynolab.forces.ledger.responses import gradients_of, step_responses
 from dynolab.objectives import build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig
 from dynolab.training.step_record import StepRecord
@@ -138,7 +139,8 @@ def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, fl
 def difference(record: StepRecord, policy: PolicyFunction) -> float:
     """Largest difference of a fast route from a slow one, over the largest number of the slow."""
     objective, gradients = build_objective(record.facts.objective), gradients_of(record, policy)
-    update, pair = split_step(record, policy).update, replace(record, examples=record.examples[:1])
+    pair = replace(record.as_gradient_step(), examples=record.examples[:1])
+    split = split_step(pair, policy)
     observed, blocks = record.examples[1].chosen, len(blocks_of(policy.causal) or ())
     layers, sides = [0, blocks // 2, blocks], side_gradients(record, policy)
     made = step_responses(record, gradients)
@@ -150,8 +152,8 @@ def difference(record: StepRecord, policy: PolicyFunction) -> float:
 
     routes = [
         (
-            example_pushes(pair, gradients, update, [observed])[0].sum(),
-            token_forces(pair, policy, update, 0, observed).sum(),
+            example_pushes(pair, gradients, split.gradient, [observed])[0].sum(),
+            token_forces(pair, policy, split.update, 0, observed).sum(),
         ),
         (pulls(layers), torch.cat([pulls([layer]) for layer in layers])),
         (made.gradients[chosen].sum(0), flatten(sides.chosen)),

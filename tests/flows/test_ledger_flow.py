@@ -218,7 +218,7 @@ def test_a_ledger_in_the_run_changes_no_weight_and_adds_up(
     metrics = {line.step: line.metrics for line in logged if "train/loss" in line.metrics}
     for step in (0, 2, 4):
         own = metrics[step + 1]
-        parts = ("chosen", "rejected", "momentum", "decay", "arithmetic", "residual")
+        parts = ("chosen", "rejected", "together", "momentum", "decay", "arithmetic", "residual")
         total = sum(own[f"ledger/chosen/{part}"] for part in parts)
         assert total == pytest.approx(own["ledger/chosen/measured"], abs=1e-7)
         mine = [

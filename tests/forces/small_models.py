@@ -167,6 +167,7 @@ def train_steps(
             learning_rate=rate,
             grad_norm=norm,
             clip_factor=clip_factor(norm, config.clip_norm),
+            clip_norm=config.clip_norm,
             objective=config.objective,
             optimizer=config.optimizer,
         )

@@ -22,6 +22,7 @@ from dynolab.forces import (
 from dynolab.forces.step.one_step import norm_of
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import (
+    PARTS,
     UpdateSplit,
     micro_batches,
     objective_batch,
@@ -169,7 +170,8 @@ def step(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> Ste
 
 def test_a_replay_error_is_the_gap_relative_to_the_change() -> None:
     # The change is (3, 4), the replay (3, 3): a gap of 1 in 5.
-    split = UpdateSplit(of(w=[1.0, 1.0]), of(w=[1.0, 1.0]), of(w=[1.0, 1.0]), FrozenUpdate({}))
+    parts = {name: of(w=[0.75, 0.75]) for name in PARTS}
+    split = UpdateSplit(**parts, update=FrozenUpdate({}), gradient={})
     recorded_step = step(of(w=[1.0, 1.0]), of(w=[4.0, 5.0]))
     assert replay_error(split, recorded_step) == pytest.approx(0.2)
     with pytest.raises(

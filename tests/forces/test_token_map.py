@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
@@ -23,8 +24,11 @@ from dynolab.forces import (
     token_forces,
     token_terms,
 )
-from dynolab.forces.ledger import responses
-from dynolab.forces.ledger.responses import example_pushes, gradients_of
+from dynolab.forces.function.weights import flatten
+from dynolab.forces.ledger import pushes as pushes_module
+from dynolab.forces.ledger.functional import Functional, slopes_of
+from dynolab.forces.ledger.pushes import example_pushes, side_pushes
+from dynolab.forces.ledger.responses import gradients_of
 from dynolab.forces.step.split import UpdateSplit, record_batch
 from dynolab.forces.step.token_map import token_strings
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective
@@ -33,6 +37,7 @@ from dynolab.results.study import TokenMap
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_batch import RecordedCompletion
 from dynolab.training.step_record import RecordedGroup, StepRecord
+from tests.forces.brute_ledger import dose_gradients, torch_step
 from tests.forces.small_models import (
     VOCABULARY,
     Letters,
@@ -64,19 +69,20 @@ def written(record: StepRecord, policy: PolicyFunction, updating_id: str) -> Tok
 
 
 def along_parts(record: StepRecord, policy: PolicyFunction, split: UpdateSplit) -> torch.Tensor:
-    """First-order change of the observed answer through chosen and through rejected answers."""
+    """First-order change of the observed answer through chosen, rejected and both answers."""
     return policy.change_along(
         midpoint(record.before, record.after),
-        [split.from_chosen, split.from_rejected],
+        [split.from_chosen, split.from_rejected, split.from_together],
         collate([OBSERVED], 0),
     )
 
 
 def test_columns_add_up_to_the_example_s_share_of_the_step(record, policy):
-    """Over a batch of one example, to from_chosen and from_rejected themselves."""
-    alone = dataclasses.replace(record, examples=record.examples[1:2])
+    """Over one example and a plain gradient step, to from_chosen and from_rejected themselves."""
+    alone = dataclasses.replace(record.as_gradient_step(), examples=record.examples[1:2])
     split = split_step(alone, policy)
-    chosen_part, rejected_part = along_parts(alone, policy, split)
+    chosen_part, rejected_part, together = along_parts(alone, policy, split)
+    assert together.abs().max() < 1e-15
     force = token_forces(alone, policy, split.update, 0, OBSERVED)
     border = alone.examples[0].chosen.response_length
     assert relative(force[:, :border].sum(1), chosen_part) < 1e-10
@@ -91,19 +97,47 @@ def test_columns_add_up_to_the_example_s_share_of_the_step(record, policy):
 @pytest.mark.parametrize("free", [2**40, 0])
 def test_an_example_s_push_is_the_sum_of_its_map(record, policy, free, monkeypatch):
     """With room for the gradients of all examples at once, or of one."""
-    monkeypatch.setattr(responses, "memory_for", lambda *of: free)
-    update, observed = split_step(record, policy).update, [OBSERVED, encoded(78)]
-    pushes = example_pushes(record, gradients_of(record, policy), update, observed)
+    monkeypatch.setattr(pushes_module, "memory_for", lambda *of: free)
+    record = record.as_gradient_step()
+    split, observed = split_step(record, policy), [OBSERVED, encoded(78)]
+    pushes = example_pushes(record, gradients_of(record, policy), split.gradient, observed)
     for answer, own in zip(observed, pushes, strict=True):
-        maps = [token_forces(record, policy, update, n, answer).sum() for n in range(3)]
+        maps = [token_forces(record, policy, split.update, n, answer).sum() for n in range(3)]
         assert relative(own, torch.stack(maps)) < 1e-10
 
 
+def test_a_push_is_what_the_step_would_have_lacked_without_the_example(record, policy):
+    """Under AdamW, by torch's own steps; a written map's sides add up to theirs."""
+    split, route = split_step(record, policy), gradients_of(record, policy)
+    by_response = dose_gradients(record, policy)
+    slopes = slopes_of(
+        [Functional.mean("", [OBSERVED])], route, midpoint(record.before, record.after)
+    ).gradients[0]
+
+    def lacking(responses: set[int]) -> float:
+        rest = [g for place, g in enumerate(by_response) if place not in responses]
+        with_all, without = (torch_step(record, grads) for grads in (by_response, rest))
+        change = {name: with_all[name][0] - other[0] for name, other in without.items()}
+        return float(slopes @ flatten(change))
+
+    pushes = example_pushes(record, route, split.gradient, [OBSERVED])[0]
+    for number, push in enumerate(pushes.tolist()):
+        assert push == pytest.approx(lacking({2 * number, 2 * number + 1}), rel=1e-8)
+    sides = side_pushes(record, route, split.gradient, [OBSERVED], 1)[0].tolist()
+    assert sides == pytest.approx([lacking({2}), lacking({3})], rel=1e-8)
+    written_map = np.array(written(record, policy, record.examples[1].id).force)
+    border = record.examples[1].chosen.response_length
+    shares = [written_map[:, :border].sum(), written_map[:, border:].sum()]
+    assert shares == pytest.approx(sides, rel=1e-6)
+
+
 def test_the_written_map_names_its_tokens(record, policy):
-    example = record.examples[2]
+    record, example = record.as_gradient_step(), record.examples[2]
     force = token_forces(record, policy, split_step(record, policy).update, 2, OBSERVED)
     assert force.shape == (6, example.chosen.response_length + example.rejected.response_length)
-    assert written(record, policy, example.id) == TokenMap(
+    made = written(record, policy, example.id)
+    assert np.array(made.force) == pytest.approx(force.numpy())
+    assert made == TokenMap(
         stage="dpo",
         step=record.facts.step,
         observed_id="other",
@@ -112,7 +146,7 @@ def test_the_written_map_names_its_tokens(record, policy):
         observed_tokens=read(OBSERVED),
         chosen_tokens=read(example.chosen),
         rejected_tokens=read(example.rejected),
-        force=force.tolist(),
+        force=made.force,
     )
     named = r"updating_id = 'nobody': give an example of the step: \['pair-0', 'pair-1', 'pair-2'\]"
     with pytest.raises(ConfigError, match=named):

@@ -36,6 +36,7 @@ from dynolab.forces import (
 )
 from dynolab.forces.ledger import responses, step_account
 from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.pushes import example_pushes
 from dynolab.functions import ALLOWED
 from dynolab.likelihood.streamed import keep_frozen_narrow, stream
 from dynolab.likelihood.token_logps import ResponseLogits
@@ -165,9 +166,9 @@ def pushes(_: Path) -> None:
     """With weights on the GPU, and in main memory."""
     made = []
     for policy in (policy_of(), streamed_policy()):
-        update = split_step(record(), policy).update
+        gradient = split_step(record(), policy).gradient
         gradients = responses.gradients_of(record(), policy)
-        made.append(responses.example_pushes(record(), gradients, update, [encoded(1, 4, 3)]))
+        made.append(example_pushes(record(), gradients, gradient, [encoded(1, 4, 3)]))
     torch.testing.assert_close(*made, rtol=1e-9, atol=1e-12)
 
 

@@ -23,6 +23,7 @@ from tests.training.small import make_policy, make_rows, make_tokenizer
 PARTS = (
     "chosen",
     "rejected",
+    "together",
     "decay",
     "momentum",
     "unexplained",

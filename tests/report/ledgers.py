@@ -65,6 +65,7 @@ def write_ledger(
     more = {
         "decay": [0.125, 0, 0, 0],
         "carried_in": [0] * 4,
+        "together": [0] * 4,
         "weight": [weight, weight, 1, 1],
         "rounding": [0] * 4,
         "unexplained": [0] * 4,

@@ -5,13 +5,18 @@ Steps are entered from the last to the first.
 With functionals q and weights θ_t, one step is `Δq_t = q(θ_{t+1}) − q(θ_t) = ⟨q̄_t, Δθ_t⟩ + O(η³)`,
 the slope `q̄_t = ½ (∇q(θ_t) + ∇q(θ_{t+1}))` being the mean of both ends (the trapezoid rule). The
 optimizer is `b_t = β b_{t−1} + into_t ⊙ g_t + pull_t`, `Δθ_t = direct_t − out_t ⊙ b_t`
-(`OptimizerMap`), and `g_t = Σ_i g_{t,i}` the gradient of the batch's responses. So
+(`OptimizerMap`), and `g_t = Σ_i g_{t,i}` the gradient of the batch's responses. With
+`U_s = out_s ⊙ q̄_s + β U_{s+1}`, how q answers, in this and all later steps, to what enters momentum
+at step s,
 
-`Σ_t ⟨q̄_t, Δθ_t⟩ = Σ_s (Σ_i line(s, i) + decay(s) + rounding(s)) + carried_in`, with
+`Σ_t ⟨q̄_t, Δθ_t⟩ = Σ_s (Σ_i line(s, i) + together(s) + decay(s) + rounding(s)) + carried_in`:
 
-- `U_s = out_s ⊙ q̄_s + β U_{s+1}`: how q answers, in this and all later steps, to what enters
-  momentum at step s;
-- `line(s, i) = −⟨U_s, into_s ⊙ g_{s,i}⟩`: all that response i did at step s, at once and later;
+- `line(s, i) = ⟨q̄_s, u_s(g_s) − u_s(g_s − g_{s,i})⟩ − β ⟨U_{s+1}, b_s(g_s) − b_s(g_s − g_{s,i})⟩`
+  (`Removal`): what q would lack without response i of step s. u and b are the optimizer's own
+  update and momentum, with and without the response, clip factor and second moment included; in
+  later steps momentum is linear, their own clip factors and second moments stay what they were;
+- `together(s) = −⟨U_s, into_s ⊙ g_s⟩ − Σ_i line(s, i)`: what the responses did by sharing a clip
+  factor and a second moment, which no single one of them would have done;
 - `decay(s) = ⟨q̄_s, direct_s⟩ − ⟨U_s, pull_s⟩`: weight decay;
 - `rounding(s) = ⟨q̄_s, Δθ_s − (direct_s − out_s ⊙ b_s)⟩ − β ⟨U_{s+1}, b'_s − b_s⟩`: what the
   trainer's own arithmetic did beside the formula, b' being the momentum that the next step really
@@ -19,18 +24,17 @@ optimizer is `b_t = β b_{t−1} + into_t ⊙ g_t + pull_t`, `Δθ_t = direct_t 
   the gradient was another one than the g_{s,i} here, which are float32's at the weights before;
 - `carried_in = −β ⟨U_0, b_{−1}⟩`: momentum from before the first step.
 
-Learning rate, warm-up, clipping and preconditioner are inside into and out. Momentum is charged
-to the response that it came from, however long ago. U needs what comes later: the walk is
-backwards.
+Momentum is charged to the response that it came from, however long ago. U needs what comes later:
+the walk is backwards.
 
 Where only some steps are entered, `push_t = out_t ⊙ q̄_t` is taken to be linear between a step and
 the one L steps after it, which was entered before: `U_s = Σ_{j<L} β^j ((1 − j/L) push_s + j/L
-push_{s+L}) + β^L U_{s+L}`; for L = 1 that is the U above.
+push_{s+L}) + β^L U_{s+L}`; for L = 1 that is the U above. What later steps bring is `U_s − push_s`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +88,8 @@ class Ledger:
     - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's.
     - `by_token`: numbers of the functionals of one answer whose hardest pulls downwards are split
       into tokens (`HardestPulls`), and that have the papers' measures (`SourceMeasures`).
+    - `groups`: ids of examples that have a line together in every step they are in, by the group's
+      name: what the step would have lacked without all of them (`StepAccount.groups`).
     - `whole`: every step is entered. Else steps may be left out.
     - `waiting`: a folder of its own. Functionals whose gradients do not fit into memory with the
       others' wait there for their turn in each step, and their numbers are the same up to rounding;
@@ -102,6 +108,7 @@ class Ledger:
         *,
         batch_tokens: int | None = None,
         by_token: Sequence[int] = (),
+        groups: Mapping[str, Collection[str]] | None = None,
         whole: bool = True,
         waiting: Path | None = None,
         memory_bytes: int | None = None,
@@ -109,6 +116,7 @@ class Ledger:
         self._policy, self._functionals = policy, functionals
         self._batch_tokens = batch_tokens or policy.batch_tokens
         self._pulls = {number: HardestPulls() for number in by_token}
+        self._examples_of = groups or {}
         self._whole = whole
         self._waiting = None if waiting is None else Waiting(waiting)
         self._memory_bytes = memory_bytes
@@ -139,7 +147,7 @@ class Ledger:
             batch_tokens=self._batch_tokens,
             with_terms=bool(self._pulls),
         )
-        made = step_made(record, policy, responses)
+        made = step_made(record, policy, responses, self._examples_of)
         self._groups = self._groups or self._grouped(weights.numel() * policy.dtype.itemsize)
         parts = [self._enter(rows, record, responses, made, gap) for rows in self._groups]
         self._resumed, entries = None, joined(parts)
@@ -187,7 +195,7 @@ class Ledger:
                     pulled.setdefault(response, []).append(number)
         own = dict(zip(rows, kept.sensitivity, strict=True))
         tokens = sorted(
-            self._tokens(record, responses, made, own, pulled),
+            self._tokens(record, responses, made, own, pulled, dict(zip(rows, entries.lines.T, strict=True))),
             key=lambda split: (split.functional, split.response),
         )
         sources = [
@@ -224,10 +232,16 @@ class Ledger:
         made: StepMade,
         sensitivity: Mapping[int, Float[Tensor, " parameters"]],
         pulled: Mapping[int, Sequence[int]],
+        lines: Mapping[int, Float[Tensor, " responses"]],
     ) -> Iterator[TokenLines]:
-        """Tokens of some lines: `line = Σ_l ∂s_l` along into ⊙ U.
+        """Tokens of some lines: `∂s_l` along into ⊙ U, scaled so that they add up to the line.
 
-        **Arguments:** `pulled`: responses, and the functionals of their lines.
+        A line through the optimizer's map is no sum over tokens; the derivatives are its share of
+        the step with clip factor and second moment frozen, which is one. Where that share has
+        another sign than the line, there are no tokens.
+
+        **Arguments:** `pulled`: responses, and the functionals of their lines; `lines`: by
+        functional.
         """
         if not pulled:
             return
@@ -243,8 +257,11 @@ class Ledger:
                 nats = scores_along(self._policy, before, along, own).double()
                 parts = nats.split([len(response.targets) for response in own], dim=1)
                 for place, part in zip(some, parts, strict=True):
-                    for number, line in zip(functionals, part, strict=True):
-                        yield TokenLines(numbers[place], number, line)
+                    for number, shares in zip(functionals, part, strict=True):
+                        line = float(lines[number][numbers[place]])
+                        scale = line / float(shares.sum() or 1.0)
+                        if scale > 0:
+                            yield TokenLines(numbers[place], number, scale * shares)
 
     def save(self, folder: Path) -> None:
         """Writes what the steps still to come need, so that `load` goes on from here."""

@@ -106,29 +106,6 @@ class GroupedGradients:
 
         return self._backward(at, batch, values, group, len(into), add, add_whole)
 
-    def products(
-        self,
-        at: Weights,
-        batch: TokenBatch,
-        values: Values,
-        group: Int[Tensor, " sequences"],
-        directions: Float[Tensor, "directions parameters"],
-    ) -> Float[Tensor, "groups directions"]:
-        """`⟨v, gradient⟩` of every group for each direction v; no gradient by a rule is formed."""
-        groups, device = int(group[-1]) + 1, self.policy.device
-        total = torch.zeros(groups, len(directions), dtype=torch.float64, device=device)
-        along = dict(zip(self.names, directions.split(self._sizes(at), dim=1), strict=True))
-
-        def add(rule: Rule, value: Tensor, delta: Tensor, where: Tensor) -> None:
-            own = {n: delta.new_empty(along[n].shape).copy_(along[n]) for n in rule.names}
-            add_products(rule, value, delta, where, own, dict.fromkeys(own, total))
-
-        def add_whole(name: str, number: int, gradient: Tensor) -> None:
-            total[number] += products(along[name], gradient[None])[:, 0].to(device)
-
-        self._backward(at, batch, values, group, groups, add, add_whole)
-        return total
-
     def _sizes(self, at: Weights) -> list[int]:
         return [at[name].numel() for name in self.names]
 
@@ -221,40 +198,6 @@ def add_call(
         value = value.flatten(0, -2)
         left, right = (value, signal) if rule.transposed else (signal, value)
         _add_products(left, right, where, out)
-
-
-def add_products(
-    rule: Rule,
-    value: Tensor,
-    signal: Float[Tensor, "positions d_out"],
-    where: Int[Tensor, " positions"],
-    along: Mapping[str, Float[Tensor, "directions parameter"]],
-    into: Mapping[str, Float[Tensor, "groups directions"]],
-) -> None:
-    """Adds `⟨v, gradient⟩` of one call for each direction v, without the gradient itself.
-
-    For a linear module it is `Σ_s δ_sᵀ V a_s`.
-    """
-    if rule.bias is not None:
-        _add_sums((signal @ along[rule.bias].T).double(), where, into[rule.bias])
-    if rule.weight is None:
-        return
-    flat = along[rule.weight]
-    if rule.kind == "norm":
-        each = (signal * normed(rule, value).flatten(0, -2)) @ flat.T
-    elif rule.kind == "embedding":
-        module: Any = rule.module
-        ids, signal = value.flatten(), rule.looked_up(signal)
-        tables = flat.unflatten(1, (-1, signal.shape[1]))
-        each = torch.stack([(signal * table[ids]).sum(1) for table in tables], 1)
-        if module.padding_idx is not None:
-            each[ids == module.padding_idx] = 0
-    else:
-        value = value.flatten(0, -2)
-        left, right = (value, signal) if rule.transposed else (signal, value)
-        matrices = flat.unflatten(1, (left.shape[1], right.shape[1]))
-        each = torch.stack([(left * (right @ matrix.T)).sum(1) for matrix in matrices], 1)
-    _add_sums(each.double(), where, into[rule.weight])
 
 
 def _add_sums(

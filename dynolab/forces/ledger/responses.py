@@ -19,8 +19,6 @@ from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.terms import TokenTerms, token_terms
 from dynolab.forces.map.weighted import Updating, WeightedResponse, labelled, weighted_of
-from dynolab.forces.step.one_step import midpoint
-from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import step_batches
 from dynolab.objectives import Objective, build_objective, read_logps
 from dynolab.training.step_record import StepRecord
@@ -71,7 +69,7 @@ def step_responses(
         own = rows[places[0] : places[-1] + 1]
         if not neighbours:
             own = gradients.rows(record.before, len(places), rows.device)
-        losses = _Losses(objective, batch, with_terms=with_terms)
+        losses = ResponseLosses(objective, batch, with_terms=with_terms)
         gradients.add(record.before, batch, losses, torch.arange(len(own)), into=own)
         if not neighbours:
             rows[places] = own
@@ -92,45 +90,7 @@ def gradients_of(record: StepRecord, policy: PolicyFunction) -> GroupedGradients
     return GroupedGradients.build(policy, record.before, sample[:2])
 
 
-def example_pushes(
-    record: StepRecord,
-    gradients: GroupedGradients,
-    update: FrozenUpdate,
-    observed: Sequence[Encoded],
-    *,
-    batch_tokens: int | None = None,
-) -> Float[Tensor, "observed examples"]:
-    """What each example e of a recorded step did to observed responses: sums of `token_forces`.
-
-    `⟨∇log π, −scale ⊙ g_e⟩`: one backward pass of every observed response, at the midpoint of the
-    step, and one of the batch at the weights before it.
-
-    **Arguments:**
-
-    - `update`: the recorded step's frozen map (`split_step`).
-    - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's.
-
-    **Returns:** nats, in float64, in the order of `record.examples`.
-    """
-    policy, objective = gradients.policy, build_objective(record.facts.objective)
-    scale = flatten({name: update.scale[name] for name in gradients.names}).to(policy.home)
-    place = midpoint(record.before, record.after)
-    directions = [
-        slopes_of([Functional.mean("", [answer])], gradients, place).gradients.mul_(-scale).cpu()
-        for answer in observed
-    ]
-    along = torch.cat(directions)
-    pushes = torch.zeros(len(observed), len(record.examples), dtype=torch.float64)
-    tokens = batch_tokens or policy.batch_tokens
-    for numbers, batch in step_batches(record.examples, objective, policy, tokens):
-        losses, each = _Losses(objective, batch), torch.arange(len(batch.side))
-        made = gradients.products(record.before, batch, losses, each, along)
-        own = torch.tensor(numbers)[batch.example.cpu()]
-        pushes.index_add_(1, own, made.T.cpu())
-    return pushes
-
-
-class _Losses:
+class ResponseLosses:
     """`−Σ_j c_{l,j} log π_{l,j}` of every response token; keeps c, and each response's terms."""
 
     def __init__(

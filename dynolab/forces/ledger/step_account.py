@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -20,7 +21,14 @@ from dynolab.forces.ledger.responses import StepResponses
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.terms import SourceMeasures
 from dynolab.forces.map.weighted import Updating
-from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
+from dynolab.forces.step.optimizers import (
+    Clipping,
+    OptimizerMap,
+    Removal,
+    clipping_of,
+    is_linear,
+    optimizer_map,
+)
 from dynolab.training.step_record import StepFacts, StepRecord
 
 
@@ -43,14 +51,16 @@ SIDES = ("chosen", "rejected")
 class StepAccount:
     """One step's entries, in nats; a column is a functional.
 
-    `lines[i]` belongs to response `responses[i]`: what it did from this step to the last. `before`
-    and `after` are the functionals at both ends of the step, `predicted` is ⟨q̄, Δθ⟩ with the
-    step's real Δθ, and `rounding` the part of it that the optimizer's formula does not give.
-    `carried_in` is what the momentum that the step began with did from here on, `unexplained` what
-    the part of the gradient did that no response made.
+    `lines[i]` belongs to response `responses[i]`: what this step and later ones would have lacked
+    without it (`Removal`). `together` is what the gradient did beside the lines, through the clip
+    factor and the second moment that the responses share. `before` and `after` are the functionals
+    at both ends of the step, `predicted` is ⟨q̄, Δθ⟩ with the step's real Δθ, and `rounding` the
+    part of it that the optimizer's formula does not give. `carried_in` is what the momentum that
+    the step began with did from here on, `unexplained` what the part of the gradient did that no
+    response made. `groups` are lines of several responses at once, by the group's name: what the
+    step would have lacked without all of them, which is not the sum of their lines.
     `tokens` are those of some lines, `sources` the papers' measures of single answers; `blocks` the
-    sums of the lines of each of `SIDES` through the
-    parameters of a block (`block_of`).
+    sums of the lines of each of `SIDES` through the parameters of a block (`block_of`).
     """
 
     step: int
@@ -63,6 +73,8 @@ class StepAccount:
     predicted: Float[Tensor, " functionals"]
     rounding: Float[Tensor, " functionals"]
     unexplained: Float[Tensor, " functionals"]
+    together: Float[Tensor, " functionals"]
+    groups: Mapping[str, Float[Tensor, " functionals"]] = field(default_factory=dict)
     tokens: tuple[TokenLines, ...] = ()
     sources: tuple[SourceMeasures, ...] = ()
     blocks: Mapping[str, Float[Tensor, "functionals 2"]] = field(default_factory=dict)
@@ -85,6 +97,7 @@ class StepAccount:
         }
         return {
             **sides,
+            "together": self.together,
             "decay": self.decay,
             "momentum": self.carried_in,
             "unexplained": self.unexplained,
@@ -100,6 +113,10 @@ def joined(parts: Sequence[StepAccount]) -> StepAccount:
     def columns(name: str, dim: int = 0) -> Tensor:
         return torch.cat([getattr(part, name) for part in parts], dim)
 
+    def by_name(name: str) -> dict[str, Tensor]:
+        names = getattr(parts[0], name)
+        return {key: torch.cat([getattr(part, name)[key] for part in parts]) for key in names}
+
     return replace(
         parts[0],
         lines=columns("lines", 1),
@@ -110,9 +127,11 @@ def joined(parts: Sequence[StepAccount]) -> StepAccount:
         predicted=columns("predicted"),
         rounding=columns("rounding"),
         unexplained=columns("unexplained"),
+        together=columns("together"),
+        groups=by_name("groups"),
         tokens=tuple(own for part in parts for own in part.tokens),
         sources=tuple(own for part in parts for own in part.sources),
-        blocks={name: torch.cat([part.blocks[name] for part in parts]) for name in parts[0].blocks},
+        blocks=by_name("blocks"),
     )
 
 
@@ -127,6 +146,18 @@ class StepMap(Protocol):
     def momentum(self) -> Tensor:
         """As `OptimizerMap.momentum`, of all parameters, on any device."""
 
+    @property
+    def linear(self) -> bool:
+        """Whether the update is a linear function of the clipped gradient."""
+
+    @property
+    def clipping(self) -> Clipping:
+        """How the step clips."""
+
+    @property
+    def clip_factor(self) -> float:
+        """What the step multiplied its gradient by."""
+
     def at(self, columns: slice) -> OptimizerMap:
         """The map of some numbers, on the policy's device."""
 
@@ -135,15 +166,29 @@ class StepMap(Protocol):
 class RecordedMap:
     """The map of a recorded step, computed where it is asked for.
 
-    `before`, `state`: the record's tensors as flat vectors, maybe on the host; `gradients`: of its
-    responses.
+    `before`, `state`: the record's tensors as flat vectors, maybe on the host, and `gradient`, of
+    its loss.
     """
 
     facts: StepFacts
     policy: PolicyFunction
     before: Float[Tensor, " parameters"]
     state: Mapping[str, Float[Tensor, " parameters"]]
-    gradients: Float[Tensor, "responses parameters"]
+    gradient: Float[Tensor, " parameters"]
+
+    @classmethod
+    def of(
+        cls, record: StepRecord, policy: PolicyFunction, gradient: Float[Tensor, " parameters"]
+    ) -> Self:
+        """The map of a record, whose tensors are on the host where the device has no room."""
+        keys = sorted({key for tensors in record.state.values() for key in tensors})
+        room = memory_for(policy.home) // sum(w.nbytes for w in record.before.values())
+        device = policy.home if len(keys) + 2 <= room else torch.device("cpu")
+        state = {
+            key: flatten({name: record.state[name][key] for name in record.before}).to(device)
+            for key in keys
+        }
+        return cls(record.facts, policy, flatten(record.before).to(device), state, gradient)
 
     @property
     def carry(self) -> float:
@@ -156,6 +201,21 @@ class RecordedMap:
         key = "exp_avg" if self.facts.optimizer.name == "adamw" else "momentum_buffer"
         return self.state.get(key, torch.zeros_like(self.before))
 
+    @property
+    def linear(self) -> bool:
+        """Whether the update is a linear function of the clipped gradient."""
+        return is_linear(self.facts.optimizer)
+
+    @property
+    def clipping(self) -> Clipping:
+        """How the step clips."""
+        return clipping_of(self.facts)
+
+    @property
+    def clip_factor(self) -> float:
+        """What the step multiplied its gradient by."""
+        return self.facts.clip_factor
+
     def at(self, columns: slice) -> OptimizerMap:
         """The map of some numbers, on the policy's device."""
 
@@ -163,7 +223,7 @@ class RecordedMap:
             return vector[..., columns].to(self.policy.device, self.policy.dtype)
 
         state = {key: here(vector) for key, vector in self.state.items()}
-        return optimizer_map(self.facts, here(self.before), state, here(self.gradients).sum(0))
+        return optimizer_map(self.facts, here(self.before), state, here(self.gradient))
 
 
 @dataclass(frozen=True)
@@ -193,30 +253,48 @@ class Change:
 
 @dataclass(frozen=True)
 class StepMade:
-    """What an optimizer step was made of: its responses' gradients, its map, and its change Δθ.
+    """What an optimizer step was made of: parts of its gradient, its map, and its change Δθ.
 
-    `gradients` may be on the host. `blocks`: columns of flat vectors by the block that
-    they belong to (`block_columns`).
-    `rest`: what the whole gradient has beside the responses' (zero if None): what is due to
-    rounding, and what no response explains. `gradients` may lack the last parameters' columns.
-    `total`: the whole gradient, where other ranks have responses, too.
+    `gradients`, of responses, may be on the host. `blocks`: columns of flat vectors by the block that they belong to (`block_columns`). `groups`: responses,
+    by their place, that are looked at together.
     """
 
     number: int
     labels: tuple[Updating, ...]
-    gradients: Float[Tensor, "responses explained"]
+    gradients: Float[Tensor, "responses parameters"]
     map: StepMap
     change: Change
     blocks: Mapping[str, Sequence[slice]]
-    rest: Float[Tensor, "2 parameters"] | None = None
-    total: Float[Tensor, " parameters"] | None = None
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def entering(self, columns: slice, device: torch.device) -> Float[Tensor, "entries columns"]:
-        """The responses' gradients by some parameters, and below them the rest's two parts."""
-        own = self.gradients[:, columns].to(device)
-        own = torch.nn.functional.pad(own, (0, columns.stop - columns.start - own.shape[1]))
-        rest = own.new_zeros(2, own.shape[1]) if self.rest is None else self.rest[:, columns]
-        return torch.cat([own, rest])
+    def parts(self, columns: slice, device: torch.device) -> Float[Tensor, "parts columns"]:
+        """The gradient's parts that have lines: each response's, and below them each group's."""
+        gradients = self.gradients[:, columns].to(device)
+        sums = [gradients[list(members)].sum(0, keepdim=True) for members in self.groups.values()]
+        return torch.cat([gradients, *sums])
+
+    def removal(
+        self,
+        made: OptimizerMap,
+        slopes: Float[Tensor, "functionals columns"],
+        tail: Float[Tensor, "functionals columns"] | None = None,
+    ) -> Removal:
+        """What functionals would lack of the step, by some columns."""
+        return Removal(made, self.map.linear, self.map.clip_factor, slopes, tail)
+
+    @cached_property
+    def factors(self) -> Float[Tensor, " parts"]:
+        """What the step would have multiplied its gradient by without each part."""
+        device = self.map.at(slice(0, 0)).out.device
+        count = len(self.gradients) + len(self.groups)
+        squares = torch.zeros(count, dtype=torch.float64, device=device)
+        square = squares.new_zeros(())
+        for _, columns in self.slices():
+            parts = self.parts(columns, device)
+            made = self.map.at(columns)
+            squares += self.removal(made, parts[:0]).squares(parts)
+            square += made.gradient.square().sum(dtype=torch.float64)
+        return self.map.clipping.without(squares.sqrt(), square.sqrt(), self.map.clip_factor)
 
     def slices(self) -> Iterator[tuple[str, slice]]:
         """All columns, at most `SLICE` at once, with their block."""
@@ -277,78 +355,94 @@ def account_of(
     - `left`: the momentum after this step, from the next step's record. It differs from the
       formula's by rounding. The next step applies the difference; this step's entries count it.
     """
-    count, responses, device = len(start.values), len(step.gradients), start.values.device
-    by_sensitivity = start.values.new_zeros(count, responses + 4, dtype=torch.float64)
-    by_slope = start.values.new_zeros(count, 3, dtype=torch.float64)
-    of_momentum = start.values.new_zeros(count, dtype=torch.float64)
-    blocks = {block: start.values.new_zeros(count, 2, dtype=torch.float64) for block in step.blocks}
+    count, device = len(start.values), start.values.device
+    responses = len(step.gradients)
+
+    def zeros(width: int) -> Tensor:
+        return start.values.new_zeros(count, width, dtype=torch.float64)
+
+    # Columns: what functionals lack without each response and each group; what the whole gradient,
+    # decay through momentum and the momentum before the step do from here on; what decay beside
+    # momentum, the real change and its rounding do in this step.
+    lines, from_here, in_step = zeros(responses + len(step.groups)), zeros(3), zeros(3)
+    of_momentum = zeros(1)[:, 0]
+    blocks = {block: zeros(2) for block in step.blocks}
     sides = [[label.side == side for label in step.labels] for side in SIDES]
     pushed = None if later is None else later.push
     if pushed is None and not whole:
         pushed = torch.empty_like(end.gradients)
     for block, columns in step.slices():
-        made, gradients = step.map.at(columns), step.entering(columns, device)
-        mean = ((start.gradients[:, columns] + end.gradients[:, columns]) / 2).to(device)
-        own = push = made.out * mean
+        made, parts = step.map.at(columns), step.parts(columns, device)
+        slopes = ((start.gradients[:, columns] + end.gradients[:, columns]) / 2).to(device)
+        push = made.out * slopes
+        sensitivity, tail = push, None
         if later is not None:
-            own = later.at(columns, device).sensitivity_before(push, made.carry, gap)
-        # Products of rows with rows; the rest's parts and single vectors stand below the responses.
-        entering = torch.cat([gradients * made.into, torch.stack([made.pull, made.momentum])])
-        along = products(own, entering)
-        by_sensitivity += along
-        blocks[block] -= torch.stack([along[:, :-4][:, side].sum(1) for side in sides], 1)
-        change = step.change.at(columns).to(mean)
-        total = gradients.sum(0) if step.total is None else step.total[columns]
-        by_formula = made.history - made.scale * total
-        by_slope += products(mean, torch.stack([made.direct, change, change - by_formula]))
+            sensitivity = later.at(columns, device).sensitivity_before(push, made.carry, gap)
+            if made.carry:
+                tail = sensitivity - push
+        lines_here = step.removal(made, slopes, tail).lines(parts, step.factors)
+        lines += lines_here
+        blocks[block] += torch.stack([lines_here[:, :responses][:, side].sum(1) for side in sides], 1)
+
+        gradient = made.gradient
+        entering = torch.stack([made.into * gradient, made.pull, made.momentum])
+        from_here -= products(sensitivity, entering)
+        change = step.change.at(columns).to(slopes)
+        by_formula = made.history - made.scale * gradient
+        in_step += products(slopes, torch.stack([made.direct, change, change - by_formula]))
         if later is not None and left is not None:
-            beside = left[columns].to(mean) - (
-                made.carry * made.momentum + made.into * total + made.pull
+            beside = left[columns].to(slopes) - (
+                made.carry * made.momentum + made.into * gradient + made.pull
             )
             acting = later.at(columns, device).sensitivity
             of_momentum -= made.carry * products(acting, beside[None])[:, 0]
-        end.gradients[:, columns] = own
+        end.gradients[:, columns] = sensitivity
         if pushed is not None:
             pushed[:, columns] = push
-    lines = -by_sensitivity[:, :-4].T
-    rounded, beside_all, pull, momentum = by_sensitivity[:, -4:].T
-    direct, predicted, rounding = by_slope.T
+    total, pull, momentum = from_here.T
+    direct, predicted, rounding = in_step.T
     account = StepAccount(
         step=step.number,
         responses=step.labels,
-        lines=lines,
-        decay=direct - pull,
-        carried_in=-step.map.carry * momentum,
+        lines=lines[:, :responses].T,
+        decay=direct + pull,
+        carried_in=step.map.carry * momentum,
         before=start.values,
         after=end.values,
         predicted=predicted,
-        rounding=rounding + of_momentum - rounded,
-        unexplained=-beside_all,
+        rounding=rounding + of_momentum,
+        unexplained=torch.zeros_like(predicted),
+        together=total - lines[:, :responses].sum(1),
+        groups=dict(zip(step.groups, lines[:, responses:].T, strict=True)),
         blocks=blocks,
     )
     return account, Later(end.gradients, pushed)
 
 
-def step_made(record: StepRecord, policy: PolicyFunction, responses: StepResponses) -> StepMade:
+def step_made(
+    record: StepRecord,
+    policy: PolicyFunction,
+    responses: StepResponses,
+    groups: Mapping[str, Collection[str]] | None = None,
+) -> StepMade:
     """What a recorded step was made of; its optimizer is one map of flat vectors.
 
     These are on the host where the device has no room for them.
+
+    **Arguments:** `groups`: ids of examples whose responses are looked at together, by the group's
+    name; one without an example in the step has no line there.
     """
-    keys = sorted({key for tensors in record.state.values() for key in tensors})
-    gradients, size = responses.gradients, sum(w.nbytes for w in record.before.values())
-    room = memory_for(policy.home) // size
-    device = policy.home if len(keys) + 2 <= room else torch.device("cpu")
-
-    def flat(weights: Mapping[str, Tensor]) -> Tensor:
-        return flatten(weights).to(device)
-
-    state = {key: flat({name: record.state[name][key] for name in record.before}) for key in keys}
-    before = flat(record.before)
+    members = {
+        name: [place for place, label in enumerate(responses.labels) if label.id in ids]
+        for name, ids in (groups or {}).items()
+    }
+    made = RecordedMap.of(record, policy, responses.gradients.sum(0))
     return StepMade(
         number=record.facts.step,
         labels=responses.labels,
-        gradients=gradients,
-        map=RecordedMap(record.facts, policy, before, state, gradients),
-        change=Change({name: record.after[name] for name in record.before}, before),
+        gradients=responses.gradients,
+        map=made,
+        change=Change({name: record.after[name] for name in record.before}, made.before),
         blocks=block_columns(record.before),
+        groups={name: places for name, places in members.items() if places},
     )

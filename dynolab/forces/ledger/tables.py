@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -44,7 +44,7 @@ class LedgerTables:
     """Collects entries, the last step first.
 
     **Arguments:** `names`: of the functionals; `read_token`: a token's text by its id; `whole`,
-    `every`: of `LedgerSummary`.
+    `every`, `lines`: of `LedgerSummary`.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class LedgerTables:
         *,
         whole: bool = True,
         every: int = 1,
+        lines: Literal["removal", "shares"] = "removal",
     ) -> None:
+        self.lines = lines
         self._names, self._read_token = list(names), read_token
         self._whole, self._every = whole, every
         self._tables: dict[str, dict[str, list[object]]] = {
@@ -170,6 +172,7 @@ class LedgerTables:
             rounding_share=largest(lambda account: account.arithmetic),
             whole=self._whole,
             every=self._every,
+            lines=self.lines,
         )
 
 

@@ -1,12 +1,13 @@
-"""Measures what each sequence of a batch did, by the trainer's own forward and backward passes."""
+"""What each sequence of a batch did, by the trainer's own forward and backward passes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -14,14 +15,11 @@ from torch import Tensor, nn
 
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import gradients
-from dynolab.forces.ledger.grouped import (
-    GroupedGradients,
-    add_call,
-    add_products,
-    groups_of,
-)
+from dynolab.forces.function.rules import Rule
+from dynolab.forces.function.weights import gradients, shape_of
+from dynolab.forces.ledger.grouped import GroupedGradients, add_call, groups_of
 from dynolab.forces.map.output_gradients import Call, recorded_calls
+from dynolab.forces.step.optimizers import Clipping, Removal
 from dynolab.likelihood.token_logps import ResponseLogits
 
 
@@ -78,19 +76,33 @@ class Forward:
             yield tuple(ids[real].tolist()), first
 
 
-Directions = Callable[[str], Float[Tensor, "directions parameter"]]
-"""Directions of a parameter, each flat, by its name."""
+Removals = Callable[[str], Removal]
+"""What functionals would lack of a step by one parameter, by its name."""
+
+GRADIENT_BYTES = 2**28
+"""Of gradients of sequences by one parameter that are held at once; one sequence's at least."""
+
+
+class SequenceLines(NamedTuple):
+    """What each sequence of a batch did by one parameter, in nats.
+
+    `lines`: what the step would have lacked without it; `shares`: its share of the step with clip
+    factor and second moment frozen, which adds up to what the whole gradient did.
+    """
+
+    lines: Float[Tensor, "functionals sequences"]
+    shares: Float[Tensor, "functionals sequences"]
 
 
 class TrainerPasses:
-    """What a trainer's forward passes did along some directions, sequence by sequence.
+    """What a step would have lacked without each sequence of a trainer's forward passes.
 
     Two hooks on the model keep what it is given and what the loss' derivative by its outputs is;
     they change nothing that passes through. After the step the same passes are made again, at the
-    same weights and from the same random state: `⟨v, gradient through a sequence⟩` is the sum of
-    products of a module's input and signal with v, by its rule, so that no gradient of a sequence
-    is ever held. Parameters without a rule have a backward pass per sequence. Gradient
-    accumulation, the loss' scale and dropout are inside.
+    same weights and from the same random state. The gradients of some sequences are formed from a
+    module's inputs and signals, by its rule, one parameter at a time; they are never held for all.
+    Parameters without a rule have a backward pass per sequence. Gradient accumulation, the loss'
+    scale and dropout are inside.
 
     **Arguments:**
 
@@ -161,16 +173,61 @@ class TrainerPasses:
         return self.forwards
 
     @torch.no_grad()
-    def products(
-        self, directions: Directions, count: int
-    ) -> dict[str, Float[Tensor, "sequences directions"]]:
-        """`⟨v, ∂ loss/∂θ⟩` through every sequence for each of `count` directions v, by parameter.
+    def lines(
+        self, removals: Removals, count: int, clipping: Clipping, clip_factor: float, scale: float
+    ) -> dict[str, SequenceLines]:
+        """The lines of every sequence on `count` functionals, by parameter.
 
-        The model has the weights of the training's own passes. Directions are asked for in the same
+        The model has the weights of the training's own passes. Removals are asked for in the same
         order on all ranks, whose passes are equally many.
+
+        **Arguments:**
+
+        - `removals`: the step by parameter, as whole tensors.
+        - `clipping`, `clip_factor`: how the step clips, and what it multiplied its gradient by.
+        - `scale`: what the gradients of these passes are divided by.
         """
-        each = [self._again(forward, directions, count) for forward in self.forwards]
-        return {name: torch.cat([own[name] for own in each]) for name in self.names}
+        by_forward = []
+        for forward in self.forwards:
+            with self._made_again(forward) as again:
+                factors = self._factors(again, removals, clipping, clip_factor, scale)
+                zeros = factors.new_zeros(2, count, len(factors))
+                found = {name: SequenceLines(*zeros.clone()) for name in self.names}
+                for group in again.groups:
+                    removal = {name: removals(name) for name in group}
+                    for name, some, rows in again.gradients(group):
+                        rows /= scale
+                        found[name].lines[:, some] = removal[name].lines(rows, factors[some])
+                        found[name].shares[:, some] = removal[name].shares(rows)
+                by_forward.append(found)
+        return {
+            name: SequenceLines(
+                torch.cat([found[name].lines for found in by_forward], 1),
+                torch.cat([found[name].shares for found in by_forward], 1),
+            )
+            for name in self.names
+        }
+
+    def _factors(
+        self,
+        again: _Again,
+        removals: Removals,
+        clipping: Clipping,
+        clip_factor: float,
+        scale: float,
+    ) -> Float[Tensor, " sequences"]:
+        """What the step would have multiplied its gradient by without each sequence."""
+        squares = torch.zeros(again.sequences, dtype=torch.float64, device=self.policy.device)
+        if math.isinf(clipping.bound):
+            return torch.full_like(squares, clip_factor)
+        square = squares.new_zeros(())
+        for group in again.groups:
+            removal = {name: removals(name) for name in group}
+            for part in removal.values():
+                square += part.map.gradient.square().sum(dtype=torch.float64)
+            for name, some, rows in again.gradients(group):
+                squares[some] += removal[name].squares(rows / scale)
+        return clipping.without(squares.sqrt(), square.sqrt(), clip_factor)
 
     def _enter(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not torch.is_grad_enabled() or self.error is not None:
@@ -200,12 +257,10 @@ class TrainerPasses:
         except Exception as error:
             self.error = error
 
-    def _again(
-        self, forward: Forward, directions: Directions, count: int
-    ) -> dict[str, Float[Tensor, "sequences directions"]]:
+    @contextmanager
+    def _made_again(self, forward: Forward) -> Iterator[_Again]:
+        """One forward pass, made again: what it gives is there while this is open."""
         policy, hidden = self.policy, list[Tensor]()
-        zeros = torch.zeros(len(forward.ids), count, dtype=torch.float64, device=policy.device)
-        by_name = {name: zeros.clone() for name in self.names}
         with ExitStack() as stack:
             stack.enter_context(_replayed(self._model, forward.random, policy.device))
             stack.enter_context(self._arithmetic())
@@ -220,22 +275,17 @@ class TrainerPasses:
                 self._try(forward, calls, outputs, hidden[0])
             kept = bool(self._generic)
             signals = self._signals(forward, calls, outputs, forward.pulls.values(), kept)
-            for rule in self._rules:
-                along = {name: directions(name) for name in rule.names}
-                for call, signal, where in signals:
-                    if call.rule is rule:
-                        add_products(
-                            rule, *typed(call, signal, policy.dtype), where, along, by_name
-                        )
+            signals = [
+                (call.rule, *typed(call, signal, policy.dtype), where)
+                for call, signal, where in signals
+                if call.rule in self._rules
+            ]
             if "logits" not in forward.pulls:
-                heads = [name for rule in self._rules if rule.head for name in rule.names]
-                along = {name: directions(name) for name in heads}
                 for number in range(len(forward.ids)):
                     for rule, value, signal in self._head(forward, hidden[0], number):
                         where = torch.full((len(signal),), number, device=signal.device)
-                        add_products(rule, value, signal, where, along, by_name)
-            self._by_autograd(forward, outputs, directions, by_name)
-        return by_name
+                        signals.append((rule, value, signal, where))
+            yield _Again(self, forward, outputs, signals)
 
     def _signals(
         self,
@@ -298,22 +348,6 @@ class TrainerPasses:
         self._rules = tuple(rule for rule in self._rules if rule not in lost)
         self._generic |= wrong | {name for rule in lost for name in rule.names}
 
-    def _by_autograd(
-        self,
-        forward: Forward,
-        outputs: Sequence[Tensor],
-        directions: Directions,
-        by_name: dict[str, Tensor],
-    ) -> None:
-        """The products of parameters without a rule, a backward pass a sequence."""
-        trained = dict(self.policy.model.named_parameters())
-        leaves = {name: trained[name] for name in self.names if name in self._generic}
-        along = {name: directions(name) for name in leaves}
-        for number in range(len(forward.ids) if leaves else 0):
-            alone = [pull.to(self.policy.device) for pull in forward.alone(number)]
-            for name, gradient in gradients(outputs, leaves, alone).items():
-                by_name[name][number] = along[name] @ gradient.flatten().to(along[name])
-
     def _head(self, forward: Forward, hidden: Tensor, number: int) -> Iterator[tuple[Any, ...]]:
         """Rule, input and signal of the head where its weight was used without a call of it."""
         heads = [rule for rule in self._rules if rule.head]
@@ -328,6 +362,82 @@ class TrainerPasses:
         for call in calls:
             (signal,) = torch.autograd.grad(total, [call.output], retain_graph=True)
             yield call.rule, *typed(call, signal, dtype)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A pass that was made again: the gradients of its sequences, parameter by parameter.
+
+    `signals`: a rule, its module's input and signal, and every position's sequence, in the order of
+    the sequences.
+    """
+
+    passes: TrainerPasses
+    forward: Forward
+    outputs: Sequence[Tensor]
+    signals: Sequence[tuple[Rule, Tensor, Tensor, Tensor]]
+
+    @property
+    def sequences(self) -> int:
+        """How many there are."""
+        return len(self.forward.ids)
+
+    @cached_property
+    def groups(self) -> list[tuple[str, ...]]:
+        """The parameters whose gradients are formed together, such as a module's weight and bias.
+
+        Rules that share a tied weight are one group. They are the same on all ranks.
+        """
+        groups: list[set[str]] = []
+        for rule in self.passes._rules:
+            touching = [group for group in groups if group & set(rule.names)]
+            groups = [group for group in groups if group not in touching]
+            groups.append(set(rule.names).union(*touching))
+        order = {name: place for place, name in enumerate(self.passes.names)}
+        tuples = [tuple(sorted(group, key=order.__getitem__)) for group in groups]
+        tuples += [(name,) for name in self.passes.names if name in self.passes._generic]
+        return sorted(tuples, key=lambda group: order[group[0]])
+
+    def gradients(
+        self, group: Sequence[str]
+    ) -> Iterator[tuple[str, slice, Float[Tensor, "some parameter"]]]:
+        """Gradients of some sequences at a time by each parameter of a group.
+
+        `GRADIENT_BYTES` bounds what is held at once.
+        """
+        parameters = dict(self.passes.policy.model.named_parameters())
+        sizes = {name: shape_of(parameters[name]).numel() for name in group}
+        dtype = self.passes.policy.dtype
+        at_once = max(1, GRADIENT_BYTES // (sum(sizes.values()) * dtype.itemsize))
+        for start in range(0, self.sequences, at_once):
+            some = slice(start, min(start + at_once, self.sequences))
+            count = some.stop - some.start
+            rows = {
+                name: torch.zeros(count, size, dtype=dtype, device=self.passes.policy.device)
+                for name, size in sizes.items()
+            }
+            if group[0] in self.passes._generic:
+                self._by_autograd(group[0], some, rows[group[0]])
+            else:
+                self._by_rule(some, rows)
+            for name, gradients_of_some in rows.items():
+                yield name, some, gradients_of_some
+
+    def _by_rule(self, some: slice, rows: Mapping[str, Tensor]) -> None:
+        for rule, value, signal, where in self.signals:
+            if not set(rule.names) & set(rows):
+                continue
+            inside = (where >= some.start) & (where < some.stop)
+            positions = value.flatten() if rule.kind == "embedding" else value.flatten(0, -2)
+            add_call(rule, positions[inside], signal[inside], where[inside] - some.start, rows)
+
+    def _by_autograd(self, name: str, some: slice, rows: Float[Tensor, "some parameter"]) -> None:
+        """A backward pass a sequence."""
+        leaf = dict(self.passes.policy.model.named_parameters())[name]
+        for number in range(some.start, some.stop):
+            alone = [pull.to(rows.device) for pull in self.forward.alone(number)]
+            made = gradients(self.outputs, {name: leaf}, alone)[name]
+            rows[number - some.start] = made.flatten().to(rows)
 
 
 def typed(call: Call, signal: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,33 @@
-"""torch's optimizers as affine maps of the gradient, the second moment frozen after the step."""
+"""torch's optimizers: a step's update, and what it would have lacked without a part of its gradient.
+
+An optimizer with momentum b makes of a clipped gradient a, at weights θ and with a second moment v,
+
+    SGD       b' = μ b + a + λ θ                        Δθ = −η b'
+    AdamW     b' = β₁ b + (1 − β₁) a,  v' = β₂ v + (1 − β₂) a²
+              Δθ = −η λ θ − η/(1 − β₁ᵗ) · b' / (√v'/√(1 − β₂ᵗ) + ε)
+    RMSprop   u = a + λ θ,  v' = α v + (1 − α) u²,  b' = μ b + u/(√v' + ε),  Δθ = −η b'
+
+with `a = κ(g) g`, κ the factor that clips the whole gradient g. The sequences h_i of a batch share
+an update in two ways:
+
+- `Removal`: what the step would have lacked without a sequence, `u(g) − u(g − h_i)`, through the
+  clip factor and the second moment. It is what leaving the sequence out of that step does.
+- `FrozenUpdate`: its share `−scale ⊙ h_i` of the step as it was, with clip factor and second moment
+  frozen after the step. Shares add up exactly, and tokens and layers are split along them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import Weights, products
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import SECOND_MOMENT_AFTER, StepFacts
 
@@ -31,6 +50,50 @@ class FrozenUpdate:
 
 
 @dataclass(frozen=True)
+class Clipping:
+    """The factor by which a step multiplies its gradient g: `min(1, C / (‖g‖/s + ε)) / s`.
+
+    `bound`: C, the largest global norm, infinite where nothing is clipped. `scale`: s, the factor
+    on the loss that the step takes back. torch and DeepSpeed clip so, with ε = 1e-6.
+    """
+
+    bound: float = math.inf
+    scale: float = 1.0
+
+    def factor(self, norm: Float[Tensor, "*gradients"]) -> Float[Tensor, "*gradients"]:
+        """The factors of gradients of these norms."""
+        if math.isinf(self.bound):
+            return torch.full_like(norm, 1 / self.scale)
+        return (self.bound / (norm / self.scale + 1e-6)).clamp(max=1.0) / self.scale
+
+    def without(
+        self,
+        norms: Float[Tensor, " parts"],
+        norm: Float[Tensor, ""],
+        realised: float,
+    ) -> Float[Tensor, " parts"]:
+        """The factors of gradients without a part, of these norms.
+
+        Relative to the whole gradient's, whose norm here and `realised` factor in training differ
+        by rounding: a part of nothing changes nothing.
+        """
+        return realised * self.factor(norms) / self.factor(norm)
+
+
+def clipping_of(facts: StepFacts) -> Clipping:
+    """How a recorded step clips.
+
+    Records from before the bound was among their facts have it in the factor of a step that was
+    clipped; of one that was not clipped it is unknown, and taken to be infinite.
+    """
+    if facts.clip_norm is not None:
+        return Clipping(facts.clip_norm)
+    if facts.clip_factor < 1:
+        return Clipping(facts.clip_factor * (facts.grad_norm + 1e-6))
+    return Clipping()
+
+
+@dataclass(frozen=True)
 class UpdateFacts:
     """What `StepFacts` says of an update, for steps that no record holds."""
 
@@ -38,6 +101,17 @@ class UpdateFacts:
     learning_rate: float
     clip_factor: float
     optimizer: OptimizerConfig
+    rounded: bool = False
+
+
+class Stepped(NamedTuple):
+    """What a step makes of a clipped gradient: momentum after it, and the change of the weights.
+
+    Without the change that does not depend on the gradient, AdamW's decay.
+    """
+
+    momentum: Tensor
+    change: Tensor
 
 
 @dataclass(frozen=True)
@@ -47,20 +121,18 @@ class OptimizerMap:
 
     g is the gradient before clipping; `into` holds the clip factor, `pull` the decay that goes
     through momentum, `direct` the decay that does not. The second moment is frozen at its value
-    after the step. `momentum` is b before the step.
+    after the step. `momentum` is b before the step, `gradient` is g. `step_of` is the step without that freezing:
+    of clipped gradients, a row each, and the columns of the parameter that they are of.
     """
 
+    gradient: Tensor
     momentum: Tensor
     carry: float
     into: Tensor
     pull: Tensor
     out: Tensor
     direct: Tensor
-
-    def at(self, columns: slice) -> OptimizerMap:
-        """The map of some numbers of a flat parameter."""
-        parts = ("momentum", "into", "pull", "out", "direct")
-        return replace(self, **{name: getattr(self, name)[columns] for name in parts})
+    step_of: Callable[[Tensor, slice], Stepped]
 
     @property
     def scale(self) -> Tensor:
@@ -71,6 +143,20 @@ class OptimizerMap:
     def history(self) -> Tensor:
         """What the step would do without this batch: momentum so far and weight decay."""
         return self.direct - self.out * (self.carry * self.momentum + self.pull)
+
+    def at_rest(self) -> OptimizerMap:
+        """The map of a parameter that the optimizer leaves alone."""
+        zero = torch.zeros_like(self.out)
+
+        def nothing(clipped: Tensor, columns: slice) -> Stepped:
+            return Stepped(torch.zeros_like(clipped), torch.zeros_like(clipped))
+
+        return replace(self, out=zero, direct=zero, step_of=nothing)
+
+
+def is_linear(optimizer: OptimizerConfig) -> bool:
+    """Whether the update is a linear function of the clipped gradient."""
+    return optimizer.name == "sgd"
 
 
 def optimizer_map(
@@ -93,63 +179,192 @@ def optimizer_map(
 def _sgd(
     facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
 ) -> OptimizerMap:
-    """`b' = μ b + κ g + λ θ`, `Δθ = −η b'`; κ the clip factor, b = 0 before the first step."""
-    config = facts.optimizer
+    config, rate = facts.optimizer, facts.learning_rate
+    momentum = state.get("momentum_buffer", torch.zeros_like(g))
+    pull = config.weight_decay * theta
+
+    def step_of(clipped: Tensor, columns: slice) -> Stepped:
+        after = clipped + (config.momentum * momentum[columns] + pull[columns])
+        return Stepped(after, -rate * after)
+
     return OptimizerMap(
-        momentum=state.get("momentum_buffer", torch.zeros_like(g)),
+        gradient=g,
+        momentum=momentum,
         carry=config.momentum,
         into=torch.full_like(g, facts.clip_factor),
-        pull=config.weight_decay * theta,
-        out=torch.full_like(g, facts.learning_rate),
+        pull=pull,
+        out=torch.full_like(g, rate),
         direct=torch.zeros_like(g),
+        step_of=step_of,
     )
 
 
 def _adamw(
     facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
 ) -> OptimizerMap:
-    """Decoupled decay (Loshchilov & Hutter, arXiv 1711.05101), torch's order of operations.
-
-    `m' = β₁ m + (1 − β₁) κ g`, `v' = β₂ v + (1 − β₂)(κ g)²`,
-    `Δθ = −η λ θ − η/(1 − β₁ᵗ) · m'/D`, `D = √v'/√(1 − β₂ᵗ) + ε`.
-    """
-    eta, kappa, config = facts.learning_rate, facts.clip_factor, facts.optimizer
+    """Decoupled decay (Loshchilov & Hutter, arXiv 1711.05101), torch's order of operations."""
+    config = facts.optimizer
     beta1, beta2 = config.betas
     t = facts.step + 1
-    v_after = state.get(SECOND_MOMENT_AFTER)
-    if v_after is None:
-        v = state.get("exp_avg_sq", torch.zeros_like(g))
-        v_after = beta2 * v + (1 - beta2) * (kappa * g).square()
-    denominator = v_after.sqrt() / (1 - beta2**t) ** 0.5 + config.epsilon
+    rate, root = facts.learning_rate / (1 - beta1**t), (1 - beta2**t) ** 0.5
+    momentum = state.get("exp_avg", torch.zeros_like(g))
+    second = state.get("exp_avg_sq", torch.zeros_like(g))
+    second_after = state.get(SECOND_MOMENT_AFTER)
+    if second_after is None:
+        second_after = beta2 * second + (1 - beta2) * (facts.clip_factor * g).square()
+    floor = _floor(facts, second_after)
+
+    def step_of(clipped: Tensor, columns: slice) -> Stepped:
+        divisor = torch.addcmul(beta2 * second[columns], clipped, clipped, value=1 - beta2)
+        divisor = divisor.clamp_(min=floor).sqrt_().div_(root).add_(config.epsilon)
+        after = torch.add(beta1 * momentum[columns], clipped, alpha=1 - beta1)
+        return Stepped(after, torch.div(after, divisor, out=divisor).mul_(-rate))
+
     return OptimizerMap(
-        momentum=state.get("exp_avg", torch.zeros_like(g)),
+        gradient=g,
+        momentum=momentum,
         carry=beta1,
-        into=torch.full_like(g, (1 - beta1) * kappa),
+        into=torch.full_like(g, (1 - beta1) * facts.clip_factor),
         pull=torch.zeros_like(g),
-        out=eta / (1 - beta1**t) / denominator,
-        direct=-eta * config.weight_decay * theta,
+        out=rate / (second_after.sqrt() / root + config.epsilon),
+        direct=-facts.learning_rate * config.weight_decay * theta,
+        step_of=step_of,
     )
 
 
 def _rmsprop(
     facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
 ) -> OptimizerMap:
-    """`u = κ g + λ θ`, `v' = α v + (1 − α) u²`, `b' = μ b + u/(√v' + ε)`, `Δθ = −η b'`."""
-    kappa, config = facts.clip_factor, facts.optimizer
+    config, rate, smoothing = facts.optimizer, facts.learning_rate, facts.optimizer.smoothing
+    momentum = state.get("momentum_buffer", torch.zeros_like(g))
+    second = state.get("square_avg", torch.zeros_like(g))
+    second_after = state.get(SECOND_MOMENT_AFTER)
     decay = config.weight_decay * theta
-    v_after = state.get(SECOND_MOMENT_AFTER)
-    if v_after is None:
-        v = state.get("square_avg", torch.zeros_like(g))
-        v_after = config.smoothing * v + (1 - config.smoothing) * (kappa * g + decay).square()
-    denominator = v_after.sqrt() + config.epsilon
+    if second_after is None:
+        entering = facts.clip_factor * g + decay
+        second_after = smoothing * second + (1 - smoothing) * entering.square()
+    floor = _floor(facts, second_after)
+    divisor_after = second_after.sqrt() + config.epsilon
+
+    def step_of(clipped: Tensor, columns: slice) -> Stepped:
+        entering = clipped + decay[columns]
+        divisor = torch.addcmul(
+            smoothing * second[columns], entering, entering, value=1 - smoothing
+        )
+        divisor = divisor.clamp_(min=floor).sqrt_().add_(config.epsilon)
+        after = entering.div_(divisor).add_(config.momentum * momentum[columns])
+        return Stepped(after, -rate * after)
+
     return OptimizerMap(
-        momentum=state.get("momentum_buffer", torch.zeros_like(g)),
+        gradient=g,
+        momentum=momentum,
         carry=config.momentum,
-        into=kappa / denominator,
-        pull=decay / denominator,
-        out=torch.full_like(g, facts.learning_rate),
+        into=facts.clip_factor / divisor_after,
+        pull=decay / divisor_after,
+        out=torch.full_like(g, rate),
         direct=torch.zeros_like(g),
+        step_of=step_of,
     )
 
 
 _MAPS = {"sgd": _sgd, "adamw": _adamw, "rmsprop": _rmsprop}
+
+
+def _floor(facts: UpdateFacts | StepFacts, second_after: Tensor) -> float:
+    """What 16-bit arithmetic leaves of a second moment at least (`at_least_rounding`)."""
+    if not facts.rounded or not second_after.numel():
+        return 0.0
+    return float(second_after.min())
+
+
+def changes_without(
+    made: OptimizerMap,
+    parts: Float[Tensor, "parts columns"],
+    clip_factor: float,
+    factors: Float[Tensor, " parts"],
+) -> Float[Tensor, "parts columns"]:
+    """`u(g) − u(g − h)` of each part h of a parameter's gradient.
+
+    **Arguments:** `clip_factor`: κ(g); `factors`: κ(g − h) of each part.
+    """
+    everything = slice(None)
+    without = made.step_of(factors[:, None] * (made.gradient - parts), everything)
+    return made.step_of(clip_factor * made.gradient, everything).change - without.change
+
+
+CACHED, ON_GPU = 2**16, 2**24
+"""Numbers that are stepped at once: what a CPU's caches hold, and what keeps a GPU busy."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What functionals would lack of a step without parts of its gradient; some parameters' share.
+
+    The line of a part h of the gradient g, with `a = κ(g) g` and `a_h = κ(g − h) (g − h)`, is
+
+        line(h) = ⟨q̄, u(a) − u(a_h)⟩ − ⟨tail, b'(a) − b'(a_h)⟩:
+
+    the difference of the optimizer's own update with and without h at its own step, and what it
+    leaves in momentum for later steps, which is linear. The lines of a batch need not add up to
+    what its gradient did: the rest is made by parts together, through the clip factor and the
+    second moment that they share.
+
+    - `linear`: whether u is linear in the clipped gradient.
+    - `clip_factor`: κ(g).
+    - `slopes`: q̄, the functionals' slopes, a row each.
+    - `tail`: how the functionals answer, in later steps alone, to what enters momentum (None
+      without momentum, or where later steps do not count).
+    """
+
+    map: OptimizerMap
+    linear: bool
+    clip_factor: float
+    slopes: Float[Tensor, "functionals columns"]
+    tail: Float[Tensor, "functionals columns"] | None = None
+
+    def squares(self, parts: Float[Tensor, "parts columns"]) -> Float[Tensor, " parts"]:
+        """These columns' share of `‖g − h‖²`, in float64."""
+        total = parts.new_zeros(len(parts), dtype=torch.float64)
+        for columns in self._chunks(len(parts)):
+            left = self.map.gradient[columns] - parts[:, columns]
+            total += left.square_().sum(1, dtype=torch.float64)
+        return total
+
+    def lines(
+        self, parts: Float[Tensor, "parts columns"], factors: Float[Tensor, " parts"]
+    ) -> Float[Tensor, "functionals parts"]:
+        """These columns' share of the lines of parts of the gradient, in float64.
+
+        **Arguments:** `factors`: κ(g − h) of each part.
+        """
+        if self.linear:
+            # u is linear in a, and a − a_h = κ_h h + (κ − κ_h) g.
+            ratio = factors.double() / self.clip_factor
+            shares = self.shares(torch.cat([parts, self.map.gradient[None]]))
+            return ratio * shares[:, :-1] + (1 - ratio) * shares[:, -1:]
+        lines = self.slopes.new_zeros(len(self.slopes), len(parts), dtype=torch.float64)
+        factors = factors.to(parts.dtype)[:, None]
+        for columns in self._chunks(len(parts)):
+            gradient = self.map.gradient[columns]
+            with_all = self.map.step_of(self.clip_factor * gradient, columns)
+            without = self.map.step_of((gradient - parts[:, columns]).mul_(factors), columns)
+            lines += products(self.slopes[:, columns], with_all.change - without.change)
+            if self.tail is not None:
+                lines -= products(self.tail[:, columns], with_all.momentum - without.momentum)
+        return lines
+
+    def shares(
+        self, parts: Float[Tensor, "parts columns"]
+    ) -> Float[Tensor, "functionals parts"]:
+        """`−⟨out ⊙ q̄ + tail, into ⊙ h⟩`: lines with clip factor and second moment frozen."""
+        sensitivity = self.map.out * self.slopes
+        if self.tail is not None:
+            sensitivity = sensitivity + self.tail
+        return -products(sensitivity * self.map.into, parts)
+
+    def _chunks(self, rows: int) -> Iterator[slice]:
+        """All columns, so many at once that a number of rows of them stays in the caches."""
+        numbers = ON_GPU if self.map.gradient.device.type == "cuda" else CACHED
+        width = max(1, numbers // max(1, rows))
+        for start in range(0, len(self.map.gradient), width):
+            yield slice(start, start + width)

@@ -1,4 +1,4 @@
-"""A recorded step as batches, and split into chosen answers, rejected answers and history."""
+"""A recorded step as batches, and split into chosen and rejected answers and what else it did."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from dynolab.forces.function.policy import PAD_ID, PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import norm_of
-from dynolab.forces.step.optimizers import FrozenUpdate, optimizer_map
+from dynolab.forces.step.optimizers import (
+    FrozenUpdate,
+    changes_without,
+    clipping_of,
+    optimizer_map,
+)
 from dynolab.objectives import Objective, build_objective
 from dynolab.training.step_batch import collate_step
 from dynolab.training.step_record import Recorded, StepRecord
 
-PARTS = ("from_chosen", "from_rejected", "from_history")
+PARTS = ("from_chosen", "from_rejected", "from_together", "from_history")
 
 
 @dataclass(frozen=True)
@@ -36,13 +41,18 @@ class SideGradients:
 class UpdateSplit:
     """The recorded update as a sum of parts, and the map from gradients to them.
 
-    `from_history` is what the step would do without its batch: momentum so far and weight decay.
+    `from_chosen` and `from_rejected` are what the step would have lacked without all its chosen, or
+    all its rejected tokens; `from_together` what both did by sharing a clip factor and a second
+    moment; `from_history` what the step would do without its batch: momentum so far and weight
+    decay. `gradient`: the loss's, before clipping.
     """
 
     from_chosen: dict[str, Tensor]
     from_rejected: dict[str, Tensor]
+    from_together: dict[str, Tensor]
     from_history: dict[str, Tensor]
     update: FrozenUpdate
+    gradient: dict[str, Tensor]
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
         """The parts by name, those of `PARTS`."""
@@ -50,7 +60,10 @@ class UpdateSplit:
 
     def total_of(self, name: str) -> Tensor:
         """The replayed update of one parameter."""
-        return self.from_chosen[name] + self.from_rejected[name] + self.from_history[name]
+        total = torch.zeros_like(self.from_history[name])
+        for part in self.parts().values():
+            total += part[name]
+        return total
 
 
 def split_step(
@@ -58,9 +71,10 @@ def split_step(
 ) -> UpdateSplit:
     """Replays a recorded step at the weights before it and splits its update.
 
-    `Δθ = from_chosen + from_rejected + from_history` with
-    `from_side = −scale ⊙ ∇_θ(−Σ_{l∈side} c_l log π_l)`: c_l the objective's closed form, clip
-    factor as realised, second moment frozen at its value after the step (`optimizers.py`).
+    `Δθ = from_chosen + from_rejected + from_together + from_history`. With the loss's gradient
+    `g = g_chosen + g_rejected`, `g_side = ∇_θ(−Σ_{l∈side} c_l log π_l)`, c_l the objective's closed
+    form, `from_side = u(g) − u(g − g_side)` by the optimizer's own map u (`optimizers.py`). Where
+    that is linear and nothing is clipped, `from_together` is zero.
 
     **Arguments:**
 
@@ -71,21 +85,32 @@ def split_step(
     """
     check_record(record, policy.causal)
     gradients = side_gradients(record, policy, batch_tokens=batch_tokens)
-    chosen: dict[str, Tensor] = {}
-    rejected: dict[str, Tensor] = {}
-    history: dict[str, Tensor] = {}
-    update = FrozenUpdate({})
+    # Without the chosen tokens the gradient is that of the rejected ones, and the other way round.
+    norms = [norm_of(side.values()) for side in (gradients.rejected, gradients.chosen)]
+    norm = norm_of(g + gradients.rejected[name] for name, g in gradients.chosen.items())
+    clip_factor = record.facts.clip_factor
+    factors = clipping_of(record.facts).without(torch.stack(norms), norm, clip_factor)
+    parts: dict[str, dict[str, Tensor]] = {name: {} for name in PARTS}
+    scale: dict[str, Tensor] = {}
+    total: dict[str, Tensor] = {}
     for name in list(gradients.chosen):  # a parameter's gradients end where its parts begin
-        sides = gradients.chosen.pop(name), gradients.rejected.pop(name)
+        sides = torch.stack([gradients.chosen.pop(name), gradients.rejected.pop(name)]).flatten(1)
         theta = record.before[name].to(policy.home, policy.dtype)
         state = {
-            key: tensor.to(policy.home, policy.dtype)
+            key: tensor.to(policy.home, policy.dtype).flatten()
             for key, tensor in record.state.get(name, {}).items()
         }
-        own = optimizer_map(record.facts, theta, state, sides[0] + sides[1])
-        update.scale[name], history[name] = own.scale, own.history
-        chosen[name], rejected[name] = (-update.scale[name] * gradient for gradient in sides)
-    return UpdateSplit(chosen, rejected, history, update)
+        gradient = sides.sum(0)
+        made = optimizer_map(record.facts, theta.flatten(), state, gradient)
+        chosen, rejected = changes_without(
+            made, sides, clip_factor, factors.to(gradient)
+        )
+        together = -made.scale * gradient - chosen - rejected
+        made_of = zip(PARTS, (chosen, rejected, together, made.history), strict=True)
+        for part, change in made_of:
+            parts[part][name] = change.view_as(theta)
+        scale[name], total[name] = made.scale.view_as(theta), gradient.view_as(theta)
+    return UpdateSplit(**parts, update=FrozenUpdate(scale), gradient=total)
 
 
 def side_gradients(

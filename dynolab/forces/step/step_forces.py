@@ -88,11 +88,15 @@ def watch(
 
 @dataclass(frozen=True)
 class StepForces:
-    """All forces of one recorded step, how well it was replayed, and its frozen map on the host."""
+    """All forces of one recorded step, and how well it was replayed.
+
+    `update`, `gradient`: the step's frozen map and the gradient of its loss, on the host.
+    """
 
     rows: list[ForceRow]
     replay: ReplayFacts
     update: FrozenUpdate
+    gradient: dict[str, Tensor]
 
 
 def step_forces(
@@ -124,6 +128,7 @@ def step_forces(
     split = split_step(record, policy, batch_tokens=tokens)
     error = replay_error(split, record)
     update = FrozenUpdate({name: scale.cpu() for name, scale in split.update.scale.items()})
+    gradient = {name: total.cpu() for name, total in split.gradient.items()}
     directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
     directions |= {
         name: {parameter: w.cpu() for parameter, w in part.items()}
@@ -158,7 +163,7 @@ def step_forces(
                 )
             )
     flat = [row for group in rows for row in group]
-    gap = [r.from_chosen + r.from_rejected + r.from_history - r.predicted for r in flat]
+    gap = [sum(getattr(row, part) for part in PARTS) - row.predicted for row in flat]
     facts = record.facts
     replay = ReplayFacts(
         stage=stage,
@@ -170,7 +175,7 @@ def step_forces(
         rounding_floor=rounding_floor(record),
         closure_error=math.hypot(*gap) / math.hypot(*(row.predicted for row in flat)),
     )
-    return StepForces(flat, replay, update)
+    return StepForces(flat, replay, update, gradient)
 
 
 def force_metrics(rows: Sequence[ForceRow]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_items
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights, flatten, gradients, products
+from dynolab.forces.ledger.pushes import side_pushes
+from dynolab.forces.ledger.responses import gradients_of
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.weighted import WeightedResponse, weighted_of
 from dynolab.forces.step.one_step import midpoint
@@ -50,18 +52,33 @@ def build_token_map(
     observed_id: str,
     observed: Encoded,
     observed_kind: str = "chosen",
-    update: FrozenUpdate | None = None,
+    step: Replayed | None = None,
 ) -> TokenMap:
     """The map of one example of a recorded step on one observed response, with its tokens.
 
-    **Arguments:** `update`: the step's frozen map, if it is known (`split_step`).
+    The columns of each side are scaled to what the step would have lacked without that side of the
+    example (`side_pushes`). Where that has another sign than their sum, the side stays as it is.
+
+    **Arguments:** `step`: what is known of the replayed step (`split_step`, `step_forces`).
     """
     ids = [example.id for example in record.examples]
     if updating_id not in ids:
         raise ConfigError("updating_id", updating_id, f"give an example of the step: {ids}")
     updating = ids.index(updating_id)
-    known = update or split_step(record, policy).update
-    force = token_forces(record, policy, known, updating, observed)
+    step = step or split_step(record, policy)
+    force = token_forces(record, policy, step.update, updating, observed)
+    border = sum(
+        sequence.response_length
+        for side, sequence in record.examples[updating].responses(
+            build_objective(record.facts.objective).sides
+        )
+        if side == CHOSEN
+    )
+    pushes = side_pushes(record, gradients_of(record, policy), step.gradient, [observed], updating)
+    for columns, push in zip((force[:, :border], force[:, border:]), pushes[0], strict=True):
+        ratio = float(push) / float(columns.sum() or 1.0)
+        if ratio > 0:
+            columns *= ratio
 
     tokens: dict[int, list[str]] = {CHOSEN: [], REJECTED: []}
     sides = build_objective(record.facts.objective).sides
@@ -79,6 +96,18 @@ def build_token_map(
         rejected_tokens=tokens[REJECTED],
         force=force.tolist(),
     )
+
+
+class Replayed(Protocol):
+    """What a replay of a recorded step gives: its frozen map, and the gradient of its loss."""
+
+    @property
+    def update(self) -> FrozenUpdate:
+        """The frozen map."""
+
+    @property
+    def gradient(self) -> dict[str, Tensor]:
+        """The gradient before clipping."""
 
 
 def token_forces(
