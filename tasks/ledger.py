@@ -169,7 +169,8 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     work.write_tables(functionals=rows)
     summary = tables.summary()
     (work.output / "ledger.json").write_text(summary.model_dump_json(indent=1))
-    return work.log_metrics({f"ledger/{name}": float(value) for name, value in summary})
+    numbers = {name: value for name, value in summary if name != "lines"}
+    return work.log_metrics({f"ledger/{name}": float(value) for name, value in numbers.items()})
 
 
 def watched(work: Work[LedgerJob], encoder: Encoder) -> list[WatchedFunctional]:
@@ -211,5 +212,5 @@ def _go_on(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables) -> int:
     return done
 
 
-LEDGER = Stage("ledger", 6, keep_ledger, operational=frozenset({"disk_bytes", "batch_tokens"}))
+LEDGER = Stage("ledger", 7, keep_ledger, operational=frozenset({"disk_bytes", "batch_tokens"}))
 """`disk_bytes` decides how often training is run again, not what comes of it."""

@@ -11,12 +11,12 @@ from dynolab.training.deepspeed_engine import zero_stage
 from dynolab.training.engine import SECOND_MOMENT
 
 FP32 = 4
-COPIES = {"probe": 1, "kernel": 2, "audit": 3, "squeezing": 10, "forces": 11}
+COPIES = {"probe": 1, "kernel": 2, "audit": 3, "squeezing": 10, "forces": 14}
 """Stage → copies of the weights in fp32 that it holds without a GPU, beside optimizer states and
 activations."""
 
 GPU_COPIES = {"map": 1, "probe": 1, "audit": 3, "forces": 6, "ledger": 9}
-"""Copies of the weights on a GPU that has room for them; `forces` has 8 more in main memory. If it
+"""Copies of the weights on a GPU that has room for them; `forces` has 11 more in main memory. If it
 has none, all are in main memory, and weights come to the GPU module by module.
 
 A ledger of one functional at a time has the model's, both ends of a step, the three of

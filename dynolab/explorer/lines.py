@@ -5,9 +5,9 @@ The lines are those of recorded steps (`step`), or those that the study's ledger
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,9 @@ from dynolab.results.ledger import (
 
 CHOSEN, REJECTED = "chosen", "rejected"
 
+TOGETHER = "all answers together"
+"""What answers did by sharing a clip factor and a second moment, which none of them did alone."""
+
 
 @dataclass(frozen=True)
 class Lines:
@@ -32,7 +35,8 @@ class Lines:
 
     Row i of `nats` belongs to the response of `pair[i]` on `side[i]` at step `step[i]`; a column is
     an answer. `measured`: the answers' change over these steps; `apart`: what else moved them, such
-    as weight decay, by name.
+    as weight decay, by name. `left_out`: what the steps would have lacked without all pairs that
+    were asked about (`Asked.without`); without it their lines are added up.
     """
 
     step: Int[ndarray, " responses"]
@@ -41,6 +45,7 @@ class Lines:
     nats: Float[ndarray, "responses answers"]
     measured: Float[ndarray, " answers"]
     apart: Mapping[str, Float[ndarray, " answers"]] = field(default_factory=dict)
+    left_out: Float[ndarray, " answers"] | None = None
 
     @classmethod
     def together(cls, parts: Sequence[Lines]) -> Lines:
@@ -57,6 +62,7 @@ class Lines:
                 name: np.sum([part.apart.get(name, none) for part in parts], axis=0)
                 for name in names
             },
+            left_out=_joined([part.left_out for part in parts], partial(np.sum, axis=0)),
         )
 
     @classmethod
@@ -70,6 +76,7 @@ class Lines:
                 name: np.concatenate([part.apart[name] for part in parts])
                 for name in parts[0].apart
             },
+            left_out=_joined([part.left_out for part in parts], np.concatenate),
         )
 
     def at_step(self, step: int, measured: Float[ndarray, " answers"]) -> Lines:
@@ -96,6 +103,7 @@ class Lines:
             nats=self.nats[:, here],
             measured=self.measured[here],
             apart={name: values[here] for name, values in self.apart.items()},
+            left_out=None if self.left_out is None else self.left_out[here],
         )
 
     @property
@@ -126,24 +134,28 @@ class Lines:
     def what_if(
         self, without: Collection[str] = (), dose: float = 1.0, instead: Lines | None = None
     ) -> Float[ndarray, " answers"]:
-        """The change of every answer, to first order: each line times the factor that it keeps.
+        """The change of every answer, to first order: what is left out is taken away, and each
+        other line is times the factor that it keeps.
 
         The weights, and so all other lines, stay what they were.
 
-        **Arguments:** `without`: pairs that are left out; `dose`: a factor on all rejected answers;
-        `instead`: the lines of the same responses under another objective, which take the place of
-        these.
+        **Arguments:** `without`: pairs that are left out, those of `left_out` if there is one;
+        `dose`: a factor on all rejected answers; `instead`: the lines of the same responses under
+        another objective, which take the place of these.
         """
-        kept = np.where(np.isin(self.pair, list(without)), 0.0, 1.0)
-        kept = np.where(self.side == REJECTED, dose * kept, kept)
-        lines = self.nats if instead is None else instead.nats
-        moved: Float[ndarray, " answers"] = self.measured - self.nats.sum(0) + kept @ lines
-        return moved
+        lines = self if instead is None else instead
+        gone = np.isin(self.pair, list(without))
+        left_out = lines.nats[gone].sum(0) if lines.left_out is None else lines.left_out
+        rejected = ~gone & (self.side == REJECTED)
+        dosed: Float[ndarray, " answers"] = (dose - 1) * lines.nats[rejected].sum(0)
+        return self.measured - self.nats.sum(0) + lines.nats.sum(0) - left_out + dosed
 
     def save(self, file: Path) -> None:
         """Writes an npz file."""
         apart = {f"apart {name}": values for name, values in self.apart.items()}
         own = {name: getattr(self, name) for name in ("step", "pair", "side", "nats", "measured")}
+        if self.left_out is not None:
+            own["left_out"] = self.left_out
         np.savez(file, allow_pickle=False, **own, **apart)
 
     @classmethod
@@ -209,7 +221,16 @@ def _whole(ledger: LedgerReader, account: FunctionalAccount) -> Lines:
         nats=account.lines[:, None],
         measured=np.array([account.end - account.start]),
         apart={
+            TOGETHER: np.array([account.together]),
             "weight decay": np.array([account.decay]),
             "earlier momentum": np.array([account.carried_in]),
         },
     )
+
+
+def _joined(
+    values: Sequence[ndarray | None], join: Callable[[list[ndarray]], ndarray]
+) -> ndarray | None:
+    """Values of several lines; None where some have none."""
+    present = [value for value in values if value is not None]
+    return join(present) if len(present) == len(values) else None

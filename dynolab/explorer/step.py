@@ -8,7 +8,7 @@ A question is put by changing the record: a plain gradient step in place of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
+from torch import Tensor
 
 from dynolab.costs.memory import ledger_copies
 from dynolab.data.batches import REJECTED
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.explorer.lines import Lines
+from dynolab.explorer.lines import TOGETHER, Lines
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
@@ -50,10 +51,14 @@ Metric = Literal["optimizer", "gradient"]
 
 @dataclass(frozen=True)
 class Asked:
-    """Which steps are asked: in which metric, and under which objective if not their own."""
+    """Which steps are asked: in which metric, and under which objective if not their own.
+
+    `without`: pairs, by id, of which it is asked what the step would have lacked without them.
+    """
 
     metric: Metric = "optimizer"
     objective: ObjectiveConfig | None = None
+    without: tuple[str, ...] = ()
 
 
 def under(record: StepRecord, objective: ObjectiveConfig) -> StepRecord:
@@ -70,14 +75,14 @@ def under(record: StepRecord, objective: ObjectiveConfig) -> StepRecord:
                 objective.name,
                 "needs a reference, which this step has not recorded; choose another objective",
             )
-    return replace(record, facts=record.facts.model_copy(update={"objective": objective}))
+    return record.changed(objective=objective)
 
 
 def with_pair(record: StepRecord, pair: RecordedExample) -> StepRecord:
     """A batch of the same size with a pair in it, in place of the first one if it was not."""
     if any(example.id == pair.id for example in record.examples):
         return record
-    return replace(record, examples=(pair, *record.examples[1:]))
+    return record.changed(examples=(pair, *record.examples[1:]))
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class AskedStep:
 
     record: StepRecord
     policy: PolicyFunction = field(repr=False)
+    without: tuple[str, ...] = ()
 
     def lines(self, answers: Sequence[Encoded]) -> Lines:
         """What every response of the batch did to each answer."""
@@ -107,6 +113,7 @@ class AskedStep:
                 name: np.concatenate([account[2][name] for account in accounts])
                 for name in accounts[0][2]
             },
+            left_out=np.concatenate([account[3] for account in accounts]),
         )
 
     def log_probs(self, answer: Encoded) -> tuple[float, float]:
@@ -150,22 +157,34 @@ class AskedStep:
             step=self._split,
         )
 
-    def _account(self, answers: Sequence[Encoded]) -> tuple[ndarray, ndarray, dict[str, ndarray]]:
+    def _account(
+        self, answers: Sequence[Encoded]
+    ) -> tuple[ndarray, ndarray, dict[str, ndarray], ndarray]:
+        """Lines, the measured change, what else moved the answers, and the group left out."""
         functionals = [Functional.mean(str(n), [answer]) for n, answer in enumerate(answers)]
         start, end = (
             slopes_of(functionals, self._route, weights)
             for weights in (self.record.before, self.record.after)
         )
         account, _ = account_of(self._made, start, end)
-        lines, measured, decay, momentum = (
-            tensor.double().cpu().numpy()
-            for tensor in (account.lines, account.measured, account.decay, account.carried_in)
+        apart = {
+            TOGETHER: account.together,
+            "weight decay": account.decay,
+            "earlier momentum": account.carried_in,
+        }
+        nothing = torch.zeros_like(account.together)
+        left_out = account.groups.get(_LEFT_OUT, nothing)
+        return (
+            _array(account.lines),
+            _array(account.measured),
+            {name: _array(values) for name, values in apart.items()},
+            _array(left_out),
         )
-        return lines, measured, {"weight decay": decay, "earlier momentum": momentum}
 
     @cached_property
     def _made(self) -> StepMade:
-        return step_made(self.record, self.policy, step_responses(self.record, self._route))
+        responses = step_responses(self.record, self._route)
+        return step_made(self.record, self.policy, responses, {_LEFT_OUT: self.without})
 
     @cached_property
     def _route(self) -> GroupedGradients:
@@ -174,6 +193,13 @@ class AskedStep:
     @cached_property
     def _split(self) -> UpdateSplit:
         return split_step(self.record, self.policy)
+
+
+_LEFT_OUT = "left out"
+
+
+def _array(values: Tensor) -> ndarray:
+    return np.asarray(values.double().cpu().numpy())
 
 
 def check_room(record: Path, device: torch.device) -> None:

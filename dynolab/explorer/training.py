@@ -38,6 +38,9 @@ _LOST = (
 
 STEPS = 5  # that are kept in memory
 
+_LINES = "removal"
+"""What a line is, in the names of kept files: those of another definition are not read."""
+
 Score = Callable[[Sequence[EncodedExample]], list[RecordedExample]]
 
 
@@ -297,7 +300,7 @@ class Training:
                     record = record.as_gradient_step()
                 for old in list(self._steps)[: 1 - STEPS]:
                     del self._steps[old]
-                self._steps[key] = AskedStep(record, self._loaded[0])
+                self._steps[key] = AskedStep(record, self._loaded[0], asked.without)
             return self._steps[key]
 
     def _scored(self, pair: Example) -> RecordedExample:
@@ -313,6 +316,6 @@ class Training:
     def _kept(self, suffix: str, step: int, asked: Asked, *rows: Row) -> Path:
         """The file that holds what was computed from these rows at a step."""
         objective = "" if asked.objective is None else asked.objective.model_dump_json()
-        parts = (self.result, str(step), asked.metric, objective)
+        parts = (_LINES, self.result, str(step), asked.metric, objective, *asked.without)
         text = "\0".join((*parts, *(row.model_dump_json() for row in rows)))
         return self.kept / f"{hashlib.sha256(text.encode()).hexdigest()}{suffix}"

@@ -29,7 +29,7 @@ and the last step are always there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +43,9 @@ from dynolab.data.rows import Example, Row, Split, read_rows, read_value
 from dynolab.grouping import grouped
 from dynolab.results.study import TokenMap
 from dynolab.statistics import Interval, stratified_total
+
+SHOWN_TOGETHER = 0.05
+"""Share of all lines' sizes from which on what answers did together is shown by itself."""
 
 NOISY = 0.2
 """Share of a functional's path from which on what rounding did makes single lines unreadable."""
@@ -388,6 +391,24 @@ class LedgerReader(Responses):
         if self.sampled:
             return "the sampled steps alone"
         return "the whole training" if self.summary.whole else "the analysed steps"
+
+    @property
+    def together_shown(self) -> bool:
+        """Whether what answers did together is above `SHOWN_TOGETHER` of some account's lines."""
+        return any(
+            abs(account.together) > SHOWN_TOGETHER * np.abs(account.lines).sum()
+            for account in self.accounts
+        )
+
+    def without(self, examples: Collection[str]) -> dict[str, float]:
+        """What leaving examples out of the training would change each account's end by, in nats.
+
+        Minus the sum of their lines. Later steps would have been others, and several examples that
+        are left out of one step at once change it by more or less than the sum: `Ledger(groups=…)`
+        has their lines together.
+        """
+        gone = np.isin(self.example, list(examples))
+        return {account.row.name: -float(account.lines[gone].sum()) for account in self.accounts}
 
     def side_total(self, account: Account, side: str) -> Interval:
         """What all responses of a side did; exact, unless steps were sampled."""

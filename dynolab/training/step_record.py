@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -114,6 +115,25 @@ class StepRecord:
         plain = {"clip_factor": 1.0, "clip_norm": math.inf, "optimizer": optimizer}
         facts = self.facts.model_copy(update=plain)
         return replace(self, facts=facts, state={})
+
+    def changed(self, **facts_or_batch: Any) -> StepRecord:
+        """A step that was not made: what it divides by and clips to follows from its own gradient.
+
+        `before`, `after` and the optimizer's tensors before the step stay what they were.
+
+        **Arguments:** `examples`, or facts such as `objective`.
+        """
+        examples = facts_or_batch.pop("examples", self.examples)
+        bound = self.facts.clip_norm
+        if bound is None and self.facts.clip_factor < 1:
+            bound = self.facts.clip_factor * self.facts.grad_norm
+        unknown = {"clip_factor": math.nan, "clip_norm": bound or math.inf}
+        state = {
+            name: {key: w for key, w in tensors.items() if key != SECOND_MOMENT_AFTER}
+            for name, tensors in self.state.items()
+        }
+        facts = self.facts.model_copy(update=unknown | facts_or_batch)
+        return replace(self, facts=facts, examples=examples, state=state)
 
     @classmethod
     def load(cls, folder: Path, tensors: Path | None = None) -> StepRecord:

@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from dynolab.errors import ConfigError
-from dynolab.explorer.lines import Lines
+from dynolab.explorer.lines import TOGETHER, Lines
 from dynolab.explorer.step import AskedStep, under, with_pair
 from dynolab.forces import PolicyFunction, split_step, token_forces
+from dynolab.forces.function.weights import flatten
+from dynolab.forces.ledger.functional import Functional, slopes_of
+from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import IPOConfig, SFTConfig
 from dynolab.training.step_record import StepRecord
+from tests.forces.brute_ledger import dose_gradients, torch_step
 from tests.forces.small_models import Letters, encoded, neox, pair, recorded, with_reference
 
 ANSWERS = [encoded(77, prompt=4, response=6), encoded(78, prompt=3, response=4)]
@@ -61,9 +65,35 @@ def assert_same(lines: Lines, truth: Lines) -> None:
     assert lines.nats == pytest.approx(truth.nats, rel=1e-4, abs=1e-9)
 
 
-def test_lines_are_sums_of_tokens_and_close(record: StepRecord, policy: PolicyFunction) -> None:
-    lines = AskedStep(record, policy).lines(ANSWERS)
-    assert_same(lines, token_by_token(record, policy))
+def test_lines_are_sums_of_tokens_in_a_plain_gradient_step(
+    record: StepRecord, policy: PolicyFunction
+) -> None:
+    plain = record.as_gradient_step()
+    assert_same(AskedStep(plain, policy).lines(ANSWERS), token_by_token(plain, policy))
+
+
+def test_lines_are_what_the_step_would_have_lacked_and_close(
+    record: StepRecord, policy: PolicyFunction
+) -> None:
+    """By torch's own steps: of every response, and of two pairs that are left out at once."""
+    gone = ("pair-0", "pair-2")
+    lines = AskedStep(record, policy, gone).lines(ANSWERS)
+    by_response = dose_gradients(record, policy)
+    route = GroupedGradients.build(policy, record.before, ANSWERS)
+    functionals = [Functional.mean("", [answer]) for answer in ANSWERS]
+    ends = [slopes_of(functionals, route, at).gradients for at in (record.before, record.after)]
+
+    def lacking(responses: set[int]) -> np.ndarray:
+        rest = [g for place, g in enumerate(by_response) if place not in responses]
+        with_all, without = (torch_step(record, grads) for grads in (by_response, rest))
+        change = {name: with_all[name][0] - other[0] for name, other in without.items()}
+        return ((ends[0] + ends[1]) / 2 @ flatten(change)).numpy()
+
+    for place, line in enumerate(lines.nats):
+        assert line == pytest.approx(lacking({place}), rel=1e-6)
+    assert lines.left_out == pytest.approx(lacking({0, 1, 4, 5}), rel=1e-6)
+    without = lines.what_if(gone)
+    assert without == pytest.approx(lines.measured - lacking({0, 1, 4, 5}), rel=1e-6)
     assert np.abs(lines.apart["earlier momentum"]).max() > 0
     assert np.abs(lines.residual).max() < 0.05 * np.abs(lines.measured).max()
 
@@ -86,7 +116,10 @@ def test_another_objective_and_another_pair_change_the_step(
         example.id for example in record.examples
     ][1:]
     assert replaced.examples[0].id == "other" and with_pair(replaced, other) is replaced
-    assert_same(AskedStep(replaced, policy).lines(ANSWERS), token_by_token(replaced, policy))
+    plain = replaced.as_gradient_step()
+    assert_same(AskedStep(plain, policy).lines(ANSWERS), token_by_token(plain, policy))
+    asked = AskedStep(replaced, policy).lines(ANSWERS)
+    assert np.abs(asked.nats).max() < 1 and np.abs(asked.apart[TOGETHER]).max() < 1
 
 
 def test_an_objective_without_its_reference_is_refused(record: StepRecord) -> None:
@@ -105,11 +138,17 @@ def test_maps_and_colours_add_up_to_the_lines(record: StepRecord, policy: Policy
     step = AskedStep(record, policy)
     lines, answer = step.lines(ANSWERS[:1]), ANSWERS[0]
     size = np.abs(lines.nats).max()
-    by_side = [float(lines.through(side)[0]) for side in ("chosen", "rejected")]
-    assert step.on_tokens(answer).sum(0) == pytest.approx(by_side, abs=0.05 * size)
+    plain = AskedStep(record.as_gradient_step(), policy)
+    of_plain = plain.lines(ANSWERS[:1])
+    by_side = [float(of_plain.through(side)[0]) for side in ("chosen", "rejected")]
+    assert plain.on_tokens(answer).sum(0) == pytest.approx(by_side, rel=0.01)
     for push in lines.pushers(0):
         token_map = step.token_map(push.example, answer, Letters(), name="answer", kind="chosen")
         force, border = np.array(token_map.force), len(token_map.chosen_tokens)
-        assert force[:, :border].sum() == pytest.approx(push.from_chosen, abs=0.05 * size)
-        assert force[:, border:].sum() == pytest.approx(push.from_rejected, abs=0.05 * size)
+        for side, line in (
+            (force[:, :border], push.from_chosen),
+            (force[:, border:], push.from_rejected),
+        ):
+            if side.sum() * line > 0:  # else the side keeps its shares of the step
+                assert side.sum() == pytest.approx(line, abs=0.05 * size)
         assert token_map.observed_id == "answer" and token_map.step == record.facts.step

@@ -62,9 +62,7 @@ def entries(
 
 
 def explained(steps: Sequence[StepAccount]) -> Tensor:
-    sums = sum(
-        step.lines.sum(0) + step.together + step.decay + step.rounding for step in steps
-    )
+    sums = sum(step.lines.sum(0) + step.together + step.decay + step.rounding for step in steps)
     return sums + steps[0].carried_in
 
 

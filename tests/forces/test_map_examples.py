@@ -176,6 +176,6 @@ def test_metrics_are_means_over_the_training_answers_of_a_kind() -> None:
     assert force_metrics(rows) == {
         f"force/{kind}/{part}": pytest.approx(mean * factor)
         for kind, mean in (("chosen", 1.5), ("rejected", 10.0))
-        for part, factor in factors.items()
+        for part, factor in (*factors.items(), ("from_together", 0))
     }
     assert force_metrics(rows[2:3]) == {}

@@ -293,7 +293,7 @@ def test_a_model_that_cannot_be_looked_at_is_trained_all_the_same(
     assert "ZeroDivisionError" in callback.off and trainer.state.global_step == 3
 
 
-@pytest.mark.parametrize("place", ["made", "products", "begin"])
+@pytest.mark.parametrize("place", ["made", "lines", "begin"])
 def test_a_failure_ends_the_account_and_not_the_training(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,8 +77,10 @@ def test_a_recorded_step_is_the_sum_of_its_sides(jobs: dict[str, TrainJob], name
 
 @pytest.mark.parametrize("name", ["grpo", "warm", "simko"])
 def test_columns_add_up_to_the_step(jobs: dict[str, TrainJob], name: str) -> None:
+    """In a plain gradient step, side by side; its own optimizer's sides share a second moment."""
     record, policy = load(jobs[name])
-    split, watched = split_step(record, policy), observed(record)
+    record, watched = record.as_gradient_step(), observed(record)
+    split = split_step(record, policy)
     by_token = [
         token_forces(record, policy, split.update, number, watched, at=record.before)
         for number in range(len(record.examples))

@@ -212,7 +212,7 @@ def _waiting(training: Training, state: State) -> Any:
     steps, _ = training.computable()
     questions = {state.asked}
     if state.view == "what-if":
-        questions.add(state.under(training))
+        questions.add(state.changed(training))
     due = sum(training.begin(state.kind, asked, steps) for asked in questions)
     if not due:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlencode
 
@@ -84,6 +85,10 @@ class State(BaseModel):
     def under(self, training: Training) -> Asked:
         """The same steps under the objective that is asked about."""
         return training.asked_for(self.metric, self.objective, self.beta)
+
+    def changed(self, training: Training) -> Asked:
+        """The same steps with all that is asked about, without the ticked pairs."""
+        return replace(self.under(training), without=tuple(sorted(self.without)))
 
     def objective_in(self, training: Training) -> ObjectiveConfig:
         """The objective that is asked about, by default the training's own; without the dose."""

@@ -110,7 +110,9 @@ def shown(study: Study, state: State, dark: bool) -> Any:
 
 def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any]:
     """What the change does at the recorded steps, on every answer."""
-    known = training.known_lines(state.kind, state.asked, state.under(training))
+    known = training.known_lines(state.kind, state.asked, state.changed(training))
+    added_up = "" if known or len(state.without) < 2 else ", added up until all at once is computed"
+    known = known or training.known_lines(state.kind, state.asked, state.under(training))
     if known is None:
         return []
     lines, instead = known
@@ -128,8 +130,9 @@ def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any
         if absent
         else None,
         html.P(
-            f"To first order, at the recorded steps {steps} alone: the weights at every step, "
-            "and so all other pushes, stay what they were. A training shows the rest.",
+            f"At the recorded steps {steps} alone: what each of them would have lacked without "
+            f"the pairs that are left out{added_up}. The weights at every step stay what they were. "
+            "A training shows the rest.",
             className="note",
         ),
         parts.table(
@@ -175,7 +178,15 @@ def _over_training(training: Training, state: State) -> list[Any]:
         ]
         for row, measured, would in zip(rows, lines.measured, after, strict=True)
     ]
-    return parts.accounts(("change", "would be", "difference"), table)
+    added_up = html.P(
+        "The lines of the pairs that are left out, added up over all steps: leaving several out at "
+        "once may do more or less.",
+        className="note",
+    )
+    return [
+        *parts.accounts(("change", "would be", "difference"), table),
+        added_up if len(state.without) > 1 else None,
+    ]
 
 
 def _would_be(

@@ -195,7 +195,9 @@ class Ledger:
                     pulled.setdefault(response, []).append(number)
         own = dict(zip(rows, kept.sensitivity, strict=True))
         tokens = sorted(
-            self._tokens(record, responses, made, own, pulled, dict(zip(rows, entries.lines.T, strict=True))),
+            self._tokens(
+                record, responses, made, own, pulled, dict(zip(rows, entries.lines.T, strict=True))
+            ),
             key=lambda split: (split.functional, split.response),
         )
         sources = [

@@ -21,6 +21,7 @@ from dynolab.forces.ledger.responses import StepResponses
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.terms import SourceMeasures
 from dynolab.forces.map.weighted import Updating
+from dynolab.forces.step.one_step import norm_of
 from dynolab.forces.step.optimizers import (
     Clipping,
     OptimizerMap,
@@ -28,6 +29,7 @@ from dynolab.forces.step.optimizers import (
     clipping_of,
     is_linear,
     optimizer_map,
+    with_clip_factor,
 )
 from dynolab.training.step_record import StepFacts, StepRecord
 
@@ -188,7 +190,8 @@ class RecordedMap:
             key: flatten({name: record.state[name][key] for name in record.before}).to(device)
             for key in keys
         }
-        return cls(record.facts, policy, flatten(record.before).to(device), state, gradient)
+        facts = with_clip_factor(record.facts, norm_of([gradient]))
+        return cls(facts, policy, flatten(record.before).to(device), state, gradient)
 
     @property
     def carry(self) -> float:
@@ -382,7 +385,9 @@ def account_of(
                 tail = sensitivity - push
         lines_here = step.removal(made, slopes, tail).lines(parts, step.factors)
         lines += lines_here
-        blocks[block] += torch.stack([lines_here[:, :responses][:, side].sum(1) for side in sides], 1)
+        blocks[block] += torch.stack(
+            [lines_here[:, :responses][:, side].sum(1) for side in sides], 1
+        )
 
         gradient = made.gradient
         entering = torch.stack([made.into * gradient, made.pull, made.momentum])

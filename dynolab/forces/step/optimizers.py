@@ -93,6 +93,13 @@ def clipping_of(facts: StepFacts) -> Clipping:
     return Clipping()
 
 
+def with_clip_factor(facts: StepFacts, norm: Float[Tensor, ""]) -> StepFacts:
+    """The facts, with the factor of a gradient of this norm where a changed batch has none (NaN)."""
+    if not math.isnan(facts.clip_factor):
+        return facts
+    return facts.model_copy(update={"clip_factor": float(clipping_of(facts).factor(norm))})
+
+
 @dataclass(frozen=True)
 class UpdateFacts:
     """What `StepFacts` says of an update, for steps that no record holds."""
@@ -353,9 +360,7 @@ class Removal:
                 lines -= products(self.tail[:, columns], with_all.momentum - without.momentum)
         return lines
 
-    def shares(
-        self, parts: Float[Tensor, "parts columns"]
-    ) -> Float[Tensor, "functionals parts"]:
+    def shares(self, parts: Float[Tensor, "parts columns"]) -> Float[Tensor, "functionals parts"]:
         """`−⟨out ⊙ q̄ + tail, into ⊙ h⟩`: lines with clip factor and second moment frozen."""
         sensitivity = self.map.out * self.slopes
         if self.tail is not None:

@@ -20,7 +20,9 @@ from dynolab.forces.step.optimizers import (
     FrozenUpdate,
     changes_without,
     clipping_of,
+    is_linear,
     optimizer_map,
+    with_clip_factor,
 )
 from dynolab.objectives import Objective, build_objective
 from dynolab.training.step_batch import collate_step
@@ -88,8 +90,10 @@ def split_step(
     # Without the chosen tokens the gradient is that of the rejected ones, and the other way round.
     norms = [norm_of(side.values()) for side in (gradients.rejected, gradients.chosen)]
     norm = norm_of(g + gradients.rejected[name] for name, g in gradients.chosen.items())
-    clip_factor = record.facts.clip_factor
-    factors = clipping_of(record.facts).without(torch.stack(norms), norm, clip_factor)
+    facts = with_clip_factor(record.facts, norm)
+    clip_factor = facts.clip_factor
+    factors = clipping_of(facts).without(torch.stack(norms), norm, clip_factor)
+    shares_add_up = is_linear(facts.optimizer) and bool((factors == clip_factor).all())
     parts: dict[str, dict[str, Tensor]] = {name: {} for name in PARTS}
     scale: dict[str, Tensor] = {}
     total: dict[str, Tensor] = {}
@@ -101,11 +105,13 @@ def split_step(
             for key, tensor in record.state.get(name, {}).items()
         }
         gradient = sides.sum(0)
-        made = optimizer_map(record.facts, theta.flatten(), state, gradient)
-        chosen, rejected = changes_without(
-            made, sides, clip_factor, factors.to(gradient)
-        )
-        together = -made.scale * gradient - chosen - rejected
+        made = optimizer_map(facts, theta.flatten(), state, gradient)
+        if shares_add_up:
+            chosen, rejected = -made.scale * sides
+            together = torch.zeros_like(gradient)
+        else:
+            chosen, rejected = changes_without(made, sides, clip_factor, factors.to(gradient))
+            together = -made.scale * gradient - chosen - rejected
         made_of = zip(PARTS, (chosen, rejected, together, made.history), strict=True)
         for part, change in made_of:
             parts[part][name] = change.view_as(theta)

@@ -22,6 +22,12 @@ READING = (
     "and over both. Of many tokens those with the largest sums are named."
 )
 
+SCALED = (
+    "The columns of a side are the tokens' shares of the step, scaled to what it would have lacked "
+    "without that side's answer; where the share has the other sign, they stay as they are."
+)
+"""Of maps of steps that were taken."""
+
 FELL_MOST = (
     "Of answers of at most 128 tokens, the one that fell most. It is what this step did at its own "
     "weights; the ledger’s numbers of the pair differ, as they also count its momentum in later "
@@ -50,12 +56,13 @@ def token_map_figure(token_map: TokenMap, about: str = "") -> Figure | None:
     step += (
         f" of {objective_name(token_map.stage)}, learning rate {number(token_map.learning_rate)}"
     )
+    scaled = "" if token_map.step is None else f" {SCALED}"
     return Figure(
         "token-map",
         "Which token pushed which",
         f"{token_map_message(token_map)} {about}".strip(),
         f"{step}: the update by “{token_map.updating_id}” on {_whose(token_map)} "
-        f"{token_map.observed_kind} answer. {READING}",
+        f"{token_map.observed_kind} answer. {READING}{scaled}",
         token_map_plot(token_map),
     )
 

@@ -110,6 +110,10 @@ def _changes(ledger: LedgerReader, account: FunctionalAccount) -> dict[str, Inte
         "earlier momentum": account.carried_in,
         BEYOND: account.residual,
     }
+    if ledger.together_shown:
+        rest = {"all answers together": account.together} | rest
+    else:
+        rest[BEYOND] += account.together
     if ledger.summary.rounding_share > 0.01 or any(own.unexplained for own in ledger.accounts):
         rest[BEYOND] -= account.arithmetic
         rest |= {

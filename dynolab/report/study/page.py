@@ -49,6 +49,7 @@ from dynolab.report.style import (
     CHOSEN,
     HISTORY,
     INK,
+    MUTED,
     PAPER,
     REJECTED,
     RESIDUAL,
@@ -58,6 +59,7 @@ from dynolab.report.style import (
     with_interval,
 )
 from dynolab.report.tables import verdict_table
+from dynolab.results.ledger import SHOWN_TOGETHER
 from dynolab.results.study import ForceRow, Training
 from dynolab.statistics import mean_interval
 
@@ -209,6 +211,7 @@ Parts = tuple[tuple[str, str, str], ...]  # field, what pushed, colour
 _PARTS: Parts = (
     ("from_chosen", "", CHOSEN),
     ("from_rejected", "", REJECTED),
+    ("from_together", "from both sides together", MUTED),
     ("from_history", "from history (momentum, decay)", HISTORY),
     ("residual", "residual: beyond first order", RESIDUAL),
 )
@@ -227,7 +230,7 @@ def decomposition_figure(training: Training, sides: tuple[str, str] = _SIDES) ->
 
     **Arguments:** `sides`: names of the loss's two sides.
     """
-    rows = training.forces
+    rows = _with_together_where_large(training.forces)
     if not rows:
         return None
     steps = spread(sorted({row.step for row in rows}))
@@ -273,6 +276,18 @@ def decomposition_figure(training: Training, sides: tuple[str, str] = _SIDES) ->
         plot.update_layout(updatemenus=[buttons(choices, 1 + 34 / height)])
     words = Words("study.html", stage=training.stage, shared=shared)
     return replace(words.figure("decomposition", plot), name=f"decomposition-{training.stage}")
+
+
+def _with_together_where_large(rows: Sequence[ForceRow]) -> Sequence[ForceRow]:
+    """The rows; what both sides did together is among the residual where it is small."""
+    together = sum(abs(row.from_together) for row in rows)
+    sides = sum(abs(row.from_chosen) + abs(row.from_rejected) for row in rows)
+    if together > SHOWN_TOGETHER * sides:
+        return rows
+    return [
+        row.model_copy(update={"residual": row.residual + row.from_together, "from_together": 0.0})
+        for row in rows
+    ]
 
 
 def _parts(rows: Sequence[ForceRow], sides: tuple[str, str]) -> Parts:
