@@ -81,9 +81,9 @@ EXCERPT = 160  # characters of a sequence in tables
 class ForceCallback(Watching):
     """Says at chosen steps which sequence of the batch moved which answers, and what else did.
 
-    `Δq = Σ_i line_i + together + decay + momentum + unexplained + arithmetic + residual` for the mean
-    log-probability q of the watched answers of a kind, in nats. A sequence's line is what the step
-    would have lacked without it, by the optimizer's own update (`Removal`); of an optimizer of
+    `Δq = Σ_i line_i + together + decay + momentum + unexplained + arithmetic + residual` for the
+    mean log-probability q of the watched answers of a kind, in nats. A sequence's line is what the
+    step would have lacked without it, by the optimizer's own update (`Removal`); of an optimizer of
     unknown form, its share of what the step did along the gradient. `together` is what sequences
     did by sharing a clip factor and a second moment. Sums over sequences that are pushed up
     (`chosen`) and down (`rejected`) go through the trainer's log, `ledger/<kind>/<part>`; every

@@ -35,8 +35,8 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 class Given:
     """Gradients as the optimizer gets them, flat, by parameter: `factor` times those of the loss.
 
-    The step multiplies the loss' by `clip`, as `clipping` says, and the loss itself is `scale` times
-    the trainer's own.
+    The step multiplies the loss' by `clip`, as `clipping` says, and the loss itself is `scale`
+    times the trainer's own.
     """
 
     gradients: Mapping[str, Float[Tensor, " size"]]

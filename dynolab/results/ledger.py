@@ -10,7 +10,8 @@
   weight decay did, then and later), `carried_in` (what the momentum before the step did from it
   on), `unexplained` (what the part of the gradient did that no response made; 0 in older files),
   `together` (what the responses did by sharing a clip factor and a second moment; 0 in older files,
-  whose lines are shares of the step as it was: `LedgerSummary.lines`), `weight` (the number of steps that this one stands for: 1, unless steps were sampled).
+  whose lines are shares of the step as it was: `LedgerSummary.lines`), `weight` (the number of
+  steps that this one stands for: 1, unless steps were sampled).
 - `tokens.parquet`: `step`, `response`, `functional`, `place` (in the response), `token`, `nats`: of
   some lines the tokens, which add up to them; the hardest pulls on a single answer are among them
   (`dynolab.forces.ledger.account`).
@@ -22,9 +23,9 @@
   for: the `dynolab.results.study.TokenMap` of the hardest pull on the answer that fell most.
 
 For every functional `Σ nats + Σ together + Σ decay + Σ rounding + Σ unexplained + carried_in of the
-first step + Σ (after − before − predicted)` is the whole change. Where steps were sampled, the sums are over
-`weight` times what a step has, and estimate it (`dynolab.statistics.stratified_total`); the first
-and the last step are always there.
+first step + Σ (after − before − predicted)` is the whole change. Where steps were sampled, the sums
+are over `weight` times what a step has, and estimate it (`dynolab.statistics.stratified_total`);
+the first and the last step are always there.
 """
 
 from __future__ import annotations
@@ -212,8 +213,8 @@ class Account:
     their sum; `decay`: what weight decay did; `carried_in`: what momentum from before the first
     step did, or in single steps momentum from before each; `residual`: what the first order and
     rounding leave unexplained; `arithmetic`: what rounding did of it; `unexplained`: what gradients
-    did that no answer made; `together`: what answers did by sharing a clip factor and a second moment;
-    `path`: its value before every step, and after the last; `length`: the
+    did that no answer made; `together`: what answers did by sharing a clip factor and a second
+    moment; `path`: its value before every step, and after the last; `length`: the
     sum of its absolute changes. Sums over sampled steps are estimates, but for `lines`.
     """
 

@@ -147,12 +147,11 @@ class ForceRow(Row):
     """Δ log π of one answer over one recorded step, summed over its tokens, in nats.
 
     `stage` is the objective's name. `predicted` is the first order along the realised change of
-    the weights, the sum of its parts: `from_chosen` and `from_rejected` are what the step would have
-    lacked without all chosen or all rejected answers of its batch, `from_together` what both did by
-    sharing a clip factor and a second moment (0 in files from before it, whose other parts are
-    shares of the step as it was), `from_history` what momentum and decay did; `residual` is
-    measured − predicted. `in_batch`: the answer's pair was in the step's
-    batch.
+    the weights, the sum of its parts: `from_chosen` and `from_rejected` are what the step would
+    have lacked without all chosen or all rejected answers of its batch, `from_together` what both
+    did by sharing a clip factor and a second moment (0 in files from before it, whose other parts
+    are shares of the step as it was), `from_history` what momentum and decay did; `residual` is
+    measured − predicted. `in_batch`: the answer's pair was in the step's batch.
     """
 
     stage: ObjectiveName

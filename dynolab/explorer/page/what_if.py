@@ -131,8 +131,8 @@ def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any
         else None,
         html.P(
             f"At the recorded steps {steps} alone: what each of them would have lacked without "
-            f"the pairs that are left out{added_up}. The weights at every step stay what they were. "
-            "A training shows the rest.",
+            f"the pairs that are left out{added_up}. The weights at every step stay what they "
+            "were. A training shows the rest.",
             className="note",
         ),
         parts.table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from dynolab.data.encode import Encoded
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.views import View
-from dynolab.forces.function.weights import Weights, gradients, products, unflatten
+from dynolab.forces.function.weights import Weights, gradients, unflatten
 from dynolab.forces.map.factors import differing, normed
 from dynolab.forces.map.output_gradients import Call, recorded_calls
 

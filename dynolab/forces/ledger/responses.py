@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -11,10 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
-from dynolab.data.encode import Encoded
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import flatten
-from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.terms import TokenTerms, token_terms
@@ -101,6 +97,7 @@ class ResponseLosses:
         self.token_weights = torch.empty(0, 0)
 
     def __call__(self, logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, " tokens"]:
+        """The values, of the logits of every response token."""
         logps = read_logps(self._objective, logits, self._batch)
         weights = self._objective.token_weights(logps.detach(), self._batch)
         self.token_weights = weights.reshape(len(logps), -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -258,8 +257,9 @@ class Change:
 class StepMade:
     """What an optimizer step was made of: parts of its gradient, its map, and its change Δθ.
 
-    `gradients`, of responses, may be on the host. `blocks`: columns of flat vectors by the block that they belong to (`block_columns`). `groups`: responses,
-    by their place, that are looked at together.
+    `gradients`, of responses, may be on the host. `blocks`: columns of flat vectors by the block
+    that they belong to (`block_columns`). `groups`: responses, by their place, that are looked at
+    together.
     """
 
     number: int

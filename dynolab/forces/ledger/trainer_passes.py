@@ -274,12 +274,13 @@ class TrainerPasses:
             if not self._tried:
                 self._try(forward, calls, outputs, hidden[0])
             kept = bool(self._generic)
-            signals = self._signals(forward, calls, outputs, forward.pulls.values(), kept)
-            signals = [
-                (call.rule, *typed(call, signal, policy.dtype), where)
-                for call, signal, where in signals
-                if call.rule in self._rules
-            ]
+            signals: list[tuple[Rule, Tensor, Tensor, Tensor]] = []
+            for call, signal, where in self._signals(
+                forward, calls, outputs, forward.pulls.values(), kept
+            ):
+                if call.rule in self._rules:
+                    value, typed_signal = typed(call, signal, policy.dtype)
+                    signals.append((call.rule, value, typed_signal, where))
             if "logits" not in forward.pulls:
                 for number in range(len(forward.ids)):
                     for rule, value, signal in self._head(forward, hidden[0], number):
@@ -423,7 +424,7 @@ class _Again:
             for name, gradients_of_some in rows.items():
                 yield name, some, gradients_of_some
 
-    def _by_rule(self, some: slice, rows: Mapping[str, Tensor]) -> None:
+    def _by_rule(self, some: slice, rows: dict[str, Tensor]) -> None:
         for rule, value, signal, where in self.signals:
             if not set(rule.names) & set(rows):
                 continue

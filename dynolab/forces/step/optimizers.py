@@ -1,4 +1,4 @@
-"""torch's optimizers: a step's update, and what it would have lacked without a part of its gradient.
+"""torch's optimizers: a step's update, and what it would lack without a part of its gradient.
 
 An optimizer with momentum b makes of a clipped gradient a, at weights θ and with a second moment v,
 
@@ -94,7 +94,7 @@ def clipping_of(facts: StepFacts) -> Clipping:
 
 
 def with_clip_factor(facts: StepFacts, norm: Float[Tensor, ""]) -> StepFacts:
-    """The facts, with the factor of a gradient of this norm where a changed batch has none (NaN)."""
+    """The facts, with the factor of a gradient of this norm where a changed batch has none, NaN."""
     if not math.isnan(facts.clip_factor):
         return facts
     return facts.model_copy(update={"clip_factor": float(clipping_of(facts).factor(norm))})
@@ -128,8 +128,9 @@ class OptimizerMap:
 
     g is the gradient before clipping; `into` holds the clip factor, `pull` the decay that goes
     through momentum, `direct` the decay that does not. The second moment is frozen at its value
-    after the step. `momentum` is b before the step, `gradient` is g. `step_of` is the step without that freezing:
-    of clipped gradients, a row each, and the columns of the parameter that they are of.
+    after the step. `momentum` is b before the step, `gradient` is g. `step_of` is the step without
+    that freezing: of clipped gradients, a row each, and the columns of the parameter that they are
+    of.
     """
 
     gradient: Tensor
