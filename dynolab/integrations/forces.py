@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from dynolab import distributed
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.rows import Example, ProbeRow, write_rows
+from dynolab.data.rows import Example, ProbeRow
 from dynolab.errors import check_installed, check_settings
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import SLICE, block_of, flatten, products
@@ -28,10 +29,10 @@ from dynolab.forces.ledger.functional import (
 )
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.step_account import SIDES, Change, StepAccount
-from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.trainer_passes import SequenceLines, TrainerPasses
 from dynolab.forces.map.weighted import Updating
 from dynolab.forces.step.optimizers import Clipping, Removal, UpdateFacts
+from dynolab.integrations.accounts import AccountFolder
 from dynolab.integrations.optimizer import (
     FIRST_MOMENTS,
     SECOND_MOMENTS,
@@ -44,6 +45,7 @@ from dynolab.integrations.optimizer import (
     around_next_step,
     config_of,
 )
+from dynolab.integrations.pace import Pace
 from dynolab.integrations.sharded import (
     ShardedGradients,
     Share,
@@ -77,6 +79,12 @@ COARSE = {True: 2**-8, False: 1e-6}
 
 EXCERPT = 160  # characters of a sequence in tables
 
+VECTORS = 5
+"""As long as the trained weights, that an account holds: the weights before the step, its gradient
+and both moments, and the gradients of sequences by one parameter; two more for each functional."""
+
+_log = logging.getLogger(__name__)
+
 
 class ForceCallback(Watching):
     """Says at chosen steps which sequence of the batch moved which answers, and what else did.
@@ -106,11 +114,14 @@ class ForceCallback(Watching):
     - `examples`: pairs that are trained on: their sequences are named by the pairs' ids. Others
       have their row's `id` in `trainer.train_dataset`, or its number (`row-000012`); what is in
       none of its rows, a checksum of its text.
-    - `every`: optimizer steps between accounts.
+    - `share`: of the training's time that accounts may take. The first step has one, which
+      measures what one takes; further ones are spaced by it. What they take is logged once.
+    - `every`: optimizer steps between accounts, in place of a share.
     - `kinds`: of the watched answers; each has an account. Default: those of chosen and rejected
       ones that are watched.
     - `pairs`: watched pairs, the first ones, whose answers are averaged.
-    - `folder`: default: `ledger` in the trainer's output folder.
+    - `folder`: default: `ledger` in the trainer's output folder. Each account is there when it is
+      made, a resumed training goes on in it, and a second training has `ledger-2`.
 
     **Raises:** `ConfigError` for a trainer whose steps it cannot account for.
     """
@@ -121,7 +132,8 @@ class ForceCallback(Watching):
         rows: Sequence[ProbeRow] | None = None,
         *,
         examples: Sequence[Example] = (),
-        every: int = 10,
+        share: float = 0.1,
+        every: int | None = None,
         kinds: Sequence[str] | None = None,
         pairs: int = 8,
         folder: Path | None = None,
@@ -132,7 +144,6 @@ class ForceCallback(Watching):
         stage = None if plugin is None else plugin.zero_stage
         packed = "forces tell sequences apart by their rows; turn off packing and padding_free"
         check_settings(
-            (every < 1, "every", every, "must be 1 optimizer step or more"),
             (
                 plugin is not None and stage not in (1, 2, 3),
                 "zero_optimization.stage",
@@ -144,7 +155,7 @@ class ForceCallback(Watching):
                 for name in ("packing", "padding_free")
             ),
         )
-        self.trainer, self.every = trainer, every
+        self.trainer, self.pace = trainer, Pace(share, every)
         self.folder = folder or Path(str(trainer.args.output_dir)) / "ledger"
         if rows is None:
             answers, sequences = watched_answers(trainer, pairs)
@@ -158,26 +169,32 @@ class ForceCallback(Watching):
             encoder = Encoder(trainer.processing_class, context_of(trainer), "drop")  # type: ignore[arg-type]
             self._watched = training_means(self._kinds, rows, encoder, pairs, "kinds")
         self._examples = {example.id: example for example in examples}
-        self._texts: dict[str, str] = {}
-        self._named: dict[str, int] = {}
+        self._rows_by_name: dict[str, Example] = {}
+        self._folder = self.folder
+        self._due = False
+        self._said = False
+        self._before_this_one = 0.0
         self._held: Held | None = None
         self._pending: _Pending | None = None
-        self._tables: LedgerTables | None = None
+        self._accounts: AccountFolder | None = None
         self._live: TrainerPasses | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Looks at model, rows and optimizer, and tries the model's rules against autograd."""
-        self.off, self._pending = "", None
-        self.attempt(self._prepare)
+        self.off, self._pending, self._said = "", None, False
+        self.attempt(lambda: self._prepare(state.global_step))
+        self.pace.begin(state.global_step)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Sets the hooks where an account is due."""
         live = self._live
-        if live is not None and state.global_step % self.every == 0:
+        self._due = live is not None and not self.off and self.pace.due(state.global_step)
+        if live is not None and self._due:
+            self._before_this_one = self.pace.spent
             self.attempt(live.begin)
             if self.trainer.is_deepspeed_enabled and not self.off:
                 around_next_step(
@@ -190,7 +207,7 @@ class ForceCallback(Watching):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Takes the sequences' gradients and the state before the step."""
-        if not self.trainer.is_deepspeed_enabled and state.global_step % self.every == 0:
+        if not self.trainer.is_deepspeed_enabled and self._due:
             self._before_step()
 
     def on_optimizer_step(
@@ -199,16 +216,20 @@ class ForceCallback(Watching):
         """Accounts for the step that has just been made."""
         self._after_step(state.global_step)
 
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Plans the next account, by what this one took."""
+        if self._due:
+            self._due = False
+            self.attempt(lambda: self._plan(state.global_step - 1))
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Writes tables and page of the accounts that were made."""
+        """Lets go of the trainer; the accounts and their page are written."""
         if self._held is not None:
             self._held.close()
-        tables, before, self.off = self._tables, self.off, ""
-        if tables is not None and tables.entered:
-            self.attempt(lambda: self._write(tables) if distributed.rank() == 0 else None)
-        self.off = before or self.off
 
     def give_up(self) -> None:
         """Lets go of passes and hooks; accounts that were made are written at the end."""
@@ -218,24 +239,42 @@ class ForceCallback(Watching):
             self._live.forwards = []
 
     def _before_step(self) -> None:
-        self.attempt(self._take)
-        self._pending = self.attempt(self._before)
+        with self.pace.working():
+            self.attempt(self._take)
+            self._pending = self.attempt(self._before)
 
     def _after_step(self, step: int) -> None:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        weights = self.attempt(self._weights)
-        made = self.attempt(lambda: self._lines(pending, weights or {}, step))
-        if made is not None and not made.known and self._tables is not None:
-            self._tables.lines = "shares"
-        account = self.attempt(lambda: self._account(pending, made)) if made is not None else None
-        if account is not None:
-            self.attempt(lambda: self._enter(account))
-        if self._live is not None:
-            self._live.forwards = []
+        with self.pace.working():
+            weights = self.attempt(self._weights)
+            made = self.attempt(lambda: self._lines(pending, weights or {}, step))
+            if made is not None:
+                account = self.attempt(lambda: self._account(pending, made))
+                if account is not None:
+                    self.attempt(lambda: self._enter(account, known=made.known))
+            if self._live is not None:
+                self._live.forwards = []
 
-    def _prepare(self) -> None:
+    def _plan(self, step: int) -> None:
+        """Plans the next account; says once what one takes."""
+        took = self.pace.spent - self._before_this_one
+        a_step = self.pace.plan(step, took)
+        if not self._said and distributed.rank() == 0:
+            self._said = True
+            size = sum(share.size for share in self._shares.values()) * self._policy.dtype.itemsize
+            _log.warning(
+                "an account takes %.2g s, %.1f steps of this training, and about %.2g GB; %s",
+                took,
+                took / a_step,
+                (VECTORS + 2 * len(self._watched)) * size / 1e9,
+                f"one in {self.pace.every} steps has one"
+                if self.pace.every
+                else f"so many have one that they take {self.pace.share:.0%} of its time",
+            )
+
+    def _prepare(self, step: int) -> None:
         trainer: Any = self.trainer
         model, wrapped = unwrapped(trainer), trainer.model_wrapped
         with passes_of_ours(model), callable_in_parts(model):
@@ -275,7 +314,10 @@ class ForceCallback(Watching):
             whole=self._whole,
         )
         self._by_content = self._ids_by_content()
-        self._tables = LedgerTables([row.name for row, _ in self._watched], whole=False)
+        if distributed.rank() == 0:
+            watched = [row for row, _ in self._watched]
+            self._accounts = AccountFolder(self._folder, watched, step)
+            self.folder = self._accounts.folder
 
     def _take(self) -> None:
         """The passes that this rank's step is made of, before ranks meet."""
@@ -423,8 +465,8 @@ class ForceCallback(Watching):
         """A sum over the parameters, of which each rank has a share."""
         return mine if self._whole else distributed.add_up(mine)
 
-    def _enter(self, account: StepAccount) -> None:
-        """Joins the ranks' accounts, logs the sums and keeps the lines."""
+    def _enter(self, account: StepAccount, *, known: bool) -> None:
+        """Joins the ranks' accounts, logs the sums and writes the lines."""
         ranks = distributed.gather((account.responses, account.lines, dict(account.blocks)))
         account = replace(
             account,
@@ -438,25 +480,13 @@ class ForceCallback(Watching):
         made = account.decay + account.carried_in + account.unexplained
         made = made + account.together + account.lines.sum(0)
         account = replace(account, rounding=account.predicted - made)
-        assert self._tables is not None
-        self._tables.add(account)
+        if self._accounts is not None:
+            known_rows = self._rows_by_name | self._examples
+            names = {label.id for label in account.responses} & known_rows.keys()
+            rows = {name: known_rows[name] for name in sorted(names)}
+            self._accounts.add(account, rows, "removal" if known else "shares")
+            self._accounts.write_page()
         self._log(account)
-
-    def _write(self, tables: LedgerTables) -> None:
-        from dynolab.report.ledger.page import write_ledger_page
-        from dynolab.results.ledger import read_ledger
-
-        self.folder.mkdir(parents=True, exist_ok=True)
-        tables.write(self.folder)
-        write_rows(self.folder / "functionals.jsonl", [row for row, _ in self._watched])
-        (self.folder / "ledger.json").write_text(tables.summary().model_dump_json(indent=1))
-        named = {name: self._rows.example(number) for name, number in self._named.items()}
-        texts = {
-            name: Example(id=name, prompt=text, chosen="") for name, text in self._texts.items()
-        }
-        write_rows(self.folder / "train.jsonl", (texts | named | self._examples).values())
-        ledger = read_ledger(self.folder, self.folder)
-        write_ledger_page(ledger, "ledger", "", (), self.folder)
 
     def _weights(self) -> dict[str, Tensor]:
         """This rank's parts of the trained parameters as they are now."""
@@ -476,12 +506,13 @@ class ForceCallback(Watching):
         number = self._by_ids.get(hash(ids), self._by_ids.get(hash(ids[:prompt])))
         if name is None and number is not None:
             name = self._rows.name(number)
-            self._named[name] = number
+            if name not in self._rows_by_name:
+                self._rows_by_name[name] = self._rows.example(number)
         if name is None:
             tokenizer: Any = self.trainer.processing_class
             text = tokenizer.decode(ids)  # the unknown token, too
             name = f"{zlib.crc32(text.encode()):08x}"
-            self._texts[name] = text[-EXCERPT:]
+            self._rows_by_name[name] = Example(id=name, prompt=text[-EXCERPT:], chosen="")
         return Updating(name, side, ids)
 
     def _ids_by_content(self) -> dict[tuple[int, ...], str]:

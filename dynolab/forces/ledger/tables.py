@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -57,7 +57,7 @@ class LedgerTables:
         lines: Literal["removal", "shares"] = "removal",
     ) -> None:
         self.lines = lines
-        self._names, self._read_token = list(names), read_token
+        self.names, self._read_token = list(names), read_token
         self._whole, self._every = whole, every
         self._tables: dict[str, dict[str, list[object]]] = {
             name: {column: [] for column in columns} for name, columns in TABLES.items()
@@ -73,9 +73,9 @@ class LedgerTables:
         count = len(entries.responses)
         self._append(
             "steps",
-            step=[entries.step] * len(self._names),
-            functional=self._names,
-            weight=[weight] * len(self._names),
+            step=[entries.step] * len(self.names),
+            functional=self.names,
+            weight=[weight] * len(self.names),
             **{column: getattr(entries, column).tolist() for column in PER_STEP},
         )
         self._append(
@@ -89,8 +89,8 @@ class LedgerTables:
         self._append(
             "lines",
             step=[entries.step] * entries.lines.numel(),
-            response=[number for number in range(count) for _ in self._names],
-            functional=self._names * count,
+            response=[number for number in range(count) for _ in self.names],
+            functional=self.names * count,
             nats=entries.lines.flatten().tolist(),
         )
         for block, sums in entries.blocks.items():
@@ -98,8 +98,8 @@ class LedgerTables:
                 "blocks",
                 step=[entries.step] * sums.numel(),
                 block=[block] * sums.numel(),
-                functional=[name for name in self._names for _ in SIDES],
-                side=[*SIDES] * len(self._names),
+                functional=[name for name in self.names for _ in SIDES],
+                side=[*SIDES] * len(self.names),
                 nats=sums.flatten().tolist(),
             )
         for split in entries.tokens:
@@ -108,7 +108,7 @@ class LedgerTables:
                 "tokens",
                 step=[entries.step] * length,
                 response=[split.response] * length,
-                functional=[self._names[split.functional]] * length,
+                functional=[self.names[split.functional]] * length,
                 place=list(range(length)),
                 token=[*map(self._read_token, entries.responses[split.response].tokens)],
                 nats=split.nats.tolist(),
@@ -120,6 +120,16 @@ class LedgerTables:
         for name, values in columns.items():
             self._tables[table][name] += values
 
+    @property
+    def columns(self) -> dict[str, dict[str, list[object]]]:
+        """The columns of each table."""
+        return self._tables
+
+    def append(self, tables: Mapping[str, Mapping[str, Sequence[object]]]) -> None:
+        """Adds the rows of other tables."""
+        for name, columns in tables.items():
+            self._append(name, **columns)
+
     def write(self, folder: Path) -> None:
         """Writes the tables into a folder."""
         for name, columns in self._tables.items():
@@ -127,8 +137,7 @@ class LedgerTables:
 
     def load(self, folder: Path) -> None:
         """Goes on from tables that were written."""
-        for name in self._tables:
-            self._append(name, **read_table(folder, name))
+        self.append({name: read_table(folder, name) for name in self._tables})
 
     def hardest_pull(self, names: Sequence[str], room: int) -> HardestPull | None:
         """Of some functionals the one that fell most, and what pulled it down; None if none fell.
@@ -158,7 +167,7 @@ class LedgerTables:
     def summary(self) -> LedgerSummary:
         """How well the account closes."""
         steps, lines = (read_arrays(self._tables[name]) for name in ("steps", "lines"))
-        accounts = [account_of(name, steps, lines, whole=self._whole) for name in self._names]
+        accounts = [account_of(name, steps, lines, whole=self._whole) for name in self.names]
 
         def largest(part: Callable[[Account], float]) -> float:
             # What never moved has no path, and nothing that could fail to close.

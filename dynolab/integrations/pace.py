@@ -1,0 +1,70 @@
+"""When further work is due in somebody's training, so that it takes at most a share of its time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dynolab import distributed
+from dynolab.errors import check_settings
+
+
+class Pace:
+    """Plans work by its measured seconds, or every so many steps.
+
+    **Arguments:**
+
+    - `share`: of the training's own seconds, without this work, that the work may take. The first
+      step's work is made in any case; it measures the seconds.
+    - `every`: steps between two works, in place of a share.
+
+    **Raises:** `ConfigError` for a share that is not above 0, and for less than one step.
+    """
+
+    def __init__(self, share: float, every: int | None) -> None:
+        check_settings(
+            (every is not None and every < 1, "every", every, "must be 1 optimizer step or more"),
+            (not 0 < share < math.inf, "share", share, "must be above 0, such as 0.1"),
+        )
+        self.share, self.every = share, every
+        self.spent = 0.0
+        self._began, self._first, self._next = time.perf_counter(), 0, 0
+
+    def begin(self, step: int) -> None:
+        """A training begins, or goes on, at a step."""
+        self.spent, self._began = 0.0, time.perf_counter()
+        self._first = self._next = step
+
+    def due(self, step: int) -> bool:
+        """Whether work is due at a step; the same on all ranks."""
+        return step % self.every == 0 if self.every else step >= self._next
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Counts the seconds of a part of the work."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent += time.perf_counter() - began
+
+    def plan(self, step: int, last: float) -> float:
+        """Plans the work after that of a step which has ended; all ranks call it together.
+
+        The next one is due where all work, with it, is within the share:
+        `spent + last <= share · (plain + steps · plain/steps so far)`.
+
+        **Arguments:** `last`: seconds of the step's work.
+
+        **Returns:** seconds of a step without the work.
+        """
+        plain = time.perf_counter() - self._began - self.spent
+        ranks = distributed.gather((self.spent, last, plain))
+        spent, last = max(rank[0] for rank in ranks), max(rank[1] for rank in ranks)
+        plain = min(rank[2] for rank in ranks)
+        a_step = max(plain / (step + 1 - self._first), 1e-9)
+        missing = (spent + last) / self.share - plain
+        self._next = step + 1 + max(0, math.ceil(missing / a_step))
+        return a_step
