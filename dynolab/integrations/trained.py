@@ -223,10 +223,22 @@ def context_of(trainer: Any) -> int:
 
 
 def check_trainer(trainer: Trainer, what: str, *, sharded: bool = False) -> None:
-    """Raises `ConfigError` for a trainer without a tokenizer, or with weights split by FSDP.
+    """Raises `ConfigError` for a trainer of no causal language model, or with no tokenizer.
+
+    Also for one with weights split by FSDP.
 
     **Arguments:** `sharded`: whether they may be split by FSDP2.
     """
+    model: Any = unwrapped(trainer)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None or getattr(model.config, "is_encoder_decoder", False):
+        raise ConfigError(
+            "trainer.model",
+            type(model).__name__,
+            f"{what} are of log-probabilities that a causal language model gives to answers; "
+            "give a trainer of one (AutoModelForCausalLM)",
+        )
     tokenizer: Any = trainer.processing_class
     if not hasattr(tokenizer, "eos_token_id"):
         kind = type(tokenizer).__name__
