@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -67,6 +68,8 @@ class Watching(TrainerCallback):
 
 
 _log = logging.getLogger(__name__)
+
+_say_once = cache(_log.warning)
 
 TOGETHER = 64  # rows that are collated at once
 
@@ -140,7 +143,7 @@ class TrainedRows:
         repeated = {name for name, count in counts.items() if count > 1}
         if repeated:
             first = next(name for name in counts if name in repeated)
-            _log.warning(
+            _say_once(
                 "%d ids of the trainer's dataset repeat (%r is that of %d rows): their rows' "
                 "names end with the row's number",
                 len(repeated),
@@ -181,11 +184,14 @@ class TrainedRows:
             for number, row in zip(numbers, batch, strict=True):
                 yield Answer(number, "prompt", self._prompt(row["prompt"]), None)
 
-    def example(self, number: int) -> Example:
-        """A row's texts, of its tokens as they are trained."""
+    def example(self, number: int, answers: Iterable[Answer] = ()) -> Example:
+        """A row's texts, of its tokens as they are trained.
+
+        **Arguments:** `answers`: the row's sequences, where they are there; else it is read.
+        """
         texts = {"chosen": "", "rejected": None}
         prompt = ""
-        for sequence in self.answers([number]):
+        for sequence in list(answers) or self.answers([number]):
             answer = sequence.answer
             cut = answer.prompt_length if answer else len(sequence.ids)
             prompt = self._tokenizer.decode(sequence.ids[:cut])
