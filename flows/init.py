@@ -19,8 +19,7 @@ from dynolab.data.sources.config import rows_line
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data
 from dynolab.data.unknown import (
     UnknownTokens,
-    about_auto,
-    auto_reads_otherwise,
+    about_loaders,
     in_words,
     unknown_tokens,
 )
@@ -268,8 +267,8 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
         "training, write them into the file, under `preference`.",
         time,
     ]
-    if folder.is_dir() and (texts := auto_reads_otherwise(weights, None, folder)):
-        notes.append(f"{about_auto(texts)}.")
+    if folder.is_dir() and (loaders := about_loaders(weights)):
+        notes.append(f"{loaders}.")
     return WrittenStudy(notes, sizes, sum(parts.values()))
 
 

@@ -169,9 +169,10 @@ def collate(
         ids_of_row = torch.tensor(sequence.ids, dtype=torch.long)
         input_ids[row, : len(sequence.ids)] = ids_of_row
         mask[row, : len(sequence.ids)] = 1
-        rows.append(torch.full((sequence.response_length,), row, dtype=torch.long))
-        positions.append(torch.arange(sequence.prompt_length - 1, len(sequence.ids) - 1))
-        tokens.append(ids_of_row[sequence.prompt_length :])
+        places = torch.tensor(sequence.positions, dtype=torch.long)
+        rows.append(torch.full_like(places, row))
+        positions.append(places - 1)
+        tokens.append(ids_of_row[places])
     return TokenBatch(
         input_ids=input_ids,
         attention_mask=mask,

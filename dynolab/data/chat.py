@@ -151,11 +151,12 @@ def plain_writer(row: Conversation, where: str) -> Texts:
 
 
 def messages_of(value: object, where: str) -> list[Message]:
-    """Checks that a value is a list of messages, each with a role and a content.
+    """Checks that a value is a message, or a list of them, each with a role and a content.
 
     ShareGPT's `from` and `value` are read as role and content. A message with tool calls needs no
     content. Keys without a value are left out, as tables fill them in.
     """
+    value = [value] if isinstance(value, Mapping) else value
     if not isinstance(value, list) or not value or not all(map(_is_message, value)):
         raise ConfigError(
             where,
@@ -177,8 +178,9 @@ _SPEAKERS = {"human": "user", "gpt": "assistant", "function_call": "assistant"}
 
 
 def is_messages(value: object) -> bool:
-    """Whether a value looks like a list of messages."""
-    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+    """Whether a value looks like a message, or a list of them."""
+    first = value[0] if isinstance(value, list) and value else value
+    return isinstance(first, Mapping)
 
 
 def _is_message(message: object) -> bool:

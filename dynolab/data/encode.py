@@ -19,15 +19,25 @@ Overlong = Literal["error", "drop", "truncate_left", "keep_start", "keep_end"]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of one prompt with one response; the response is `ids[prompt_length:]`."""
+    """Token ids of one prompt with one response; the response is `ids[prompt_length:]`.
+
+    `trained`: the places in `ids` of the response's tokens that count, rising from `prompt_length`,
+    where not all do: a conversation's other turns, or results of tools, stand between them.
+    """
 
     ids: tuple[int, ...]
     prompt_length: int
+    trained: tuple[int, ...] = ()
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Places in `ids` of the response's tokens that count."""
+        return self.trained or range(self.prompt_length, len(self.ids))
 
     @property
     def response_length(self) -> int:
-        """Response tokens, end-of-sequence included."""
-        return len(self.ids) - self.prompt_length
+        """Response tokens that count, end-of-sequence included."""
+        return len(self.positions)
 
 
 @dataclass(frozen=True)

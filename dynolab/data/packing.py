@@ -76,7 +76,7 @@ def plan_rows(
     length: dict[int, int] = {}
     for number, sequence in enumerate(sequences):
         parts = by_prompt.setdefault(sequence.ids[: sequence.prompt_length], [[]])
-        alone, added = len(sequence.ids) - 1, sequence.response_length - 1
+        alone, added = len(sequence.ids) - 1, len(sequence.ids) - sequence.prompt_length - 1
         joined = length[parts[-1][0]] + added if parts[-1] else alone
         fits = row_tokens is None or joined <= row_tokens
         apart = _cost(joined - added, width) + _cost(alone, width)
@@ -91,7 +91,7 @@ def plan_rows(
 def packed_length(sequences: Sequence[Encoded], row: Row) -> int:
     """Number of tokens of a packed row."""
     prompt = sequences[row[0]].prompt_length
-    return prompt + sum(sequences[number].response_length - 1 for number in row)
+    return prompt + sum(len(sequences[number].ids) - prompt - 1 for number in row)
 
 
 def _cost(length: int, width: float) -> float:

@@ -176,24 +176,62 @@ def auto_reads_otherwise(source: str, revision: str | None, folder: str | Path) 
     **Arguments:** `source`, `revision`: what AutoTokenizer reads; `folder`: has the file. 0 for a
     model that AutoTokenizer cannot read.
     """
+    usual = _usual(source, revision)
+    return 0 if usual is None else len(read_otherwise(usual, folder))
+
+
+def _usual(source: str, revision: str | None = None) -> PreTrainedTokenizerBase | None:
     from transformers import AutoTokenizer
 
     try:
-        usual = AutoTokenizer.from_pretrained(
+        usual: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, revision=revision or "main", trust_remote_code=False
         )
     except Exception:  # whatever the library raises: such a model has no usual tokenizer
-        return 0
-    return len(read_otherwise(usual, folder))
+        return None
+    return usual
 
 
-def about_auto(texts: int) -> str:
-    """What it means that AutoTokenizer splits so many of `SAMPLES` otherwise."""
+def end_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
+    """How many tokens the end-of-sequence token is where it follows a word, as in answers."""
+    end = tokenizer.eos_token or ""
+    word, ended = tokenizer(["a", f"a{end}"], add_special_tokens=False)["input_ids"]
+    return 1 if not end or ended[-1] == tokenizer.eos_token_id else len(ended) - len(word)
+
+
+def about_auto(texts: int, folder: str = "the folder `model` of `dynolab path base`") -> str:
+    """What it means that AutoTokenizer splits so many of `SAMPLES` otherwise.
+
+    **Arguments:** `folder`: has the tokenizer, in which the end of an answer is one token.
+    """
     return (
-        "Only for scripts with TRL: load transformers.PreTrainedTokenizerFast there, to train on "
-        f"the same tokens as here; AutoTokenizer splits {texts} of {len(SAMPLES)} sample texts "
-        "otherwise than the model's tokenizer.json"
+        f"Only for scripts with TRL: load transformers.PreTrainedTokenizerFast from {folder} "
+        f"there, to train on the same tokens as here; AutoTokenizer splits {texts} of "
+        f"{len(SAMPLES)} sample texts otherwise than the model's tokenizer.json"
     )
+
+
+def about_loaders(folder: str) -> str:
+    """How a script with TRL loads a folder's tokenizer to train on the tokens of studies.
+
+    Empty where AutoTokenizer reads as studies do.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    usual = _usual(folder)
+    if usual is None:
+        return ""
+    texts = len(read_otherwise(usual, folder))
+    advised = PreTrainedTokenizerFast.from_pretrained(folder) if texts else usual
+    note = about_auto(texts, folder) if texts else ""
+    if (tokens := end_tokens(advised)) > 1:
+        start = note or "Only for scripts with TRL: load the tokenizer there as usual"
+        note = (
+            f"{start}; then call tokenizer.add_tokens([AddedToken({advised.eos_token!r}, "
+            "special=True, normalized=False)], special_tokens=True), with AddedToken of "
+            f"tokenizers: without it the end of an answer is {tokens} tokens"
+        )
+    return note
 
 
 def warn_of_unread(tokenizer: PreTrainedTokenizerBase, answers: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from dynolab.integrations.trained import (
     unwrapped,
     watched_answers,
 )
+from dynolab.likelihood.streamed import widened
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import ProbeScorer, mean_by_kind
 from dynolab.results.study import ProbeScore, Score
@@ -37,8 +39,9 @@ class ProbeCallback(Watching):
 
     Writes one line per row and probe (`ProbeScore`) to `file`, and logs the means of each kind
     (`probe/<kind>/logp`, …) through the trainer. Data-parallel ranks split the rows. The policy is
-    in eval mode while it is scored, and computes in its weights' precision. If a probe fails, one
-    warning says why, no further ones are made, and training goes on.
+    in eval mode while it is scored, and computes in float32, also with weights in 16 bits (a layer
+    at a time), as `ForceCallback` does. If a probe fails, one warning says why, no further ones are
+    made, and training goes on.
 
     **Arguments:**
 
@@ -192,4 +195,6 @@ class ProbeCallback(Watching):
                     share=(0, 1) if self._scores_all else ranks,
                     sequences=self._sequences,
                 )
-            return self._scorer.score()
+            # Split weights are gathered by hooks that would find others in their place.
+            with nullcontext() if self._scores_all else widened(model):
+                return self._scorer.score()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -152,6 +153,60 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
         if torch.is_grad_enabled():
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
         yield
+
+
+Narrow = list[tuple[nn.Module, str, Any]]
+"""Modules, and their weights in 16 bits by name."""
+
+
+@contextmanager
+def widened(model: nn.Module) -> Iterator[None]:
+    """While open, weights in 16 bits are float32, and so are passes without a gradient.
+
+    A layer's are as long as it runs: those of the items of the model's lists of modules.
+    """
+    with ExitStack() as stack:
+        layers = _layers(model)
+        for layer in layers:
+            taken: Narrow = []
+            widen = partial(_widen, list(layer.modules()), taken)
+            before = layer.register_forward_pre_hook(widen)
+            after = layer.register_forward_hook(partial(_put_back, taken), always_call=True)
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        in_layers = {module for layer in layers for module in layer.modules()}
+        others: Narrow = []
+        stack.callback(_put_back, others)
+        _widen([module for module in model.modules() if module not in in_layers], others)
+        yield
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The items of lists of modules that are in no other list."""
+    found: dict[nn.Module, None] = {}
+    inside: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and module not in inside:
+            found |= dict.fromkeys(module)
+            inside |= set(module.modules())
+    return list(found)
+
+
+def _widen(modules: list[nn.Module], taken: Narrow, *_: Any) -> None:
+    wide: dict[int, Any] = {}  # tied weights are one
+    for module in modules:
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.dtype in (torch.bfloat16, torch.float16):
+                taken.append((module, name, weight))
+                if id(weight) not in wide:
+                    wide[id(weight)] = weight.detach().float()
+                module._parameters[name] = wide[id(weight)]
+
+
+def _put_back(taken: Narrow, *_: Any) -> None:
+    while taken:
+        module, name, weight = taken.pop()
+        module._parameters[name] = weight
 
 
 def _storage(tensor: Tensor) -> int:

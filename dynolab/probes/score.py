@@ -108,7 +108,7 @@ class ProbeScorer:
     def score(
         self, *, device: torch.device | str | None = None, per_token: bool = False
     ) -> list[Score]:
-        """Scores the rows, in order, without gradient and in eval mode; restores the mode.
+        """Scores the rows, in order, without gradient and in eval mode; restores modules' modes.
 
         **Arguments:**
 
@@ -117,7 +117,7 @@ class ProbeScorer:
         """
         target = device or _device(self.model)
         scores: dict[int, Score] = {}
-        training = self.model.training
+        training = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
             for batch, members in self._batches:
@@ -129,7 +129,8 @@ class ProbeScorer:
                 table = _run(self.model, batch.to(target)).cpu().double()
                 scores |= dict(zip(members, _score(table, rows, batch, per_token), strict=True))
         finally:
-            self.model.train(training)
+            for module, mode in training.items():
+                module.training = mode
         return [scores[number] for number in range(len(self.rows))]
 
 

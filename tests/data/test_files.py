@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, load_dataset
 
 from dynolab.data.chat import plain_writer
 from dynolab.data.probes.build import Watched
@@ -52,6 +52,28 @@ def test_tables_and_saved_data_sets_are_read(tmp_path: Path) -> None:
     for path in (arrow, *(tmp_path / name for name in names)):
         assert list(read_records(path)) == ROWS, path
     assert len(load_data(file_config(str(tmp_path / "saved"))).pairs) == 4
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_calls_of_tools_have_the_types_that_datasets_gives_them(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def row(number: int, **arguments: Any) -> dict[str, Any]:
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        said = turn("assistant", "") | {"tool_calls": [call] if arguments else None}
+        return {"id": f"2024-05-0{number}", "chosen": [turn("user", "q"), said]}
+
+    rows = [row(1), row(2, on="2024-05-01", size=1), row(3, on="2024-05-02", size=1.5)]
+    lines = "\n\n".join(map(json.dumps, rows))
+    (tmp_path / name).write_text(json.dumps(rows) if name == "rows.json" else lines)
+    loaded = load_dataset(
+        "json", data_files=str(tmp_path / name), split="train", cache_dir=str(tmp_path)
+    )
+    read = list(read_records(tmp_path / name))
+    assert [row["chosen"] for row in read[1:]] == [row["chosen"] for row in loaded][1:]
+    assert [row["id"] for row in read] == [row["id"] for row in rows]
+    warnings = sum("dates in calls of tools" in line.message for line in caplog.records)
+    assert warnings == (name == "rows.jsonl")  # of an array it keeps texts
 
 
 def test_an_array_of_something_else_is_refused(tmp_path: Path) -> None:

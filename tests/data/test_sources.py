@@ -24,6 +24,7 @@ real = pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of
 
 
 PROMPTS = {"format": "prompts"}
+SAID = {"role": "assistant", "content": "It is."}
 
 
 def numbered(count: int, name: str = "q") -> list[dict[str, Any]]:
@@ -62,6 +63,11 @@ def test_heldout_rows_that_stand_in_training_are_left_out(tmp_path: Path) -> Non
         (numbered(3), {"heldout_rows": 2}, "data.heldout_rows = 2"),
         ([{"id": "a", **row} for row in numbered(3)], {}, "ids must be unique"),
         ([{"question": "q"}], {}, "needs columns prompt"),
+        (
+            [{"asked": [SAID], "chosen": SAID, "rejected": SAID}] * 3,
+            {"format": "chat", "chat": "plain"},
+            r"none of 3 rows .* \(read: chosen, rejected; ignored: asked\)",
+        ),
         ([{"id": "a", "prompt": "p"}] * 3, PROMPTS, "ids must be unique"),
         ([{"prompt": "p"}] * 3, PROMPTS | {"heldout_rows": 2}, "data.heldout_rows = 2"),
     ],

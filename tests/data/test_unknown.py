@@ -9,14 +9,20 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example
 from dynolab.data.sources.config import rows_line
 from dynolab.data.sources.load import load_data
-from dynolab.data.unknown import UnknownTokens, read_otherwise, unknown_tokens
+from dynolab.data.unknown import (
+    UnknownTokens,
+    about_loaders,
+    end_tokens,
+    read_otherwise,
+    unknown_tokens,
+)
 from dynolab.integrations.callback import ProbeCallback
 from tests.data.rows_files import file_config, write
 from tests.integrations.test_callback import dpo, probes
@@ -95,6 +101,21 @@ def test_a_tokenizer_is_compared_with_its_file(tmp_path: Path) -> None:
     assert read_otherwise(tokenizer(), tmp_path, texts) == []
     assert read_otherwise(tokenizer(lowers=True), tmp_path, texts) == ["A b"]
     assert read_otherwise(tokenizer(), tmp_path / "nowhere", texts) == []
+
+
+def test_a_loader_that_cuts_the_end_of_answers_is_named_with_its_remedy(tmp_path: Path) -> None:
+    pieces = Tokenizer(models.BPE({"<end>": 0, "▁": 1, "a": 2, "<": 3, ">": 4}, []))
+    pieces.normalizer = normalizers.Prepend("▁")
+    pieces.add_special_tokens([AddedToken("<end>", normalized=True)])
+    made = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<end>")
+    made.save_pretrained(tmp_path)
+    note = about_loaders(str(tmp_path))
+    tokens = end_tokens(made)
+    assert tokens > 1 and f"the end of an answer is {tokens} tokens" in note
+    made.add_tokens([AddedToken("<end>", special=True, normalized=False)], special_tokens=True)
+    assert end_tokens(made) == 1
+    made.save_pretrained(tmp_path)
+    assert about_loaders(str(tmp_path)) == ""
 
 
 def test_the_callback_warns_of_both(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

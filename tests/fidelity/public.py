@@ -355,6 +355,54 @@ SETS = {
         "jsonl",
         CHATS,
     ),
+    "axolotl_preferences": Public(
+        [
+            {
+                "messages": talk(question),
+                "chosen": talk("", good)[1],
+                "rejected": talk("", bad)[1],
+            }
+            for question, good, bad in ALL
+        ],
+        "jsonl",
+        CHATS,
+    ),
+    "axolotl_conversation": Public(
+        [
+            {"conversation": talk(question), "chosen": good, "rejected": bad}
+            for question, good, bad in ALL
+        ],
+        "parquet",
+        CHATS,
+    ),
+    "openrlhf_preferences": Public(
+        [
+            {
+                "context_messages": talk(question),
+                "chosen": talk("", good)[1:],
+                "rejected": talk("", bad)[1:],
+            }
+            for question, good, bad in ALL
+        ],
+        "jsonl",
+        CHATS,
+    ),
+    "swift_preferences": Public(
+        [
+            {"messages": talk(question, good), "rejected_messages": talk(question, bad)}
+            for question, good, bad in ALL
+        ],
+        "jsonl",
+        CHATS,
+    ),
+    "swift_responses": Public(
+        [
+            {"messages": talk(question, good), "rejected_response": bad}
+            for question, good, bad in ALL
+        ],
+        "json",
+        CHATS,
+    ),
     "prompt_completion": Public(
         [{"prompt": question, "completion": f" {good}"} for question, good, _ in ALL],
         "csv",

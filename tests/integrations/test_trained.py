@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +190,13 @@ DORA = LoraConfig(r=2, target_modules="all-linear", use_dora=True)
 def test_people_s_trainings_are_accounted_for(
     more: dict[str, Any], arithmetic: float, unexplained: float, tmp_path: Path
 ) -> None:
-    _, logged = trained(dpo, tmp_path, **more)
+    forces, logged = trained(dpo, tmp_path, **more)
     assert share(logged, "arithmetic") < arithmetic
     assert share(logged, "unexplained") <= unexplained
+    history = forces.trainer.state.log_history
+    probed = [line["probe/chosen/logp"] for line in history if "probe/chosen/logp" in line]
+    for line, (before, after) in zip(logged, pairwise(probed), strict=True):
+        assert line["ledger/chosen/measured"] == pytest.approx(after - before, abs=1e-4)
 
 
 def test_adapters_of_weights_in_4_bits_are_accounted_for(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ SHARED = ("id", "wins", "weight", "tools", "chat_template_kwargs")
 
 _ASKED = ("prompt", "question", "instruction", "input")
 
+_TURNS = ("conversations", "context_messages", "messages", "conversation")
+"""Columns of the messages before two answers: of ShareGPT, OpenRLHF and (the last two) axolotl."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -37,12 +40,13 @@ def _preference(record: Record) -> dict[str, Any]:
     """Two answers to a prompt, whose column has one of several names.
 
     A `system` column beside a question, as of orca's pairs, makes messages of a row; beside a
-    `prompt` trainers do not read it. Step-DPO's answers continue `initial_reason_steps`.
+    `prompt` trainers do not read it. Step-DPO's answers continue `initial_reason_steps`. Of
+    messages before the answers, see `_turns_before`.
     """
     pair: dict[str, Any] = {side: record[side] for side in ("chosen", "rejected") if side in record}
     asked = next((name for name in _ASKED if record.get(name) is not None), None)
-    if record.get("conversations") is not None:
-        pair["prompt"] = record["conversations"]
+    if before := _turns_before(record):
+        pair["prompt"] = record[before]
     elif asked is not None:
         pair["prompt"] = record[asked]
         if asked == "instruction" and record.get("input"):
@@ -52,6 +56,22 @@ def _preference(record: Record) -> dict[str, Any]:
     if isinstance(steps := record.get("initial_reason_steps"), str) and asked:
         pair["prompt"] = f"{pair['prompt']}\n{steps}" if steps else pair["prompt"]
     return pair
+
+
+def _turns_before(record: Record) -> str | None:
+    """The column of the messages before the answers, if there is one.
+
+    axolotl's repeat what a prompt, or answers with their own questions, say; beside answers alone
+    they are the prompt.
+    """
+    name = next((name for name in _TURNS if record.get(name) is not None), None)
+    if name not in _TURNS[2:]:
+        return name
+    chosen = record.get("chosen")
+    first = chosen[0] if isinstance(chosen, list) and chosen else chosen
+    speaks = first.get("role", first.get("from")) if isinstance(first, Mapping) else "assistant"
+    has_prompt = any(record.get(asked) is not None for asked in _ASKED)
+    return name if speaks in ("assistant", "gpt") and not has_prompt else None
 
 
 def _best_and_worst(
@@ -123,6 +143,14 @@ def _messages(record: Record) -> dict[str, Any]:
     return {"chosen": record.get("messages", record.get("conversations"))}
 
 
+def _two_conversations(record: Record) -> dict[str, Any]:
+    """swift: two conversations, or one and another last turn; their common turns are the prompt."""
+    chosen, rejected = record["messages"], record.get("rejected_messages")
+    if rejected is None and (answer := record.get("rejected_response")) is not None:
+        rejected = [*chosen[:-1], {"role": "assistant", "content": answer}]
+    return {"chosen": chosen, "rejected": rejected}
+
+
 def _distilabel(record: Record) -> dict[str, Any]:
     sides = {side: record[f"{side}_response"] for side in ("chosen", "rejected")}
     return _preference({**record, **sides})
@@ -135,7 +163,7 @@ def _full_answers(record: Record) -> dict[str, Any]:
 
 
 FORMS = (
-    Form(("chosen",), _preference, (*_ASKED, "rejected", "conversations", "initial_reason_steps")),
+    Form(("chosen",), _preference, (*_ASKED, *_TURNS, "rejected", "initial_reason_steps")),
     Form(("chosen_response", "rejected_response"), _distilabel, _ASKED),
     Form(("full_chosen",), _full_answers, ("prompt", "full_rejected")),
     Form(("prompt", "completion"), _answered("prompt", "completion"), ("label",)),
@@ -146,6 +174,8 @@ FORMS = (
     Form(("context", "response1", "response2", "overall_preference"), _two_responses),
     Form(("prompt", "response"), _answered("prompt", "response"), ("helpfulness",)),
     Form(("instruction", "output"), _alpaca, ("input",)),
+    Form(("messages", "rejected_messages"), _two_conversations),
+    Form(("messages", "rejected_response"), _two_conversations),
     Form(("messages",), _messages),
     Form(("conversations",), _messages),
     Form(("prompt", "answer"), _answered("prompt", "answer")),
@@ -219,7 +249,9 @@ def read_line(records: Sequence[Record], form: Form | None) -> str:
     known = {*(form.needs + form.reads if form else ()), *SHARED}
     if form in FORMS[:2]:  # of several columns that can hold the prompt, the first is read
         asked = [name for name in _ASKED if name in columns]
-        known -= set(asked[1:]) if asked[:1] != ["instruction"] else set()
+        turns = _turns_before(records[0])
+        known -= set(_TURNS) - {turns}
+        known -= set(asked[1:]) if asked[:1] != ["instruction"] or turns else set()
         known |= {"system"} if asked and asked[0] != "prompt" else set()
     read = [name for name in columns if name in known]
     ignored = [name for name in columns if name not in known]

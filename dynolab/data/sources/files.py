@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import logging
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from dynolab.errors import ConfigError, check_installed, reading
+
+log = logging.getLogger(__name__)
 
 Record = Mapping[str, Any]
 
@@ -41,7 +46,7 @@ def read_records(path: Path, field: str = "data.path") -> Iterator[dict[str, Any
         return _saved(path, field)
     name = path.name.removesuffix(path.suffix) if path.suffix in _COMPRESSED else path.name
     kind = _TABLES.get(Path(name).suffix)
-    return _table(path, kind, field) if kind else _json(path, field)
+    return _table(path, kind, field) if kind else _with_typed_calls(_json(path, field), path)
 
 
 def hub_records(
@@ -104,6 +109,64 @@ def _table(file: Path, kind: str, field: str) -> Iterator[dict[str, Any]]:
     more = {"sep": "\t"} if ".tsv" in file.suffixes else {}
     with reading(field, file.name, REMEDY):
         yield from load_dataset(kind, data_files=str(file), split="train", streaming=True, **more)
+
+
+def _with_typed_calls(records: Iterator[dict[str, Any]], file: Path) -> Iterator[dict[str, Any]]:
+    """Rows of which those that call tools are as `datasets` reads them, where it can."""
+    typed: Iterator[dict[str, Any]] | None = None
+    passed, warned = 0, False
+    for number, record in enumerate(records):
+        if any(map(_has_calls, record.values())):
+            typed = _typed(file) if typed is None else typed
+            row = next(itertools.islice(typed, number - passed, None), {})
+            passed = number + 1
+            nested = {name for name, value in record.items() if isinstance(value, list | dict)}
+            record.update({name: row[name] for name in nested & set(row)})
+            if not warned and _has_dates(record):
+                warned = True
+                log.warning(
+                    "%s: dates in calls of tools are read as times, as trainers have `datasets` "
+                    "read them, and chat templates write <datetime> for a time; to train on the "
+                    "dates, write a call's arguments as one text of JSON",
+                    file.name,
+                )
+        yield record
+
+
+def _typed(file: Path) -> Iterator[dict[str, Any]]:
+    """Rows as `datasets` reads them, as far as it can."""
+    # Whatever its readers raise: the rows are read already.
+    with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
+        import datasets
+
+        shown = not datasets.are_progress_bars_disabled()
+        datasets.disable_progress_bars()
+        try:
+            rows = datasets.load_dataset(
+                "json", data_files=str(file), split="train", cache_dir=folder
+            )
+        finally:
+            if shown:
+                datasets.enable_progress_bars()
+        yield from rows
+
+
+def _has_dates(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_dates, value.values()))
+    return any(map(_has_dates, value)) if isinstance(value, list) else isinstance(value, date)
+
+
+def _has_calls(value: object) -> bool:
+    """Whether a value is messages of which one calls a tool with values of its own."""
+    messages = [value] if isinstance(value, dict) else value
+    for message in messages if isinstance(messages, list) else ():
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function", call) if isinstance(call, dict) else None
+            if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+                return True
+    return False
 
 
 def _json(file: Path, field: str) -> Iterator[dict[str, Any]]:

@@ -167,6 +167,14 @@ def _source(
     records = list(islice(_records(config), config.rows))
     read = list(_examples(config, records, _writer(config, tokenizer)))
     examples = [example for example in read if example is not None]
+    line = read_line(records, form_of(records[0])) if records and config.format in _PAIRS else ""
+    if records and not examples:
+        raise ConfigError(
+            "data",
+            config.origin,
+            f"none of {len(records)} rows holds a prompt and its answers ({line}); name the "
+            "prompt's column in data.columns",
+        )
     _check(examples, config)
     train, heldout = _split(examples, config)
     fresh = disjoint(heldout, train)
@@ -191,7 +199,6 @@ def _source(
             sum(row.turn is not None and not row.turn[1].strip() for row in kept)
         ),
     }
-    line = read_line(records, form_of(records[0])) if config.format in _PAIRS else ""
     return LoadedData(train, fresh, [], counts, read=line), records
 
 

@@ -157,7 +157,7 @@ def _turns(value: object, role: str, where: str) -> list[Message]:
     """Messages; a text is one of a role."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
-    return messages_of([value] if isinstance(value, Mapping) else value, where)
+    return messages_of(value, where)
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -236,13 +236,18 @@ class TrainerPasses:
             device = self.policy.device
             on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
             forward = Forward(arguments, dict(named), (torch.get_rng_state(), on_gpu))
-            positions = named.get("position_ids")
-            if positions is not None and bool((positions.diff(dim=-1) < 0).any()):
-                raise ConfigError(
-                    "trainer.args.packing",
-                    True,
-                    "forces tell sequences apart by their rows; turn off packing and padding_free",
-                )
+            positions, mask = named.get("position_ids"), named.get("attention_mask")
+            if positions is not None:
+                falls = positions.diff(dim=-1) < 0
+                if mask is not None and mask.dim() == 2:  # what padding has is not read
+                    falls = falls & mask[:, 1:].bool() & mask[:, :-1].bool()
+                if bool(falls.any()):
+                    raise ConfigError(
+                        "trainer.data_collator",
+                        "positions that begin again within a row",
+                        "forces tell sequences apart by their rows; turn off packing and "
+                        "padding_free",
+                    )
             self.forwards.append(forward)
         except Exception as error:  # the trainer's own pass goes on
             self.error = error
