@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-DEPTH = 5
+DEPTH = 8
 """How many objects deep generators are looked for, from a collator or a dataset."""
 
 MOST_ITEMS = 64

@@ -28,7 +28,8 @@ class BatchRows:
     and rows with the same tokens are told apart.
 
     Where a loader does not say which rows it asks for (batches that another rank reads, or workers
-    out of order), a sequence's row is the first one of the dataset with its tokens.
+    out of order), a sequence's row is the first one of the dataset with its tokens; of a stream no
+    row is known.
     """
 
     @classmethod
@@ -109,6 +110,9 @@ class BatchRows:
             or not getattr(base, "in_order", True)
         ):
             return
+        dataset: Any = base.dataset
+        if len(dataset) != len(self.rows):  # a trainer's own loader may have other rows
+            self.rows = TrainedRows(self._trainer, dataset)
         state, args = self._trainer.state, self._trainer.args
         # A resumed training passes over the batches that it has trained on in its epoch.
         parts = args.gradient_accumulation_steps

@@ -121,7 +121,8 @@ def check_sides(rows: Sequence[Example], sides: Collection[int], objective: str)
             "data.rejected",
             None,
             f"objective {objective} needs a rejected answer in every row; "
-            f"{len(lacking)} rows have none, the first is {lacking[0]}",
+            f"{len(lacking)} rows have none, the first is {lacking[0]}; where another column holds "
+            "them, data.columns gives it the name rejected (rejected_messages beside messages)",
         )
 
 
