@@ -92,8 +92,8 @@ class BatchRows:
             self._by_ids = {}
             for answer in self.rows.answers():
                 self._by_ids.setdefault(hash(answer.ids), answer.row)
-        known = self._by_ids
-        return [known.get(hash(ids), known.get(hash(ids[:cut]))) for ids, cut in sequences]
+        by_ids = self._by_ids
+        return [by_ids.get(hash(ids), by_ids.get(hash(ids[:cut]))) for ids, cut in sequences]
 
     def _follow(self, loader: Any) -> None:
         """Notes what the loader's sampler draws from now on."""

@@ -360,7 +360,7 @@ def _sequences(batch: Mapping[str, Any]) -> Iterator[tuple[tuple[int, ...], list
     if is_flattened(batch):
         starts = (torch.as_tensor(batch["position_ids"])[0] == 0).nonzero()[:, 0].tolist()
         spans = [slice(*ends) for ends in pairwise([*starts, ids.shape[1]])]
-        parts = [(ids[0, own], real[0, own], trained[0, own]) for own in spans]
+        parts = [(ids[0, span], real[0, span], trained[0, span]) for span in spans]
     for row, is_real, is_trained in parts:
         yield tuple(row[is_real].tolist()), is_trained[is_real].nonzero()[:, 0].tolist()
 

@@ -183,13 +183,13 @@ def widened(model: nn.Module) -> Iterator[None]:
 
 def _layers(model: nn.Module) -> list[nn.Module]:
     """The items of lists of modules that are in no other list."""
-    found: dict[nn.Module, None] = {}
+    layers: dict[nn.Module, None] = {}
     inside: set[nn.Module] = set()
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and module not in inside:
-            found |= dict.fromkeys(module)
+            layers |= dict.fromkeys(module)
             inside |= set(module.modules())
-    return list(found)
+    return list(layers)
 
 
 def _widen(modules: list[nn.Module], taken: Narrow, *_: Any) -> None:
