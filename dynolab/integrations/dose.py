@@ -61,9 +61,15 @@ class DesignedDose(Watching):
     metric: one more forward pass of the batch, without a gradient, with the weights a little
     along the sample's gradient. Momentum and weight decay are left out.
 
-    `dose/rejected`, the mean dose, and what the batch would do and does to the sample's mean log π,
-    `dose/others_whole` and `dose/others` in nats, go through the trainer's log. If it fails, one
-    warning says why, and training goes on with whole pushes.
+    The trainer's log has `dose/rejected`, the mean dose, and in nats of the sample's mean log π:
+
+    - `dose/others`: the change by the step, of passes before and after it.
+    - `dose/others_whole`: about that with whole pushes: to first order, and at the step's own clip
+      factor and second moments, which whole pushes would change.
+    - `dose/momentum`: what momentum and weight decay do, to first order, in steps that draw a
+      sample.
+
+    If it fails, one warning says why, and training goes on with whole pushes.
 
     **Arguments:**
 
@@ -76,9 +82,9 @@ class DesignedDose(Watching):
 
     Under 16-bit arithmetic the batch's passes for the doses are made in float32.
 
-    **Raises:** `ConfigError` for other trainers, DeepSpeed, FSDP and compiled models. Another
-    optimizer than SGD, Adam and AdamW is known when training begins: a warning says that pushes
-    stay whole.
+    **Raises:** `ConfigError` for other trainers, DeepSpeed, FSDP and compiled models. What shows
+    in training alone (an optimizer of another form than SGD, Adam, AdamW and RMSprop, a loss that
+    goes round the model's forward, a forward that rounds) is a warning: pushes stay whole.
     """
 
     def __init__(
@@ -235,6 +241,8 @@ class DesignedDose(Watching):
                 rows = zip(ids, mask, strict=True)
                 self._draw({tuple(row[real].tolist()) for row, real in rows})
             if not self._direction:
+                if self._version != self._versions():  # moved by something else than the step
+                    self._measure()
                 self._point()
             reach = REACH * torch.finfo(torch.float32).eps ** 0.5 / self._rise
             start = outputs.detach()
@@ -273,7 +281,7 @@ class DesignedDose(Watching):
         others = [answer for answer in self._others if answer.ids not in batch] or self._others
         self._sample = draws.sample(others, min(self.sample, len(others)))
         self._is_fresh = True
-        self._mean = self._measure()
+        self._measure()
         weights = tuple(self._trained.values())
         slopes = tuple(torch.zeros_like(weight) for weight in weights)
         if mine := distributed.deal(self._sample):
@@ -285,15 +293,20 @@ class DesignedDose(Watching):
             for name, slope in zip(self._trained, slopes, strict=True)
         }
 
-    def _measure(self) -> float:
-        """The sample's mean log π with the weights as they are."""
+    def _versions(self) -> int:
+        """A number that grows where a weight is written to."""
+        return sum(weight._version for weight in self._trained.values())
+
+    def _measure(self) -> None:
+        """Takes the sample's mean log π with the weights as they are."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         if mine := distributed.deal(self._sample):
             weights = {f"model.{name}": weight for name, weight in self._weights().items()}
             batch = collate(mine, 0).to(self._device)
             with torch.no_grad(), _evaluating(self._model):
                 total += functional_call(self._logits, weights, (batch, token_logps)).double().sum()
-        return float(distributed.add_up(total)) / len(self._sample)
+        self._mean = float(distributed.add_up(total)) / len(self._sample)
+        self._version = self._versions()
 
     def _groups(self) -> Iterator[tuple[dict[str, Any], OptimizerConfig, dict[str, Tensor]]]:
         """Options, form and trained weights of every group of the optimizer."""
@@ -403,16 +416,16 @@ class DesignedDose(Watching):
                 unit * dosed,
                 unit * projection / given.clip,
             )
-        return _Step(dose, unit * (whole - dosed), momentum)
+        return _Step(dose, unit * (dosed - whole), momentum)
 
     def _enter_log(self, step: _Step) -> None:
         before = self._mean
         with _apart(self._model, self._device):
-            self._mean = self._measure()
+            self._measure()
         change = self._mean - before
         values = {
             "dose/rejected": step.dose,
-            "dose/others_whole": change + step.taken,
+            "dose/others_whole": change - step.spared,
             "dose/others": change,
         }
         if self._is_fresh:  # an older slope would not tell what momentum does
@@ -429,12 +442,12 @@ class DesignedDose(Watching):
 class _Step:
     """What is known of a step before it is made, in nats of the sample's mean but for the dose.
 
-    `dose` is the mean over rejected tokens, `taken` what doses took away, `momentum` what momentum
-    and weight decay will do.
+    `dose` is the mean over rejected tokens, `spared` what whole pushes would do less, `momentum`
+    what momentum and weight decay will do.
     """
 
     dose: float
-    taken: float
+    spared: float
     momentum: float
 
 

@@ -54,13 +54,8 @@ class Passes(TrainerCallback):
             ids = torch.tensor([answer.ids])
             logps = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
             scores = logps.gather(-1, ids[0, 1:, None])[:, 0]
-            total += float(scores[[place - 1 for place in places_of(answer)]].sum())
+            total += float(scores[answer.prompt_length - 1 :].sum())
         return total / len(self.dose._sample)
-
-
-def places_of(answer: Any) -> range:
-    """The trained tokens of a sequence."""
-    return range(answer.prompt_length, len(answer.ids))
 
 
 def train(

@@ -353,7 +353,8 @@ def test_trainers_of_other_losses_have_doses_in_their_logs(
     tmp_path: Path, trainer: Any, config: Any
 ) -> None:
     trained = pairs(tmp_path, trainer, config)
-    trained.add_callback(designed := dose.DesignedDose(trained))
+    designed = dose.DesignedDose(trained, examples=make_rows(12))
+    trained.add_callback(designed)
     trained.add_callback(passes := doses.Passes(designed))
     trained.train()
     assert not designed.off
