@@ -339,13 +339,28 @@ def push(
         Path | None, typer.Option(metavar="FOLDER", help="New folder; without --hub only this.")
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", metavar="", help="Let everybody read a new repository.")
+        bool,
+        typer.Option(
+            "--public",
+            metavar="",
+            help="Let everybody read it: a new repository, or an existing public one.",
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", metavar="", help="Publish what is shown without asking.")
     ] = False,
 ) -> None:
-    """Write a result's model and a card of what its training did, and push them to the Hub."""
+    """Write a result's model and a card of what its training did, and push them to the Hub.
+
+    Card and settings are shown before they are published.
+    """
     from flows.push import push as push_model
 
-    push_model(result, hub, to, typer.echo, public=public)
+    if hub is not None and not yes and not sys.stdin.isatty():
+        raise ConfigError("--hub", hub, "shows what it publishes and asks; add --yes to publish")
+    push_model(
+        result, hub, to, typer.echo, public=public, agreed=lambda asked: yes or typer.confirm(asked)
+    )
 
 
 @app.command(rich_help_panel=RESULTS)
