@@ -65,6 +65,14 @@ _LABELS = {PREFECT: "Prefect", MLFLOW: "MLflow"}
 _FIRST_PAGES = {PREFECT: ("v2/deployments", ""), MLFLOW: ("", FIRST_RUNS)}
 """Server → path and fragment of the page that its link opens."""
 
+PATIENCE = {
+    # A run waits eight minutes for a restarting server, which answers 500 while its database is
+    # down.
+    "PREFECT_CLIENT_MAX_RETRIES": "8",
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+}
+"""Environment of Prefect's clients in flow runs."""
+
 _QUIET = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow reads only "true" in DO_NOT_TRACK
@@ -173,6 +181,7 @@ class Services(AbstractContextManager["Services"]):
 
     def stop(self) -> None:
         """End the servers started here, not those of other commands."""
+        self._until_end.close()
         started = [service.process for service in self.by_name.values() if service.process]
         for process in started:
             process.send_signal(ending_signal())  # all first, so that they end in parallel
@@ -189,7 +198,6 @@ class Services(AbstractContextManager["Services"]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._until_end.close()
         self.stop()
 
     @contextmanager
@@ -359,7 +367,9 @@ def only_to_this_home(token: str, urls: Collection[str]) -> Iterator[None]:
         socket.socket.connect = connect  # type: ignore[method-assign]
 
 
-_STRANGER = "no server of this home answers at %s any more; what may be there is sent nothing"
+_STRANGER = (
+    "no server of this home answers at %s: waiting for it; what may be there is sent nothing"
+)
 
 
 def running_services(home: Path) -> dict[str, Service]:
