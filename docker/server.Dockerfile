@@ -3,7 +3,7 @@
 FROM python:3.11.14-slim-bookworm
 
 RUN useradd --create-home --uid 1000 dynolab \
-    && install -d -o 1000 -g 1000 /home/dynolab/app /home/dynolab/home
+    && install -d -m 700 -o 1000 -g 1000 /home/dynolab/app /home/dynolab/home
 USER 1000
 WORKDIR /home/dynolab/app
 

@@ -18,7 +18,7 @@ WORKDIR /home/dynolab/app
 
 ENV CUBLAS_WORKSPACE_CONFIG=:4096:8 \
     DS_BUILD_OPS=0 \
-    DYNOLAB_HOME=/home/dynolab/home \
+    DYNOLAB_HOME=/home/dynolab/home/lab \
     OMP_WAIT_POLICY=PASSIVE \
     THP_MEM_ALLOC_ENABLE=1 \
     PYTHONUNBUFFERED=1 \

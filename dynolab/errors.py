@@ -98,7 +98,7 @@ class RankFailed(DynolabError):
 
 
 class ServiceFailed(DynolabError):
-    """A server that was started did not become ready; carries its last lines."""
+    """A server did not become ready or is gone; carries its last lines."""
 
     def __init__(self, name: str, last_lines: Sequence[str]) -> None:
         self.name, self.last_lines = name, list(last_lines)
@@ -106,7 +106,7 @@ class ServiceFailed(DynolabError):
 
     def __str__(self) -> str:
         tail = "\n".join(f"    {line}" for line in self.last_lines) or "    (it printed nothing)"
-        return f"{self.name} did not become ready; its last lines:\n{tail}"
+        return f"{self.name} has failed; its last lines:\n{tail}"
 
 
 class EndpointFailed(DynolabError):

@@ -6,6 +6,7 @@ The modules that do the work are imported when a command runs, so that the help 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import sys
@@ -40,6 +41,10 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow does not accept "1" in DO_NOT_TRACK
     **COMPUTING,
 }
+
+PACKAGES = ("dynolab", "models", "tasks", "flows")
+WARNINGS = logging.lastResort or logging.StreamHandler()
+"""Shows warnings of Dynolab's own on whatever is standard error by then."""
 
 INTERRUPTED = 130  # exit code after Ctrl-C and SIGTERM
 
@@ -76,7 +81,21 @@ Show = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", metavar="", help="End with one line of JSON: what came out.")
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", metavar="", help="Compute every stage again.")]
+Fresh = Annotated[
+    bool,
+    typer.Option(
+        "--fresh", metavar="", help="Compute every stage again, or those that are named with it."
+    ),
+]
+Stages = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="STAGE…",
+        help="With --fresh: stages to compute again, such as --fresh report; what follows from "
+        "them is computed again where it then differs.",
+        show_default=False,
+    ),
+]
 
 
 START, FORCES, COMPARE, RESULTS = (
@@ -121,6 +140,7 @@ def flow_command(name: str) -> Callable[..., None]:
 
     def run(
         file: File = None,
+        stages: Stages = None,
         config: Config = None,
         changes: Overrides = None,
         plan: Plan = False,
@@ -134,8 +154,9 @@ def flow_command(name: str) -> Callable[..., None]:
 
         flow = load_flow(name)
         assert isinstance(flow, StagedFlow), "the sweep has its own command"
-        wanted = Wanted(plan=plan, machine=machine, show=show, fresh=fresh, json=as_json)
-        start(flow, one_file(file, config) or built_in(name), changes or [], wanted)
+        given, again = file_and_stages(file, config, stages, fresh=fresh)
+        wanted = Wanted(plan=plan, machine=machine, show=show, fresh=again, json=as_json)
+        start(flow, given or built_in(name), changes or [], wanted)
 
     return run
 
@@ -146,6 +167,7 @@ app.command("study", help=FLOWS["study"], rich_help_panel=START)(flow_command("s
 @app.command(rich_help_panel=START)
 def audit(
     file: File = None,
+    stages: Stages = None,
     config: Config = None,
     model: Annotated[
         str | None,
@@ -175,8 +197,9 @@ def audit(
     from flows.commands import Wanted, start
 
     named = named_on_command_line(model, data, trained)
-    given = one_file(file, config) or (None if named else built_in("audit"))
-    wanted = Wanted(plan=plan, machine=machine, show=show, fresh=fresh, json=as_json)
+    given, again = file_and_stages(file, config, stages, fresh=fresh)
+    given = given or (None if named else built_in("audit"))
+    wanted = Wanted(plan=plan, machine=machine, show=show, fresh=again, json=as_json)
     start(FLOW, given, [*named, *(changes or [])], wanted)
     if model is not None and data is not None and not (plan or show or as_json):
         arguments = shlex.join(["--model", model, "--data", str(data)])
@@ -249,6 +272,7 @@ for _name, _group in GROUPS.items():
 @app.command(help=FLOWS["reproduce"], rich_help_panel=COMPARE)
 def reproduce(
     file: File = None,
+    stages: Stages = None,
     config: Config = None,
     logs: Annotated[
         Path | None,
@@ -267,9 +291,10 @@ def reproduce(
 ) -> None:
     """Show which of the papers' findings appear, in trainings of its own or in logs of others."""
     if logs is None:
-        flow_command("reproduce")(file, config, changes, plan, machine, show, fresh, as_json)
+        run = flow_command("reproduce")
+        run(file, stages, config, changes, plan, machine, show, fresh, as_json)
         return
-    if plan or machine or show or fresh or as_json:
+    if plan or machine or show or fresh or stages or as_json:
         raise ConfigError(
             "--logs", str(logs), "trains nothing; of the options only --set goes with it"
         )
@@ -339,13 +364,28 @@ def push(
         Path | None, typer.Option(metavar="FOLDER", help="New folder; without --hub only this.")
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", metavar="", help="Let everybody read a new repository.")
+        bool,
+        typer.Option(
+            "--public",
+            metavar="",
+            help="Let everybody read it: a new repository, or an existing public one.",
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", metavar="", help="Publish what is shown without asking.")
     ] = False,
 ) -> None:
-    """Write a result's model and a card of what its training did, and push them to the Hub."""
+    """Write a result's model and a card of what its training did, and push them to the Hub.
+
+    Card and settings are shown before they are published.
+    """
     from flows.push import push as push_model
 
-    push_model(result, hub, to, typer.echo, public=public)
+    if hub is not None and not yes and not sys.stdin.isatty():
+        raise ConfigError("--hub", hub, "shows what it publishes and asks; add --yes to publish")
+    push_model(
+        result, hub, to, typer.echo, public=public, agreed=lambda asked: yes or typer.confirm(asked)
+    )
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -387,6 +427,33 @@ def schedule(
 
 
 @app.command(rich_help_panel=RESULTS)
+def verify(
+    results: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RESULT…", help="Stages, or <stage>/<key> with first digits; default: all."
+        ),
+    ] = None,
+    remove: Annotated[
+        bool,
+        typer.Option(
+            "--remove", metavar="", help="Remove what is damaged, so that it is computed again."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Read results and resume states, and say which are no longer as they were committed."""
+    from flows.commands import print_json
+    from flows.verify import verify_store
+
+    found = verify_store(results or [], typer.echo, removes=remove)
+    if as_json:
+        print_json(**found)
+    if not all(damage["removed"] for damage in found["damaged"]):
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=RESULTS)
 def reconcile(as_json: Json = False) -> None:
     """Send what waits for MLflow, and kill this host's orphaned processes."""
     from flows.commands import RECONCILED, print_json, start_reconcile
@@ -425,6 +492,29 @@ def one_file(file: Path | None, config: Path | None) -> Path | None:
     return file or config
 
 
+def file_and_stages(
+    file: Path | None, config: Path | None, stages: list[str] | None, *, fresh: bool
+) -> tuple[Path | None, bool | tuple[str, ...]]:
+    """The study file that the command line names, and what it wants computed again.
+
+    A word beside `--fresh` is a stage unless it names a study file. **Raises** `ConfigError` for
+    two files, and for stages without `--fresh`.
+    """
+    from flows.parameters import study_file
+
+    words = [*([str(file)] if file else []), *(stages or [])]
+    files = [word for word in words if "." in word or study_file(Path(word)).is_file()]
+    named = [word for word in words if word not in files]
+    if not fresh and words:
+        files, named = words[:1], words[1:]
+    if named and not fresh:
+        raise ConfigError("STAGE", named[0], "is computed again with --fresh; add it")
+    if len(files) > 1:
+        raise ConfigError("FILE", files[1], f"{files[0]} is given, too; give one file")
+    given = one_file(Path(files[0]) if files else None, config)
+    return given, tuple(named) if named else fresh
+
+
 def built_in(name: str) -> Path:
     """The name of a command's built-in study file."""
     others = {"study": "builtin.yaml", "sweep": "sweep_beta.yaml"}
@@ -437,6 +527,9 @@ def main() -> None:
         os.environ.setdefault(name, value)
     from tasks.runtime.launch.notice import sigterm_as_interrupt
 
+    for name in PACKAGES:
+        # Prefect's console, set above, would hide them.
+        logging.getLogger(name).addHandler(WARNINGS)
     try:
         with sigterm_as_interrupt():
             app()

@@ -17,12 +17,13 @@ from rich.table import Table
 from dynolab.costs.machines import machine_named
 from dynolab.data.sources.config import rows_line
 from dynolab.data.unknown import UnknownTokens
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, DynolabError, ServiceFailed, check_known
 from dynolab.grouping import grouped
 from dynolab.hub import names_may_stay
 from flows.flow import (
     Flow,
     FlowParameters,
+    Fresh,
     Parameters,
     Plan,
     Planned,
@@ -37,6 +38,7 @@ from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.servers.services import (
     MLFLOW,
+    PATIENCE,
     PREFECT,
     client_variables,
     running_services,
@@ -51,20 +53,21 @@ from tasks.shared.result_table import result_table, write_table
 console = Console()
 
 FLUSH_SECONDS = 5.0
+KEPT = "finished stages are kept; run the same command again to go on"
 
 
 @dataclass(frozen=True)
 class Wanted:
     """What a command does with its settings: run them, or only `show` or `plan` them.
 
-    `fresh` computes every stage again; `json` ends the output with one line of JSON. `machine`: by
+    `fresh` computes stages again; `json` ends the output with one line of JSON. `machine`: by
     name, that a plan is made for; default: this one.
     """
 
     plan: bool = False
     machine: str | None = None
     show: bool = False
-    fresh: bool = False
+    fresh: Fresh = False
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -91,6 +94,9 @@ def start(
     if wanted.show:
         _show_settings(planned.parameters, wanted)
         return
+    for name in wanted.fresh if isinstance(wanted.fresh, tuple) else ():
+        if not any(step.is_among([name]) for step in planned.steps):
+            check_known("--fresh", name, [step.name for step in planned.steps])
     began = time.monotonic()
     results: Results = run_on_servers(flow, parameters, planned, fresh=wanted.fresh)
     settings = Settings.from_environment()
@@ -166,20 +172,34 @@ def run_on_servers(
     parameters: Parameters,
     planned: Plan | None = None,
     *,
-    fresh: bool = False,
+    fresh: Fresh = False,
 ) -> Any:
-    """Run a flow, as it is planned, on the home's servers, or on servers started for this run."""
+    """Run a flow, as it is planned, on the home's servers, or on servers started for this run.
+
+    **Raises** what the flow raises, and `ServiceFailed` if Prefect's server is away for longer than
+    a run waits. Where the flow has ended by then, its results count.
+    """
     settings = Settings.from_environment()
     open_store(settings).check_writable()
+    done: list[Any] = []
     with use_services(settings.home, [] if settings.prefect_api_url else [PREFECT]) as services:
-        os.environ.update(services.environment())
+        os.environ.update({**PATIENCE, **os.environ, **services.environment()})
         from flows.run import as_prefect_flow
 
         try:
-            return as_prefect_flow(flow, planned)(parameters, fresh=fresh)
-        except Exception:
-            services.check_alive()  # its log tells more than that nobody answered
+            return as_prefect_flow(flow, planned, done)(parameters, fresh=fresh)
+        except DynolabError:
             raise
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            if done:
+                console.print("Prefect did not come back; the run there has no end.")
+                return done[0]
+            services.check_alive()  # its log tells more than that nobody answered
+            raise ServiceFailed(
+                "Prefect", [f"nobody answers at {os.environ['PREFECT_API_URL']}: {error}", KEPT]
+            ) from error
         finally:
             # Buffered logs and events: the server may end before this process.
             from prefect.events.worker import EventsWorker
@@ -187,6 +207,17 @@ def run_on_servers(
 
             APILogWorker.drain_all(timeout=FLUSH_SECONDS)
             EventsWorker.drain_all(timeout=FLUSH_SECONDS)
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether an error comes from a Prefect server that is away, or answers nothing but errors."""
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500
+    if error is None or isinstance(error, httpx.TransportError):
+        return error is not None
+    return is_outage(error.__cause__ or error.__context__)
 
 
 def print_json(**content: Any) -> None:

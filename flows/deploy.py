@@ -76,6 +76,7 @@ from flows.parameters import (
 from flows.registry import CHAPTERS, FLOWS, load_flow
 from flows.run import run_flow
 from tasks.runtime.cleanup import clean_up
+from tasks.runtime.servers.services import PATIENCE
 from tasks.runtime.system.settings import Settings
 
 PARAMETER = "settings"
@@ -114,10 +115,7 @@ SHIPPED = {
 
 VARIABLES = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",  # seconds
-    # A run waits eight minutes for a restarting server, which answers 500 while its database is
-    # down.
-    "PREFECT_CLIENT_MAX_RETRIES": "8",
-    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+    **PATIENCE,
 }
 """Environment of a flow run."""
 

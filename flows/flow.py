@@ -35,6 +35,13 @@ class FlowParameters(StageConfig):
 Parameters = TypeVar("Parameters", bound=FlowParameters)
 
 
+Fresh = bool | tuple[str, ...]
+"""Whether all stages are computed again, or which, by the names of steps or stages.
+
+What follows from them is computed again where their new results differ, since keys tell inputs.
+"""
+
+
 @dataclass(frozen=True)
 class Step:
     """One stage of a study: its config, and input name → step whose result it reads."""
@@ -43,6 +50,10 @@ class Step:
     stage: Stage[Any]
     config: BaseModel
     inputs: Mapping[str, str] = field(default_factory=dict)
+
+    def is_among(self, names: Sequence[str]) -> bool:
+        """Whether the names hold this step's, or its stage's."""
+        return self.name in names or self.stage.name in names
 
     def sources(self, results: Mapping[str, StageResult]) -> dict[str, StageResult]:
         """Input name → result that this step reads."""

@@ -15,6 +15,7 @@ from dynolab.probes.logs import read_log
 from dynolab.store import git_revision
 from flows.flow import FlowParameters, Name
 from flows.parameters import STUDIES, load_parameters
+from tasks.runtime.system.secret_files import own_folder
 from tasks.runtime.system.settings import Settings
 from tasks.shared.result_table import of_verdicts, write_table
 
@@ -66,8 +67,8 @@ def start_logs(
         name: read_log(folder / run.folder, run.training, run.without)
         for name, run in parameters.runs.items()
     }
-    reports = Settings.from_environment().reports
-    reports.mkdir(parents=True, exist_ok=True)
+    reports = own_folder(Settings.from_environment().home) / "reports"
+    reports.mkdir(exist_ok=True)
     page = logs_page(parameters.name, runs, parameters.as_yaml)
     write_text(reports / f"{parameters.name}.html", page_html(page))
     verdicts, estimates = of_verdicts(verdicts_on(runs))

@@ -1,4 +1,8 @@
-"""Writes a result's model as a folder with a card, and pushes it to the Hugging Face Hub."""
+"""Writes a result's model as a folder with a card, and pushes it to the Hugging Face Hub.
+
+What is published is shown first. It tells no folder of this machine: `without_folders` is the one
+rule for all texts.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,14 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import yaml
-from huggingface_hub import HfApi, ModelCardData, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
 from dynolab import __version__
 from dynolab.errors import ConfigError
@@ -26,8 +30,17 @@ from tasks.runtime.open_platform import open_store
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult
 
-_PATHS = re.compile(r"(?m)(?<=[:-] )(['\"]?)/.*/(?=[^/\n]+$)")
-"""Folders of absolute paths in YAML: they tell of the machine."""
+ON_DISK = {
+    **dict.fromkeys(("mitigation", "path", "probes", "reproduction", "study")),
+    "chat_model": "chat_revision",
+    "model": "revision",
+    "source": "revision",
+}
+"""Settings that name a file or a folder, also a relative one → the setting beside it that is a
+commit where it names a model of the Hub."""
+
+_PATH = re.compile(r"file:/|~[\w.-]*/|\.{1,2}[/\\]|[/\\]+[\w.-]+[/\\]|[A-Za-z]:\\")
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 _CARD = """\
 ---
@@ -66,14 +79,15 @@ def push(
     announce: Callable[[str], None],
     *,
     public: bool,
+    agreed: Callable[[str], bool],
 ) -> None:
     """Writes the last model of a study, or a training's, into a folder, a Hub repository or both.
 
     **Arguments:** `reference`: the result. `hub`: the repository; a new one is private unless
-    `public`.
+    `public`, and a public one needs it. `agreed`: asks whether to publish what was announced.
 
     **Raises** `ConfigError` for an unknown result, one without a model, a folder that exists, a
-    missing login, and what the Hub refuses.
+    missing login, a public repository without `public`, and what the Hub refuses.
     """
     if hub is None and folder is None:
         raise ConfigError("--hub", None, "give a repository, as me/my-model, or a folder by --to")
@@ -81,7 +95,8 @@ def push(
         raise ConfigError("--to", str(folder), "exists; name a new folder")
     if hub is not None and get_token() is None:
         raise ConfigError("--hub", hub, "needs a login: hf auth login, or HF_TOKEN")
-    model, texts = described(open_store(Settings.from_environment()), reference, hub or str(folder))
+    name = hub or (folder or Path()).resolve().name
+    model, texts = described(open_store(Settings.from_environment()), reference, name)
     if folder is not None:
         shutil.copytree(model, folder, copy_function=shutil.copyfile)
         for name, text in texts.items():
@@ -90,14 +105,61 @@ def push(
     if hub is not None:
         api = HfApi(library_name="dynolab", library_version=__version__)
         try:
+            who = readers(api, hub, public=public)
+            files = sorted(path for path in model.rglob("*") if path.is_file())
+            size = sum(path.stat().st_size for path in files) / 2**20
+            for file, text in texts.items():
+                announce(f"--- {file}\n{text}")
+            announce(f"--- {len(files)} files of the model, {size:.1f} MiB")
+            if not agreed(f"Publish this as {hub}, which {who} can read?"):
+                return
             page = api.create_repo(hub, private=not public, exist_ok=True)
-            api.upload_folder(repo_id=hub, folder_path=model)
-            for name, text in texts.items():
-                api.upload_file(repo_id=hub, path_or_fileobj=text.encode(), path_in_repo=name)
+            contents: dict[str, Path | bytes] = {
+                path.relative_to(model).as_posix(): path for path in files
+            }
+            contents |= {file: text.encode() for file, text in texts.items()}
+            # One commit: no reader sees a model without its card.
+            added = [CommitOperationAdd(name, content) for name, content in contents.items()]
+            api.create_commit(hub, added, commit_message=f"{reference} of Dynolab {__version__}")
         except (HFValidationError, HfHubHTTPError, httpx2.HTTPError, OSError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError("--hub", hub, f"the Hub does not take it: {reason}") from error
         announce(f"pushed  {page}")
+
+
+def readers(api: HfApi, hub: str, *, public: bool) -> str:
+    """Who can read a repository once it is pushed to, in words.
+
+    **Raises** `ConfigError` for an existing public one without `public`.
+    """
+    try:
+        private = api.repo_info(hub).private
+    except RepositoryNotFoundError:
+        private = not public
+    if not private and not public:
+        raise ConfigError(
+            "--hub", hub, "is public: everybody can read what is pushed there; add --public"
+        )
+    return "you and those you let" if private else "everybody"
+
+
+def without_folders(value: Any, *, is_path: bool = False) -> Any:
+    """Settings without folders of this machine: each path becomes its last name.
+
+    **Arguments:** `is_path`: whether a text is a path whatever it looks like.
+    """
+    if isinstance(value, Mapping):
+        kept = {}
+        for name, inner in value.items():
+            commit = str(value.get(ON_DISK.get(name) or ""))
+            on_hub = _COMMIT.fullmatch(commit) is not None
+            kept[name] = without_folders(inner, is_path=name in ON_DISK and not on_hub)
+        return kept
+    if isinstance(value, list | tuple):
+        return [without_folders(inner, is_path=is_path) for inner in value]
+    if isinstance(value, str) and (is_path or _PATH.match(value)):
+        return re.split(r"[/\\]", value.rstrip("/\\"))[-1].lstrip("~")
+    return value
 
 
 def described(store: Store, reference: str, name: str) -> tuple[Path, dict[str, str]]:
@@ -127,10 +189,12 @@ def described(store: Store, reference: str, name: str) -> tuple[Path, dict[str, 
     while (start := read_by(chain[0], "model")) is not None:
         chain.insert(0, start)
     configs: list[Any] = [manifest(result).config for result in chain]
-    read: Any = manifest(data).config if (data := read_by(trained, "data")) else {}
+    data = read_by(trained, "data")
+    read: Any = without_folders(manifest(data).config if data else {})
     objectives = [config["objective"]["name"] for config in configs[1:]]
-    base = configs[0].get("source", chain[0].stage)
-    on_hub = base not in ("builtin", chain[0].stage) and not Path(base).is_absolute()
+    first: Any = without_folders(configs[0])
+    base = first.get("source", chain[0].stage)
+    on_hub = bool(_COMMIT.fullmatch(first.get("revision") or ""))
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
@@ -142,18 +206,19 @@ def described(store: Store, reference: str, name: str) -> tuple[Path, dict[str, 
         "README.md": _CARD.format(
             metadata=metadata.to_yaml(),
             name=name,
-            base=base if on_hub else Path(base).name,
+            base=base,
             objectives=", then ".join(objectives),
             rows=trained.metrics.get("data/rows_kept", 0),
-            data=read.get("hub_name") or Path(read.get("path") or read.get("source", "?")).name,
+            data=read.get("hub_name") or read.get("path") or read.get("source", "?"),
             result=trained.short,
             version=__version__,
             figures=figures,
-            settings=_PATHS.sub(r"\1", yaml.safe_dump(configs[-1])),
+            settings=yaml.safe_dump(without_folders(configs[-1])),
         )
     }
     if figures:
-        texts["settings.yaml"] = _PATHS.sub(r"\1", str(manifest(named).config["settings"]))
+        settings = without_folders(yaml.safe_load(str(manifest(named).config["settings"])))
+        texts["settings.yaml"] = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     return store.folder(trained.address, trained.digest, "model"), texts
 
 

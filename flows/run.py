@@ -25,7 +25,7 @@ from prefect.states import Completed, Crashed, State
 
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig, LoopConfig
-from flows.flow import Flow, Parameters, Plan, Results, StagedFlow, Step
+from flows.flow import Flow, Fresh, Parameters, Plan, Results, StagedFlow, Step
 from flows.registry import FLOWS
 from tasks.runtime.launch.devices import check_enough, host_devices
 from tasks.runtime.launch.launcher import ranks_per_host
@@ -43,14 +43,20 @@ log = logging.getLogger(__name__)
 SHOWN_SECONDS = 10.0  # an early page takes a second to make
 
 
-def as_prefect_flow(flow: Flow[Any], planned: Plan | None = None) -> prefect.Flow[..., Any]:
-    """Wraps a flow as a Prefect flow with arguments `parameters` and `fresh`.
+def as_prefect_flow(
+    flow: Flow[Any], planned: Plan | None = None, done: list[Any] | None = None
+) -> prefect.Flow[..., Any]:
+    """Wraps a flow as a Prefect flow with arguments `parameters` and `fresh` (`Fresh`).
 
-    **Arguments:** `planned`: the flow's plan for these parameters, if it is made.
+    **Arguments:** `planned`: the flow's plan for these parameters, if it is made. `done`: gets what
+    the flow returns, before Prefect is told that it has ended.
     """
 
-    def run(parameters: Any, fresh: bool = False) -> Any:
-        return run_flow(flow, parameters, planned, fresh=fresh)
+    def run(parameters: Any, fresh: Any = False) -> Any:
+        results = run_flow(flow, parameters, planned, fresh=fresh)
+        if done is not None:
+            done.append(results)
+        return results
 
     run.__doc__ = FLOWS[flow.name]
     return prefect.flow(name=flow.name, flow_run_name="{parameters.name}")(run)
@@ -61,9 +67,9 @@ def run_flow(
     parameters: Parameters,
     planned: Plan | None = None,
     *,
-    fresh: bool = False,
+    fresh: Fresh = False,
 ) -> Any:
-    """Runs a flow inside a Prefect flow run; `fresh` computes every stage again."""
+    """Runs a flow inside a Prefect flow run; `fresh` computes every stage again, or those named."""
     if not isinstance(flow, StagedFlow):
         assert flow.body is not None, "a flow has stages or a body"
         return flow.body(parameters)
@@ -79,7 +85,7 @@ def run_flow(
 
 
 def run_plan(
-    flow: str, plan: Plan, *, fresh: bool, pages: StagedFlow[Any] | None = None
+    flow: str, plan: Plan, *, fresh: Fresh, pages: StagedFlow[Any] | None = None
 ) -> Results:
     """Runs a flow's steps in order; returns their results as plain data.
 
@@ -113,7 +119,7 @@ def run_on(
     platform: Platform,
     plan: Plan,
     *,
-    fresh: bool,
+    fresh: Fresh,
     shown: Callable[[Mapping[str, StageResult]], None] | None = None,
 ) -> dict[str, StageResult]:
     """Runs the steps in order on an open platform; returns their results.
@@ -130,7 +136,8 @@ def run_on(
     check_hosts(plan.steps, platform.settings)
     results, shown_at = dict(plan.existing), -math.inf
     for step in plan.steps:
-        results[step.name] = _as_task(step, results, platform, fresh=fresh)
+        again = step.is_among(fresh) if isinstance(fresh, tuple) else fresh
+        results[step.name] = _as_task(step, results, platform, fresh=again)
         if (
             shown is not None
             and step is not plan.steps[-1]

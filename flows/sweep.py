@@ -35,6 +35,7 @@ from flows.parameters import as_change, load_parameters, study_file
 from flows.registry import FLOWS, load_flow
 from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import Platform
+from tasks.runtime.system.secret_files import own_folder
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, PAGE_FOLDER, compare_page, run_page
 from tasks.runtime.track.progress import inside_prefect_run, slug
@@ -247,8 +248,7 @@ class SweepStudy:
         self.artifact: Any = None
         """The table of the trials in Prefect."""
 
-        home = Settings.from_environment().home
-        home.mkdir(parents=True, exist_ok=True)
+        home = own_folder(Settings.from_environment().home)
         address = os.environ.get("DYNOLAB_SWEEPS") or f"sqlite:///{home}/sweeps.db"
         # SQLite's default of five seconds is short for several writers.
         options = {"connect_args": {"timeout": 60}} if address.startswith("sqlite:") else {}

@@ -121,7 +121,7 @@ def committed(
     With a signer, only attempts with its signature count.
     """
     try:
-        return _verified(files, place, stage, key, signer)
+        return read_committed(files, place, stage, key, signer)
     except FileNotFoundError:
         return None
     except (ValueError, CorruptData) as error:  # pydantic's ValidationError is a ValueError
@@ -129,14 +129,24 @@ def committed(
         return None
 
 
-def _verified(files: Files, place: str, stage: str, key: str, signer: Signer | None) -> Committed:
+class NotSigned(ValueError):
+    """A resume state that is intact and was signed with another key."""
+
+
+def read_committed(
+    files: Files, place: str, stage: str, key: str, signer: Signer | None
+) -> Committed:
+    """The committed attempt under `place`, whose marker and manifest fit each other.
+
+    **Raises** `FileNotFoundError`, `CorruptData` or `ValueError` if there is no valid one.
+    """
     marker = Marker.model_validate_json(files.read(f"{place}/{MARKER}"))
     folder = f"{place}/{marker.attempt}"
     content = files.read(f"{folder}/{MANIFEST}")
     if hash_bytes(content) != marker.manifest_sha256:
         raise ValueError("its manifest is not the one that was committed")
     if signer is not None and not signer.signed(content, marker.signature):
-        raise ValueError(
+        raise NotSigned(
             "it is not signed with this worker's key; set the same DYNOLAB_KEY on all workers that "
             "share the store"
         )

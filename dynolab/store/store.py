@@ -80,6 +80,14 @@ class Store:
         """Verified local folder of a result's files, or of one folder among them."""
         return self.reader.folder(self._result(address, digest), subfolder)
 
+    def check_input(self, address: str, digest: str) -> None:
+        """Check all files of a result before something new is computed from it.
+
+        Those of a remote store are checked as they are fetched. **Raises** `CorruptData`.
+        """
+        if self.files.is_local:
+            self.folder(address, digest)
+
     def _result(self, address: str, digest: str) -> Committed:
         path = address.removeprefix(self.files.url + "/")
         if not _ATTEMPT.fullmatch(path):
@@ -278,9 +286,11 @@ class Reader:
         return True
 
     def _changed(self, source: Committed, path: str) -> str:
+        manifest = source.manifest
         return (
             f"{self._files.address(source.folder)}/{path} is missing or no longer has the bytes "
-            f"that were committed; compute stage {source.manifest.stage!r} again with --fresh"
+            f"that were committed; dynolab verify --remove {manifest.stage}/{manifest.key[:12]} "
+            "removes this result alone, and the next run computes it again"
         )
 
 

@@ -105,8 +105,8 @@ def run_stage(
     default: the stage's name. `fresh`: compute from the start even if a result is committed, and
     replace it.
 
-    Raises whatever the body raises, after its logs are uploaded to the store; ConfigError before
-    any work if the store cannot be written.
+    Raises whatever the body raises, after its logs are uploaded to the store; before any work
+    ConfigError if the store cannot be written, and CorruptData if an input is damaged.
     """
     key = plan_key(stage, config, inputs)
     earlier = lookup(stage, key, platform)
@@ -120,6 +120,9 @@ def run_stage(
         return latest if is_new else None
 
     platform.store.check_writable()
+    for source in inputs.values():
+        if source.cached:  # others were hashed as they were committed
+            platform.store.check_input(source.address, source.digest)
     place = platform.store.place(stage.name, key)
     with place.claim() as claim:
         result = _wait_for(claim, finished_meanwhile, stage.name) or finished_meanwhile()
@@ -141,7 +144,7 @@ def _wait_for(
             return result
         holder = claim.holder()
         if holder and holder != announced:
-            log.info("stage %s: waiting for %s, which is computing it", stage, holder)
+            log.warning("stage %s: waiting for %s, which is computing it", stage, holder)
             announced = holder
         time.sleep(POLL_SECONDS)
     return None

@@ -97,7 +97,7 @@ def first_page(home: Path) -> dict[str, float]:
 def own_pairs(home: Path, model: str = "models/tinystories-656k") -> dict[str, float]:
     """README's commands on a folder's model and a file of pairs; runs the study to its end."""
     home = home / "own"
-    home.mkdir()
+    home.mkdir(mode=0o700)
     folder, source = real_inputs(model, "data/probes/hh_helpful_probe_train.jsonl.gz")
     with gzip.open(source, "rt") as lines, (home / "pairs.jsonl").open("w") as file:
         for line in itertools.islice(lines, PAIRS):

@@ -76,6 +76,7 @@ class Standing(Served):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        self.servers[name].free_port()
 
     def start_again(self, name: str) -> None:
         """The killed server, on its port and its data."""

@@ -16,6 +16,7 @@ from dynolab.training.step_record import RecordCache, StepRecord
 from flows.flow import Parameters, Plan, StagedFlow, Step, plan
 from flows.parameters import validated
 from tasks.runtime.stage import Platform, run_stage
+from tasks.runtime.system.secret_files import own_folder
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import PlainLines, Progress
 from tasks.runtime.work import StageResult
@@ -29,7 +30,7 @@ class InProcess:
     """The platform, and what was run on it."""
 
     def __init__(self, home: Path) -> None:
-        settings = Settings(home=home, store=f"file://{home}/store")
+        settings = Settings(home=own_folder(home), store=f"file://{home}/store")
         self.tracking = MemoryTracking()
         self.platform = Platform(
             settings,

@@ -17,6 +17,7 @@ from uuid import uuid4
 import psutil
 
 from tasks.runtime.system.processes import marked_processes
+from tasks.runtime.system.secret_files import own_folder
 from tasks.training import RECORDS
 from tests.flows.history import History, finished_history
 
@@ -153,6 +154,7 @@ class Lab:
 
         The recorded steps' tensors come along: to make them again takes as many threads as before.
         """
+        own_folder(self.home)
         for folder in ("store", f"cache/{RECORDS}"):
             shutil.copytree(finished.home / folder, self.home / folder)
         for name in without:

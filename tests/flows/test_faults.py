@@ -9,9 +9,11 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tasks.runtime.servers.services import MLFLOW, start_services
+from tasks.runtime.servers.services import MLFLOW, PREFECT, start_services
+from tasks.runtime.system.secret_files import own_folder
 from tests.faults.records import Record, tell
 from tests.flows.conftest import Command
 from tests.flows.history import finished_history, histories, lost
@@ -107,6 +109,60 @@ def test_a_killed_command_takes_all_with_it_and_the_next_takes_over(
         left=lab.left_behind(),
         metrics_lost=lost(history, undisturbed.history()),
         resume_identical=identical,
+    )
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["prefect", "mlflow"])
+def test_a_server_of_the_command_is_killed_and_started_again(
+    name: str, lab: Lab, undisturbed: Lab, record_property: Record
+) -> None:
+    command = lab.alone().start(f"project={name}")
+    rank = lab.pause_preference()
+    server = next(
+        process
+        for process in map(psutil.Process, lab.processes())
+        if f"servers.serve {name} " in " ".join(process.cmdline())
+    )
+    server.kill()
+    until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, 10)
+    os.kill(rank, signal.SIGCONT)
+    printed, errors = ended(command)
+    assert command.returncode == 0, printed + errors
+    assert f"{name} has ended and is started again" in errors
+    assert "report  " in printed and json.loads(printed.splitlines()[-1])["stages"]
+    tell(
+        record_property,
+        f"a command's own {name} is killed",
+        left=lab.left_behind(),
+        metrics_lost=None,
+        resume_identical=lab.hashes("preference") == undisturbed.hashes("preference"),
+    )
+
+
+@pytest.mark.faults
+def test_a_prefect_that_does_not_come_back_costs_no_summary(
+    lab: Lab, undisturbed: Lab, record_property: Record, tmp_path: Path
+) -> None:
+    elsewhere = own_folder(tmp_path / "elsewhere")
+    with start_services(elsewhere, [PREFECT]) as services:
+        services.wait_ready()
+        lab.environment |= services.environment() | {"PREFECT_CLIENT_MAX_RETRIES": "2"}
+        command = lab.start("project=away")
+        rank = lab.pause_preference()
+        services.stop()
+        os.kill(rank, signal.SIGCONT)
+        printed, errors = ended(command)
+    assert command.returncode == 0, printed + errors
+    assert "Prefect did not come back" in printed
+    assert "report  " in printed and json.loads(printed.splitlines()[-1])["stages"]
+    assert "Prefect has failed" in complaints(lab.start("project=away"))
+    tell(
+        record_property,
+        "Prefect is gone for good",
+        left=lab.left_behind(),
+        metrics_lost=None,
+        resume_identical=lab.hashes("preference") == undisturbed.hashes("preference"),
     )
 
 

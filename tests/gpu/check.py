@@ -38,6 +38,7 @@ from dynolab.likelihood.arithmetic import reproducible
 from dynolab.training.config import TrainConfig
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.system.computing import COMPUTING
+from tasks.runtime.system.secret_files import own_folder
 from tasks.runtime.system.settings import Settings
 from tests.benchmarks.figures import ROOT
 from tests.benchmarks.models import PYTHIA_160M, pythia
@@ -329,8 +330,8 @@ def main(names: list[str]) -> int:
             folder.mkdir()
             rows += judged(name, measured(name, folder), GPUS)
     print(pd.DataFrame(rows).to_string(index=False, na_rep=""))
-    file = Settings.from_environment().home / "reports" / "gpu.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file = own_folder(Settings.from_environment().home) / "reports" / "gpu.json"
+    file.parent.mkdir(exist_ok=True)
     file.write_text(
         json.dumps({"torch": torch.__version__, "gpus": GPUS, "figures": rows}, indent=1) + "\n"
     )

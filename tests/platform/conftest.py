@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.runtime.system.secret_files import own_folder
 from tests.flows.lab import ROOT, Lab
 from tests.platform.served import Served
 
@@ -92,6 +93,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 
 def result_folder(name: str) -> Path:
     """Where a test keeps what is to be looked at."""
-    folder = ROOT / ".dynolab" / "screenshots" / name
+    folder = own_folder(ROOT / ".dynolab") / "screenshots" / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder

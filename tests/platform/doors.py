@@ -13,6 +13,8 @@ from typing import Any
 
 import requests
 
+from tasks.runtime.system.secret_files import new_session, proof
+
 Found = dict[str, str | None]
 """Way → what it got; None where it is closed."""
 
@@ -104,10 +106,15 @@ def tried_without_login(owner: Owner) -> Found:
         ("POST", explorer + CALLED, CALL),
     ]
     found: Found = {}
-    for login in ({}, {"Authorization": f"Bearer {'0' * 64}"}):
+    logins = {"no login": {}, "another token": {"Authorization": f"Bearer {'0' * 64}"}}
+    logins |= {
+        name: {"Cookie": f"{owner.cookie}={session}"}
+        for name, session in sessions_of_others(owner.token).items()
+    }
+    for name, login in logins.items():
         for method, url, body in asked:
             answer = requests.request(method, url, json=body, headers=login, timeout=60)
-            found[f"{method} {url}, {login}"] = answer.text if answer.ok else None
+            found[f"{method} {url}, {name}"] = answer.text if answer.ok else None
     for path in ("/api/events/in", "/api/events/out", "/api/logs/out"):
         answer = requests.get(prefect + path, headers=WEBSOCKET, timeout=60)
         found[f"WebSocket {path}"] = "accepted" if answer.status_code == 101 else None
@@ -115,6 +122,19 @@ def tried_without_login(owner: Owner) -> Found:
         words = Path(f"/proc/{process}/cmdline").read_text()
         found[f"arguments of process {process}"] = words if owner.token in words else None
     return found
+
+
+def sessions_of_others(token: str) -> dict[str, str]:
+    """Cookies that log nobody in: what it is → its value."""
+    opened, _, signature = new_session(token, 3600).rpartition(".")
+    end, salt = opened.split(".")
+    return {
+        "the token as a cookie": token,
+        "a session that has ended": new_session(token, -1),
+        "a session made longer": f"{int(end) + 10**6}.{salt}.{signature}",
+        "a session of another token": new_session("0" * 64, 3600),
+        "an answer to a client's question": f"{opened}.{proof(token, 'server', opened)}",
+    }
 
 
 def open_ways(found: Found) -> dict[str, str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from dynolab.errors import ConfigError
 from tasks.runtime.servers.services import MLFLOW, PREFECT, Services
-from tasks.runtime.system.secret_files import login_token, own_folder
+from tasks.runtime.system.secret_files import login_token, own_folder, signing_key
 from tests.browsing import CHROMIUM
 from tests.platform import doors, other_sites
 from tests.platform.doors import Found, Owner
@@ -63,14 +66,48 @@ def test_a_page_of_another_site_in_a_browser_finds_every_way_closed(
     tell(other_sites.tried_by_pages(owner, tmp_path), 50)
 
 
-def test_a_home_is_closed_before_anything_lies_in_it(tmp_path: Path) -> None:
+def test_a_home_is_made_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         new = own_folder(tmp_path / "new" / "home")
-        (tmp_path / "old").mkdir(mode=0o777)
-        old = own_folder(tmp_path / "old")
     finally:
         os.umask(before)
-    assert [folder.stat().st_mode & 0o777 for folder in (new, old)] == [0o700, 0o700]
-    old.chmod(0o710)  # a group that may only pass through
-    assert own_folder(old).stat().st_mode & 0o777 == 0o710
+    assert new.stat().st_mode & 0o777 == 0o700
+    assert own_folder(new) == new
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o711 | 0o20, 0o1777])
+def test_a_folder_that_others_may_enter_is_no_home_and_keeps_its_mode(
+    mode: int, tmp_path: Path
+) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigError, match=rf"mode {mode:o}\); name a folder .* chmod 700"):
+        own_folder(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == mode
+    tmp_path.chmod(0o710)  # a group that may only pass through
+    assert own_folder(tmp_path).stat().st_mode & 0o777 == 0o710
+
+
+@pytest.mark.parametrize("file", ["token", "key"])
+def test_a_secret_that_others_may_read_or_have_put_there_is_refused(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / file
+    secret.write_text("ab" * 32)
+    read = {"token": login_token, "key": partial(signing_key, environment={})}[file]
+    for mode in (0o644, 0o640, 0o602):
+        secret.chmod(mode)
+        with pytest.raises(
+            ConfigError, match=rf"mode {mode:o}\); delete it, .* chmod 600"
+        ) as caught:
+            read(tmp_path)
+        assert "ab" * 32 not in str(caught.value)
+    secret.chmod(0o600)
+    assert read(tmp_path) in ("ab" * 32, bytes.fromhex("ab" * 32))
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    with pytest.raises(ConfigError, match=r"not a file of this user; delete it"):
+        read(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"DYNOLAB_HOME.*another user; name a folder that does not"
+    ):
+        own_folder(tmp_path)

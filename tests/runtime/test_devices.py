@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import pwd
 import re
 import tempfile
 import threading
@@ -197,6 +198,21 @@ def test_ranks_see_the_devices_that_their_job_holds_and_stay_on_the_cpu(
     assert given == {("1,2", "cpu")} and list(others) == ["0"]
     assert all(free == ["3"] for free in free_meanwhile) and free_meanwhile
     assert free_devices() == list(FOUR)
+
+
+def test_who_is_first_in_the_queue_and_stays_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(devices, "SILENT_SECONDS", 0.05)
+    with ExitStack() as others:
+        devices._lock("queue-devices", others, wait=True)
+        job = Job(1)
+        until(lambda: caplog.records, 20)
+    job.may_end.set()
+    job.join(20)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert f"process {os.getpid()} of user {user} is first in their queue" in caplog.text
+    assert "queue-devices.lock" in caplog.text and len(caplog.records) == 1
 
 
 NAMES = ("2", "3")

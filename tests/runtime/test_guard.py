@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from base64 import b64encode
 from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
@@ -15,9 +16,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from dynolab.errors import ConfigError
-from tasks.runtime.servers.guard import Guard
+from tasks.runtime.servers.guard import LOGIN_DAYS, Guard
 from tasks.runtime.servers.serve import retrying
-from tasks.runtime.system.secret_files import check_token
+from tasks.runtime.system.secret_files import PROOF_PATH, check_token, proof
+from tests.platform.doors import sessions_of_others
 
 TOKEN = "0123456789abcdef" * 2
 HOST = "127.0.0.1:4200"
@@ -60,6 +62,7 @@ def ask(
         "type": kind,
         "method": method,
         "path": path,
+        "server": ("127.0.0.1", 4200),
         "query_string": query.encode(),
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in pairs],
     }
@@ -147,6 +150,30 @@ def test_the_link_sets_a_cookie_and_leads_to_the_address_without_the_token() -> 
     assert "set-cookie" in kept.headers and b"kind" in kept.body
     assert ask(cookie=f"other=1; {cookie()}").status == 200
     assert ask(kind="websocket", cookie=cookie(), origin=f"http://{HOST}").is_accepted_websocket
+
+
+def test_a_browsers_login_is_no_token_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = cookie()
+    assert TOKEN not in value and value != cookie(), "each login is one of its own"
+    assert ask(cookie=value).status == 200
+    later = time.time() + LOGIN_DAYS * 86400
+    monkeypatch.setattr(time, "time", lambda: later - 5)
+    assert ask(cookie=value).status == 200
+    monkeypatch.setattr(time, "time", lambda: later + 5)
+    assert ask(cookie=value).status == 401
+    name, _, session = value.partition("=")
+    for wrong in sessions_of_others(TOKEN).values():
+        assert ask(cookie=f"{name}={wrong}").status == 401
+    assert ask(authorization=f"Bearer {session}").status == 401
+
+
+def test_a_server_proves_whose_it_is_to_whoever_asks_for_its_own_port_alone() -> None:
+    answers = {
+        question: ask(PROOF_PATH, query=f"ask={question}").body.decode() for question in ("a", "b")
+    }
+    assert answers == {name: proof(TOKEN, "server", f"4200 {name}") for name in ("a", "b")}
+    assert ask(PROOF_PATH, method="POST").status == 401
+    assert ask(PROOF_PATH, host="evil.example").status == 403
 
 
 def test_the_link_leads_to_no_other_server() -> None:

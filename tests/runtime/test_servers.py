@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 from urllib.error import HTTPError
 from urllib.request import HTTPCookieProcessor, Request, build_opener
 
+import httpx
 import pytest
+import requests
+import uvicorn
+from starlette.responses import PlainTextResponse
 
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.open_platform import open_platform
 from tasks.runtime.servers import services as services_module
+from tasks.runtime.servers.guard import Guard
 from tasks.runtime.servers.services import (
     MLFLOW,
     PREFECT,
+    STARTS,
     Service,
+    Services,
     running_services,
     standing_services,
     start_services,
     use_services,
 )
 from tasks.runtime.system.processes import listening_socket, port_in_use, start_child, stop_group
-from tasks.runtime.system.secret_files import login_token
+from tasks.runtime.system.secret_files import PROOF_PATH, login_token
 from tests.flows.lab import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,3 +191,95 @@ def test_a_torn_register_or_one_of_ended_processes_means_no_servers(
 ) -> None:
     (tmp_path / "services.json").write_text(content)
     assert running_services(tmp_path) == {}
+
+
+class Recorder(BaseHTTPRequestHandler):
+    """Another program on a port: takes down what it is sent, and says that it is well."""
+
+    sent: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.sent.append(f"{self.path} {self.headers.get('Authorization')}")
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(application: Any) -> Iterator[str]:
+    """An ASGI application on a free port."""
+    listener = listening_socket()
+    server = uvicorn.Server(uvicorn.Config(application, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def test_a_login_goes_to_servers_of_this_home_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Recorder.sent.clear()
+    (tmp_path / "own").mkdir(mode=0o700)
+    token = login_token(tmp_path / "own")
+    guards = [
+        Guard(PlainTextResponse("OK"), key, ("127.0.0.1",), ("/health",))
+        for key in (token, "0" * 32)
+    ]
+    with (
+        HTTPServer(("127.0.0.1", 0), Recorder) as stranger,
+        serving(guards[0]) as own,
+        serving(guards[1]) as other_home,
+    ):
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        taken = f"http://127.0.0.1:{stranger.server_port}"
+        for url in (taken, other_home, own):
+            content = {MLFLOW: {"url": url, "pid": os.getpid()}}
+            (tmp_path / "own" / "services.json").write_text(json.dumps(content))
+            assert (MLFLOW in running_services(tmp_path / "own")) is (url == own)
+        login = {"Authorization": f"Bearer {token}"}
+        for url in (own, taken, other_home):
+            standing = Service(MLFLOW, url, os.getpid(), tmp_path / "log")
+            with Services(tmp_path / "own", {MLFLOW: standing}):
+                for get in (requests.get, httpx.get):
+                    if url == own:
+                        assert get(f"{url}/runs", headers=login).text == "OK"
+                        continue
+                    with pytest.raises((requests.ConnectionError, httpx.ConnectError)):
+                        get(f"{url}/runs", headers=login)
+        assert requests.get(f"{taken}/after").ok, "the watch over connections has ended"
+        stranger.shutdown()
+    assert Recorder.sent.pop() == "/after None"
+    assert all(asked.endswith(" None") for asked in Recorder.sent)
+    assert {asked.partition("?")[0] for asked in Recorder.sent} <= {PROOF_PATH, "/health None"}
+    warned = [record.getMessage() for record in caplog.records if "sent nothing" in record.msg]
+    assert [taken in text for text in warned] == [True, False, True, False], "each once"
+
+
+def test_a_server_that_dies_is_started_again_on_its_port_which_nobody_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fake(module: str, *arguments: Any, **options: Any) -> Any:
+        return start_child("tests.runtime.fake_server", *arguments, **options)
+
+    monkeypatch.setattr(services_module, "start_child", fake)
+    tmp_path.chmod(0o700)
+    seen = set()
+    with start_services(tmp_path, [MLFLOW]) as services:
+        server = services.by_name[MLFLOW]
+        port = int(server.url.rpartition(":")[2])
+        for _ in range(STARTS):
+            process = int(requests.get(server.url, timeout=30).text)
+            assert process == server.pid
+            seen.add(process)
+            services.check_alive()
+            os.kill(process, signal.SIGKILL)
+            until(lambda ended=process: not Path(f"/proc/{ended}").exists() or server.has_ended, 10)
+        with pytest.raises(ServiceFailed, match="exit code -9"):
+            until(services.check_alive, 10)
+        until(lambda: not port_in_use(port), 10)
+    assert len(seen) == STARTS
+    assert caplog.text.count("is started again") == STARTS - 1

@@ -12,7 +12,7 @@ import pytest
 from doubles import MemoryTracking, memory_platform
 from pydantic import BaseModel
 
-from dynolab.errors import ConfigError, StoreError
+from dynolab.errors import ConfigError, CorruptData, StoreError
 from dynolab.likelihood.checked import note_check
 from dynolab.store import Store
 from dynolab.store.claim import this_process
@@ -119,6 +119,21 @@ def test_the_run_and_the_manifest_tell_where_it_came_from(
     assert (made.step, made.world_size, made.zero_stage) == (3, 2, 1)
     assert made.config == {"text": "hello", "note": ""}
     assert not list((tmp_path / "home/scratch").iterdir())
+
+
+def test_a_damaged_input_ends_a_stage_before_its_work(
+    platform: Platform, store: Store, tmp_path: Path
+) -> None:
+    data = run_stage(MAKE, Make(), {}, platform)
+    run_stage(MEASURE, Measure(), {"data": data}, platform)
+    (file,) = (tmp_path / "home/store").rglob("rows.txt")
+    file.write_text("hallo")
+    later = memory_platform(tmp_path / "home")
+    cached = run_stage(MAKE, Make(), {}, later)
+    calls.clear()
+    with pytest.raises(CorruptData, match=r"dynolab verify --remove make/\w{12} removes"):
+        run_stage(MEASURE, Measure(factor=3.0), {"data": cached}, later)
+    assert calls == [] and not later.has_worked
 
 
 @pytest.mark.parametrize(

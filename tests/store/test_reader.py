@@ -40,7 +40,8 @@ class Result:
         """The file at this path is named, with the remedy."""
         expected = (
             f"{self.address}/{path} is missing or no longer has the bytes that were committed; "
-            "compute stage 'sft' again with --fresh"
+            f"dynolab verify --remove sft/{KEY[:12]} removes this result alone, and the next run "
+            "computes it again"
         )
         with pytest.raises(CorruptData, match=exactly(expected)):
             self.read(subfolder)

@@ -12,8 +12,10 @@ import gc
 import importlib.metadata
 import logging
 import os
+import pwd
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 
 LISTED, VISIBLE = "DYNOLAB_DEVICES", "CUDA_VISIBLE_DEVICES"
 POLL_SECONDS = 0.2
+SILENT_SECONDS = 2.0
+"""How long a run waits in the queue before it says whom it waits for."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]*")
 _DEVICES = Path("/dev")
 
@@ -164,13 +169,38 @@ def _lock(name: str, held: ExitStack, *, wait: bool) -> int | None:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CREAT, 0o444)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
     held.callback(os.close, descriptor)
+    if wait:
+        slow = threading.Timer(SILENT_SECONDS, _name_holder, [file])
+        slow.start()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        finally:
+            slow.cancel()
+        return descriptor
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
     return descriptor
+
+
+def _name_holder(file: Path) -> None:
+    """Log which process holds a lock that this one waits for, and whose it is."""
+    holder = "another process"
+    with suppress(OSError, KeyError):  # without proc(5), ended meanwhile, or of an unknown user
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, process, inode, *_ = line.split()
+            if kind == "FLOCK" and inode.endswith(f":{file.stat().st_ino}"):
+                holder = f"process {process}"
+                user = pwd.getpwuid(Path(f"/proc/{process}").stat().st_uid).pw_name
+                holder += f" of user {user}"
+    log.warning(
+        "waiting for this host's GPUs: %s is first in their queue (%s); this run goes on when that "
+        "one has its GPUs or ends",
+        holder,
+        file,
+    )
 
 
 class _OwnGPU:

@@ -10,10 +10,14 @@ one ASGI middleware is in front of each server, for HTTP and WebSockets:
   origin (https://developer.mozilla.org/docs/Web/HTTP/Reference/Headers/Origin).
 - **Sec-Fetch-Site** shows the same for requests without an Origin, such as for images and scripts.
   Links from other sites may be followed; then the login decides.
-- **Login:** the token as a Bearer, as the password of Basic authentication, or in a cookie. A link
-  with `?token=` sets the cookie and redirects to the same address without it. The cookie's name is
-  a digest of the token, since a browser shares cookies over all ports of a host: one login serves
-  both servers of a home, and other homes have cookies of their own.
+- **Login:** the token as a Bearer, as the password of Basic authentication, or a session in a
+  cookie, which ends and does not tell the token. A link with `?token=` begins a session and
+  redirects to the same address without it. The cookie's name is a digest of the token, since a
+  browser shares cookies over all ports of a host: one login serves both servers of a home, and
+  other homes have cookies of their own.
+
+A server proves whose home it serves to clients that ask at `PROOF_PATH`, before they send a login:
+another program may have its port since.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ from urllib.parse import quote, urlencode
 from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tasks.runtime.system.secret_files import PROOF_PATH, is_session, new_session, proof
 
 LOGIN_DAYS = 30
 _SECURITY_HEADERS = {
@@ -65,8 +71,8 @@ class Guard:
         remembered: Mapping[str, Any] | None = None,
     ) -> None:
         self._application, self._names, self._public = application, names, public
-        self._token, self._remembered = token.encode(), remembered or {}
-        self._cookie = f"dynolab-{hashlib.sha256(self._token).hexdigest()[:12]}"
+        self._token, self._remembered = token, remembered or {}
+        self._cookie = f"dynolab-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, one WebSocket, or the application's start and shutdown."""
@@ -81,8 +87,10 @@ class Guard:
             answer = _refusal(403, reason)
         elif (given := request.query_params.get("token")) is not None and _is_navigation(request):
             answer = self._login(request, given)
+        elif scope.get("method") == "GET" and scope["path"] == PROOF_PATH:
+            answer = PlainTextResponse(self._proof(request))
         elif (
-            (known := any(self._is_token(text) for text in self._credentials(request)))
+            (known := self._is_known(request))
             and self._remembered
             and _is_navigation(request)
             and f"{self._cookie}-remembers" not in request.cookies
@@ -120,19 +128,20 @@ class Guard:
             or (not {*sites} <= {"same-origin", "none"} and not _is_navigation(request))
         )
 
-    def _credentials(self, request: HTTPConnection) -> Iterator[str]:
-        """The secrets that the request presents."""
-        for value in request.headers.getlist("authorization"):
-            scheme, _, text = value.partition(" ")
-            if scheme.lower() == "bearer":
-                yield text.strip()
-            elif scheme.lower() == "basic":
-                with suppress(ValueError):
-                    yield base64.b64decode(text, validate=True).decode().partition(":")[2]
-        yield request.cookies.get(self._cookie, "")
+    def _proof(self, request: HTTPConnection) -> str:
+        """Proof of the token for what the client asks, and for this server's port alone.
+
+        Otherwise a program at one port could pass a client's question on to the server at another.
+        """
+        _, port = request.scope["server"]
+        return proof(self._token, "server", f"{port} {request.query_params.get('ask', '')}")
+
+    def _is_known(self, request: HTTPConnection) -> bool:
+        session = request.cookies.get(self._cookie, "")
+        return is_session(self._token, session) or any(map(self._is_token, _tokens(request)))
 
     def _is_token(self, text: str) -> bool:
-        return hmac.compare_digest(text.encode(), self._token)
+        return hmac.compare_digest(text.encode(), self._token.encode())
 
     def _login(self, request: HTTPConnection, token: str) -> Response:
         if not self._is_token(token):
@@ -140,11 +149,22 @@ class Guard:
         path = "/" + quote(request.scope["path"].lstrip("/"))  # `//name` leads to another server
         others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
         answer = RedirectResponse(f"{path}?{urlencode(others)}" if others else path, 303)
-        answer.set_cookie(
-            self._cookie, token, max_age=LOGIN_DAYS * 86400, httponly=True, samesite="strict"
-        )
+        seconds = LOGIN_DAYS * 86400
+        session = new_session(self._token, seconds)
+        answer.set_cookie(self._cookie, session, max_age=seconds, httponly=True, samesite="strict")
         answer.headers["cache-control"] = "no-store"
         return answer
+
+
+def _tokens(request: HTTPConnection) -> Iterator[str]:
+    """The tokens that the request presents."""
+    for value in request.headers.getlist("authorization"):
+        scheme, _, text = value.partition(" ")
+        if scheme.lower() == "bearer":
+            yield text.strip()
+        elif scheme.lower() == "basic":
+            with suppress(ValueError):
+                yield base64.b64decode(text, validate=True).decode().partition(":")[2]
 
 
 def _is_navigation(request: HTTPConnection) -> bool:

@@ -44,7 +44,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.runtime.servers.guard import Guard
 from tasks.runtime.system.processes import listening_socket
-from tasks.runtime.system.secret_files import TOKEN, check_token
+from tasks.runtime.system.secret_files import TOKEN, check_token, own_folder
 from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS
 
 _HOSTS = ("127.0.0.1", "localhost")
@@ -229,7 +229,8 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
     token = check_token(os.environ.pop(TOKEN, ""))
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # soft: often 1024
-    folder.mkdir(parents=True, exist_ok=True)
+    own_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
     host, colon, port = where.rpartition(":")
     listener = listening_socket(int(port), host) if colon else socket.socket(fileno=int(where))
     with ExitStack() as until_started:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
 import secrets
+import stat
+import time
 from collections.abc import Mapping
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
 from dynolab.errors import ConfigError
 
+HOME = "DYNOLAB_HOME"
 KEY = "DYNOLAB_KEY"
 TOKEN = "DYNOLAB_TOKEN"
+PROOF_PATH = "/dynolab-home"
+"""Where a server answers `?ask=…` with its `proof` of the home's token."""
+
 _KEY_BYTES = 32
 _TOKEN_LENGTH = 32
 _WORD = "(?:pass(?:word|wd|phrase)?|pwd|secret|token|key|credentials?|auth|login|sig(?:nature)?)"
@@ -29,20 +37,38 @@ def holds_secret(text: str, name: str = "") -> bool:
 
 
 def own_folder(folder: Path) -> Path:
-    """Create a folder that only its owner may enter, or close an existing one to others.
+    """Create a folder that only its owner may enter, or check an existing one; returns the folder.
 
-    A folder of another user (a container's volume) keeps its mode, and a group keeps permission to
-    pass through. Returns the folder.
+    An existing folder keeps its mode. A group may have permission to pass through.
+
+    **Raises** `ConfigError` for a folder of another user, and for one that others may read or
+    change: whoever put something into it before could run commands as this user.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_mode & 0o067:
-        with suppress(PermissionError):
-            folder.chmod(0o700)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+        return folder
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            HOME, str(folder), "belongs to another user; name a folder that does not exist yet"
+        )
+    if found.st_mode & 0o067:
+        raise ConfigError(
+            HOME,
+            str(folder),
+            f"is open to other users (mode {stat.S_IMODE(found.st_mode):o}); name a folder that "
+            f"does not exist yet, or, if nobody else has used this one: chmod 700 {folder}",
+        )
     return folder
 
 
-def kept_secret(file: Path) -> str:
-    """The random secret in `file`, in hex; created once, even if several processes try."""
+def kept_secret(name: str, file: Path) -> str:
+    """The random secret in `file`, in hex; created once, even if several processes try.
+
+    **Arguments:** `name`: of the setting, for error messages.
+
+    **Raises** `ConfigError` for a file of another user, and for one that others may read.
+    """
     if not file.exists():
         own_folder(file.parent)
         part = file.with_name(f"{file.name}.{uuid4().hex}.part")
@@ -51,6 +77,18 @@ def kept_secret(file: Path) -> str:
         with suppress(FileExistsError):
             os.link(part, file)
         part.unlink()
+    found = file.stat()
+    if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+        raise ConfigError(
+            name, "…", f"{file} is not a file of this user; delete it, and a new one is created"
+        )
+    if found.st_mode & 0o077:
+        raise ConfigError(
+            name,
+            "…",
+            f"other users may read {file} (mode {stat.S_IMODE(found.st_mode):o}); delete it, and a "
+            f"new one is created, or, if nobody has read it: chmod 600 {file}",
+        )
     return file.read_text(encoding="utf-8").strip()
 
 
@@ -64,7 +102,7 @@ def signing_key(home: Path, environment: Mapping[str, str] = os.environ) -> byte
             text, "is not a key: give at least 64 hexadecimal digits (openssl rand -hex 32)"
         )
     file = home / "key"
-    return _key(kept_secret(file), f"is not set, and {file} holds no key: delete that file")
+    return _key(kept_secret(KEY, file), f"is not set, and {file} holds no key: delete that file")
 
 
 def check_key(environment: Mapping[str, str]) -> None:
@@ -76,7 +114,7 @@ def check_key(environment: Mapping[str, str]) -> None:
 def login_token(home: Path) -> str:
     """The token that clients of a home's servers must present."""
     file = home / "token"
-    return check_token(kept_secret(file), f"; delete {file}, and a new one is created")
+    return check_token(kept_secret(TOKEN, file), f"; delete {file}, and a new one is created")
 
 
 def check_token(text: str, remedy: str = " (openssl rand -hex 32)") -> str:
@@ -87,6 +125,25 @@ def check_token(text: str, remedy: str = " (openssl rand -hex 32)") -> str:
     if len(text) < _TOKEN_LENGTH or not (text.isascii() and text.isalnum()):
         raise ConfigError(TOKEN, "…", f"give at least 32 letters and digits{remedy}")
     return text
+
+
+def proof(token: str, purpose: str, text: str) -> str:
+    """What only a holder of the token can make of a text, and what does not tell the token."""
+    return hmac.new(token.encode(), f"dynolab {purpose}\0{text}".encode(), sha256).hexdigest()
+
+
+def new_session(token: str, seconds: float) -> str:
+    """A login for so long, which a cookie can hold; it shows its end."""
+    opened = f"{time.time() + seconds:.0f}.{secrets.token_hex(8)}"
+    return f"{opened}.{proof(token, 'session', opened)}"
+
+
+def is_session(token: str, text: str) -> bool:
+    """Whether a text is a login by `new_session` with the same token that has not ended."""
+    opened, _, signature = text.rpartition(".")
+    if not hmac.compare_digest(signature.encode(), proof(token, "session", opened).encode()):
+        return False
+    return time.time() < float(opened.partition(".")[0])
 
 
 def _key(text: str, remedy: str) -> bytes:
