@@ -41,6 +41,9 @@ def show_plan(
             each.step, each.state, each.key[:16] if each.key else "known after its inputs"
         )
     console.print(table)
+    for each in planned:
+        if each.changed:
+            console.print(f"{', '.join(each.changed)} changed: {each.step} is computed again")
     due = {each.step for each in planned if each.state == "to run"}
     here = this_machine() if machine is None else machine_named(machine)
     costs = PlannedCosts(plan.steps, here)
