@@ -134,8 +134,8 @@ def _load(field: str, name: str, module: str) -> ModuleType:
     failure = f"module {module} cannot be imported"
     with running(field, name, failure, "correct it, or set PYTHONPATH to its folder"):
         spec = find_spec(module)
-        origin = Path(spec.origin) if spec is not None and spec.has_location else None
-        sources = None if origin is None else _sources(module, origin)
+        origin = None if spec is None or not spec.has_location else spec.origin
+        sources = None if origin is None else _sources(module, Path(origin))
         loaded = importlib.import_module(module)
         _loaded.setdefault(loaded, sources or {})
     return loaded

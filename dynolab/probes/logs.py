@@ -68,7 +68,7 @@ def read_log(folder: Path, training: str, without: Collection[str] = ()) -> Log:
     remedy = "give a line of JSON for each evaluation: quantity → number"
     with reading(_FIELD, str(folder / LINES), remedy):
         content = _read(folder / LINES)
-        lines = [_LINE.validate_json(line) for line in dict.fromkeys(content.splitlines())]
+        lines = [_LINE.validate_json(line) for line in dict.fromkeys(content.split(b"\n")) if line]
         names = list(lines[0])
         values = np.array([[line[name] for name in names] for line in lines])[..., None]
     for file in (folder / NUMBERS, folder / f"{NUMBERS}.gz"):
