@@ -15,7 +15,8 @@ from dynolab.store.find import find_result
 from tasks.runtime.stage import Platform, Stage, changed_sources, lookup, plan_key
 from tasks.runtime.work import StageConfig, StageResult
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$"
+Name = Annotated[str, StringConstraints(pattern=NAME)]
 Results = dict[str, dict[str, Any]]
 """Results of stages by step, as plain data."""
 

@@ -48,6 +48,8 @@ def show_plan(
     here = this_machine() if machine is None else machine_named(machine)
     costs = PlannedCosts(plan.steps, here)
     found = {step.name: costs.of(step) for step in plan.steps if step.name in due}
+    for line in costs.read:
+        console.print(line, highlight=False, soft_wrap=True)
     if any(found.values()):
         _show_costs(console, found, here)
     for step in plan.steps:

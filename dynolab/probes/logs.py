@@ -106,7 +106,12 @@ def read_log(folder: Path, training: str, without: Collection[str] = ()) -> Log:
 
 
 def _read(file: Path) -> bytes:
-    """The file's content, unpacked. **Raises:** `ValueError` above `MOST_BYTES`."""
+    """The file's content, unpacked.
+
+    **Raises:** `ValueError` above `MOST_BYTES`, and for what is no file, such as a pipe.
+    """
+    if file.exists() and not file.is_file():
+        raise ValueError("is a folder, pipe or device, not a file")
     opener = gzip.open if file.suffix == ".gz" else open
     with opener(file, "rb") as opened:
         content: bytes = opened.read(MOST_BYTES + 1)
