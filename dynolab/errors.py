@@ -55,6 +55,22 @@ def under_field(field: str) -> Iterator[None]:
         raise ConfigError(field, error.value, error.remedy) from error
 
 
+@contextmanager
+def under_option(**options: object) -> Iterator[None]:
+    """Raises the block's ConfigError under the option of the command line that gave its value.
+
+    **Arguments:** `options`: name, without dashes → the value given, if any.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        given = str(error.value).partition("@")[0]  # a Hub name stands with its revision
+        for name, value in options.items():
+            if value is not None and str(value) == given:
+                raise ConfigError(f"--{name}", given, error.remedy) from error
+        raise
+
+
 def unreadable(error: BaseException) -> str:
     """States on one line why a read failed."""
     reason = " ".join(str(error).split())[:_LONGEST_REASON]

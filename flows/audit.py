@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig
+from dynolab.errors import under_field
+from dynolab.objectives import build_objective
 from flows.checkpoints import (
     ModelConfig,
     check_data_named_once,
@@ -53,6 +55,8 @@ class AuditParameters(FlowParameters):
         for field, model in self.models.items():
             check_named(field, model)
         check_data_named_once(self.data_result, self.model_fields_set)
+        with under_field("audit.objective.loss"):
+            build_objective(self.audit.objective)
         return self
 
     @property

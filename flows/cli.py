@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dynolab import __version__
-from dynolab.errors import ConfigError, DynolabError
+from dynolab.errors import ConfigError, DynolabError, under_option
 from flows.registry import CHAPTERS, FLOWS, load_flow
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.invocation import invocation
@@ -47,6 +47,7 @@ WARNINGS = logging.lastResort or logging.StreamHandler()
 """Shows warnings of Dynolab's own on whatever is standard error by then."""
 
 INTERRUPTED = 130  # exit code after Ctrl-C and SIGTERM
+MOST_PORT = 65_535
 
 File = Annotated[
     Path | None,
@@ -196,11 +197,12 @@ def audit(
     from flows.audit import FLOW, named_on_command_line
     from flows.commands import Wanted, start
 
-    named = named_on_command_line(model, data, trained)
-    given, again = file_and_stages(file, config, stages, fresh=fresh)
-    given = given or (None if named else built_in("audit"))
-    wanted = Wanted(plan=plan, machine=machine, show=show, fresh=again, json=as_json)
-    start(FLOW, given, [*named, *(changes or [])], wanted)
+    with under_option(model=model, data=data, trained=trained):
+        named = named_on_command_line(model, data, trained)
+        given, again = file_and_stages(file, config, stages, fresh=fresh)
+        given = given or (None if named else built_in("audit"))
+        wanted = Wanted(plan=plan, machine=machine, show=show, fresh=again, json=as_json)
+        start(FLOW, given, [*named, *(changes or [])], wanted)
     if model is not None and data is not None and not (plan or show or as_json):
         arguments = shlex.join(["--model", model, "--data", str(data)])
         typer.echo(f"next    {invocation()} init my_study.yaml {arguments}")
@@ -222,7 +224,8 @@ def init(
     from flows.init import write_study
 
     program = invocation()
-    written = write_study(file, model=model, data=data, program=program)
+    with under_option(model=model, data=data):
+        written = write_study(file, model=model, data=data, program=program)
     typer.echo("\n".join(written.notes))
     typer.echo(f"{file} is written; run it with: {program} study {shlex.quote(str(file))}")
     if as_json:
@@ -239,7 +242,9 @@ def explore(
             "Trainings of further ones, on the same data, can be put beside its own.",
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the page; 0: any free one.")] = 8050,
+    port: Annotated[
+        int, typer.Option(min=0, max=MOST_PORT, help="Port of the page; 0: any free one.")
+    ] = 8050,
 ) -> None:
     """Open a study's results in a browser: who pushed an answer, and what if it had not."""
     from flows.explore import NEWEST, start
@@ -467,8 +472,12 @@ def reconcile(as_json: Json = False) -> None:
 
 @app.command(rich_help_panel=RESULTS)
 def up(
-    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+    prefect_port: Annotated[
+        int, typer.Option(min=0, max=MOST_PORT, help="Port of the Prefect server.")
+    ] = 4200,
+    mlflow_port: Annotated[
+        int, typer.Option(min=0, max=MOST_PORT, help="Port of the MLflow server.")
+    ] = 5000,
 ) -> None:
     """Start the servers on this home's runs, with deployments and workers; Ctrl-C ends them.
 

@@ -109,7 +109,8 @@ def start(
     from dynolab.report.page import ANSWER  # plotly takes a while to import
 
     file = store.folder(shown.address, shown.digest) / ANSWER
-    answer = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    answer = text.removesuffix("\n").split("\n") if text else []
     show_results(console, flow.name, results, page, seconds, answer)
     files = stages.get("preference", shown).short
     lines = [f"files   {invocation()} path {files} fetches them from {settings.store}"]

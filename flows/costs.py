@@ -32,12 +32,15 @@ from dynolab.costs.traced import Activations, MicroBatch, activation_bytes, seco
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example
+from dynolab.data.sources.config import rows_line
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data, load_prompts
+from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import CPU_TOKENS, gpu_tokens
 from dynolab.likelihood.streamed import WIDENED
 from dynolab.objectives import build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
-from dynolab.training.config import GroupTrainConfig, LoopConfig, LoraConfig
+from dynolab.training.config import GroupTrainConfig, LoopConfig, LoraConfig, TrainConfig
+from dynolab.training.examples import check_rows
 from flows.flow import Step
 from models.language import load_tokenizer
 from models.tiny import TinyConfig, build_tiny
@@ -68,11 +71,19 @@ class Inputs:
     """Which kinds of answers are watched; None: those in the rows."""
     _shapes: dict[LoraConfig | None, ModelShape] = field(default_factory=dict, init=False)
     _encoded: dict[int, Sequence[EncodedExample]] = field(default_factory=dict, init=False)
+    overlong: dict[int, int] = field(default_factory=dict, init=False)
+    """Rows beyond each limit that `rows` was asked for."""
 
     @property
     def at_hand(self) -> bool:
         """Whether the rows are read, rather than stood in for."""
         return self.data.source != "hub" and self.tokenizer is not None
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether the rows are a file's, which needs nothing of the Hub to be read."""
+        template = self.data.chat_model
+        return self.data.source == "file" and (template is None or Path(template).is_dir())
 
     @cached_property
     def loaded(self) -> LoadedData:
@@ -156,12 +167,17 @@ class Inputs:
         if not self.at_hand or self.tokenizer is None:
             return stand_in_rows(self.data.hub_name, self.data.rows or 1_000, limit)
         encoder = Encoder(self.tokenizer, limit, "truncate_left")
-        if self.data.format not in ("prompts", "gsm8k"):
-            return encoder.examples(self.loaded.pairs)
+        if self.data.format not in PROMPTS:
+            encoded = encoder.examples(self.loaded.pairs)
+            self.overlong[limit] = encoder.counts.truncated + encoder.counts.dropped
+            return encoded
         prompts = load_prompts(self.data, chat_tokenizer(self.data)).train
         rows = [Example(id=row.id, prompt=row.prompt, chosen=row.answer or "?") for row in prompts]
         return encoder.examples(rows)
 
+
+PROMPTS = ("prompts", "gsm8k")
+"""Formats of prompts without answers to compare."""
 
 PAIR = (CHOSEN, REJECTED)
 TIMED = 4
@@ -194,6 +210,12 @@ class PlannedCosts:
         costs = self._known.setdefault(key, Costs(Inputs(base, data, self._watched), self.machine))
         return costs.of(step, self._by_name)
 
+    @property
+    def read(self) -> list[str]:
+        """What was read of files, as `rows_line` says it."""
+        sources = [costs.inputs for costs in self._known.values()]
+        return [rows_line(inputs.loaded.all_counts) for inputs in sources if inputs.reads_file]
+
 
 def _root(step: Step, by_name: Mapping[str, Step], kind: type[Any]) -> Any:
     """The config of type `kind` that a step or one of its inputs has."""
@@ -218,6 +240,9 @@ class Costs:
         """What a step takes; None where that is not estimated."""
         config: Any = step.config
         if isinstance(config, LoopConfig):
+            source = by_name.get(step.inputs.get("data", ""))
+            if isinstance(config, TrainConfig) and source and isinstance(source.config, DataConfig):
+                self._check_rows(config)
             return self.training(config)
         if step.stage.name == "base":
             return self._base(config)
@@ -244,7 +269,7 @@ class Costs:
             checkpoint=engine.checkpoint_activations,
         )
         memory = training_bytes(config, shape, activations, gpus=self.machine.gpus)
-        scored = sum(config.probes_at(s) for s in range(config.steps + 1)) * self.inputs.probe_rows
+        scored = config.probes * self.inputs.probe_rows
         forwards = scored * self._answer
         if build_objective(config.objective).needs_reference:
             forwards += sum(each.length * each.rows for each in (joined([row]) for row in lengths))
@@ -464,12 +489,32 @@ class Costs:
             known = {id(row): self._row(row, sides) for row in different}
         return [known[id(row)] for row in rows]
 
+    def _check_rows(self, config: TrainConfig) -> None:
+        """Raises `ConfigError` for rows at hand that a training on them would refuse."""
+        if not self.inputs.at_hand or self.inputs.data.format in PROMPTS:
+            return
+        check_rows(self.inputs.loaded.pairs, config.objective)
+        rows, limit = self._rows(config.max_length), self._limit(config.max_length)
+        beyond = self.inputs.overlong[limit]
+        if beyond and config.overlong == "error":
+            raise ConfigError(
+                "overlong",
+                "error",
+                f"{beyond} of {len(rows)} rows exceed the context of {limit} tokens; set it to "
+                "drop, truncate_left, keep_start or keep_end, or use a model with a longer context",
+            )
+
     def _row(self, row: EncodedExample, sides: Sequence[int]) -> Lengths:
+        if row.rejected is None:  # one will be sampled, as long as the chosen one perhaps
+            row = replace(row, rejected=row.chosen)
         return lengths_of(row, sides, self.inputs.shape().width)
 
     def _rows(self, longest: int | None = None) -> Sequence[EncodedExample]:
+        return self.inputs.rows(self._limit(longest))
+
+    def _limit(self, longest: int | None) -> int:
         context = self.inputs.shape().context
-        return self.inputs.rows(min(longest or context, context))
+        return min(longest or context, context)
 
 
 def _group(row: EncodedExample, config: GroupTrainConfig, context: int) -> Lengths:

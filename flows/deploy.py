@@ -304,7 +304,7 @@ class Deployment:
     @property
     def description(self) -> str:
         """What it does, what its default file costs, and where its page is, in Markdown."""
-        lines = read_study(STUDIES / self.first_file).splitlines()
+        lines = read_study(STUDIES / self.first_file).split("\n")
         comment = takewhile(lambda line: line.startswith("# "), lines)
         return (
             f"{self.form.about}\n\nIts default settings, `{self.first_file}`: "

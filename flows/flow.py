@@ -12,10 +12,11 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from dynolab.store import Store
 from dynolab.store.find import find_result
-from tasks.runtime.stage import Platform, Stage, lookup, plan_key
+from tasks.runtime.stage import Platform, Stage, changed_sources, lookup, plan_key
 from tasks.runtime.work import StageConfig, StageResult
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$"
+Name = Annotated[str, StringConstraints(pattern=NAME)]
 Results = dict[str, dict[str, Any]]
 """Results of stages by step, as plain data."""
 
@@ -163,6 +164,8 @@ class Planned:
     step: str
     key: str | None = None
     result: StageResult | None = None
+    changed: Sequence[str] = ()
+    """Files of a user's functions that changed since the step last ran."""
 
     @property
     def state(self) -> Literal["cached", "to run"]:
@@ -183,9 +186,12 @@ def plan(
             yield Planned(step.name)
             continue
         key = plan_key(step.stage, step.config, step.sources(results))
+        changed: Sequence[str] = ()
         if (result := lookup(step.stage, key, platform)) is not None:
             results[step.name] = result
-        yield Planned(step.name, key, result)
+        else:
+            changed = changed_sources(step.stage, step.config, step.sources(results), platform)
+        yield Planned(step.name, key, result, changed)
 
 
 def finished(steps: Sequence[Step], platform: Platform) -> dict[str, StageResult]:

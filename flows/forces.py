@@ -13,7 +13,7 @@ from pydantic import (
 
 from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig
-from dynolab.errors import ConfigError, check_known
+from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.objectives import build_objective
 from flows.checkpoints import (
     CheckpointConfig,
@@ -73,6 +73,8 @@ class ForcesParameters(FlowParameters):
                     None,
                     "analysis.updating: recorded reads a recorded step's batch; set the step",
                 )
+        with under_field("analysis.objective.loss"):
+            build_objective(self.analysis.objective)
         check_known("reference", self.reference, self.checkpoints)
         check_data_named_once(self.data_result, self.model_fields_set)
         return self

@@ -99,12 +99,8 @@ def settings_for(loaded: LoadedData, sizes: Sizes) -> dict[str, Any]:
     """What the template says of rows, steps and rates."""
     steps = min(max(len(loaded.pairs) // BATCH, SHORTEST), LONGEST)
     small = sizes.weights < SMALL_MODEL
-    counts = {
-        "data/train_pairs": float(len(loaded.pairs)),
-        "data/heldout_pairs": float(len(loaded.heldout)),
-    }
     return {
-        "rows": rows_line(loaded.counts | counts),
+        "rows": rows_line(loaded.all_counts),
         "sft_rate": "1.0e-3" if small else "1.0e-5",
         "preference_rate": "1.0e-4" if small else "1.0e-6",
         "steps": steps,
@@ -197,7 +193,9 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     """
 
     if file.exists():
-        raise ConfigError("file", str(file), "exists; name another, or delete it")
+        raise ConfigError("FILE", str(file), "exists; name another, or delete it")
+    if not file.parent.is_dir():
+        raise ConfigError("FILE", str(file), f"has no folder {file.parent}; make it first")
     folder = Path(model).expanduser()
     if not folder.is_dir():
         resolve_commit("model", model, field="model")

@@ -24,7 +24,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dynolab.data.source_checks import OnDisk
+from dynolab.data.sources.config import SOURCE_NAME
 from dynolab.errors import ConfigError
+from flows.flow import NAME
 from tasks.runtime.launch.devices import host_devices
 from tasks.runtime.system.secret_files import holds_secret
 
@@ -36,6 +38,15 @@ Parameters = TypeVar("Parameters", bound=BaseModel)
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 # PyYAML does not wrap the errors of its date and number constructors.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
+
+MOST_NODES = 100_000
+"""Values of a study file, those counted that aliases repeat."""
+
+LARGEST = 2**43
+"""Of whole numbers: seeds are multiplied by a million, and torch takes 64 bits."""
+
+LARGEST_FLOAT = 3.4e38
+"""float32 holds no larger number."""
 
 
 def load_parameters(
@@ -62,6 +73,9 @@ def read_study(file: Path) -> str:
 
     The built-in study has one rank where there is one GPU.
     """
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        remedy = "is a pipe or a device; write what comes from it into a file, and give that"
+        raise ConfigError("config", str(file), remedy)
     try:
         text = file.read_text(encoding="utf-8")
         alone = file.resolve() == STUDIES / "builtin.yaml" and len(host_devices()) == 1
@@ -77,12 +91,66 @@ def read_study(file: Path) -> str:
 def read_settings(text: str, origin: str) -> dict[str, Any]:
     """A study's settings by name, from YAML, which can hold only data."""
     try:
-        content = yaml.safe_load(text) or {}
+        content = yaml.load(text, _Loader) or {}
     except _YAML_ERRORS as error:
         raise _unreadable(origin, error) from error
     if not isinstance(content, dict):
         raise ConfigError("config", origin, "must hold settings by name (key: value)")
     return content
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which refuses settings given twice, and aliases that never end."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _count_nodes(node, {})
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        given: set[Any] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in given:
+                    problem = f"{key.value} is given twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                given.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _count_nodes(node: yaml.Node, counts: dict[yaml.Node, int | None]) -> int:
+    """How many values a node holds when every alias is written out, in `counts`, too."""
+    if node in counts:
+        known = counts[node]
+        if known is None:
+            problem = "an alias stands for what holds it"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return known
+    counts[node], count = None, 1
+    for item in node.value if isinstance(node, yaml.CollectionNode) else ():
+        for part in item if isinstance(item, tuple) else (item,):
+            count += _count_nodes(part, counts)
+    if count > MOST_NODES:
+        problem = f"aliases make more than {MOST_NODES:,} values of it"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    counts[node] = count
+    return count
+
+
+def _check_numbers(value: Any, field: str) -> None:
+    """Raises `ConfigError` for a number that no setting can take."""
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_numbers(inner, _join(field, str(name)))
+    elif isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:
+        raise ConfigError(field, value, "give a finite number that float32 holds")
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise ConfigError(field, value, f"give a whole number of at most {LARGEST:,}")
+
+
+def _join(field: str, name: str) -> str:
+    return f"{field}.{name}" if field else name
 
 
 def parse_parameters(
@@ -108,7 +176,8 @@ def parse_parameters(
         content = with_paths(kind, content, folder)
     for change in changes:
         _apply(kind, content, change)
-    content = with_defaults(kind, _with_variables(content, "config"))
+    _check_numbers(content, "")
+    content = with_defaults(kind, _with_variables(content, ""))
     _record_within(content, {change.partition("=")[0] for change in changes})
     return validated(kind, content)
 
@@ -134,10 +203,18 @@ def _unreadable(origin: str, error: Exception) -> ConfigError:
 def validated(kind: type[Parameters], content: Any) -> Parameters:
     """Parameters from plain data. **Raises** `ConfigError` for the first field that is invalid."""
     try:
-        return kind.model_validate(content)
+        parameters = kind.model_validate(content)
+        _check_read(parameters, content, "")
+        return parameters
     except ValidationError as error:
-        field, value, remedy = _describe(error.errors(include_url=False)[0], content)
-        more = error.error_count() - 1
+        problems = error.errors(include_url=False)
+        field, value, remedy = _describe(problems[0], content)
+        # Every type that a value may have complains for itself.
+        alike = [each["msg"] for each in problems if _describe(each, content)[0] == field]
+        if len(alike) > 1:
+            kinds = (message.removeprefix("Input should be ") for message in alike)
+            remedy = f"Input should be {', or '.join(dict.fromkeys(kinds))}"
+        more = error.error_count() - len(alike)
         remedy += f" (and {more} more)" if more else ""
         raise ConfigError(field or kind.__name__, value, remedy) from error
     except ConfigError as error:  # from a model_validator: its field is relative to its own part
@@ -145,12 +222,36 @@ def validated(kind: type[Parameters], content: Any) -> Parameters:
         raise ConfigError(_join_paths(part, error.field), error.value, error.remedy) from error
 
 
+def _check_read(value: Any, content: Any, field: str) -> None:
+    """Raises `ConfigError` for what was read as a number and should not be.
+
+    That is yes or no, which are 1 and 0 for Python, and a number written as text that is too large.
+
+    **Arguments:** `value`: what `content` was read as.
+    """
+    if isinstance(content, Mapping):
+        for name, inner in content.items():
+            read = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+            _check_read(read.get(name), inner, _join(field, str(name)))
+    elif isinstance(content, list) and isinstance(value, list | tuple):
+        for number, (read, inner) in enumerate(zip(value, content, strict=False)):
+            _check_read(read, inner, _join(field, str(number)))
+    elif isinstance(content, bool) and isinstance(value, int | float) and value is not content:
+        raise ConfigError(field, content, "give a number")
+    else:
+        _check_numbers(value, field)
+
+
 def _describe(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
     """Field, value and remedy of a pydantic error."""
-    field = _written_path(problem["loc"], content)
+    field = _written_path(problem["loc"], content, missing=problem["type"] == "missing")
     remedy, given = problem["msg"], problem["input"]
     if problem["type"] == "extra_forbidden":
         remedy = "there is no such setting; look for a misspelling, or leave it out"
+    elif problem["type"] == "string_pattern_mismatch":
+        remedy = _PATTERNS.get(problem["ctx"]["pattern"], remedy)
+    elif problem["type"] == "missing" and not isinstance(given, Mapping):
+        remedy = "holds too few values; give one more"
     elif problem["type"].startswith("union_tag_"):
         choice, given = problem["ctx"]["discriminator"].strip("'"), problem["ctx"].get("tag")
         field = f"{field}.{choice}"
@@ -160,16 +261,36 @@ def _describe(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
     return field, given, remedy
 
 
-def _written_path(location: Sequence[str | int], content: Any) -> str:
-    """The dotted field as written: without the union tags that pydantic puts into its path."""
+_FIRST = "the first a letter"
+_PATTERNS = {
+    NAME: "use letters, digits, blanks and . _ -, the first a letter or digit",
+    SOURCE_NAME: "use letters, digits and . _ -",
+    r"^[a-z][a-z0-9_-]{0,31}$": f"use up to 32 lower-case letters, digits, - and _, {_FIRST}",
+    r"^[a-z][a-z0-9-]{0,31}$": f"use up to 32 lower-case letters, digits and -, {_FIRST}",
+    r"\S": "give a text that is not blank",
+}
+"""Pattern of a text → what to write."""
+
+
+def _written_path(location: Sequence[str | int], content: Any, *, missing: bool) -> str:
+    """The dotted field as written: without the union tags that pydantic puts into its path.
+
+    **Arguments:** `missing`: whether the last part is a setting that was not given.
+    """
     parts, inner = [], content
     for number, part in enumerate(location):
-        last = number == len(location) - 1
-        written = not isinstance(inner, dict) or part in inner or last
-        if not written and inner.get("name") == part:
+        if isinstance(inner, list):
+            if not isinstance(part, int) or part >= len(inner):
+                continue
+            inner = inner[part]
+        elif isinstance(inner, dict):
+            is_last = number == len(location) - 1
+            if part not in inner and (not missing if is_last else inner.get("name") == part):
+                continue
+            inner = inner.get(part, {})
+        else:  # a value, and the types that it may have
             continue
         parts.append(str(part))
-        inner = inner.get(part) if isinstance(inner, dict) else None
     return ".".join(parts)
 
 
@@ -225,7 +346,7 @@ def _apply(kind: type[BaseModel], content: dict[str, Any], change: str) -> None:
                 "--set", change, f"{name} holds a value, not settings; give a setting of its own"
             )
     try:
-        inner[leaf] = yaml.safe_load(text)
+        inner[leaf] = yaml.load(text, _Loader)
     except _YAML_ERRORS as error:
         raise ConfigError(
             "--set", change, f"the value cannot be read as YAML ({_yaml_problem(error)}); quote it"
@@ -241,7 +362,9 @@ def _yaml_problem(error: Exception) -> str:
 
 def _with_variables(value: Any, field: str) -> Any:
     if isinstance(value, dict):
-        return {name: _with_variables(inner, f"{field}.{name}") for name, inner in value.items()}
+        return {
+            name: _with_variables(inner, _join(field, str(name))) for name, inner in value.items()
+        }
     if isinstance(value, list):
         return [_with_variables(inner, field) for inner in value]
     if isinstance(value, str):

@@ -41,10 +41,15 @@ def show_plan(
             each.step, each.state, each.key[:16] if each.key else "known after its inputs"
         )
     console.print(table)
+    for each in planned:
+        if each.changed:
+            console.print(f"{', '.join(each.changed)} changed: {each.step} is computed again")
     due = {each.step for each in planned if each.state == "to run"}
     here = this_machine() if machine is None else machine_named(machine)
     costs = PlannedCosts(plan.steps, here)
     found = {step.name: costs.of(step) for step in plan.steps if step.name in due}
+    for line in costs.read:
+        console.print(line, highlight=False, soft_wrap=True)
     if any(found.values()):
         _show_costs(console, found, here)
     for step in plan.steps:

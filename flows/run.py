@@ -23,8 +23,10 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, State
 
+from dynolab.data.rows import Example, read_rows
 from dynolab.errors import Pruned
-from dynolab.training.config import EngineConfig, LoopConfig
+from dynolab.training.config import EngineConfig, LoopConfig, TrainConfig
+from dynolab.training.examples import check_rows
 from flows.flow import Flow, Fresh, Parameters, Plan, Results, StagedFlow, Step
 from flows.registry import FLOWS
 from tasks.runtime.launch.devices import check_enough, host_devices
@@ -138,6 +140,7 @@ def run_on(
     for step in plan.steps:
         again = step.is_among(fresh) if isinstance(fresh, tuple) else fresh
         results[step.name] = _as_task(step, results, platform, fresh=again)
+        check_trained_rows(step.name, results[step.name], plan.steps, platform)
         if (
             shown is not None
             and step is not plan.steps[-1]
@@ -153,6 +156,22 @@ def run_on(
             folder = platform.store.folder(trained.address, trained.digest)
             follow(folder / "metrics.jsonl", platform.parent_run)
     return {step.name: results[step.name] for step in plan.steps}
+
+
+def check_trained_rows(
+    name: str, result: StageResult, steps: Sequence[Step], platform: Platform
+) -> None:
+    """Raises `ConfigError` for rows, a step's result, that a later step cannot train on.
+
+    Before that one there may be hours of other trainings.
+    """
+    trainings = (step for step in steps if step.inputs.get("data") == name)
+    configs = [step.config for step in trainings if isinstance(step.config, TrainConfig)]
+    if configs:
+        folder = platform.store.folder(result.address, result.digest)
+        rows = list(read_rows(folder / "train.jsonl", Example))
+        for config in configs:
+            check_rows(rows, config.objective)
 
 
 def check_hosts(steps: Sequence[Step], settings: Settings) -> None:

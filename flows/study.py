@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, under_field
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
@@ -148,7 +148,8 @@ class StudyParameters(FlowParameters):
 
     @model_validator(mode="after")
     def _can_be_filtered(self) -> StudyParameters:
-        build_objective(self.preference.objective)  # a loss of one's own may not be one
+        with under_field("preference.objective.loss"):
+            build_objective(self.preference.objective)  # a loss of one's own may not be one
         objective = self.preference.objective.name
         if (self.data.format == "unpaired") != (objective == "kto"):
             raise ConfigError(

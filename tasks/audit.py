@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from itertools import islice
@@ -229,8 +228,8 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
             raise ConfigError("filter.pairs", unknown[0], "is not the id of a training pair")
         shutil.copyfile(data / "probes.jsonl", work.output / "probes.jsonl")
         if weights:
-            lines = (json.dumps({"id": name, "weight": w}) for name, w in weights.items())
-            (work.output / "weights.jsonl").write_text("".join(f"{line}\n" for line in lines))
+            weight_rows = [{"id": name, "weight": weight} for name, weight in weights.items()]
+            write_rows(work.output / "weights.jsonl", weight_rows)
         facts = FilteredPairs(by="id" if config.pairs else config.by, kept=kept, dropped=dropped)
         (work.output / "filter.json").write_text(facts.model_dump_json(indent=1))
     work.tracker.log_artifact(work.output / "filter.json", "data")

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from dynolab.data.batches import REJECTED
-from dynolab.data.rows import ProbeRow, first_pairs, read_rows
+from dynolab.data.rows import ProbeRow, first_pairs, json_line, read_rows
 from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
 from dynolab.forces.function.checks import derivatives_of
 from dynolab.forces.ledger.pushes import example_pushes
@@ -85,7 +85,7 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
             forces = step_forces(
                 record, policy, probes, encoder, stage=objective, batch_tokens=tokens
             )
-            file.writelines(row.model_dump_json() + "\n" for row in forces.rows)
+            file.writelines(map(json_line, forces.rows))
             replays.append(forces.replay)
             up = REJECTED not in build_objective(record.facts.objective).sides
             answers = answers or _mapped_answers(work, rows, encoder, up=up)

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import Example, ProbeRow, read_rows
+from dynolab.data.rows import Example, ProbeRow, json_line, read_rows
 from dynolab.data.world.answer_kinds import RIGHT, WRONG, answer_kind
 from dynolab.data.world.lexicon import Fact, answered, statements
 from dynolab.likelihood.token_logps import ResponseLogits
@@ -65,7 +65,7 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
                 ModelScore(model=name, **dict(score)).line() for score in model_scores
             )
             model_answers = [_judged(answer, training_answers, stated) for answer in model_answers]
-            answered.writelines(answer.model_dump_json() + "\n" for answer in model_answers)
+            answered.writelines(map(json_line, model_answers))
             shares |= _shares(name, model_answers)
             progress.update(number, name)
     work.tracker.log_metrics(shares, 0)

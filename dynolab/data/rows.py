@@ -157,20 +157,34 @@ def common_length(ids: Sequence[object], others: Sequence[object]) -> int:
     return next((n for n, (one, other) in pairs if one != other), min(len(ids), len(others)))
 
 
-def write_rows(path: Path, rows: Iterable[Row | Mapping[str, object]]) -> int:
+def json_line(row: BaseModel | Mapping[str, object]) -> str:
+    """A row as a line of JSON, with its end."""
+    return (row.model_dump_json() if isinstance(row, BaseModel) else json.dumps(row)) + "\n"
+
+
+def json_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file of JSON lines. `\\n` alone ends one.
+
+    `str.splitlines` knows further ends, such as U+2028, which are texts' own in JSON.
+    """
+    with path.open("rb") as file:
+        yield from file
+
+
+def write_rows(path: Path, rows: Iterable[BaseModel | Mapping[str, object]]) -> int:
     """Writes rows as JSON lines; returns how many."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
-            file.write((row.model_dump_json() if isinstance(row, Row) else json.dumps(row)) + "\n")
+            file.write(json_line(row))
             count += 1
     return count
 
 
 def read_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
     """Reads JSON lines; raises `ConfigError` with the number and the fault of a bad line."""
-    with reading(path.name, str(path), _REMEDY), path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with reading(path.name, str(path), _REMEDY):
+        for number, line in enumerate(json_lines(path), start=1):
             try:
                 if line.strip():
                     yield row_type.model_validate_json(line)

@@ -27,7 +27,7 @@ class OnDisk:
         Values that begin with `~` or a variable are left alone.
         """
         path = folder / value
-        if not value or value.startswith(("~", "${")) or Path(value).is_absolute():
+        if not value or "\0" in value or value.startswith(("~", "${")) or Path(value).is_absolute():
             return value
         if self.or_name and not value.startswith(".") and not path.is_dir():
             return value
@@ -79,7 +79,8 @@ def named_file(field: str, name: str | None, remedy: str) -> Path:
     """The file that a setting names; `ConfigError` with the remedy if it does not exist."""
     file = named_path(field, name)
     if not file.is_file():
-        raise ConfigError(field, name, f"no such file; {remedy}")
+        problem = "is a folder, pipe or device, not a file" if file.exists() else "no such file"
+        raise ConfigError(field, name, f"{problem}; {remedy}")
     return file
 
 

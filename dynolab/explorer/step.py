@@ -22,6 +22,7 @@ from torch import Tensor
 from dynolab.costs.memory import ledger_copies
 from dynolab.data.batches import REJECTED
 from dynolab.data.encode import Encoded
+from dynolab.data.rows import json_lines
 from dynolab.errors import ConfigError
 from dynolab.explorer.lines import TOGETHER, Lines
 from dynolab.forces.function.policy import PolicyFunction
@@ -209,7 +210,7 @@ def check_room(record: Path, device: torch.device) -> None:
     """
     facts = StepFacts.model_validate_json((record / "step.json").read_text())
     sides = 2 if REJECTED in build_objective(facts.objective).sides else 1
-    responses = sides * len((record / "batch.jsonl").read_text().splitlines())
+    responses = sides * sum(1 for _ in json_lines(record / "batch.jsonl"))
     weights, free = size_of_weights(record), free_bytes(device)
     copies = ledger_copies(facts.optimizer, functionals=1, responses=responses)
     if copies * weights > free:

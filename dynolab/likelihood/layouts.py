@@ -330,7 +330,7 @@ def _difference(logps: Tensor, truth: Tensor) -> Tensor:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")
+    return str(error).partition("\n")[0]
 
 
 def _largest(differences: list[Tensor]) -> float:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 
 from dynolab.errors import ConfigError
-from dynolab.functions import named_function
+from dynolab.functions import Sources, named_function, running, sources_of
 from dynolab.objectives.pairs import Answers, PairConfig, PairObjective, Pairs
 
 
@@ -268,6 +268,19 @@ class CustomConfig(PairConfig):
     needs_reference: bool = Field(
         default=True, description="Whether it reads log-ratios to the reference policy."
     )
+    source_sha256: Sources | None = Field(
+        default=None,
+        exclude_if=lambda digests: digests is None,
+        description="sha256 of the function's file and of those of its folder that it imports; "
+        "default: as they are.",
+    )
+
+    @model_validator(mode="after")
+    def _pin_sources(self) -> Self:
+        if self.source_sha256 is None:
+            digests = sources_of(self.loss)
+            object.__setattr__(self, "source_sha256", digests)  # the config is frozen
+        return self
 
 
 class Custom(PairObjective[CustomConfig]):
@@ -277,14 +290,18 @@ class Custom(PairObjective[CustomConfig]):
     written.
 
     **Raises:** `ConfigError` for a function outside the modules that the environment allows,
-    before importing it, and for one that does not return a finite number for each pair that
-    depends on this pair's log-probabilities alone.
+    before importing it, for one that fails, and for one that does not return a finite number for
+    each pair that depends on this pair's log-probabilities alone.
     """
 
     def __init__(self, config: CustomConfig) -> None:
         super().__init__(config)
-        self._function: PairLoss = named_function("objective.loss", config.loss, {})
-        self._check()
+        self._function: PairLoss = named_function(
+            "objective.loss", config.loss, {}, config.source_sha256
+        )
+        # Forecasts build objectives without gradients.
+        with torch.enable_grad(), running("objective.loss", config.loss):
+            self._check()
 
     @property
     def needs_reference(self) -> bool:  # type: ignore[override]
@@ -293,7 +310,8 @@ class Custom(PairObjective[CustomConfig]):
 
     def pair_loss(self, chosen: Answers, rejected: Answers) -> Pairs:
         """The function's value."""
-        return self._function(chosen, rejected, **self.config.settings)
+        with running("objective.loss", self.config.loss):
+            return self._function(chosen, rejected, **self.config.settings)
 
     def _check(self) -> None:
         """Tries the function on three pairs, with the chosen answers the likelier ones and not."""
@@ -303,7 +321,7 @@ class Custom(PairObjective[CustomConfig]):
             scores = -torch.arange(1.0, 13.0, dtype=torch.float64).view(4, 3).requires_grad_()
             a, b, c, d = (scores[row] for row in order)
             sides = Answers(a, b, length), Answers(c, d, length)
-            value = self._function(*sides, **self.config.settings)
+            value = self.pair_loss(*sides)
             right = isinstance(value, torch.Tensor) and value.shape == (3,) and value.requires_grad
             if right and bool(value.isfinite().all()):
                 (slope,) = torch.autograd.grad(value[1], scores)

@@ -68,7 +68,7 @@ def read_log(folder: Path, training: str, without: Collection[str] = ()) -> Log:
     remedy = "give a line of JSON for each evaluation: quantity → number"
     with reading(_FIELD, str(folder / LINES), remedy):
         content = _read(folder / LINES)
-        lines = [_LINE.validate_json(line) for line in dict.fromkeys(content.splitlines())]
+        lines = [_LINE.validate_json(line) for line in dict.fromkeys(content.split(b"\n")) if line]
         names = list(lines[0])
         values = np.array([[line[name] for name in names] for line in lines])[..., None]
     for file in (folder / NUMBERS, folder / f"{NUMBERS}.gz"):
@@ -106,7 +106,12 @@ def read_log(folder: Path, training: str, without: Collection[str] = ()) -> Log:
 
 
 def _read(file: Path) -> bytes:
-    """The file's content, unpacked. **Raises:** `ValueError` above `MOST_BYTES`."""
+    """The file's content, unpacked.
+
+    **Raises:** `ValueError` above `MOST_BYTES`, and for what is no file, such as a pipe.
+    """
+    if file.exists() and not file.is_file():
+        raise ValueError("is a folder, pipe or device, not a file")
     opener = gzip.open if file.suffix == ".gz" else open
     with opener(file, "rb") as opened:
         content: bytes = opened.read(MOST_BYTES + 1)

@@ -186,7 +186,7 @@ class Words:
         """A block's lines that hold text."""
         render = self._template.blocks.get(block)
         text = "".join(render(self._context)) if render else ""
-        return [Markup(" ".join(line.split())) for line in text.splitlines() if line.strip()]
+        return [Markup(" ".join(line.split())) for line in text.split("\n") if line.strip()]
 
     def section(self, name: str, *content: Markup) -> Section:
         """A section with its title, finding and note from the template."""

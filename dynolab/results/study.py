@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from dynolab.data.rows import AnyRow, Row, Split, read_rows, read_value
+from dynolab.data.rows import AnyRow, Row, Split, json_lines, read_rows, read_value
 from dynolab.data.world.answer_kinds import AnswerKind
 from dynolab.errors import ConfigError
 from dynolab.results.forces import LayerForce, Validity
@@ -353,7 +353,7 @@ def read_training(name: str, trained: Path, forces: Path | None = None) -> Train
 def records(folder: Path, file: str) -> list[dict[str, Any]]:
     """The rows of a stage's file as mappings; empty without the file."""
     path = folder / file
-    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+    return list(map(json.loads, json_lines(path))) if path.exists() else []
 
 
 def rows(

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from numbers import Real
 from statistics import fmean, pstdev
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.rows import PromptRow
 from dynolab.data.world import lexicon
 from dynolab.errors import ConfigError
-from dynolab.functions import ALLOWED, named_function
+from dynolab.functions import ALLOWED, Sources, named_function, running, sources_of
 
 Reward = Callable[[str, Sequence[str], PromptRow], Sequence[float]]
 
@@ -42,7 +43,11 @@ class Rewards:
         if not configs:
             raise ConfigError("rewards", [], "name at least one reward")
         self._parts = [
-            (config.name, config.weight, named_function("reward", config.name, BUILT_IN))
+            (
+                config.name,
+                config.weight,
+                named_function("reward", config.name, BUILT_IN, config.source_sha256),
+            )
             for config in configs
         ]
 
@@ -54,7 +59,9 @@ class Rewards:
         """
         total = [0.0] * len(completions)
         for name, weight, reward in self._parts:
-            values = checked(name, reward(prompt, completions, row), len(completions), row.id)
+            with running("reward", name, f"fails on row {row.id}"):
+                rewards = reward(prompt, completions, row)
+            values = checked(name, rewards, len(completions), row.id)
             total = [sum_ + weight * value for sum_, value in zip(total, values, strict=True)]
         return total
 
@@ -211,6 +218,19 @@ class RewardConfig(BaseModel):
         f"{ALLOWED} lists."
     )
     weight: float = Field(1.0, allow_inf_nan=False)
+    source_sha256: Sources | None = Field(
+        default=None,
+        exclude_if=lambda digests: digests is None,
+        description="sha256 of a function's file and of those of its folder that it imports; "
+        "default: as they are.",
+    )
+
+    @model_validator(mode="after")
+    def _pin_sources(self) -> Self:
+        if self.source_sha256 is None:
+            digests = sources_of(self.name, BUILT_IN)
+            object.__setattr__(self, "source_sha256", digests)  # the config is frozen
+        return self
 
 
 def _answer(reward: str, row: PromptRow) -> str:

@@ -117,6 +117,15 @@ class Place:
         """The committed result; None if there is no valid one."""
         return committed(self._files, self.path, self.stage, self.key)
 
+    def manifests(self) -> list[Manifest]:
+        """Manifests of the committed result and of signed resume states, unverified beyond that."""
+        signer = self._store.signer
+        states = (
+            committed(self._files, self._state(step), self.stage, self.key, signer)
+            for step in self._steps()
+        )
+        return [each.manifest for each in (self.committed(), *states) if each is not None]
+
     def commit(self, source: Path, manifest: Manifest, *, replace: bool = False) -> Committed:
         """Commit a local folder as the result; returns the committed result.
 

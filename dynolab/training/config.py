@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -21,14 +21,17 @@ Schedule = Literal["constant", "linear", "cosine"]
 ZeroStage = Literal[0, 1, 2, 3]
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(BaseModel):
     """A torch optimizer and the settings that affect forces."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     name: Literal["sgd", "adamw", "rmsprop"] = Field("adamw", description="torch's optimizer.")
     learning_rate: float = Field(2e-4, gt=0, description="At the end of the warm-up.")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD and RMSprop.")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="AdamW.")
     smoothing: float = Field(0.99, ge=0, lt=1, description="RMSprop's α.")
     epsilon: float = Field(1e-8, gt=0, description="AdamW and RMSprop.")
     weight_decay: float = Field(0.0, ge=0)
@@ -113,7 +116,9 @@ class LoopConfig(BaseModel):
     optimizer: OptimizerConfig = OptimizerConfig()
     engine: EngineConfig = EngineConfig()
     steps: int = Field(60, ge=1, description="Optimizer steps.")
-    batch_size: int = Field(16, ge=1, description="Examples per optimizer step, over all ranks.")
+    batch_size: int = Field(
+        16, ge=1, le=10**6, description="Examples per optimizer step, over all ranks."
+    )
     micro_batch_size: int = Field(8, ge=1, description="Examples per forward on one rank.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear learning-rate warm-up.")
     # Omitted from stage keys at its default, so that earlier results keep their keys.
@@ -274,6 +279,11 @@ class LoopConfig(BaseModel):
     def probes_at(self, step: int) -> bool:
         """Whether a probe is due after `step` updates."""
         return bool(self.probe_every) and (step % self.probe_every == 0 or step == self.steps)
+
+    @property
+    def probes(self) -> int:
+        """How often a whole training probes: before its first step, and after its last one."""
+        return -(-self.steps // self.probe_every) + 1 if self.probe_every else 0
 
     def observes(self, step: int) -> bool:
         """Whether the ledger accounts for the update that follows `step` others."""

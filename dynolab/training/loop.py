@@ -24,7 +24,7 @@ from dynolab import distributed
 from dynolab.data.batches import TokenBatch, Totals
 from dynolab.data.encode import Encoder
 from dynolab.data.packing import plan_rows, sequences_of, share_prompts
-from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.data.rows import ProbeRow, json_line, read_rows, write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.likelihood.arithmetic import check_float32_products, reproducible
 from dynolab.likelihood.checked import CHECKS, checks_kept
@@ -285,8 +285,7 @@ class Trainer:
         if math.isfinite(value):
             return
         if distributed.rank() == 0:
-            lines = [example.model_dump_json() + "\n" for example in self._recorded(examples)]
-            ((self.job.logs or self.job.output) / DIVERGED).write_text("".join(lines))
+            write_rows((self.job.logs or self.job.output) / DIVERGED, self._recorded(examples))
         distributed.barrier()  # another rank's exit would kill rank 0 while it writes
         raise Diverged(name, value, [example.id for example in examples])
 
@@ -399,7 +398,7 @@ class Trainer:
             metrics=values,
         )
         with (self.job.output / "metrics.jsonl").open("a") as file:
-            file.write(line.model_dump_json() + "\n")
+            file.write(json_line(line))
 
     def _finish(self, engine: Engine, steps: int) -> None:
         """Saves model, tokenizer and summary after `steps` steps, for `from_pretrained`."""

@@ -71,19 +71,14 @@ def answer_prompts(
     )
     rows = [row for row, _ in prompts]
     mine = distributed.deal(list(zip(rows, sampled, strict=True)))
-    values = distributed.gather_dealt([_reward(rewards, row, samples) for row, samples in mine])
+    rewarded = [
+        rewards(row.prompt, [sample.text for sample in answers], row) for row, answers in mine
+    ]
+    values = distributed.gather_dealt(rewarded)
     return [
         Answers(row.id, tuple(responses), tuple(numbers))
         for row, responses, numbers in zip(rows, sampled, values, strict=True)
     ]
-
-
-def _reward(rewards: Rewards, row: PromptRow, sampled: Sequence[Sampled]) -> list[float]:
-    try:
-        return rewards(row.prompt, [sample.text for sample in sampled], row)
-    except Exception as error:
-        error.add_note(f"while rewarding the completions of prompt {row.id}")
-        raise
 
 
 def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, float]:

@@ -13,6 +13,7 @@ import torch
 from dynolab import distributed
 from dynolab.data.batches import draw
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
+from dynolab.data.rows import json_lines, write_rows
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective
@@ -180,8 +181,7 @@ class Online:
             rows = [
                 recorded(example, self._objective.sides, self.temperature) for example in examples
             ]
-            lines = [row.model_dump_json() + "\n" for row in rows]
-            (folder / f"update-{number}.jsonl").write_text("".join(lines))
+            write_rows(folder / f"update-{number}.jsonl", rows)
 
     def load(self, step: int, folder: Path) -> None:
         """Reads the examples of the rollout's remaining steps."""
@@ -190,7 +190,7 @@ class Online:
             return
         self._rollout = [[] for _ in range(self._config.updates_per_rollout)]
         for number in range(index, self._config.updates_per_rollout):
-            lines = (folder / f"update-{number}.jsonl").read_text().splitlines()
+            lines = json_lines(folder / f"update-{number}.jsonl")
             self._rollout[number] = [read_recorded(line).scored(torch.float32) for line in lines]
 
 

@@ -232,7 +232,7 @@ Recorded = RecordedExample | RecordedGroup
 _ADAPTER: TypeAdapter[Recorded] = TypeAdapter(Recorded)
 
 
-def read_recorded(line: str) -> Recorded:
+def read_recorded(line: bytes) -> Recorded:
     """Parses an example from its line of JSON."""
     return _ADAPTER.validate_json(line)
 

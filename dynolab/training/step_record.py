@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dynolab.data.rows import json_lines, write_rows
 from dynolab.errors import ConfigError
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.store import FileEntry, hash_file
@@ -95,8 +96,7 @@ class StepRecord:
         """Writes `step.json`, `batch.jsonl` and three safetensors files."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "step.json").write_text(self.facts.model_dump_json(indent=1))
-        lines = [example.model_dump_json() for example in self.examples]
-        (folder / "batch.jsonl").write_text("\n".join(lines) + "\n")
+        write_rows(folder / "batch.jsonl", self.examples)
         save_file(_contiguous(self.before), folder / "before.safetensors")
         save_file(_contiguous(self.after), folder / "after.safetensors")
         flat = {
@@ -151,10 +151,9 @@ class StepRecord:
         for flat, tensor in load_file(tensors / "optimizer.safetensors").items():
             name, key = flat.rsplit("|", 1)
             state.setdefault(name, {})[key] = tensor
-        lines = (folder / "batch.jsonl").read_text().splitlines()
         return cls(
             facts=StepFacts.model_validate_json((folder / "step.json").read_text()),
-            examples=tuple(read_recorded(line) for line in lines),
+            examples=tuple(map(read_recorded, json_lines(folder / "batch.jsonl"))),
             before=load_file(tensors / "before.safetensors"),
             after=load_file(tensors / "after.safetensors"),
             state=state,

@@ -14,6 +14,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from dynolab.errors import ConfigError
+from dynolab.functions import Sources
+
+SOURCES = "source_sha256"
+"""Name of the digests among the settings of whatever names a user's function."""
 
 
 def canonical(value: object, field: str = "config") -> Any:
@@ -49,6 +53,18 @@ def canonical(value: object, field: str = "config") -> Any:
     if isinstance(value, set | frozenset):
         return sorted((canonical(item, field) for item in value), key=_dump)
     raise ConfigError(field, value, f"a {type(value).__name__} cannot be part of a stage's key")
+
+
+def without_sources(document: Any, sources: Sources) -> Any:
+    """A canonical config without the digests of users' functions, which `sources` gets."""
+    if isinstance(document, list):
+        return [without_sources(item, sources) for item in document]
+    if not isinstance(document, dict):
+        return document
+    sources.update(document.get(SOURCES) or {})
+    return {
+        name: without_sources(value, sources) for name, value in document.items() if name != SOURCES
+    }
 
 
 def stage_key(

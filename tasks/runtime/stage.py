@@ -9,14 +9,17 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Generic
 from uuid import uuid4
 
 from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
+from dynolab.functions import Sources, changed_files
 from dynolab.likelihood.checked import checks_kept
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
+from tasks.runtime.keys import canonical, without_sources
 from tasks.runtime.launch.devices import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
@@ -90,6 +93,32 @@ def lookup(stage: Stage[Config], key: str, platform: Platform) -> StageResult | 
     return StageResult.of(place, committed, cached=True) if committed else None
 
 
+def changed_sources(
+    stage: Stage[Config],
+    config: Config,
+    inputs: Mapping[str, StageResult],
+    platform: Platform,
+) -> list[str]:
+    """Files of a user's functions that changed since the stage last ran with these settings.
+
+    It need not have ended: its resume states count, too. Empty where settings name no such function
+    and where the stage did not run with them.
+    """
+    sources: Sources = {}
+    settings = without_sources(canonical(config), sources)
+    if not sources:
+        return []
+    parents = {name: source.digest for name, source in inputs.items()}
+    newest, changed = datetime.min.replace(tzinfo=UTC), list[str]()
+    for key in platform.store.files.children(f"stages/{stage.name}"):
+        for manifest in platform.store.place(stage.name, key).manifests():
+            earlier: Sources = {}
+            same = without_sources(manifest.config, earlier) == settings
+            if same and earlier and manifest.parents == parents and manifest.created > newest:
+                newest, changed = manifest.created, changed_files(earlier, sources)
+    return changed
+
+
 def run_stage(
     stage: Stage[Config],
     config: Config,
@@ -123,6 +152,10 @@ def run_stage(
     for source in inputs.values():
         if source.cached:  # others were hashed as they were committed
             platform.store.check_input(source.address, source.digest)
+    if changed := changed_sources(stage, config, inputs, platform):
+        platform.progress().note(
+            name or stage.name, f"{', '.join(changed)} changed: it is computed again"
+        )
     place = platform.store.place(stage.name, key)
     with place.claim() as claim:
         result = _wait_for(claim, finished_meanwhile, stage.name) or finished_meanwhile()

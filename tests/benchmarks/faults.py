@@ -15,17 +15,49 @@ prints one JSON object on its last line:
 - `cancel_to_last_rank_dead_s`: the slowest of the cancellations, from the request to Prefect;
   null where none got so far.
 - `list_s`: how long the list took.
+
+Then it gives the command what cannot work:
+
+- `bad_inputs` of `tests/flows/bad_inputs.py`: those that are refused in one `clear` line (or
+  counted by the plan, where they are only odd), `unclear` ones, `tracebacks`, `hangs` (ten seconds
+  without a word), and those `accepted`. `not_clear` names them.
+- `own_code_changes_noticed`: the share of changes of a user's files that are another key.
+- `separators_survived`: separators that JSON leaves in texts, in ids of a study that reached its
+  page.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.figures import report, run_tests, timed
+from tests.flows.separators import separators_survived
+from tests.user_functions import own_code_changes_noticed
 
-AT_LEAST = {"faults_injected": 20, "metrics_looked_at": 20, "resume_identical": True}
-AT_MOST = {"orphans": 0, "metrics_lost": 0, "cancel_to_last_rank_dead_s": 10}
+AT_LEAST = {
+    "faults_injected": 20,
+    "metrics_looked_at": 20,
+    "resume_identical": True,
+    "bad_inputs": 80,
+    "own_code_changes_noticed": 1.0,
+    "separators_survived": 8,
+}
+AT_MOST = {
+    "orphans": 0,
+    "metrics_lost": 0,
+    "cancel_to_last_rank_dead_s": 10,
+    "unclear": 0,
+    "tracebacks": 0,
+    "hangs": 0,
+    "accepted": 0,
+}
 
 
 def figures_of(tests: Sequence[dict[str, str]]) -> dict[str, Any]:
@@ -51,9 +83,31 @@ def figures_of(tests: Sequence[dict[str, str]]) -> dict[str, Any]:
     }
 
 
+def inputs_figures() -> dict[str, Any]:
+    """What becomes of bad inputs, of a user's changed code, and of odd ids."""
+    command = [sys.executable, "-m", "tests.flows.bad_inputs"]
+    # A process of its own: it forks.
+    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    rows = [json.loads(line) for line in lines.split("\n") if line.startswith("{")]
+    verdicts = Counter(row["verdict"] for row in rows)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as lab:
+        noticed, survived = own_code_changes_noticed(Path(folder)), separators_survived(Path(lab))
+    return {
+        "bad_inputs": len(rows),
+        "clear": verdicts["clear"],
+        "unclear": verdicts["unclear"],
+        "tracebacks": verdicts["traceback"],
+        "hangs": verdicts["hang"],
+        "accepted": verdicts["accepted"],
+        "not_clear": [row["name"] for row in rows if row["verdict"] != "clear"],
+        "own_code_changes_noticed": noticed,
+        "separators_survived": survived,
+    }
+
+
 def main() -> None:
     took, tests = timed(lambda: run_tests("-m", "faults"))
-    figures = figures_of(tests) | {"list_s": took}
+    figures = figures_of(tests) | {"list_s": took} | inputs_figures()
     at_least = AT_LEAST | {"faults_survived": figures["faults_injected"]}
     report(figures, at_least=at_least, at_most=AT_MOST)
 

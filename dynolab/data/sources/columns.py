@@ -9,7 +9,8 @@ from operator import itemgetter
 from typing import Any
 
 from dynolab.data.chat import is_messages
-from dynolab.data.sources.files import Record
+from dynolab.data.sources.files import Record, place
+from dynolab.errors import reading
 
 ASSISTANT = "\n\nAssistant:"
 """Opens a turn of the assistant in raw HH transcripts (Bai et al., arXiv 2204.05862)."""
@@ -187,25 +188,31 @@ def form_of(record: Record) -> Form | None:
     return next((form for form in FORMS if set(form.needs) <= set(record)), None)
 
 
-def as_pairs(records: Iterable[Record]) -> Iterator[tuple[int, Record, dict[str, Any] | None]]:
+def as_pairs(
+    records: Iterable[Record], origin: str
+) -> Iterator[tuple[int, Record, dict[str, Any] | None]]:
     """Yields each record's number, the record, and its pair, or None if it holds none.
 
     The rows of a prompt whose answers have scores (HelpSteer) or labels (KTO) make a pair.
+
+    **Raises:** `ConfigError` naming `origin` for a record whose columns hold something else.
     """
     numbered = list(enumerate(records))
     first = numbered[0][1] if numbered else {}
-    if {"prompt", "completion", "label"} <= set(first):
-        yield from _labelled(numbered)
-    elif {"prompt", "response", "helpfulness"} <= set(first):
-        for prompt, group in groupby(numbered, key=lambda row: row[1]["prompt"]):
-            rows = list(group)
-            scores = [record["helpfulness"] for _, record in rows]
-            answers = [record["response"] for _, record in rows]
-            yield *rows[0], _best_and_worst(prompt, answers, scores)
-    else:
-        for number, record in numbered:
-            form = form_of(record)
-            yield number, record, None if form is None else form.pair(record)
+    with reading(origin, sorted(first), OTHERWISE):
+        if {"prompt", "completion", "label"} <= set(first):
+            yield from _labelled(numbered)
+        elif {"prompt", "response", "helpfulness"} <= set(first):
+            yield from _scored(numbered)
+        else:
+            for number, record in numbered:
+                form = form_of(record)
+                with reading(place(record, origin, number), sorted(record), OTHERWISE):
+                    pair = None if form is None else form.pair(record)
+                yield number, record, pair
+
+
+OTHERWISE = "its columns have names of a known form and hold something else; set data.columns"
 
 
 def _labelled(
@@ -221,14 +228,25 @@ def _labelled(
         sides[0 if record["label"] else 1].append((number, record))
     paired = any(good and bad for good, bad in kinds.values())
     for good, bad in kinds.values():
-        for place in range(max(len(good), len(bad))):
-            number, record = (good if place < len(good) else bad)[place]
+        for position in range(max(len(good), len(bad))):
+            number, record = (good if position < len(good) else bad)[position]
             pair: dict[str, Any] | None = None
-            if place < len(good) and (place < len(bad) or not paired):
+            if position < len(good) and (position < len(bad) or not paired):
                 pair = {"prompt": record["prompt"], "chosen": record["completion"]}
-            if pair and place < len(bad):
-                pair["rejected"] = bad[place][1]["completion"]
+            if pair and position < len(bad):
+                pair["rejected"] = bad[position][1]["completion"]
             yield number, record, pair
+
+
+def _scored(
+    rows: Sequence[tuple[int, Record]],
+) -> Iterator[tuple[int, Record, dict[str, Any] | None]]:
+    """HelpSteer's rows: of a prompt's responses in a row, the most and the least helpful one."""
+    for prompt, group in groupby(rows, key=lambda row: row[1]["prompt"]):
+        responses = list(group)
+        scores = [record["helpfulness"] for _, record in responses]
+        answers = [record["response"] for _, record in responses]
+        yield *responses[0], _best_and_worst(prompt, answers, scores)
 
 
 def format_of(record: Mapping[str, Any]) -> str:

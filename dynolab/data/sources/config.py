@@ -190,6 +190,7 @@ ODD = {
     "data/duplicate_pairs": "repeat another pair",
     "data/equal_answers": "with two equal answers",
     "data/empty_answers": "with an empty answer",
+    "data/empty_prompts": "with an empty prompt",
     "data/answers_without_blank": "whose answers follow their prompts without a blank",
     "data/answers_without_end": "whose answers end without an end of turn",
 }

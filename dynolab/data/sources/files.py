@@ -32,6 +32,12 @@ class Line(dict[str, Any]):
         self.number = number
 
 
+def place(record: Record, origin: str, name: object) -> str:
+    """Where a record stands, for messages."""
+    line = f" (line {record.number})" if isinstance(record, Line) else ""
+    return f"{origin} row {name}{line}"
+
+
 def read_records(path: Path, field: str = "data.path") -> Iterator[dict[str, Any]]:
     """Reads the rows of a file, one after the other: JSON lines, a JSON array, CSV, Parquet, Arrow.
 
@@ -104,8 +110,9 @@ def _saved(folder: Path, field: str) -> Iterator[dict[str, Any]]:
 
 def _table(file: Path, kind: str, field: str) -> Iterator[dict[str, Any]]:
     check_installed(field, "datasets", "train")
-    from datasets import load_dataset
+    from datasets import load_dataset, logging
 
+    logging.set_verbosity(logging.CRITICAL)  # what it logs of a damaged file is in its error
     more = {"sep": "\t"} if ".tsv" in file.suffixes else {}
     with reading(field, file.name, REMEDY):
         yield from load_dataset(kind, data_files=str(file), split="train", streaming=True, **more)

@@ -16,7 +16,7 @@ from dynolab.data.probes.overlap import TrainingTexts, bare, disjoint, flag_rows
 from dynolab.data.rows import BETWEEN, Example, ProbeRow, PromptRow
 from dynolab.data.source_checks import dataset_commit
 from dynolab.data.sources import readers
-from dynolab.data.sources.columns import form_of, format_of, read_line
+from dynolab.data.sources.columns import OTHERWISE, form_of, format_of, read_line
 from dynolab.data.sources.config import (
     DataConfig,
     RowsConfig,
@@ -27,7 +27,7 @@ from dynolab.data.sources.config import (
 from dynolab.data.sources.files import hub_records, read_records, with_replaced_texts
 from dynolab.data.world.rows import WorldRows
 from dynolab.data.world.world import build_any_world
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, reading
 from dynolab.grouping import grouped
 
 if TYPE_CHECKING:
@@ -64,6 +64,12 @@ class LoadedData:
     world: WorldRows | None = None
     read: str = ""
 
+    @property
+    def all_counts(self) -> dict[str, float]:
+        """The counts, with the numbers of training and held-out rows."""
+        pairs = {"data/train_pairs": len(self.pairs), "data/heldout_pairs": len(self.heldout)}
+        return self.counts | {name: float(count) for name, count in pairs.items()}
+
 
 def file_config(path: str | Path, chat_model: str | None = None) -> DataConfig:
     """Settings of a file in the format that its first row has, otherwise the defaults.
@@ -73,7 +79,9 @@ def file_config(path: str | Path, chat_model: str | None = None) -> DataConfig:
     **Raises:** `ConfigError` for a missing or damaged file.
     """
     config = DataConfig(source="file", path=str(path))
-    kind = format_of(next(read_records(local_file(config)), {}))
+    first = next(read_records(local_file(config)), {})
+    with reading("data.path", str(path), OTHERWISE):
+        kind = format_of(first)
     update = {"format": kind} | ({"chat_model": chat_model} if kind == "chat" else {})
     return DataConfig.model_validate(config.model_dump(exclude_unset=True) | update)
 
@@ -176,6 +184,7 @@ def _source(
             "prompt's column in data.columns",
         )
     _check(examples, config)
+    _check_answers(examples, config)
     train, heldout = _split(examples, config)
     fresh = disjoint(heldout, train)
     kept = [*train, *fresh]
@@ -190,6 +199,7 @@ def _source(
                 if text is not None
             )
         ),
+        "data/empty_prompts": float(sum(not row.prompt.strip() for row in kept)),
         "data/equal_answers": float(sum(row.chosen == row.rejected for row in kept)),
         "data/duplicate_pairs": float(len(repeated(train)) + len(repeated(fresh))),
         "data/answers_without_blank": float(
@@ -346,6 +356,17 @@ def _check(examples: Sequence[Example | PromptRow], config: RowsConfig) -> None:
         raise ConfigError(
             "data", config.origin, f"{count} rows have id {name!r}; ids must be unique"
         )
+
+
+def _check_answers(examples: Sequence[Example], config: RowsConfig) -> None:
+    """Raises `ConfigError` if no row has anything to learn."""
+    if all(row.chosen == row.rejected for row in examples):
+        problem = "every pair has two equal answers; give pairs that differ, or no rejected ones"
+    elif all(not row.content(row.chosen).strip() for row in examples):
+        problem = "all chosen answers are empty; give answers, or their column in data.columns"
+    else:
+        return
+    raise ConfigError("data", config.origin, problem)
 
 
 def _records(config: RowsConfig) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from dynolab.data.chat import (
 from dynolab.data.probes.build import Watched
 from dynolab.data.rows import Example, ProbeRow, PromptRow, common_length
 from dynolab.data.sources.columns import ASSISTANT, as_pairs, form_of
-from dynolab.data.sources.files import Line, Record
+from dynolab.data.sources.files import Record, place
 from dynolab.errors import ConfigError, reading
 
 STORED_KINDS = {
@@ -55,7 +55,7 @@ def pairs(records: Iterable[Record], origin: str, write: Write | None) -> Iterat
 
     **Raises:** `ConfigError` that names the first record that cannot be read, and how many cannot.
     """
-    read, faults = list(as_pairs(records)), list[ConfigError]()
+    read, faults = list(as_pairs(records, origin)), list[ConfigError]()
     if read and form_of(read[0][1]) is None:
         raise ConfigError(
             place(read[0][1], origin, 0),
@@ -113,7 +113,8 @@ def _texts(
 ) -> Texts | None:
     """Prompt and answers as they are trained on; None if two answers have no prompt in common."""
     prompt = pair.get("prompt")
-    if not is_messages(prompt) and "system" not in pair and not any(map(is_messages, sides)):
+    are_texts = all(isinstance(side, str) for side in sides)
+    if are_texts and not is_messages(prompt) and "system" not in pair:
         if isinstance(prompt, str):
             return Texts(prompt, sides, None)
         if prompt is None and len(sides) == 2:
@@ -177,6 +178,7 @@ def _apart(sides: Sequence[str]) -> Texts | None:
 
 
 def _example(number: int, record: Record, texts: Texts, where: str) -> Example:
+    check_length(texts, where)
     return Example(
         id=_id(record, number),
         prompt=texts.prompt,
@@ -186,6 +188,18 @@ def _example(number: int, record: Record, texts: Texts, where: str) -> Example:
         weight=_weight(record, where),
         turn=texts.turn,
     )
+
+
+LONGEST_TEXT = 2_000_000
+"""Characters of a row: no model reads more, and tokenizers take minutes for ten times as much."""
+
+
+def check_length(texts: Texts, where: str) -> None:
+    """Raises `ConfigError` for a row that no model can read."""
+    length = len(texts.prompt) + max(map(len, texts.answers), default=0)
+    if length > LONGEST_TEXT:
+        remedy = f"no model reads more than {LONGEST_TEXT:,}; shorten this row, or leave it out"
+        raise ConfigError(where, f"{length:,} characters", remedy)
 
 
 def prompts(records: Iterable[Record], origin: str, write: Write | None) -> Iterator[PromptRow]:
@@ -205,6 +219,7 @@ def prompts(records: Iterable[Record], origin: str, write: Write | None) -> Iter
         if texts is None:
             turns = messages_of(asked, f"{where}, column prompt")
             texts = _written(Conversation(turns), record, where, write)
+        check_length(texts, where)
         yield PromptRow(
             id=_id(record, number),
             prompt=texts.prompt,
@@ -271,12 +286,6 @@ def stored_probes(
         own = kind in ("chosen", "rejected")
         rows.append((watched.row if own else watched.made)(kind, response, STORED_KINDS[kind]))
     return rows
-
-
-def place(record: Record, origin: str, name: object) -> str:
-    """Where a record stands, for messages."""
-    line = f" (line {record.number})" if isinstance(record, Line) else ""
-    return f"{origin} row {name}{line}"
 
 
 def _wins(record: Record, place: str) -> tuple[float, float] | None:

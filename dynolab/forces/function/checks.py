@@ -257,7 +257,7 @@ def measure_derivatives(policy: PolicyFunction) -> Derivatives:
             errors[mode] = float(difference) if difference.isfinite() else math.inf
         # Autograd may raise anything on a family's code.
         except Exception as error:
-            first_line = next(iter(str(error).splitlines()), "")
+            first_line = str(error).partition("\n")[0]
             errors[mode] = math.inf
             reasons[mode] = f"{type(error).__name__}: {first_line}"
     return Derivatives(type(causal).__name__, TOLERANCE[dtype], errors, reasons)

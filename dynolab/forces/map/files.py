@@ -118,7 +118,7 @@ class MapFolder:
     def _complete_tiles(self) -> np.ndarray:
         done = np.zeros(self.matrix.shape, dtype=bool)
         text = (self.folder / TILES).read_text() if (self.folder / TILES).exists() else ""
-        for line in text.splitlines():
+        for line in text.split("\n"):
             try:
                 tile = json.loads(line)
                 (top, bottom, first, last), recorded = tile["bounds"], tile["sha256"]

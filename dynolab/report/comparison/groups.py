@@ -213,7 +213,7 @@ def _settings_table(inputs: GroupPageInputs) -> Markup:
     """Every run's objective, and its settings that are not the default."""
     rows = []
     for run, objective in inputs.arms.items():
-        changed = objective.model_dump(exclude_defaults=True, exclude={"name"})
+        changed = objective.model_dump(exclude_defaults=True, exclude={"name", "source_sha256"})
         texts = [f"{name} = {value}" for name, value in changed.items()]
         rows.append((run_name(run), objective_name(objective.name), ", ".join(texts)))
     return table(("run", "objective", "settings"), rows)

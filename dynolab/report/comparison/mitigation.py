@@ -293,7 +293,7 @@ def _settings(facts: ArmFacts) -> str:
     own = facts.model_dump(
         exclude_defaults=True, exclude={"objective", "start", "pairs", "named", "alarm"}
     )
-    objective = facts.objective.model_dump(exclude_defaults=True, exclude={"name"})
+    objective = facts.objective.model_dump(exclude_defaults=True, exclude={"name", "source_sha256"})
     alarm = facts.alarm.model_dump(exclude_defaults=True) if facts.alarm else {}
     every = objective | own | {f"alarm.{name}": value for name, value in alarm.items()}
     texts = [f"{name} = {value}" for name, value in every.items() if value is not None]

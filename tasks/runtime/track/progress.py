@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Outcome = Literal["done", "failed", "cancelled", "cached"]
+Outcome = Literal["done", "failed", "cancelled", "cached", "noted"]
 
 PLAIN_SECONDS = 10.0  # between two plain lines of one stage
 RATE_WINDOW = 20  # metric lines over which steps per second are averaged
@@ -127,6 +127,12 @@ class Progress:
         stage.text = text
         stage.close("cached")
 
+    def note(self, name: str, text: str) -> None:
+        """Show a remark on a stage that is about to begin."""
+        stage = StageProgress(name, None, self.displays)
+        stage.text = text
+        stage.close("noted")
+
 
 class StepReporter:
     """Turns lines of metrics.jsonl into progress: step, loss, steps per second of training."""
@@ -163,6 +169,8 @@ class PlainLines:
         state = ", ".join(filter(None, parts))
         if stage.outcome == "cached":
             state = f"cached {stage.text}"
+        elif stage.outcome == "noted":
+            state = stage.text
         elif stage.outcome is not None:
             state = f"{stage.outcome} in {now - stage.began:.1f} s {state}"
             self._shown.pop(stage, None)
@@ -189,8 +197,9 @@ class RichLines:
 
     def show(self, stage: StageProgress) -> None:
         """Move the stage's bar; the live display ends with the last running stage."""
-        if stage.outcome == "cached":
-            line = f"{stage.name:<24} [green]cached[/green] {stage.text}"
+        if stage.outcome in ("cached", "noted"):
+            cached = "[green]cached[/green] " if stage.outcome == "cached" else ""
+            line = f"{stage.name:<24} {cached}{stage.text}"
             self.console.print(line, highlight=False)
             return
         with self._lock:
@@ -326,7 +335,7 @@ class ProgressArtifacts:
 
     def show(self, stage: StageProgress) -> None:
         """Publish the stage soon, or at once when it ends."""
-        if stage.outcome == "cached":
+        if stage.outcome in ("cached", "noted"):
             return
         if stage not in self._publishers:
             publish = partial(_publish_until_end, stage, self.seconds)
