@@ -36,6 +36,7 @@ class AccountFolder:
     def __init__(self, folder: Path, watched: Sequence[FunctionalRow], step: int) -> None:
         self.tables = LedgerTables([row.name for row in watched], whole=False)
         self.rows: dict[str, Example] = {}
+        self.checks: dict[str, str] = {}
         self.folder = self._choose(folder, watched, goes_on=step > 0)
         _TAKEN.add(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -46,16 +47,23 @@ class AccountFolder:
         for line in kept:
             self._take(line)
 
-    def add(self, account: StepAccount, rows: Mapping[str, Example], lines: str) -> None:
+    def add(
+        self,
+        account: StepAccount,
+        rows: Mapping[str, Example],
+        lines: str,
+        checks: Mapping[str, str],
+    ) -> None:
         """Writes an account, and the rows that its sequences are of.
 
-        **Arguments:** `lines`: of `LedgerSummary`.
+        **Arguments:** `lines`, `checks`: of `LedgerSummary`.
         """
         alone = LedgerTables(self.tables.names, whole=False)
         alone.add(account)
         line = {
             "step": account.step,
             "lines": lines,
+            "checks": dict(checks),
             "rows": [rows[name].model_dump() for name in rows if name not in self.rows],
             "tables": alone.columns,
         }
@@ -71,8 +79,9 @@ class AccountFolder:
         from dynolab.results.ledger import read_ledger
 
         self.tables.write(self.folder)
-        summary = self.tables.summary().model_dump_json(indent=1)
-        (self.folder / "ledger.json").write_text(summary)
+        checks = {"checks": tuple(self.checks.values())}
+        summary = self.tables.summary().model_copy(update=checks)
+        (self.folder / "ledger.json").write_text(summary.model_dump_json(indent=1))
         write_rows(self.folder / "train.jsonl", self.rows.values())
         ledger = read_ledger(self.folder, self.folder)
         write_ledger_page(ledger, "ledger", "", (), self.folder)
@@ -81,6 +90,7 @@ class AccountFolder:
         self.tables.append(line["tables"])
         if line["lines"] == "shares":
             self.tables.lines = "shares"
+        self.checks |= line["checks"]
         for row in line["rows"]:
             self.rows[row["id"]] = Example.model_validate(row)
 

@@ -46,6 +46,8 @@ from dynolab.integrations.optimizer import (
     config_of,
 )
 from dynolab.integrations.pace import Pace
+from dynolab.integrations.rows import BatchRows
+from dynolab.integrations.self_check import SelfCheck
 from dynolab.integrations.sharded import (
     ShardedGradients,
     Share,
@@ -56,7 +58,6 @@ from dynolab.integrations.sharded import (
     passes_of_ours,
 )
 from dynolab.integrations.trained import (
-    TrainedRows,
     Watching,
     check_trainer,
     context_of,
@@ -175,6 +176,8 @@ class ForceCallback(Watching):
         self._said = False
         self._before_this_one = 0.0
         self._held: Held | None = None
+        self._batch_rows: BatchRows | None = None
+        self._check: SelfCheck | None = None
         self._pending: _Pending | None = None
         self._accounts: AccountFolder | None = None
         self._live: TrainerPasses | None = None
@@ -184,7 +187,8 @@ class ForceCallback(Watching):
     ) -> None:
         """Looks at model, rows and optimizer, and tries the model's rules against autograd."""
         self.off, self._pending, self._said = "", None, False
-        self.attempt(lambda: self._prepare(state.global_step))
+        loader = kwargs.get("train_dataloader")
+        self.attempt(lambda: self._prepare(state.global_step, loader))
         self.pace.begin(state.global_step)
 
     def on_step_begin(
@@ -195,6 +199,9 @@ class ForceCallback(Watching):
         self._due = live is not None and not self.off and self.pace.due(state.global_step)
         if live is not None and self._due:
             self._before_this_one = self.pace.spent
+            with self.pace.working():
+                if self._check is not None:
+                    self.attempt(self._check.before_passes)
             self.attempt(live.begin)
             if self.trainer.is_deepspeed_enabled and not self.off:
                 around_next_step(
@@ -230,6 +237,8 @@ class ForceCallback(Watching):
         """Lets go of the trainer; the accounts and their page are written."""
         if self._held is not None:
             self._held.close()
+        if self._batch_rows is not None:
+            self._batch_rows.end()
 
     def give_up(self) -> None:
         """Lets go of passes and hooks; accounts that were made are written at the end."""
@@ -274,7 +283,7 @@ class ForceCallback(Watching):
                 else f"so many have one that they take {self.pace.share:.0%} of its time",
             )
 
-    def _prepare(self, step: int) -> None:
+    def _prepare(self, step: int, loader: Any) -> None:
         trainer: Any = self.trainer
         model, wrapped = unwrapped(trainer), trainer.model_wrapped
         with passes_of_ours(model), callable_in_parts(model):
@@ -294,11 +303,12 @@ class ForceCallback(Watching):
             self._route = ShardedGradients.of(self._policy, tuple(trained))
         self._parameters = trained
         self._shares = {name: Share.of(parameter) for name, parameter in trained.items()}
-        rows = TrainedRows(trainer, trainer.train_dataset)
-        self._rows = rows
-        self._by_ids: dict[int, int] = {}
-        for each in rows.answers():
-            self._by_ids.setdefault(hash(each.ids), each.row)
+        self._batch_rows = BatchRows.begin(trainer, loader)
+        self._check = None
+        if self._whole:  # elsewhere accounts are made by the model's own forwards
+            functionals = [functional for _, functional in self._watched]
+            coarse = self._sixteen_bit()
+            self._check = SelfCheck(trainer, self._policy, functionals, trained, coarse=coarse)
         if trainer.is_deepspeed_enabled:
             kind = ZeroHeld if self._whole else ZeroThreeHeld
             self._held = kind(wrapped, self._parameters)
@@ -327,17 +337,22 @@ class ForceCallback(Watching):
     def _before(self) -> _Pending:
         """The step between its gradient and its update."""
         assert self._live is not None and self._held is not None
+        assert self._batch_rows is not None
         given, weights = self._held.given(), self._weights()
         before = flatten(weights)
         forwards = self._live.forwards
-        sequences = [each for forward in forwards for each in forward.sequences()]
+        sequences = [sequence for forward in forwards for sequence in forward.sequences()]
         pushes = [push for forward in forwards for push in forward.push.tolist()]
+        numbers = self._batch_rows.numbers(sequences)
+        start = self._slopes(weights)
+        if self._check is not None:
+            self._check.before_step(start.values)
         return _Pending(
-            labels=tuple(map(self._label, sequences, pushes)),
+            labels=tuple(map(self._label, sequences, pushes, numbers)),
             given=replace(given, gradients={}),
             before=before,
             parts=self._parts(self._held, before, given),
-            start=self._slopes(weights),
+            start=start,
         )
 
     def _sixteen_bit(self) -> bool:
@@ -480,13 +495,30 @@ class ForceCallback(Watching):
         made = account.decay + account.carried_in + account.unexplained
         made = made + account.together + account.lines.sum(0)
         account = replace(account, rounding=account.predicted - made)
+        unread = self._checked(account, known=known)
         if self._accounts is not None:
             known_rows = self._rows_by_name | self._examples
             names = {label.id for label in account.responses} & known_rows.keys()
             rows = {name: known_rows[name] for name in sorted(names)}
-            self._accounts.add(account, rows, "removal" if known else "shares")
+            said = {} if self._check is None else self._check.said
+            self._accounts.add(account, rows, "removal" if known else "shares", said)
             self._accounts.write_page()
-        self._log(account)
+        self._log(account, unread)
+
+    def _checked(self, account: StepAccount, *, known: bool) -> Tensor | None:
+        """What the trainer's own scores changed by beside the account; says what fails, once."""
+        if self._check is None:
+            return None
+        said = set(self._check.said)
+        size = account.lines.abs().sum(0) + account.together.abs()
+        size = size + account.decay.abs() + account.carried_in.abs() + account.unexplained.abs()
+        if known and not self._sixteen_bit():
+            self._check.parts(account.rounding, account.unexplained, size)
+        unread = self._check.after_step(account.measured, size)
+        for kind, text in self._check.said.items():
+            if kind not in said and distributed.rank() == 0:
+                _log.warning("%s", text)
+        return unread
 
     def _weights(self) -> dict[str, Tensor]:
         """This rank's parts of the trained parameters as they are now."""
@@ -498,16 +530,18 @@ class ForceCallback(Watching):
         with passes_of_ours(self._policy.model):
             return slopes_of(functionals, self._route, weights, into=into)
 
-    def _label(self, sequence: tuple[tuple[int, ...], int], push: float) -> Updating:
-        """What a sequence is, by its tokens; without a row its text goes into the tables."""
-        ids, prompt = sequence
+    def _label(
+        self, sequence: tuple[tuple[int, ...], int], push: float, number: int | None
+    ) -> Updating:
+        """What a sequence of a row is; without a row its text goes into the tables."""
+        ids, _ = sequence
         side: Literal["chosen", "rejected"] = "rejected" if push < 0 else "chosen"
         name = self._by_content.get(self._content(ids))
-        number = self._by_ids.get(hash(ids), self._by_ids.get(hash(ids[:prompt])))
         if name is None and number is not None:
-            name = self._rows.name(number)
+            assert self._batch_rows is not None
+            name = self._batch_rows.rows.name(number)
             if name not in self._rows_by_name:
-                self._rows_by_name[name] = self._rows.example(number)
+                self._rows_by_name[name] = self._batch_rows.rows.example(number)
         if name is None:
             tokenizer: Any = self.trainer.processing_class
             text = tokenizer.decode(ids)  # the unknown token, too
@@ -588,7 +622,7 @@ class ForceCallback(Watching):
             realised[name] = replace(part, facts=None, rate=rate)
         return realised, False
 
-    def _log(self, account: StepAccount) -> None:
+    def _log(self, account: StepAccount, unread: Tensor | None) -> None:
         """Sums by side, through the trainer's log."""
         from transformers import Trainer
 
@@ -597,6 +631,10 @@ class ForceCallback(Watching):
             for part, own in account.parts().items()
             for place, (row, _) in enumerate(self._watched)
         }
+        if unread is not None:
+            kinds = [row.kind for row, _ in self._watched]
+            named = zip(kinds, unread.tolist(), strict=True)
+            values |= {f"ledger/{kind}/unread": nats for kind, nats in named}
         # The base class's log, as TRL's begins its averages anew; the step's own log still comes.
         due = self.trainer.control.should_log
         Trainer.log(self.trainer, values)

@@ -141,6 +141,7 @@ class LedgerSummary(Row):
     - `lines`: `removal`, what the step would have lacked without the response; `shares`, in older
       files and under optimizers of unknown form, its share of the step as it was, which under an
       adaptive optimizer or clipping is not what leaving it out does.
+    - `checks`: what the callback found of a training that its accounts do not hold.
     """
 
     steps: int
@@ -151,6 +152,7 @@ class LedgerSummary(Row):
     whole: bool = True
     every: int = 1
     lines: Literal["removal", "shares"] = "shares"
+    checks: tuple[str, ...] = ()
 
     @property
     def noisy(self) -> bool:

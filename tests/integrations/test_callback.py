@@ -43,7 +43,7 @@ def probes() -> list[ProbeRow]:
     return probes_of(make_rows(4))
 
 
-def plain(folder: Path) -> Trainer:
+def plain(folder: Path, **more: Any) -> Trainer:
     tokenizer = make_tokenizer()
     encoder = Encoder(tokenizer, 48, "error")
     rows = [{"input_ids": list(row.chosen.ids)} for row in encoder.examples(make_rows(8))]
@@ -55,7 +55,8 @@ def plain(folder: Path) -> Trainer:
         )
         return {"input_ids": ids, "labels": ids}
 
-    arguments = TrainingArguments(output_dir=str(folder), remove_unused_columns=False, **SHARED)
+    settings = {"remove_unused_columns": False, **SHARED, **more}
+    arguments = TrainingArguments(output_dir=str(folder), **settings)
     return Trainer(
         make_policy(tokenizer),
         arguments,

@@ -1,0 +1,187 @@
+"""What `ForceCallback` checks of itself: whether what it reads is what trains."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dynolab.data.batches import by_length
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.views import View
+from dynolab.forces.ledger.functional import Functional
+from dynolab.integrations.sharded import local
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+Prints = Mapping[str, tuple[float, float]]
+"""Sum and sum of squares of every parameter."""
+
+OFF = {True: 0.02, False: 1e-4}
+"""Share of its value by which a functional may differ from the trainer's own, in 16 bits or not."""
+
+FEW = 3  # names of weights in a message
+
+
+def fingerprints(model: nn.Module) -> dict[str, tuple[float, float]]:
+    """Of every parameter, this rank's part: what tells whether it has moved."""
+    sums = {}
+    for name, parameter in model.named_parameters():
+        values = local(parameter).detach().flatten().double()
+        sums[name] = torch.stack([values.sum(), values @ values])
+    return {name: (float(pair[0]), float(pair[1])) for name, pair in sums.items()}
+
+
+def moved(before: Prints, after: Prints) -> list[str]:
+    """The parameters that are no longer what they were."""
+    return [name for name, prints in after.items() if before.get(name, prints) != prints]
+
+
+@torch.no_grad()
+def own_scores(
+    trainer: Trainer, policy: PolicyFunction, functionals: Sequence[Functional]
+) -> Float[Tensor, " functionals"]:
+    """The functionals by a forward pass of the trainer's own model, with its hooks and wrappers.
+
+    In eval mode and the training's arithmetic; NaN for what the likeliest tokens decide, and where
+    the model gives no logits.
+    """
+    model: Any = trainer.model
+    terms = [(place, term) for place, one in enumerate(functionals) for term in one.terms]
+    values = torch.zeros(len(functionals), dtype=torch.float64)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        for members in by_length([term.sequence for _, term in terms], policy.batch_tokens):
+            batch = policy.batch([terms[member][1].sequence for member in members])
+            with trainer.compute_loss_context_manager():
+                output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+            logits = getattr(output, "logits", None)
+            if logits is None:
+                return torch.full_like(values, torch.nan)
+            at_responses = logits[batch.token_row, batch.position].float()
+            logps = View.realised(batch).logps(at_responses).squeeze(-1)
+            sums = batch.sequence_sum(logps.double()).cpu()
+            for member, total in zip(members, sums, strict=True):
+                place, term = terms[member]
+                values[place] += torch.nan if term.likeliest else term.weight * total
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return values
+
+
+class SelfCheck:
+    """The checks of the accounts of one training; `said` holds what failed, each once.
+
+    **Arguments:** `covered`: names of the parameters that accounts are of; `coarse`: the training
+    computes in 16 bits.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        policy: PolicyFunction,
+        functionals: Sequence[Functional],
+        covered: Collection[str],
+        *,
+        coarse: bool,
+    ) -> None:
+        self._trainer, self._policy, self._functionals = trainer, policy, functionals
+        self._covered, self._off = set(covered), OFF[coarse]
+        self._prints: Prints = {}
+        self._scores = torch.empty(0)
+        self.said: dict[str, str] = {}
+
+    def before_passes(self) -> None:
+        """A step with an account begins."""
+        self._prints = fingerprints(self._policy.model)
+        self._scores = own_scores(self._trainer, self._policy, self._functionals)
+
+    def before_step(self, values: Float[Tensor, " functionals"]) -> None:
+        """The gradients are there; `values` are the functionals as the account reads them."""
+        prints = fingerprints(self._policy.model)
+        if names := moved(self._prints, prints):
+            self._say(
+                "moved early",
+                f"{_named(names)} moved between the step's begin and the optimizer's step; what "
+                "moved them is in no account",
+            )
+        elif bool(self._differs(self._scores, values.cpu()).any()):
+            self._say(
+                "other forward",
+                f"the trainer's model scores the watched answers at {_numbers(self._scores)} nats, "
+                f"its layers at {_numbers(values)}: a hook, a wrapper or an option of its forward "
+                "is not in the accounts",
+            )
+        self._prints = prints
+
+    def after_step(
+        self, measured: Float[Tensor, " functionals"], made: Float[Tensor, " functionals"]
+    ) -> Float[Tensor, " functionals"]:
+        """The step is made. Returns the change of the trainer's own scores that is not measured.
+
+        **Arguments:** `made`: the size of all parts of the account.
+        """
+        uncovered = [
+            name
+            for name in moved(self._prints, fingerprints(self._policy.model))
+            if name not in self._covered
+        ]
+        if uncovered:
+            self._say(
+                "not covered",
+                f"{_named(uncovered)} moved in a step whose account does not cover them; weights "
+                "that are freed during a training are in none",
+            )
+        after = own_scores(self._trainer, self._policy, self._functionals)
+        unread = (after - self._scores - measured.cpu()).nan_to_num(0.0)
+        allowed = self._off * (after.abs() + self._scores.abs()).nan_to_num(0.0) + 0.05 * made.cpu()
+        if bool((unread.abs() > allowed).any()):
+            self._say(
+                "unread",
+                f"the step changed the trainer's own scores by {_numbers(unread)} nats more than "
+                "the account measures; see ledger/<kind>/unread",
+            )
+        return unread
+
+    def parts(
+        self,
+        rounding: Float[Tensor, " functionals"],
+        unexplained: Float[Tensor, " functionals"],
+        made: Float[Tensor, " functionals"],
+    ) -> None:
+        """What the formula of the step does not give, and no sequence makes, of parts of a size."""
+        if bool((unexplained.abs() > 0.05 * made + 1e-6).any()):
+            self._say(
+                "other gradient",
+                f"{_numbers(unexplained)} nats come from a part of the gradient that no sequence "
+                "makes, such as an auxiliary loss, or a callback that changes gradients",
+            )
+        if bool((rounding.abs() > 0.05 * made + 1e-6).any()):
+            self._say(
+                "other step",
+                f"the optimizer moved the watched answers by {_numbers(rounding)} nats beside what "
+                "its formula makes of the gradient: clipping or a change of the gradient that the "
+                "accounts do not see",
+            )
+
+    def _differs(self, one: Tensor, other: Tensor) -> Tensor:
+        difference = (one - other).abs().nan_to_num(0.0)
+        return difference > self._off * other.abs() + 1e-3
+
+    def _say(self, kind: str, text: str) -> None:
+        self.said.setdefault(kind, text)
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:FEW])
+    return f"{len(names)} weights ({shown}{', …' if len(names) > FEW else ''})"
+
+
+def _numbers(values: Tensor) -> str:
+    return ", ".join(f"{value:.4g}" for value in values.tolist())
