@@ -235,7 +235,7 @@ class DesignedDose(Watching):
                 f"doses need a batch's chosen answers and then its rejected ones in one forward; "
                 f"it has one of {len(ids)} rows",
             )
-        with _apart(self._model, self._device):
+        with _without_autocast(self._model, self._device):
             if not self._slope:
                 mask = named.get("attention_mask", torch.ones_like(ids)).bool()
                 rows = zip(ids, mask, strict=True)
@@ -420,7 +420,7 @@ class DesignedDose(Watching):
 
     def _enter_log(self, step: _Step) -> None:
         before = self._mean
-        with _apart(self._model, self._device):
+        with _without_autocast(self._model, self._device):
             self._measure()
         change = self._mean - before
         values = {
@@ -477,15 +477,14 @@ def _is_smooth(slope: Tensor, farther: Tensor) -> bool:
 
 
 @contextmanager
-def _apart(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """While open, passes draw nothing from the training, and compute in their weights' dtype.
+def _without_autocast(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """While open, the model computes in its weights' dtype.
 
     accelerate has the model's forward enter autocast, which no context around it switches off.
     """
     forwards = vars(model)
     around, inside = forwards.get("forward"), forwards.get("_original_forward")
-    on_gpu = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(on_gpu), torch.autocast(device.type, enabled=False):
+    with torch.autocast(device.type, enabled=False):
         if inside is not None:
             forwards["forward"] = inside
         try:

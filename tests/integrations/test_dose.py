@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -193,6 +193,22 @@ def test_what_is_logged_is_what_the_step_did(tmp_path: Path, name: str) -> None:
     assert 0.9 < ratios[name] < 1.1
 
 
+def test_what_moves_weights_between_steps_is_not_the_step_s(tmp_path: Path) -> None:
+    class Shrinking(TrainerCallback):
+        @torch.no_grad()
+        def on_step_begin(self, *arguments: Any, model: Any, **named: Any) -> None:
+            for weight in model.parameters():
+                weight *= 0.99
+
+    trainer = dpo(tmp_path, **STEEP | {"learning_rate": 1e-3})
+    designed = dose.DesignedDose(trainer)
+    for callback in (designed, passes := doses.Passes(designed), Shrinking()):
+        trainer.add_callback(callback)
+    trainer.train()
+    logged = [line["dose/others"] for line in lines_of(trainer)]
+    assert logged == pytest.approx(passes.changes, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("settings", "most"),
     [
@@ -353,8 +369,7 @@ def test_trainers_of_other_losses_have_doses_in_their_logs(
     tmp_path: Path, trainer: Any, config: Any
 ) -> None:
     trained = pairs(tmp_path, trainer, config)
-    designed = dose.DesignedDose(trained, examples=make_rows(12))
-    trained.add_callback(designed)
+    trained.add_callback(designed := dose.DesignedDose(trained))
     trained.add_callback(passes := doses.Passes(designed))
     trained.train()
     assert not designed.off
