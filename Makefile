@@ -23,12 +23,16 @@ slow        = study or faults
 
 setup: $(VENV)/.ready
 
-# torch comes first and alone, with what it needs on this machine; the rest is installed whole from
-# the lock, without resolving. Bytecode is made of what is imported rather than of everything.
-$(VENV)/.ready: requirements.lock pyproject.toml
+# All is installed from the locks, without resolving, and only what has a hash there; packages without
+# a wheel are built by what is locked. torch's smaller build for CPUs is taken where pip finds it.
+# Bytecode is made of what is imported rather than of everything.
+locked = $(RUN) pip install --quiet --no-compile --no-deps --no-build-isolation --require-hashes
+
+$(VENV)/.ready: $(wildcard locks/*.lock) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) pip install --quiet --no-compile --constraint requirements.lock torch setuptools
-	$(RUN) pip install --quiet --no-compile --no-deps --requirement requirements.lock
+	$(locked) --requirement locks/build.lock
+	$(locked) --requirement locks/torch-cpu.lock 2>/dev/null || $(locked) --requirement locks/torch.lock
+	$(locked) $(foreach name,servers worker tools,--requirement locks/$(name).lock)
 	$(RUN) pip install --quiet --no-deps --no-build-isolation --editable .
 	@$(call import,torch.distributed.run transformers deepspeed datasets) & \
 	 $(call import,mlflow.server.fastapi_app prefect.server.api.server prefect.flows); wait

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -67,11 +68,12 @@ def is_careful(pod: dict[str, Any]) -> None:
     (container,) = pod["containers"]
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
     assert container["envFrom"] == [{"secretRef": {"name": "dynolab"}}]
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert mounted == {"shm": "/dev/shm", "home": "/home/dynolab/home"}
+    assert mounted == {"shm": "/dev/shm", "tmp": "/tmp", "home": "/home/dynolab/home"}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
     assert "persistentVolumeClaim" in volumes["home"]
@@ -190,6 +192,22 @@ def test_pods_choose_their_part_by_their_number(index: str, expected: str, tmp_p
     assert expected in printed
     if index == "1":
         assert f"--rdzv-endpoint={ENVIRONMENT['DYNOLAB_RENDEZVOUS']}" in printed
+
+
+def test_runs_are_reached_by_nobody_and_ranks_by_each_other_alone() -> None:
+    policies = list(yaml.safe_load_all((FOLDER / "network-policy.yaml").read_text()))
+    for policy, version in product(policies, VERSIONS):
+        kubernetes_validate.validate(policy, version, strict=True)
+    runs, ranks = (policy["spec"] for policy in policies)
+    (chosen,) = runs["podSelector"]["matchExpressions"]
+    assert chosen["key"] in made()["spec"]["template"]["metadata"]["labels"]
+    assert (chosen["operator"], runs["ingress"]) == ("Exists", [])
+    labels = REPLICATED["template"]["spec"]["template"]["metadata"]["labels"]
+    assert labels == ranks["podSelector"]["matchLabels"]
+    assert ranks["ingress"] == [{"from": [{"podSelector": ranks["podSelector"]}]}]
+    assert {policy["metadata"]["namespace"] for policy in policies} == {
+        JOB["metadata"]["namespace"]
+    }
 
 
 SBATCH = ROOT / "deploy" / "slurm" / "dynolab.sbatch"

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -67,6 +68,7 @@ class Composed:
         )
         self.given = {
             **dict.fromkeys(("POSTGRES_PASSWORD", "REDIS_PASSWORD"), self.password),
+            "SWEEPS_PASSWORD": f"{self.password}sweeps",
             "DYNOLAB_TOKEN": TOKEN,
             "AWS_ACCESS_KEY_ID": "tester",
             "AWS_SECRET_ACCESS_KEY": "secret",
@@ -173,15 +175,23 @@ class Composed:
             process.wait(30)
 
     def has_databases(self) -> bool:
-        address = f"postgresql://admin:{self.password}@127.0.0.1:{self.postgres}/postgres"
         try:
-            with psycopg.connect(address, autocommit=True) as connection:
+            with self.connected("admin", "postgres") as connection:
                 connection.execute("CREATE DATABASE prefect")
-                for line in (ROOT / "docker/databases.sql").read_text().splitlines():
-                    connection.execute(line.encode())
         except psycopg.OperationalError:
             return False
+        # As the image's entry point does.
+        words = ["psql", "-v", "ON_ERROR_STOP=1", "-h", "127.0.0.1", "-p", str(self.postgres)]
+        words += ["-U", "admin", "-d", "prefect", "-f", str(ROOT / "docker/databases.sql")]
+        secrets = {"PGPASSWORD": self.password, "SWEEPS_PASSWORD": self.given["SWEEPS_PASSWORD"]}
+        environment = os.environ | {"PATH": PROGRAMS} | secrets
+        subprocess.run(words, check=True, capture_output=True, cwd="/", env=environment)
         return True
+
+    def connected(self, user: str, database: str) -> psycopg.Connection[Any]:
+        password = self.given["POSTGRES_PASSWORD" if user == "admin" else "SWEEPS_PASSWORD"]
+        address = f"postgresql://{user}:{password}@127.0.0.1:{self.postgres}/{database}"
+        return psycopg.connect(address, autocommit=True)
 
 
 @pytest.fixture
@@ -197,9 +207,21 @@ def composed(s3_server: str) -> Iterator[Composed]:
                 kill_marked(f"DYNOLAB_TEST={composed.marker}")
 
 
+def workers_may_do_nothing_in_databases_but_sweep(composed: Composed) -> None:
+    for database in ("prefect", "mlflow", "postgres"):
+        with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
+            composed.connected("sweeps", database)
+    with composed.connected("sweeps", "sweeps") as connection:
+        connection.execute("CREATE TABLE tried (trial int)")
+        for refused in ("CREATE ROLE other", "CREATE DATABASE other", "SELECT pg_read_file('/x')"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(refused)
+
+
 def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check(
     composed: Composed,
 ) -> None:
+    workers_may_do_nothing_in_databases_but_sweep(composed)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     api = f"{composed.prefect}/api"
     for name in IN_ORDER:

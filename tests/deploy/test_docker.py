@@ -10,14 +10,17 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from contextlib import suppress
 from importlib import resources
-from importlib.metadata import metadata
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from flows.deploy import POOLS
 from flows.up import worker_arguments
@@ -39,7 +42,12 @@ def test_it_is_valid_by_the_compose_specification() -> None:
 def test_no_secret_has_a_default_or_stands_in_the_file() -> None:
     asked = variables(FILE.read_text())
     secrets = {variable.name: variable for variable in asked if SECRET.search(variable.name)}
-    assert secrets.keys() >= {"POSTGRES_PASSWORD", "DYNOLAB_KEY", "DYNOLAB_TOKEN"}
+    assert secrets.keys() >= {
+        "POSTGRES_PASSWORD",
+        "SWEEPS_PASSWORD",
+        "DYNOLAB_KEY",
+        "DYNOLAB_TOKEN",
+    }
     assert all(secret.required and secret.default is None for secret in secrets.values())
     for name, service in SERVICES.items():
         for variable, value in service.get("environment", {}).items():
@@ -55,7 +63,7 @@ def test_a_service_is_asked_for_its_health_and_started_again_or_ends(name: str) 
     assert is_checked(SERVICES[name]) != ends
     assert SERVICES[name]["restart"] == ("no" if ends else "unless-stopped")
     if name not in OURS:
-        assert re.search(r":\d+\.\d+[^:]*$", SERVICES[name]["image"])
+        assert re.search(r":\d+\.\d+[^:]*@sha256:[0-9a-f]{64}$", SERVICES[name]["image"])
     for other, wanted in SERVICES[name].get("depends_on", {}).items():
         if wanted["condition"] == "service_healthy":
             assert is_checked(SERVICES[other]) and "profiles" not in SERVICES[other]
@@ -71,8 +79,17 @@ def test_our_containers_run_modules_with_an_init_and_no_more_rights_than_they_ne
     name: str,
 ) -> None:
     service = SERVICES[name]
-    limits = {"init": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+    limits = {
+        "init": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "read_only": True,
+    }
     assert {setting: service[setting] for setting in limits} == limits
+    writable = [path.partition(":")[0] for path in service["tmpfs"]]
+    writable += [volume.partition(":")[2] for volume in service.get("volumes", [])]
+    assert writable == ["/tmp", HOME]
+    assert "POSTGRES_PASSWORD" not in json.dumps(service) or "server" in service["image"]
     assert (ROOT / service["build"]["dockerfile"]).exists()
     python, option, module, *_ = service["command"]
     assert (python, option) == ("python", "-m")
@@ -148,35 +165,80 @@ def test_nothing_runs_as_root_and_nothing_is_of_the_latest_version(file: Path) -
     assert users and set(users) == {"1000"}
     stages = set(re.findall(r" AS (\S+)$", text, re.MULTILINE))
     for image in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
-        assert image in stages or image == "torch-${DEVICE}" or re.search(r":\d+\.\d+", image)
+        named = re.search(r":\d+\.\d+.*@sha256:[0-9a-f]{64}$", image)
+        assert image in stages or image == "torch-${DEVICE}" or named
 
 
-def test_what_is_installed_comes_from_the_lock() -> None:
-    locked = {
-        re.split(r"[=\[]", line)[0].lower().replace("_", "-")
-        for line in (ROOT / "requirements.lock").read_text().splitlines()
-    }
-    for file in IMAGES:
-        text = file.read_text().replace("\\\n", " ")
-        for command in re.findall(r"pip install ([^&\n]*)", text):
-            assert "requirements.lock" in command or "--no-deps" in command
-            words = re.sub(r"--[\w-]+(?: (?:requirements\.lock|https\S+))?", "", command).split()
-            names = {word.strip('"').partition("[")[0] for word in words} - {"."}
-            assert names <= locked, file.name
+LOCKS = {file.stem: file.read_text() for file in (ROOT / "locks").glob("*.lock")}
+PINNED = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
+
+
+def test_every_package_is_locked_once_with_hashes_and_installed_only_by_them() -> None:
+    blocks = [
+        block
+        for text in LOCKS.values()
+        for block in re.split(r"^(?=[a-z])", text.partition("\n")[2], flags=re.MULTILINE)
+        if block
+    ]
+    shape = r"[a-z0-9-]+==\S+( ; [^\\]*)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+    assert [block for block in blocks if not re.fullmatch(shape, block)] == []
+    names = [name for text in LOCKS.values() for name, _ in PINNED.findall(text)]
+    assert len(names) - len({*names}) == 1, "torch alone is locked twice, for CPUs and for GPUs"
+    made = [*IMAGES, ROOT / "Makefile"]
+    for command in (
+        words
+        for file in made
+        for words in re.findall(r"pip install ([^&\n]*)", file.read_text().replace("\\\n", " "))
+    ):
+        assert "--no-deps" in command and "extra-index" not in command
+        assert "--require-hashes" in command or re.search(r"--editable \.$", command.strip())
+        for lock in re.findall(r"locks/([\w-]+)\.lock", command):
+            assert lock in LOCKS
+
+
+def test_what_is_locked_is_what_the_project_asks_for() -> None:
+    """In the versions that this environment has, so that none is tested and another locked."""
+    pinned = dict(PINNED.findall("".join(LOCKS.values())))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [
+        *project["dependencies"],
+        *(line for name, lines in extras.items() if name != "trackers" for line in lines),
+    ]
+    wanted = [Requirement(line) for line in asked if not line.startswith("dynolab")]
+    for requirement in wanted:
+        version = pinned[canonicalize_name(requirement.name)].partition("+")[0]
+        assert requirement.specifier.contains(version), requirement
 
 
 def test_what_is_locked_installs_on_the_oldest_python_that_the_project_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     oldest = project["requires-python"].removeprefix(">=") + ".0"
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    names = [line.partition("==")[0] for line in lines if "==" in line]
-    newer = {
-        name: asked
-        for name in names
-        if (asked := metadata(name).get("Requires-Python"))
-        and not SpecifierSet(asked).contains(oldest)
-    }
+    newer = {}
+    for name, _ in PINNED.findall("".join(LOCKS.values())):
+        with suppress(PackageNotFoundError):  # CUDA's, which a machine without GPUs lacks
+            asked = metadata(name).get("Requires-Python")
+            if asked and not SpecifierSet(asked).contains(oldest):
+                newer[name] = asked
     assert newer == {}
+
+
+def test_the_builds_of_images_are_sent_what_they_copy_and_no_secret() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*", "all that is not named stays here"
+    sent = {line[1:] for line in rules if line.startswith("!")}
+    assert all((ROOT / name).exists() for name in sent)
+    copied = {
+        source.partition("/")[0]
+        for file in IMAGES
+        for words in re.findall(
+            r"^COPY --chown=1000 (.*) \S+$", file.read_text().replace("\\\n", ""), re.MULTILINE
+        )
+        for source in words.split()
+    }
+    assert copied - {"."} <= sent
+    assert {"**/.*", "**/*.env", "**/*.pem", "**/*.key"} <= set(rules)
 
 
 def test_the_servers_image_has_all_of_the_project_that_its_program_needs(tmp_path: Path) -> None:

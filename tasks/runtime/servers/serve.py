@@ -120,7 +120,10 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         name: value for name, value in whole(self, **how).items() if name in self.model_fields_set
     }
     application = create_app(final=True, webserver_only=api_only)
-    pages = Path(prefect.__ui_v2_static_subpath__)
+    copied = os.environ.get(
+        "PREFECT_UI_STATIC_DIRECTORY"
+    )  # where the library's folder is read only
+    pages = Path(copied, "v2") if copied else Path(prefect.__ui_v2_static_subpath__)
     own = {
         **{f"/v2/assets/{script.name}": script for script in pages.glob("assets/index-*.js")},
         # Linked there, kept elsewhere.
