@@ -16,13 +16,13 @@ from tests.integrations.test_callback import plain
 
 
 def hooked(trainer: Trainer) -> None:
-    """A wrapper's hook gives other positions."""
+    """A wrapper's hook gives the model other tokens."""
 
-    def shift(module: Any, arguments: Any, named: dict[str, Any]) -> Any:
-        places = torch.arange(named["input_ids"].shape[1]) * 3
-        return arguments, named | {"position_ids": places[None].expand_as(named["input_ids"])}
+    def replace(module: Any, arguments: Any, named: dict[str, Any]) -> Any:
+        ids = named["input_ids"]
+        return arguments, named | {"input_ids": torch.where(ids > 5, ids - 1, ids)}
 
-    trainer.model.register_forward_pre_hook(shift, with_kwargs=True)
+    trainer.model.register_forward_pre_hook(replace, with_kwargs=True)
 
 
 class Mover(TrainerCallback):
