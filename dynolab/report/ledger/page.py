@@ -70,9 +70,11 @@ def waterfall_figure(ledger: LedgerReader) -> Figure:
     """One bar per source of change; a menu chooses the functional."""
     first = _bars(ledger, ledger.accounts[0])
     sources = [*_changes(ledger, ledger.accounts[0])]
+    # An account of some steps does not know where the training ended.
+    end = "end" if ledger.summary.whole else "start with these steps’ changes"
     plot = go.Figure(layout=base_layout(420, showlegend=False))
     plot.add_waterfall(
-        x=["start", *sources, "end"],
+        x=["start", *sources, end],
         measure=["absolute", *["relative"] * len(sources), "total"],
         connector={"line": {"color": ZERO}},
         increasing={"marker": {"color": UP}},
