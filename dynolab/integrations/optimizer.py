@@ -88,7 +88,7 @@ class TrainerHeld:
             self._norm, self._most = norm, max_norm
             return norm
 
-        self._accelerator.clip_grad_norm_ = clip
+        self._accelerator.clip_grad_norm_ = self._watching = clip
 
     def weights(self) -> dict[str, Tensor]:
         """As `Held` has it."""
@@ -129,7 +129,8 @@ class TrainerHeld:
 
     def close(self) -> None:
         """As `Held` has it."""
-        self._accelerator.clip_grad_norm_ = self._clip
+        if self._accelerator.clip_grad_norm_ is self._watching:  # else another one watches through it
+            self._accelerator.clip_grad_norm_ = self._clip
 
 
 @dataclass(frozen=True)
