@@ -303,6 +303,8 @@ class TrainerPasses:
     ) -> list[tuple[Call, Tensor, Tensor]]:
         """Signal and every position's sequence of the calls that the loss depends on."""
         policy = self.policy
+        if not calls:  # no parameter has a rule
+            return []
         deltas = torch.autograd.grad(
             outputs,
             [call.output for call in calls],
