@@ -255,7 +255,7 @@ DATA = [
         "data = ",
         [row | {"rejected": row["chosen"]} for row in ROWS],
     ),
-    _rows("every answer empty", "data = ", [row | {"chosen": "", "rejected": ""} for row in ROWS]),
+    _rows("every answer empty", "data = ", [row | {"chosen": ""} for row in ROWS]),
     _rows(
         "one pair of two equal answers",
         "1 with two equal answers",
