@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,14 +53,19 @@ _FILES = ("chat_template.jinja", "special_tokens_map.json", "tokenizer_config.js
 _MARK = "\ue000"
 
 
+RENDERING_SECONDS = 5.0
+"""Longest time that a template may take for one text. Loops within loops have no other end."""
+
+
 def template_writer(tokenizer: PreTrainedTokenizerBase, name: str) -> Write:
     """Returns a writer that applies the tokenizer's chat template, as TRL does.
 
     The prompt is written with a generation prompt, then with each answer; an answer is what comes
-    after their common beginning. Templates run in transformers' sandbox.
+    after their common beginning. Templates run in transformers' sandbox, with a limit of time.
 
     **Raises:** `ConfigError` for a tokenizer without a template. The writer raises one that names
-    the row if the template rejects its messages.
+    the row if the template rejects its messages, does not end, or if the row's options are
+    arguments of the renderer, such as another template.
     """
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -65,17 +74,36 @@ def template_writer(tokenizer: PreTrainedTokenizerBase, name: str) -> Write:
             "its tokenizer has no chat template; name a chat-tuned model, or set data.chat: plain",
         )
 
+    parameters = inspect.signature(tokenizer.apply_chat_template).parameters.values()
+    reserved = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+    reserved |= {"messages", *tokenizer.special_tokens_map}
+
     def write(row: Conversation, where: str) -> Texts:
+        if taken := sorted(reserved & row.options.keys()):
+            raise ConfigError(
+                f"{where}, column chat_template_kwargs",
+                taken,
+                "are the renderer's or the model's own; a row may set only what the template reads",
+            )
+
         def rendered(messages: Sequence[Message], *, ask: bool = False) -> str:
             try:
-                text = tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=row.tools,
-                    add_generation_prompt=ask,
-                    tokenize=False,
-                    **row.options,
-                )
-                str(text).encode()  # raises for lone surrogates
+                with time_limit(RENDERING_SECONDS):
+                    text = tokenizer.apply_chat_template(
+                        [dict(message) for message in messages],
+                        tools=row.tools,
+                        add_generation_prompt=ask,
+                        tokenize=False,
+                        **row.options,
+                    )
+                    str(text).encode()  # raises for lone surrogates
+            except TimeoutError as error:
+                raise ConfigError(
+                    where,
+                    f"{RENDERING_SECONDS:g} s",
+                    f"the chat template of {name} takes longer to write it; use another model's, "
+                    "or set data.chat: plain",
+                ) from error
             except Exception as error:
                 roles = [message["role"] for message in messages]
                 remedy = f"the chat template of {name} rejects these turns: "
@@ -92,6 +120,32 @@ def template_writer(tokenizer: PreTrainedTokenizerBase, name: str) -> Write:
         return Texts(prompt, [text[len(prompt) :] for text in whole], turn)
 
     return write
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises `TimeoutError` in the block once it takes longer, on any thread.
+
+    Only between two instructions of Python: a single call of a C function is not ended.
+    """
+    lock, thread, ended = threading.Lock(), ctypes.c_ulong(threading.get_ident()), False
+
+    def end() -> None:
+        with lock:
+            if not ended:
+                error = ctypes.py_object(TimeoutError)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        # An error that was raised on the last moment arrives in these lines, not after the block.
+        with lock:
+            ended = True
+        timer.cancel()
 
 
 def writer_of(tokenizer: PreTrainedTokenizerBase) -> Write:

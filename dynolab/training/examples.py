@@ -82,7 +82,10 @@ def load_prompts(
 
 
 def check_rows(rows: Sequence[Example], objective: AnyConfig) -> None:
-    """Raises ConfigError for rows that lack the rejected answer or `wins` the objective reads."""
+    """Raises ConfigError for rows that lack the rejected answer or `wins` the objective reads.
+
+    Also where no row has anything to learn: all pairs of two equal answers, or no answer at all.
+    """
     labels = [row.label for row in rows]
     if isinstance(objective, KTOConfig):
         if set(labels) != {True, False}:
@@ -99,7 +102,15 @@ def check_rows(rows: Sequence[Example], objective: AnyConfig) -> None:
             f"objective {objective.name} compares two answers; give pairs, or use kto",
         )
     else:
-        check_sides(rows, build_objective(objective).sides, objective.name)
+        sides = build_objective(objective).sides
+        check_sides(rows, sides, objective.name)
+        if rows and REJECTED in sides and all(row.chosen == row.rejected for row in rows):
+            raise ConfigError(
+                "data", f"{len(rows)} pairs", "each has two equal answers; give pairs that differ"
+            )
+    if rows and not any(row.content(row.chosen).strip() for row in rows):
+        remedy = "no answer has text; give answers, or name their column in data.columns"
+        raise ConfigError("data", f"{len(rows)} rows", remedy)
     if rows and all(row.weight == 0 for row in rows):
         raise ConfigError("data.weight", 0.0, "of every row is 0; give some rows a weight above it")
     lacking = [row.id for row in rows if row.wins is None] if reads_wins(objective) else []

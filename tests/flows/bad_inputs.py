@@ -91,6 +91,18 @@ def _rows(
     return BadInput(name, said, ["study", "study.yaml", "--plan"], files, counted=counted)
 
 
+def _chat(name: str, said: str, template: str, **more: Any) -> BadInput:
+    """Rows of messages, and the chat template of the model."""
+    turns = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    row = {"prompt": [{"role": "user", "content": "w1"}], **turns, **more}
+    files = {
+        "model/chat_template.jinja": template,
+        "chat.jsonl": "".join(json.dumps(row) + "\n" for _ in ROWS),
+    }
+    arguments = ["audit", "--model", "model", "--data", "chat.jsonl", "--plan"]
+    return BadInput(name, f"chat.jsonl row 0 (line 1){said}", arguments, files)
+
+
 def _loss(name: str, said: str, code: str, settings: str = "{}") -> BadInput:
     """A user's loss, `loss` of mine.py."""
     change = f"preference.objective={{name: custom, loss: mine.loss, settings: {settings}}}"
@@ -243,7 +255,7 @@ DATA = [
         "data = ",
         [row | {"rejected": row["chosen"]} for row in ROWS],
     ),
-    _rows("every answer empty", "data = ", [row | {"chosen": "", "rejected": ""} for row in ROWS]),
+    _rows("every answer empty", "data = ", [row | {"chosen": ""} for row in ROWS]),
     _rows(
         "one pair of two equal answers",
         "1 with two equal answers",
@@ -262,6 +274,16 @@ DATA = [
         "data.path = ",
         'data: {source: file, path: "a\\0b"}\nbase: {source: model}\n',
     ),
+]
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+OWN, LOOP = ", column chat_template_kwargs = ", "{% for a in range(99999) %}"
+CHAT = [
+    _chat("a template of a row's own", OWN, TEMPLATE, chat_template_kwargs={"chat_template": LOOP}),
+    _chat("a renderer's argument", OWN, TEMPLATE, chat_template_kwargs={"tokenize": True}),
+    _chat("options that are a text", OWN, TEMPLATE, chat_template_kwargs="x"),
+    _chat("a template without end", " = '5 s'", f"{LOOP * 3}{'{% endfor %}' * 3}{TEMPLATE}"),
+    _chat("a template that is none", " = ", "{% for %}"),
+    _chat("a template that refuses", " = ", "{{ raise_exception('no') }}"),
 ]
 CODE = [
     _loss("a loss with a fault of syntax", LOSS, "def loss(:\n"),
@@ -324,7 +346,7 @@ COMMANDS = [
              files={"pipe": PIPE}),
     _command("MLFLOW_TRACKING_URI = ", "study", "--plan", variables={"MLFLOW_TRACKING_URI": "x"}),
 ]  # fmt: skip
-BAD_INPUTS = [*SETTINGS, *FILES, *DATA, *CODE, *COMMANDS]
+BAD_INPUTS = [*SETTINGS, *FILES, *DATA, *CHAT, *CODE, *COMMANDS]
 
 
 def make_folder(folder: Path, bad: BadInput, model: Path) -> None:

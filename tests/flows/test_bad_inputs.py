@@ -16,6 +16,7 @@ import pytest
 from flows import cli
 from tests.flows.bad_inputs import (
     BAD_INPUTS,
+    CHAT,
     CODE,
     COMMANDS,
     DATA,
@@ -29,8 +30,12 @@ from tests.flows.bad_inputs import (
 )
 
 EVERY = 3
-GROUPS = (SETTINGS, FILES, DATA, CODE, COMMANDS)
-SOME = [bad for group in GROUPS for bad in group[::EVERY] if PIPE not in bad.files.values()]
+SOME = [
+    bad
+    for group in (SETTINGS, FILES, DATA, CHAT[:1], CODE, COMMANDS)
+    for bad in group[::EVERY]
+    if PIPE not in bad.files.values()
+]
 
 
 @pytest.mark.parametrize("bad", SOME, ids=lambda bad: bad.name)

@@ -184,7 +184,6 @@ def _source(
             "prompt's column in data.columns",
         )
     _check(examples, config)
-    _check_answers(examples, config)
     train, heldout = _split(examples, config)
     fresh = disjoint(heldout, train)
     kept = [*train, *fresh]
@@ -356,17 +355,6 @@ def _check(examples: Sequence[Example | PromptRow], config: RowsConfig) -> None:
         raise ConfigError(
             "data", config.origin, f"{count} rows have id {name!r}; ids must be unique"
         )
-
-
-def _check_answers(examples: Sequence[Example], config: RowsConfig) -> None:
-    """Raises `ConfigError` if no row has anything to learn."""
-    if all(row.chosen == row.rejected for row in examples):
-        problem = "every pair has two equal answers; give pairs that differ, or no rejected ones"
-    elif all(not row.content(row.chosen).strip() for row in examples):
-        problem = "all chosen answers are empty; give answers, or their column in data.columns"
-    else:
-        return
-    raise ConfigError("data", config.origin, problem)
 
 
 def _records(config: RowsConfig) -> Iterator[dict[str, Any]]:

@@ -73,6 +73,8 @@ def pairs(records: Iterable[Record], origin: str, write: Write | None) -> Iterat
             texts = _texts(pair, _sides(pair, where, both), record, where, write)
             yield None if texts is None else _example(number, record, texts, where)
         except ConfigError as error:
+            if isinstance(error.__cause__, TimeoutError):  # others may take as long
+                raise
             faults.append(error)
     if faults:
         first = faults[0]
@@ -151,6 +153,9 @@ def _written(row: Conversation, record: Record, where: str, write: Write | None)
     tools, options = record.get("tools"), record.get("chat_template_kwargs")
     with reading(f"{where}, column tools", str(tools)[:80], "give a list, or a list as JSON"):
         tools = json.loads(tools) if isinstance(tools, str) else tools
+    if not isinstance(options, Mapping | None):
+        field = f"{where}, column chat_template_kwargs"
+        raise ConfigError(field, options, "must be settings by name, of the chat template")
     return write(replace(row, tools=tools, options=options or {}), where)
 
 
