@@ -35,7 +35,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -43,7 +43,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from dynolab.data.encode import Encoded
+from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.forces.ledger.functional import functional_of
 from dynolab.results.audit import PairAudit
@@ -97,6 +97,34 @@ def logps(model: Path, sequences: Sequence[Encoded]) -> Float[torch.Tensor, " se
     return torch.cat([batch.sequence_sum(policy.logps({}, batch)) for batch in batches]).double()
 
 
+def pair_scores(
+    bergson: Path,
+    models: Mapping[str, Path],
+    beta: float,
+    pairs: Sequence[EncodedExample],
+    answers: Sequence[Encoded],
+) -> tuple[dict[str, Float[np.ndarray, "pairs answers"]], dict[str, float]]:
+    """Scores of DPO's pairs by method, and CPU seconds by `bergson METHOD`.
+
+    **Arguments:** `models`: before and after the training.
+    """
+    responses = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs if pair.rejected]
+    queries = {"single": answers, "chosen": responses[: len(pairs)]}
+    raw, took = scores(bergson, models, responses, queries)
+    # DPO weighs both responses of a pair by β σ(−β margin).
+    up, down = (logps(models["after"], responses) - logps(models["before"], responses)).chunk(2)
+    weights = {"before": torch.full_like(up, 0.5), "after": torch.sigmoid(-beta * (up - down))}
+    of_pairs: dict[str, Float[np.ndarray, "pairs answers"]] = {}
+    costs: dict[str, float] = {}
+    for name, each in raw.items():
+        method, model = name.split("-")
+        chosen, rejected = np.split(each, 2)
+        own = weights[model].numpy()[:, None] * (chosen - rejected)
+        of_pairs[method] = of_pairs.get(method, 0.0) + own
+        costs[f"bergson {method}"] = costs.get(f"bergson {method}", 0.0) + took[name]
+    return of_pairs, costs
+
+
 def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
     """Every estimate's LDS and seconds."""
     results, planned, costs = finished(lab, home)
@@ -112,21 +140,9 @@ def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
     answers = [functional_of(row, rows, encoder).terms[0].sequence for row in accounts]
     encoded = [encoder.example(row) for row in read_rows(data / "train.jsonl", Example)]
     pairs = [pair for pair in encoded if pair is not None and pair.rejected is not None]
-    responses = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    queries = {"single": answers, "chosen": responses[: len(pairs)]}
-    raw, took = scores(bergson, models, responses, queries)
-
-    # DPO weighs both responses of a pair by β σ(−β margin).
-    up, down = (logps(models["after"], responses) - logps(models["before"], responses)).chunk(2)
     beta = planned.steps[0].config.objective.beta
-    weights = {"before": torch.full_like(up, 0.5), "after": torch.sigmoid(-beta * (up - down))}
-    of_pairs: dict[str, Float[np.ndarray, "pairs answers"]] = {}
-    for name, each in raw.items():
-        method, model = name.split("-")
-        chosen, rejected = np.split(each, 2)
-        own = weights[model].numpy()[:, None] * (chosen - rejected)
-        of_pairs[method] = of_pairs.get(method, 0.0) + own
-        costs[f"bergson {method}"] = costs.get(f"bergson {method}", 0.0) + took[name]
+    of_pairs, took = pair_scores(bergson, models, beta, pairs, answers)
+    costs |= took
 
     groups = [g for g in planned.steps[-1].config.groups if g.answer is None]
     effects = list(read_rows(lab.folder(results["counterfactual"]) / "effects.jsonl", Effect))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dynolab.data.batches import collate_examples, count_totals
-from dynolab.forces import PolicyFunction, View, Weights
+from dynolab.forces import PolicyFunction, View, Weights, record_batch
+from dynolab.forces.function.weights import gradients
 from dynolab.forces.ledger.functional import Functional
 from dynolab.objectives import build_objective
 from dynolab.training.engine import build_optimizer
@@ -30,9 +29,9 @@ def brute_line(
     record after a step holds the second moment that the step was made with, so the last one is not
     followed itself.
     """
-    gradients = dose_gradients(records[cause], policy)
-    rest = [g for place, g in enumerate(gradients) if place not in responses]
-    with_all, without = (torch_step(records[cause], grads) for grads in (gradients, rest))
+    by_response = dose_gradients(records[cause], policy)
+    rest = [g for place, g in enumerate(by_response) if place not in responses]
+    with_all, without = (torch_step(records[cause], grads) for grads in (by_response, rest))
     line = torch.zeros(len(functionals), dtype=torch.float64)
     for record, after in zip(records[cause:-1], records[cause + 1 :], strict=True):
         optimizer = record.facts.optimizer
@@ -81,33 +80,16 @@ def torch_step(
 def dose_gradients(record: StepRecord, policy: PolicyFunction) -> list[dict[str, Tensor]]:
     """Each response's gradient by autograd of the loss alone, cut off at the other responses."""
     objective = build_objective(record.facts.objective)
-    rows = [example.encoded() for example in record.examples]
-    batch = collate_examples(rows, 0, objective.sides, count_totals(rows, objective.sides))
-    known = [
-        value
-        for example in record.examples
-        for values in (example.chosen_reference, example.rejected_reference)
-        for value in values
-    ]
-    batch = replace(batch, reference=torch.tensor(known, dtype=torch.float64))
     leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
-    logps = policy.logps(leaves, batch)
-    (pull,) = torch.autograd.grad(objective.loss(logps, batch), logps, retain_graph=True)
-    return [
-        dict(
-            zip(
-                leaves,
-                torch.autograd.grad(
-                    (pull * logps)[batch.sequence == number].sum(),
-                    list(leaves.values()),
-                    retain_graph=True,
-                    materialize_grads=True,
-                ),
-                strict=True,
-            )
-        )
-        for number in range(len(batch.side))
-    ]
+    by_response = []
+    for example in range(len(record.examples)):
+        batch = record_batch(record, policy, [example])
+        logps = policy.logps(leaves, batch)
+        (pull,) = torch.autograd.grad(objective.loss(logps, batch), logps, retain_graph=True)
+        for response in range(len(batch.side)):
+            total = (pull * logps)[batch.sequence == response].sum()
+            by_response.append(gradients(total, leaves))
+    return by_response
 
 
 def dose(record: StepRecord, cause: StepRecord, after: StepRecord, name: str, b: Tensor) -> Tensor:

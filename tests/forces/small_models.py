@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 import torch
@@ -11,17 +11,26 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from dynolab.data.batches import CHOSEN, TokenBatch, collate, collate_examples, count_totals
+from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow
 from dynolab.forces import PolicyFunction, View, Weights
 from dynolab.forces.step.one_step import norm_of
+from dynolab.forces.step.split import step_totals
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
-from dynolab.objectives import CustomConfig, DPOConfig, ObjectiveConfig, build_objective
+from dynolab.objectives import (
+    CustomConfig,
+    DPOConfig,
+    ObjectiveConfig,
+    build_objective,
+    read_logps,
+)
 from dynolab.training.config import EngineConfig, OptimizerConfig, TrainConfig
-from dynolab.training.engine import PlainEngine, clip_factor
+from dynolab.training.engine import PlainEngine, clip_factor, learning_rate
+from dynolab.training.step_batch import collate_step
 from dynolab.training.step_record import (
     SECOND_MOMENT_AFTER,
+    Recorded,
     RecordedExample,
     StepFacts,
     StepRecord,
@@ -152,15 +161,39 @@ def train_steps(
     *,
     steps: int = 3,
 ) -> Trained:
-    """Real steps of the plain engine: autograd of the loss, torch's clipping and optimizer."""
+    """Steps on the same examples, at rates that rise to the config's."""
+    config = config.model_copy(update={"warmup_steps": steps})
+    return Trained(model, list(train_batches(model, config, [examples] * steps)))
+
+
+def train_batches(
+    model: nn.Module,
+    config: TrainConfig,
+    batches: Sequence[Sequence[Recorded]],
+    without: Collection[str] = (),
+) -> Iterator[StepRecord]:
+    """Real steps of the plain engine: autograd of the loss, torch's clipping and optimizer.
+
+    **Arguments:** `without`: ids of examples that add nothing to the loss of their batches, whose
+    denominators stay what they were.
+    """
     config = config.model_copy(update={"engine": EngineConfig(kind="plain", ranks=1)})
-    objective = build_objective(config.objective)
-    engine = PlainEngine(ResponseLogits(model), config)
-    records = []
-    for step in range(steps):
+    objective, engine = (
+        build_objective(config.objective),
+        PlainEngine(ResponseLogits(model), config),
+    )
+    parameters = list(model.parameters())
+    for step, examples in enumerate(batches):
         before, state = engine.master_weights(), engine.optimizer_state()
-        rate = config.optimizer.learning_rate * (step + 1) / steps
-        engine.backward(objective.loss(*_logps(engine, objective.sides, examples)))
+        rate = learning_rate(config, step)
+        rest = [example for example in examples if example.id not in without]
+        loss = torch.stack([0 * parameter.sum() for parameter in parameters]).sum()
+        if rest:
+            scored = [example.scored(parameters[0].dtype) for example in rest]
+            totals, temperature = step_totals(examples, objective), rest[0].temperature
+            batch = collate_step(scored, objective, totals, 0, temperature=temperature)
+            loss = objective.loss(read_logps(objective, engine.logits(batch), batch), batch)
+        engine.backward(loss)
         norm = engine.step(rate)
         facts = StepFacts(
             step=step,
@@ -174,26 +207,7 @@ def train_steps(
         after = engine.master_weights()
         for name, moment in engine.second_moments().items():
             state.setdefault(name, {})[SECOND_MOMENT_AFTER] = moment.clone()
-        records.append(StepRecord(facts, tuple(examples), before, after, state))
-    return Trained(model, records)
-
-
-def _logps(engine: PlainEngine, sides: Sequence[int], examples: Sequence[RecordedExample]):  # type: ignore[no-untyped-def]
-    plain = [example.encoded() for example in examples]
-    batch = collate_examples(plain, 0, sides, count_totals(plain, sides))
-    logps = token_logps(engine.logits(batch), batch)
-    if examples[0].chosen_reference is not None:
-        flat = [
-            value
-            for example in examples
-            for side in sides
-            for value in (
-                example.chosen_reference if side == CHOSEN else example.rejected_reference
-            )
-            or []
-        ]
-        batch = replace(batch, reference=torch.tensor(flat, dtype=logps.dtype))
-    return logps, batch
+        yield StepRecord(facts, tuple(examples), before, after, state)
 
 
 ADAMW = OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=0.1)
