@@ -129,7 +129,8 @@ class TrainerHeld:
 
     def close(self) -> None:
         """As `Held` has it."""
-        if self._accelerator.clip_grad_norm_ is self._watching:  # else another one watches through it
+        # Else another one watches through it.
+        if self._accelerator.clip_grad_norm_ is self._watching:
             self._accelerator.clip_grad_norm_ = self._clip
 
 
