@@ -45,8 +45,8 @@ def test_the_parts_of_a_step_with_zero_add_up(trained: Path, case: str) -> None:
     accounts = ledger(trained, case).accounts
     assert len(accounts) == 2
     for account in accounts:
-        made = abs(account.lines).sum() + abs(account.together)
-        most = 1e-3 * made if "bf16" in case else 1e-5
+        # Rounding is of the step as it was, whose shares are larger than the lines.
+        most = 5e-3 * account.length if "bf16" in case else 1e-5
         assert abs(account.unexplained) + abs(account.arithmetic) < most
         assert abs(account.lines).sum() < 100  # nats
 
