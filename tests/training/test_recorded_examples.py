@@ -35,8 +35,8 @@ ROW = ScoredRow(
 )
 ROW_LINE = (
     '{"id":"r1",'
-    '"chosen":{"ids":[1,5,6,2],"prompt_length":2},'
-    '"rejected":{"ids":[1,5,7,8,2],"prompt_length":2},'
+    '"chosen":{"ids":[1,5,6,2],"prompt_length":2,"trained":[]},'
+    '"rejected":{"ids":[1,5,7,8,2],"prompt_length":2,"trained":[]},'
     '"chosen_reference":[-0.5,-1.5],'
     '"rejected_reference":[-2.0,-Infinity,-3.0],'
     '"wins":[0.75,0.25]}'
@@ -61,10 +61,10 @@ GROUP = Group(
 )
 GROUP_LINE = (
     '{"id":"g1","temperature":0.7,"completions":['
-    '{"encoded":{"ids":[1,5,6,2],"prompt_length":2},"advantage":[0.5,1.0],'
+    '{"encoded":{"ids":[1,5,6,2],"prompt_length":2,"trained":[]},"advantage":[0.5,1.0],'
     '"old":[-0.25,-0.5],"reference":[-0.75,-1.0],'
     '"top":{"token":[[6,3],[2,4]],"logp":[[-0.25,-2.0],[-0.5,-4.0]],"entropy":[0.125,0.375]}},'
-    '{"encoded":{"ids":[1,5,7,8,2],"prompt_length":2},"advantage":[0.0,-0.5,0.25],'
+    '{"encoded":{"ids":[1,5,7,8,2],"prompt_length":2,"trained":[]},"advantage":[0.0,-0.5,0.25],'
     '"old":null,"reference":null,"top":null}]}'
 )
 
