@@ -15,6 +15,7 @@ SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"
 
 NO_RECORDS = {
     "dynolab/forces/map/costs.py",  # tables of the kernel
+    "tasks/runtime/launch/devices.py",  # the kernel's table of locks
     "tasks/runtime/system/processes.py",  # logs, whose progress bars end lines with \r
 }
 
