@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import time
 from collections.abc import Callable
@@ -32,8 +31,6 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import Work
-
-log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=LoopConfig)
 
@@ -77,7 +74,6 @@ def run_training(
     if probes is None and watches:
         probes = work.input_folder("data") / "probes.jsonl"
     if (resume := newest_state(work)) is not None:
-        log.info("%s goes on from step %d", work.name, resume[0])
         work.tracker.set_tags({"resumed.step": str(resume[0])})
     states = work.scratch / "resume"
     model = work.input_folder("model", "model")
@@ -103,7 +99,8 @@ def run_training(
     work.step, work.world_size = config.steps, config.engine.ranks
     if config.engine.kind == "deepspeed":
         work.zero_stage = config.engine.zero_stage
-    with TrainingMonitor(work, states, config.steps) as monitor:
+    begin = resume[0] if resume else 0
+    with TrainingMonitor(work, states, config.steps, begin=begin) as monitor:
         start(job, work, monitor.check)
     shutil.rmtree(states, ignore_errors=True)
     summary = read_value(work.output / "summary.json", TrainingSummary)
@@ -119,7 +116,7 @@ def run_training(
         **stopped,
         **best_metrics,
         "seconds": work.seconds,
-        "resumed_from": float(resume[0]) if resume else 0.0,
+        "resumed_from": float(begin),
     }
 
 
