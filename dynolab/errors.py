@@ -66,7 +66,7 @@ def under_option(**options: object) -> Iterator[None]:
     except ConfigError as error:
         given = str(error.value).partition("@")[0]  # a Hub name stands with its revision
         for name, value in options.items():
-            if value is not None and str(value) == given:
+            if value is not None and str(value) == given and error.field != "FILE":
                 raise ConfigError(f"--{name}", given, error.remedy) from error
         raise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -20,6 +20,7 @@ from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.results.study import TrainingSummary
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.alarm import check_watched
+from dynolab.training.best import check_metric
 from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig, ZeroStage
 from dynolab.training.dose import rows_to_protect
 from dynolab.training.examples import load_examples, load_prompts, training_encoder
@@ -138,16 +139,21 @@ def newest_state(work: Work[Config]) -> tuple[int, Path] | None:
     return max(found, key=lambda state: state[0], default=None)
 
 
+def check_probes(config: LoopConfig, probes: Sequence[ProbeRow]) -> None:
+    """Raises `ConfigError` for settings that need other watched answers than there are."""
+    check_watched(config.alarm, probes)
+    if config.ledger is not None:
+        check_kinds(config.ledger.kinds, probes, "ledger.kinds")
+    if config.best is not None:
+        check_metric(config.best, probes)
+
+
 def check_rows(job: TrainJob) -> None:
     """Raises `ConfigError` for rows and settings that cannot be trained, before any rank starts."""
     from models.language import folder_context, load_tokenizer
 
     config = job.config
-    probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
-    if config.alarm is not None:
-        check_watched(config.alarm, probes)
-    if config.ledger is not None:
-        check_kinds(config.ledger.kinds, probes, "ledger.kinds")
+    check_probes(config, list(read_rows(job.probes, ProbeRow)) if job.probes else [])
     encoder = training_encoder(config, load_tokenizer(job.model), folder_context(job.model))
     if isinstance(config, GroupTrainConfig):
         Rewards(config.rewards)
