@@ -66,7 +66,7 @@ def under_option(**options: object) -> Iterator[None]:
     except ConfigError as error:
         given = str(error.value).partition("@")[0]  # a Hub name stands with its revision
         for name, value in options.items():
-            if value is not None and str(value) == given:
+            if value is not None and str(value) == given and error.field != "FILE":
                 raise ConfigError(f"--{name}", given, error.remedy) from error
         raise
 
@@ -109,8 +109,12 @@ class RankFailed(DynolabError):
         who = "the launcher" if self.rank is None else f"rank {self.rank}"
         if self.reason:
             return f"{self.reason} (raised by {who})"
-        tail = "\n".join(f"    {line}" for line in self.last_lines) or "    (it printed nothing)"
-        return f"{who} {_how_it_ended(self.exit_code)}; its last lines:\n{tail}"
+        tail = "".join(f"\n    {line}" for line in self.last_lines)
+        said = f"; its last lines:{tail}\n" if tail else " and said nothing of an error. "
+        return (
+            f"{who} {_how_it_ended(self.exit_code)}{said}Run the same command again: it goes on "
+            "from the newest state that was saved"
+        )
 
 
 class ServiceFailed(DynolabError):

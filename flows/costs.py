@@ -49,6 +49,7 @@ from tasks.audit import AuditConfig
 from tasks.base import BaseConfig
 from tasks.data import chat_tokenizer
 from tasks.probe import ProbeConfig
+from tasks.training import check_probes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -241,7 +242,7 @@ class Costs:
         config: Any = step.config
         if isinstance(config, LoopConfig):
             source = by_name.get(step.inputs.get("data", ""))
-            if isinstance(config, TrainConfig) and source and isinstance(source.config, DataConfig):
+            if source and isinstance(source.config, DataConfig):
                 self._check_rows(config)
             return self.training(config)
         if step.stage.name == "base":
@@ -489,9 +490,12 @@ class Costs:
             known = {id(row): self._row(row, sides) for row in different}
         return [known[id(row)] for row in rows]
 
-    def _check_rows(self, config: TrainConfig) -> None:
+    def _check_rows(self, config: LoopConfig) -> None:
         """Raises `ConfigError` for rows at hand that a training on them would refuse."""
-        if not self.inputs.at_hand or self.inputs.data.format in PROMPTS:
+        if not self.inputs.at_hand:
+            return
+        check_probes(config, self.inputs.loaded.probes)
+        if self.inputs.data.format in PROMPTS or not isinstance(config, TrainConfig):
             return
         check_rows(self.inputs.loaded.pairs, config.objective)
         rows, limit = self._rows(config.max_length), self._limit(config.max_length)

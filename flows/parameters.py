@@ -39,6 +39,9 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 # PyYAML does not wrap the errors of its date and number constructors.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
 
+MOST_BYTES = 2**20
+"""Of a study file: YAML takes half a minute for ten times as much."""
+
 MOST_NODES = 100_000
 """Values of a study file, those counted that aliases repeat."""
 
@@ -77,6 +80,9 @@ def read_study(file: Path) -> str:
         remedy = "is a pipe or a device; write what comes from it into a file, and give that"
         raise ConfigError("config", str(file), remedy)
     try:
+        if file.stat().st_size > MOST_BYTES:
+            remedy = f"is larger than {MOST_BYTES:,} bytes; give a study file, not data"
+            raise ConfigError("config", str(file), remedy)
         text = file.read_text(encoding="utf-8")
         alone = file.resolve() == STUDIES / "builtin.yaml" and len(host_devices()) == 1
         return text.replace("ranks: 2", "ranks: 1") if alone else text

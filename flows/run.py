@@ -23,7 +23,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, State
 
-from dynolab.data.rows import Example, read_rows
+from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig, LoopConfig, TrainConfig
 from dynolab.training.examples import check_rows
@@ -39,6 +39,7 @@ from tasks.runtime.track.progress import link_report
 from tasks.runtime.track.runs import Run, RunTracker, shown_params
 from tasks.runtime.training_monitor import follow
 from tasks.runtime.work import StageResult
+from tasks.training import check_probes
 
 log = logging.getLogger(__name__)
 
@@ -165,12 +166,16 @@ def check_trained_rows(
 
     Before that one there may be hours of other trainings.
     """
-    trainings = (step for step in steps if step.inputs.get("data") == name)
-    configs = [step.config for step in trainings if isinstance(step.config, TrainConfig)]
-    if configs:
-        folder = platform.store.folder(result.address, result.digest)
-        rows = list(read_rows(folder / "train.jsonl", Example))
-        for config in configs:
+    readers = (step for step in steps if step.inputs.get("data") == name)
+    configs = [step.config for step in readers if isinstance(step.config, LoopConfig)]
+    if not configs:
+        return
+    folder = platform.store.folder(result.address, result.digest)
+    rows = list(read_rows(folder / "train.jsonl", Example))
+    probes = list(read_rows(folder / "probes.jsonl", ProbeRow))
+    for config in configs:
+        check_probes(config, probes)
+        if isinstance(config, TrainConfig):
             check_rows(rows, config.objective)
 
 

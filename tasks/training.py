@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -21,6 +20,7 @@ from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.results.study import TrainingSummary
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.alarm import check_watched
+from dynolab.training.best import check_metric
 from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig, ZeroStage
 from dynolab.training.dose import rows_to_protect
 from dynolab.training.examples import load_examples, load_prompts, training_encoder
@@ -32,8 +32,6 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import Work
-
-log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=LoopConfig)
 
@@ -77,7 +75,6 @@ def run_training(
     if probes is None and watches:
         probes = work.input_folder("data") / "probes.jsonl"
     if (resume := newest_state(work)) is not None:
-        log.info("%s goes on from step %d", work.name, resume[0])
         work.tracker.set_tags({"resumed.step": str(resume[0])})
     states = work.scratch / "resume"
     model = work.input_folder("model", "model")
@@ -103,7 +100,8 @@ def run_training(
     work.step, work.world_size = config.steps, config.engine.ranks
     if config.engine.kind == "deepspeed":
         work.zero_stage = config.engine.zero_stage
-    with TrainingMonitor(work, states, config.steps) as monitor:
+    begin = resume[0] if resume else 0
+    with TrainingMonitor(work, states, config.steps, begin=begin) as monitor:
         start(job, work, monitor.check)
     shutil.rmtree(states, ignore_errors=True)
     summary = read_value(work.output / "summary.json", TrainingSummary)
@@ -119,7 +117,7 @@ def run_training(
         **stopped,
         **best_metrics,
         "seconds": work.seconds,
-        "resumed_from": float(resume[0]) if resume else 0.0,
+        "resumed_from": float(begin),
     }
 
 
@@ -141,16 +139,21 @@ def newest_state(work: Work[Config]) -> tuple[int, Path] | None:
     return max(found, key=lambda state: state[0], default=None)
 
 
+def check_probes(config: LoopConfig, probes: Sequence[ProbeRow]) -> None:
+    """Raises `ConfigError` for settings that need other watched answers than there are."""
+    check_watched(config.alarm, probes)
+    if config.ledger is not None:
+        check_kinds(config.ledger.kinds, probes, "ledger.kinds")
+    if config.best is not None:
+        check_metric(config.best, probes)
+
+
 def check_rows(job: TrainJob) -> None:
     """Raises `ConfigError` for rows and settings that cannot be trained, before any rank starts."""
     from models.language import folder_context, load_tokenizer
 
     config = job.config
-    probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
-    if config.alarm is not None:
-        check_watched(config.alarm, probes)
-    if config.ledger is not None:
-        check_kinds(config.ledger.kinds, probes, "ledger.kinds")
+    check_probes(config, list(read_rows(job.probes, ProbeRow)) if job.probes else [])
     encoder = training_encoder(config, load_tokenizer(job.model), folder_context(job.model))
     if isinstance(config, GroupTrainConfig):
         Rewards(config.rewards)

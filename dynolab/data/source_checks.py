@@ -60,7 +60,9 @@ def check_source(config: Any, section: str, **sources: tuple[str, ...]) -> None:
 
 
 def named_path(field: str, name: str | None) -> Path:
-    """The path that a setting names; `ConfigError` for an unknown `~user`."""
+    """The path that a setting names; `ConfigError` for an empty one and an unknown `~user`."""
+    if name == "":
+        raise ConfigError(field, name, "is empty; give a path")
     with reading(field, name, "give an absolute path, or one relative to the working directory"):
         return Path(name or "").expanduser()
 

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab import distributed
-from dynolab.data.rows import read_value
+from dynolab.data.rows import ProbeRow, read_value
 from dynolab.errors import ConfigError
-from dynolab.results.study import BestProbe
+from dynolab.probes.score import mean_by_kind
+from dynolab.results.study import BestProbe, Score
 from dynolab.training.config import BestConfig
 from dynolab.training.engine import Engine
 
 FOLDER = "best"
 """Folder inside the output, deleted when training ends."""
+
+
+def check_metric(config: BestConfig, probes: Sequence[ProbeRow]) -> None:
+    """Raises `ConfigError` for a metric that probes of these rows will not measure."""
+    scores = [
+        Score(
+            pair_id=row.pair_id,
+            split=row.split,
+            kind=row.kind,
+            tokens=1,
+            logp=0.0,
+            argmax_logp=0.0,
+        )
+        for row in probes
+    ]
+    names = mean_by_kind(scores)
+    # An alarm adds others of the gap.
+    if config.metric not in names and not config.metric.startswith("squeeze/"):
+        choices = (
+            f"choose one of {', '.join(names)}" if names else "watch answers: data.probe_pairs"
+        )
+        raise ConfigError("best.metric", config.metric, f"no probe measures it; {choices}")
 
 
 class Best:

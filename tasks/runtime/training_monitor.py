@@ -51,12 +51,17 @@ class TrainingMonitor:
     none. A slow or silent store holds up neither training nor its metrics.
 
     Create it on the stage's thread, whose Prefect context and watcher it keeps.
+
+    **Arguments:** `begin`: the step that the training goes on from.
     """
 
-    def __init__(self, work: Work[Any], states: Path, total_steps: int) -> None:
+    def __init__(self, work: Work[Any], states: Path, total_steps: int, *, begin: int = 0) -> None:
         self._work, self._states = work, states
         self._context = contextvars.copy_context()
+        if begin:
+            work.progress.note(work.name, f"goes on from step {begin}")
         self._progress = work.progress.stage(work.name, total_steps)
+        self._progress.step = begin
         metrics = work.output / "metrics.jsonl"
         self._watched = Watched(work.name, states / STOP)
         tail = MetricsTail(metrics, StepReporter(self._progress), self._alarm, self._watched)

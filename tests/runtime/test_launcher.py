@@ -16,7 +16,7 @@ import pytest
 from dynolab.distributed import MEETING
 from dynolab.errors import RankFailed
 from dynolab.functions import ALLOWED
-from tasks.runtime.launch.launcher import first_failure, launch_ranks
+from tasks.runtime.launch.launcher import error_lines, first_failure, launch_ranks
 from tasks.runtime.system.processes import marked_processes, port_in_use
 from tests.flows.lab import until
 
@@ -179,6 +179,26 @@ def test_a_rank_that_cannot_import_its_program_is_told_in_its_words(tmp_path: Pa
         )
     assert failed.value.rank == 0
     assert any("pydantic is broken here" in line for line in failed.value.last_lines)
+
+
+NOISE = """\
+Loading weights:   0%|          | 0/40 [00:00<?, ?it/s]\rLoading weights: 100%|███| 40/40 [00:00]
+/x/torch/c10d_logger.py:83: FutureWarning: `all_gather_into_tensor` is deprecated.
+  return func(*args, **kwargs)
+[2026-11-28 18:46:42,319] [WARNING] [real_accelerator.py:213:get_accelerator] Setting to CPU.
+"""
+
+
+def test_bars_and_warnings_of_libraries_are_no_error(tmp_path: Path) -> None:
+    log = tmp_path / "rank-1.log"
+    log.write_text(f"{NOISE}rank 1 starts\n")
+    assert error_lines(log) == ["rank 1 starts"]
+    frames = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "    g()"]
+    error = [*frames, "RuntimeError: a bug"]
+    log.write_text("\n".join(["starts", *(f"[rank1]: {line}" for line in error), NOISE]))
+    assert error_lines(log) == error
+    killed = str(RankFailed(1, -9, []))
+    assert killed.startswith("rank 1 was killed by SIGKILL and said nothing of an error. Run the")
 
 
 def test_an_interruption_ends_the_ranks(tmp_path: Path) -> None:

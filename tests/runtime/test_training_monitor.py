@@ -37,13 +37,14 @@ class Training:
         self.output.mkdir()
         self.run = MemoryRun("sft", {"tags": {}})
         self.kept: list[int] = []
+        self.shown = StringIO()
         self._keep = keep
         self.work: Any = SimpleNamespace(
             name="sft",
             output=self.output,
             tracker=self.run,
             address="sft/key",
-            progress=Progress(PlainLines(StringIO())),
+            progress=Progress(PlainLines(self.shown, seconds=0)),
             commit_resume=self.commit_resume,
         )
 
@@ -52,8 +53,8 @@ class Training:
         self._keep(step)
         self.kept.append(step)
 
-    def supervised(self) -> TrainingMonitor:
-        return TrainingMonitor(self.work, self.states, 10)
+    def supervised(self, begin: int = 0) -> TrainingMonitor:
+        return TrainingMonitor(self.work, self.states, 10, begin=begin)
 
     def save(self, step: int) -> None:
         unfinished = self.states / f".step-{step:08d}.unfinished"
@@ -72,6 +73,16 @@ class Training:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "POLL_SECONDS", 0.01)
+
+
+def test_a_training_that_goes_on_says_from_which_step(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    with training.supervised(begin=6):
+        for step in (0, 3, 6, 8):  # a resumed training begins with the lines of the one before
+            training.log(step)
+    shown = training.shown.getvalue().splitlines()
+    assert shown[:2] == ["sft: goes on from step 6", "sft: started"]
+    assert [line.split()[1] for line in shown[2:-1]] == ["6/10", "8/10"]
 
 
 def test_a_store_that_hangs_holds_up_no_metrics_and_gets_the_newest_state(tmp_path: Path) -> None:

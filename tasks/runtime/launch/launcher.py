@@ -158,6 +158,31 @@ def launch_ranks(
             raise failure
 
 
+_BAR = re.compile(r"\d+%\|")
+_WARNING = re.compile(r"^\S+:\d+: \w*Warning: ")
+_LOG_LINE = re.compile(r"^\[W\d{4} |^\[[^]]*\] \[(INFO|WARNING)\]")
+_RANK = re.compile(r"^\[rank\d+\]:\s?")
+_MOST_LINES, _ERROR_LINES = 400, 12
+
+
+def error_lines(log: Path) -> list[str]:
+    """The last of what a rank's log says of its error.
+
+    That is the end of its last traceback, else its last lines without bars and libraries' warnings.
+    """
+    lines: list[str] = []
+    after_warning = False  # the line of code that a warning names follows it
+    for line in last_lines(log, _MOST_LINES):
+        text = _RANK.sub("", line)
+        if not (_BAR.search(text) or _WARNING.match(text) or _LOG_LINE.match(text)):
+            if text.startswith("Traceback "):
+                lines = []
+            if not (after_warning and text.startswith("  ")):
+                lines.append(text)
+        after_warning = _WARNING.match(text) is not None
+    return lines[-_ERROR_LINES:]
+
+
 def _rendezvous_options(private: Path, hosts: int, rendezvous: str | None) -> list[str]:
     """torchrun's rendezvous options.
 
@@ -239,11 +264,12 @@ def first_failure(failures: Path, logs: Path, agent_code: int) -> RankFailed:
     if not ranks:
         return RankFailed(None, agent_code, last_lines(logs / "torchrun.log"))
     rank = ranks[0]
+    log = logs / f"rank-{rank}.log"
     record = records.get(rank, {})
     return RankFailed(
         int(rank),
         record["exit_code"] if record else ends[rank][0],
         # A rank that could not even import its program wrote to torchrun's output.
-        last_lines(logs / f"rank-{rank}.log") or last_lines(logs / "torchrun.log"),
+        error_lines(log if log.exists() else logs / "torchrun.log"),
         record.get("reason"),
     )

@@ -142,7 +142,9 @@ class StepReporter:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RATE_WINDOW)
 
     def __call__(self, line: MetricsLine) -> None:
-        """Show one line."""
+        """Show one line; none of the steps before the one that a training goes on from."""
+        if line.step < self.stage.step:
+            return
         self._recent.append((line.step, line.time))
         (first_step, first_time), (last_step, last_time) = self._recent[0], self._recent[-1]
         texts = []
