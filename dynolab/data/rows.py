@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -190,6 +191,21 @@ def read_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
                     yield row_type.model_validate_json(line)
             except ValidationError as error:
                 raise _invalid_row(f"{path.name} line {number}", error) from error
+
+
+def whole_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
+    """Reads the rows that were written to their end, of a file that a kill may have cut."""
+    for line in json_lines(path) if path.exists() else ():
+        if line.endswith(b"\n"):
+            with suppress(ValidationError):
+                yield row_type.model_validate_json(line)
+
+
+def replace_rows(path: Path, rows: Iterable[BaseModel | Mapping[str, object]]) -> None:
+    """Writes rows in place of a file's, at once."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    write_rows(unfinished, rows)
+    unfinished.replace(path)
 
 
 def read_value(path: Path, expected: type[Parsed]) -> Parsed:

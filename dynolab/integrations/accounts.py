@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from dynolab.data.rows import Example, write_rows
+from dynolab.data.rows import Example, Row, json_line, replace_rows, whole_rows, write_rows
 from dynolab.forces.ledger.step_account import StepAccount
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.results.ledger import FunctionalRow
@@ -20,6 +19,16 @@ FUNCTIONALS = "functionals.jsonl"
 
 _TAKEN: set[Path] = set()
 """Folders that trainings of this process have written."""
+
+
+class Account(Row):
+    """One line of the file: an account, and the rows that no earlier line has."""
+
+    step: int
+    lines: Literal["removal", "shares"]
+    checks: dict[str, str]
+    rows: tuple[Example, ...]
+    tables: dict[str, Any]
 
 
 class AccountFolder:
@@ -40,18 +49,18 @@ class AccountFolder:
         self.folder = self._choose(folder, watched, goes_on=step > 0)
         _TAKEN.add(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        lines = list(_whole_lines(self.folder / ACCOUNTS)) if step > 0 else []
-        kept = [line for line in lines if line["step"] < step]
-        self._replace(kept)
+        accounts = whole_rows(self.folder / ACCOUNTS, Account) if step > 0 else ()
+        earlier = [account for account in accounts if account.step < step]
+        replace_rows(self.folder / ACCOUNTS, earlier)
         write_rows(self.folder / FUNCTIONALS, watched)
-        for line in kept:
-            self._take(line)
+        for account in earlier:
+            self._take(account)
 
     def add(
         self,
         account: StepAccount,
         rows: Mapping[str, Example],
-        lines: str,
+        lines: Literal["removal", "shares"],
         checks: Mapping[str, str],
     ) -> None:
         """Writes an account, and the rows that its sequences are of.
@@ -60,18 +69,18 @@ class AccountFolder:
         """
         alone = LedgerTables(self.tables.names, whole=False)
         alone.add(account)
-        line = {
-            "step": account.step,
-            "lines": lines,
-            "checks": dict(checks),
-            "rows": [rows[name].model_dump() for name in rows if name not in self.rows],
-            "tables": alone.columns,
-        }
+        written = Account(
+            step=account.step,
+            lines=lines,
+            checks=dict(checks),
+            rows=tuple(rows[name] for name in rows if name not in self.rows),
+            tables=alone.columns,
+        )
         with (self.folder / ACCOUNTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json_line(written))
             file.flush()
             os.fsync(file.fileno())
-        self._take(line)
+        self._take(written)
 
     def write_page(self) -> None:
         """Writes tables and page of all accounts so far."""
@@ -86,13 +95,12 @@ class AccountFolder:
         ledger = read_ledger(self.folder, self.folder)
         write_ledger_page(ledger, "ledger", "", (), self.folder)
 
-    def _take(self, line: Mapping[str, Any]) -> None:
-        self.tables.append(line["tables"])
-        if line["lines"] == "shares":
+    def _take(self, account: Account) -> None:
+        self.tables.append(account.tables)
+        if account.lines == "shares":
             self.tables.lines = "shares"
-        self.checks |= line["checks"]
-        for row in line["rows"]:
-            self.rows[row["id"]] = Example.model_validate(row)
+        self.checks |= account.checks
+        self.rows |= {row.id: row for row in account.rows}
 
     def _choose(self, folder: Path, watched: Sequence[FunctionalRow], *, goes_on: bool) -> Path:
         """The first folder of the name that is this training's, or nobody's."""
@@ -108,22 +116,4 @@ class AccountFolder:
         file = folder / FUNCTIONALS
         if not file.exists():
             return True
-        rows = [row.model_dump_json() for row in watched]
-        return [json.loads(row) for row in rows] == list(_whole_lines(file))
-
-    def _replace(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Writes these lines in place of all."""
-        unfinished = self.folder / f"{ACCOUNTS}.unfinished"
-        unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        unfinished.replace(self.folder / ACCOUNTS)
-
-
-def _whole_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The JSON lines of a file that were written to their end."""
-    if not file.exists():
-        return
-    for line in file.read_text(encoding="utf-8").split("\n")[:-1]:
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue
+        return list(watched) == list(whole_rows(file, FunctionalRow))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import chain
@@ -12,9 +13,11 @@ from torch.distributed.fsdp import FSDPModule
 
 from dynolab import distributed
 from dynolab.data.encode import Encoded, Encoder, Overlong
-from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.data.rows import ProbeRow, replace_rows, whole_rows
 from dynolab.data.unknown import warn_of_unread
 from dynolab.errors import ConfigError, check_installed
+from dynolab.integrations.evaluation import evaluation_weights
+from dynolab.integrations.pace import Pace
 from dynolab.integrations.sharded import callable_in_parts
 from dynolab.integrations.trained import (
     Watching,
@@ -33,14 +36,17 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
+_log = logging.getLogger(__name__)
+
 
 class ProbeCallback(Watching):
-    """Scores probe rows before the first update, every `every` updates, and at the end.
+    """Scores probe rows before the first update, at some steps, and at the end.
 
     Writes one line per row and probe (`ProbeScore`) to `file`, and logs the means of each kind
     (`probe/<kind>/logp`, …) through the trainer. Data-parallel ranks split the rows. The policy is
     in eval mode while it is scored, and computes in float32, also with weights in 16 bits (a layer
-    at a time), as `ForceCallback` does. If a probe fails, one warning says why, no further ones are
+    at a time), as `ForceCallback` does. An optimizer that evaluates other weights than it trains
+    (schedule-free) has them scored. If a probe fails, one warning says why, no further ones are
     made, and training goes on.
 
     **Arguments:**
@@ -49,10 +55,12 @@ class ProbeCallback(Watching):
     - `rows`: the probe rows (`build_probes`, `read_rows(path, ProbeRow)`). Default: the answers of
       the first rows of `trainer.eval_dataset`, else of the training rows, token by token as the
       trainer reads them.
-    - `every`: optimizer steps between probes.
+    - `share`: of the training's time that probes may take; the first one, before the first step,
+      measures what one takes.
+    - `every`: optimizer steps between probes, in place of a share.
     - `pairs`: rows of each of those datasets, where `rows` are not given.
     - `file`: default: `probes.jsonl` in the trainer's output folder. A run that starts at step 0
-      replaces it, a resumed one appends to it.
+      replaces it, one that goes on from a checkpoint keeps the scores of the steps before it.
     - `batch_tokens`: bound of rows × padded length per forward.
     - `overlong`: what to do with rows longer than the model's context.
     - `alarm`: on the squeezing gap; it can end the training early.
@@ -66,15 +74,15 @@ class ProbeCallback(Watching):
         trainer: Trainer,
         rows: Sequence[ProbeRow] | None = None,
         *,
-        every: int = 50,
+        share: float = 0.1,
+        every: int | None = None,
         pairs: int = 20,
         file: Path | None = None,
         batch_tokens: int = 16_384,
         overlong: Overlong = "error",
         alarm: AlarmConfig | None = None,
     ) -> None:
-        if every < 1:
-            raise ConfigError("every", every, "must be 1 optimizer step or more")
+        self.pace = Pace(share, every)
         if rows is not None and not rows:
             raise ConfigError("rows", 0, "give at least one probe row")
         check_trainer(trainer, "probes", sharded=True)
@@ -87,13 +95,14 @@ class ProbeCallback(Watching):
             if distributed.rank() == 0:
                 warn_of_unread(self._encoder.tokenizer, [row.response for row in rows])
         check_watched(alarm, rows)
-        self.trainer, self.rows, self.every = trainer, list(rows), every
+        self.trainer, self.rows = trainer, list(rows)
         self.alarm = Alarm(alarm) if alarm is not None else None
         self.file = file or Path(str(trainer.args.output_dir)) / "probes.jsonl"
         self._batch_tokens = batch_tokens
         self._scorer: ProbeScorer | None = None
         self._scores_all = False
         self._last: int | None = None
+        self._took: float | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -101,21 +110,28 @@ class ProbeCallback(Watching):
         """Probes the model before the first update."""
         self._scorer = None  # the trainer may have wrapped or moved its model
         self.off = ""
+        self.pace.begin(state.global_step)
         self.attempt(lambda: self._begin(state.global_step))
         self._probe(state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Probes every `every` steps."""
-        if state.global_step % self.every == 0:
-            self._probe(state.global_step)
+        """Probes where a probe is due; plans the next one when a step has followed the last."""
+        step, took, self._took = state.global_step, self._took, None
+        if took is not None and self.pace.every is None:
+            self.attempt(lambda: self.pace.plan(step - 1, took))
+        if self.pace.due(step):
+            self._probe(step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Probes the trained model, unless its last step was probed."""
-        if state.global_step != self._last:
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            # It is in the trained model's place, whose last step can no longer be probed.
+            _log.warning("the best model, %s, is not probed again", state.best_model_checkpoint)
+        elif state.global_step != self._last:
             self._probe(state.global_step)
 
     def figure(self, title: str = "training") -> Figure:
@@ -129,10 +145,12 @@ class ProbeCallback(Watching):
         return paths_figure(self.file, title)
 
     def _probe(self, step: int) -> None:
-        self._last = step
-        mine = self.attempt(self._scores)
-        if mine is not None:
-            self.attempt(lambda: self._report(step, mine))
+        self._last, before = step, self.pace.spent
+        with self.pace.working():
+            mine = self.attempt(self._scores)
+            if mine is not None:
+                self.attempt(lambda: self._report(step, mine))
+        self._took = self.pace.spent - before
 
     def _report(self, step: int, mine: list[Score]) -> None:
         """Writes the scores of all ranks, logs their means, and asks the alarm."""
@@ -160,18 +178,19 @@ class ProbeCallback(Watching):
         return mean_by_kind(scores)
 
     def _begin(self, step: int) -> None:
-        """Makes room for the scores, resets the alarm and replays the probes before `step`."""
-        if step == 0 and distributed.rank() == 0:
+        """Keeps the scores before `step` alone, resets the alarm and replays them."""
+        kept: list[ProbeScore] = []
+        if distributed.rank() == 0:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.unlink(missing_ok=True)
+            if step > 0 and self.file.exists():
+                kept = [score for score in whole_rows(self.file, ProbeScore) if score.step < step]
+            replace_rows(self.file, kept)
         if self.alarm is None:
             return
         self.alarm = Alarm(self.alarm.config)
         before: dict[int, list[Score]] = {}
-        if distributed.rank() == 0 and self.file.exists():
-            for score in read_rows(self.file, ProbeScore):
-                if score.step < step:
-                    before.setdefault(score.step, []).append(score)
+        for score in kept:
+            before.setdefault(score.step, []).append(score)
         by_step = {probed: self._means(scores) for probed, scores in before.items()}
         for probed, means in distributed.gather(by_step)[0].items():
             self.alarm.update(probed, means)
@@ -196,5 +215,6 @@ class ProbeCallback(Watching):
                     sequences=self._sequences,
                 )
             # Split weights are gathered by hooks that would find others in their place.
-            with nullcontext() if self._scores_all else widened(model):
+            arithmetic = nullcontext() if self._scores_all else widened(model)
+            with evaluation_weights(self.trainer.optimizer, model), arithmetic:
                 return self._scorer.score()

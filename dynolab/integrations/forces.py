@@ -188,8 +188,9 @@ class ForceCallback(Watching):
         """Looks at model, rows and optimizer, and tries the model's rules against autograd."""
         self.off, self._pending, self._said = "", None, False
         loader = kwargs.get("train_dataloader")
-        self.attempt(lambda: self._prepare(state.global_step, loader))
         self.pace.begin(state.global_step)
+        with self.pace.working():
+            self.attempt(lambda: self._prepare(state.global_step, loader))
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -309,6 +310,7 @@ class ForceCallback(Watching):
             functionals = [functional for _, functional in self._watched]
             coarse = self._sixteen_bit()
             self._check = SelfCheck(trainer, self._policy, functionals, trained, coarse=coarse)
+            self._check.optimizer(self.trainer.optimizer)
         if trainer.is_deepspeed_enabled:
             kind = ZeroHeld if self._whole else ZeroThreeHeld
             self._held = kind(wrapped, self._parameters)
@@ -347,6 +349,9 @@ class ForceCallback(Watching):
         start = self._slopes(weights)
         if self._check is not None:
             self._check.before_step(start.values)
+            places = [places for forward in forwards for places in forward.pulled()]
+            tokens = [ids for ids, _ in sequences]
+            self._check.tokens([*zip(tokens, places, strict=True)], self._batch_rows.answers())
         return _Pending(
             labels=tuple(map(self._label, sequences, pushes, numbers)),
             given=replace(given, gradients={}),

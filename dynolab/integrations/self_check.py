@@ -13,7 +13,9 @@ from dynolab.data.batches import by_length
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.ledger.functional import Functional
+from dynolab.integrations.evaluation import has_evaluation_weights
 from dynolab.integrations.sharded import local
+from dynolab.integrations.trained import Answer
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -97,6 +99,15 @@ class SelfCheck:
         self._scores = torch.empty(0)
         self.said: dict[str, str] = {}
 
+    def optimizer(self, optimizer: Any) -> None:
+        """Looks at the optimizer of a training that begins."""
+        if has_evaluation_weights(optimizer):
+            self._say(
+                "other weights",
+                "the optimizer trains other weights than it evaluates and saves; accounts are of "
+                "the trained ones, probes of the others",
+            )
+
     def before_passes(self) -> None:
         """A step with an account begins."""
         self._prints = fingerprints(self._policy.model)
@@ -119,6 +130,44 @@ class SelfCheck:
                 "is not in the accounts",
             )
         self._prints = prints
+
+    def tokens(
+        self,
+        sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+        answers: Sequence[Answer],
+    ) -> None:
+        """Compares what the loss depends on with what the collator gave.
+
+        **Arguments:** `sequences`: tokens of the step's sequences, and the places of those on whose
+        scores the loss depends; `answers`: the sequences of the step's batches, none where they are
+        not known.
+        """
+        rows = {answer.ids: answer for answer in answers}
+        prompts = {answer.ids for answer in answers if answer.kind == "prompt"}
+        if not rows or prompts:  # answers that are generated are in no row
+            return
+        strangers = [ids for ids, _ in sequences if tuple(ids) not in rows]
+        if strangers:
+            self._say(
+                "other tokens",
+                f"{len(strangers)} of {len(sequences)} sequences that were trained on are none of "
+                "those that the collator gave: the trainer changes tokens on their way to the "
+                "model, and their lines have names of their text",
+            )
+        missing = extra = 0
+        for ids, places in sequences:
+            answer = rows.get(tuple(ids))
+            if answer is None or answer.answer is None or not places:
+                continue
+            marked = set(answer.answer.positions)
+            missing += len(marked.difference(places))
+            extra += len(set(places) - marked)
+        if missing or extra:
+            self._say(
+                "other mask",
+                f"the loss leaves out {missing} tokens that the collator marks as trained, and "
+                f"depends on {extra} that it does not mark: watched answers are of its marks",
+            )
 
     def after_step(
         self, measured: Float[Tensor, " functionals"], made: Float[Tensor, " functionals"]

@@ -15,7 +15,7 @@ with a response and without it, in float64, and forwards of the mean log π of 8
   that are left out together.
 - `share_over_removal_N`: the same of shares of AdamW's step N, with clip factor and second moment
   frozen; a median. `together_share_N`: |together| over Σ |lines| of all optimizers; a median.
-- `closure_max`: largest |Σ of a step's parts − measured| over the measured change.
+- `closure_max`: largest |Σ of a step's parts − measured| over Σ |lines|.
 
 `trainings`: 24 steps of DPO on 32 pairs in batches of 4, tinystories-656k; trained again without
 each of 24 groups of 6 pairs and each of 12 single pairs, whose loss is left out of batches and
@@ -265,15 +265,15 @@ class Removed:
         lines = self.account.lines[:, 0].numpy()
         groups = torch.cat([*self.account.groups.values()]).numpy()
         parts = self.account.parts()
-        measured = float(parts.pop("measured"))
+        measured, size = float(parts.pop("measured")), float(abs(lines).sum())
         return {
             "line_over_removal": slope(lines, self.truth),
             "line_removal_correlation": float(np.corrcoef(lines, self.truth)[0, 1]),
             "group_line_over_removal": slope(groups, self.of_groups),
             "group_line_removal_correlation": float(np.corrcoef(groups, self.of_groups)[0, 1]),
             "share_over_removal": slope(self.shares, self.truth),
-            "together_share": float(abs(self.account.together)) / float(abs(lines).sum()),
-            "closure_max": abs(float(sum(parts.values())) / measured - 1),
+            "together_share": float(abs(self.account.together)) / size,
+            "closure_max": abs(float(sum(parts.values())) - measured) / size,
             "measured": measured,
         }
 

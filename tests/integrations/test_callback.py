@@ -167,3 +167,64 @@ def test_the_library_itself_imports_no_trainer() -> None:
     code = "import sys, dynolab, dynolab.probes.score; print('transformers.trainer' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+class Mirrored(torch.optim.SGD):
+    """Evaluates other weights than it trains, as schedule-free ones do: mirrored at the first."""
+
+    is_training = True
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        assert self.is_training
+        for weight in self.weights():
+            self.state[weight].setdefault("first", weight.detach().clone())
+        return super().step(closure)
+
+    def train(self) -> None:
+        self.switch(True)
+
+    def eval(self) -> None:
+        self.switch(False)
+
+    @torch.no_grad()
+    def switch(self, to_training: bool) -> None:
+        if to_training != self.is_training:
+            for group in self.param_groups:
+                group["train_mode"] = to_training
+            self.is_training = to_training
+            for weight in self.weights():
+                if "first" in self.state[weight]:
+                    weight.lerp_(self.state[weight]["first"], 2)
+
+    def weights(self) -> list[torch.Tensor]:
+        return [weight for group in self.param_groups for weight in group["params"]]
+
+
+def test_the_weights_that_an_optimizer_evaluates_are_probed(tmp_path: Path) -> None:
+    ends = []
+    for name in ("alone", "probed"):
+        trainer = dpo(tmp_path / name)
+        assert trainer.model is not None
+        trainer.optimizer = Mirrored(trainer.model.parameters(), lr=0.02)
+        if name == "probed":
+            trainer.add_callback(callback := ProbeCallback(trainer, every=1, pairs=8))
+        trainer.train()
+        ends.append([p.detach().clone() for p in trainer.model.parameters()])
+    assert not callback.off
+    assert all(map(torch.equal, *ends))
+    last = [line for line in trainer.state.log_history if "probe/chosen/logp" in line][-1]
+    evaluated = trainer.evaluate(trainer.train_dataset)["eval_logps/chosen"]  # type: ignore[arg-type]
+    assert last["probe/chosen/logp"] == pytest.approx(evaluated, abs=1e-3)
+
+
+def test_probes_keep_to_their_share_and_go_on_after_a_kill(tmp_path: Path) -> None:
+    trainer = dpo(tmp_path)
+    trainer.add_callback(callback := ProbeCallback(trainer, pairs=2, share=1e-9))
+    trainer.train()
+    steps = [row.step for row in read_rows(callback.file, ProbeScore)]
+    assert sorted(set(steps)) == [0, STEPS]
+    with callback.file.open("a") as file:
+        file.write('{"step": 3, "pair')
+    callback._begin(STEPS)
+    rows = list(read_rows(callback.file, ProbeScore))
+    assert {row.step for row in rows} == {0}

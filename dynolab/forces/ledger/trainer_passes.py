@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dynolab.errors import ConfigError
@@ -49,10 +49,31 @@ class Forward:
         """
         if "logits" not in self.pulls:
             return self.pulls["log_probs"].float().sum(1).neg()
-        pull = self.pulls["logits"].float()
+        return -self._by_following(self.pulls["logits"]).float().sum(1)
+
+    def _by_following(self, pull: Float[Tensor, "sequences length vocabulary"]) -> Tensor:
+        """The derivatives by the score of the token that follows, sequences × tokens but one."""
         following = self.ids[:, 1:][:, -pull.shape[1] :].cpu()
-        own = pull[:, -following.shape[1] - 1 : -1].gather(-1, following[..., None])
-        return -own[..., 0].sum(1)
+        at = pull[:, -following.shape[1] - 1 : -1]
+        return at.gather(-1, following[..., None])[..., 0]
+
+    def pulled(self) -> list[tuple[int, ...]]:
+        """Places of the tokens on whose scores the loss depends, by sequence, without padding."""
+        real = self._real().cpu()
+        if "logits" in self.pulls:
+            pull = self.pulls["logits"]
+            moved = self._by_following(pull) != 0
+            # Of a token that is certain, other tokens' scores tell.
+            still = ~moved & real[:, -moved.shape[1] :]
+            moved[still] = pull[:, -moved.shape[1] - 1 : -1][still].ne(0).any(-1)
+        else:
+            moved = self.pulls["log_probs"] != 0
+        everywhere = torch.zeros_like(real)
+        everywhere[:, -moved.shape[1] :] = moved
+        return [
+            tuple(own[present].nonzero()[:, 0].tolist())
+            for own, present in zip(everywhere, real, strict=True)
+        ]
 
     def alone(self, number: int) -> list[Tensor]:
         """The pulls at one sequence's outputs, zero at the others'."""
@@ -66,14 +87,18 @@ class Forward:
 
         Where nothing is labelled that number is 0.
         """
-        everything = torch.ones_like(self.ids)
-        mask = self.named.get("attention_mask")
-        mask = everything if mask is None or mask.dim() != 2 else mask
         labels = self.named.get("labels")
-        labelled = everything if labels is None else labels >= 0
-        for ids, real, trained in zip(self.ids, mask.bool(), labelled.bool(), strict=True):
+        labelled = torch.ones_like(self.ids) if labels is None else labels >= 0
+        for ids, real, trained in zip(self.ids, self._real(), labelled.bool(), strict=True):
             first = int(trained[real].to(torch.uint8).argmax()) if bool(trained.any()) else 0
             yield tuple(ids[real].tolist()), first
+
+    def _real(self) -> Bool[Tensor, "sequences length"]:
+        """Where tokens are no padding."""
+        mask = self.named.get("attention_mask")
+        if mask is None or mask.dim() != 2:
+            return torch.ones_like(self.ids, dtype=torch.bool)
+        return mask.bool()
 
 
 Removals = Callable[[str], Removal]
