@@ -4,8 +4,10 @@
 
 Prints one JSON object on its last line; what differs goes to stderr. Sets of keys: those of
 `tests.fidelity.reading` (chat templates and tokenizers by shapes of rows: token ids and completion
-masks of both sides), `tests.fidelity.public` (files in public data sets' columns) and
-`tests.fidelity.callbacks`. With a folder of models and data in `DYNOLAB_TEST_DATA`:
+masks of both sides), `tests.fidelity.public` (files in public data sets' columns) and, by the names
+of their modules there, `callbacks`, `situations`, `doses`, `kills` and `time_shares`.
+`self_check_catches`: share of the faults of `tests.integrations.test_self_check` that accounts say.
+With a folder of models and data in `DYNOLAB_TEST_DATA`:
 
 - `gemma_shape_rank_correlation`: Spearman's, over 24 pairs, between the changes of their chosen
   answers that the audit foresees for a step on all of them, and those that a step of TRL's DPO loss
@@ -38,7 +40,8 @@ from dynolab.audit.audit import audit_pairs
 from dynolab.forces import PolicyFunction
 from dynolab.objectives import DPO, DPOConfig
 from tests.benchmarks.figures import main, with_data
-from tests.fidelity import callbacks, public, reading
+from tests.fidelity import callbacks, doses, kills, public, reading, situations, time_shares
+from tests.integrations.test_self_check import caught
 
 RATE, CONTEXT = 1e-3, 256
 """Of rates from 1e-7 to 1e-1, smaller ones drown in the float32 of Gemma's norms, larger ones in
@@ -52,8 +55,19 @@ AT_LEAST = {
     "rows_named": 1.0,
     "callback_weights_identical": True,
     "gemma_shape_rank_correlation": 0.99,
+    "situations": 40,
+    "self_check_catches": 1.0,
+    "accounts_kept_after_kill": 1.0,
+    "dose_logged_over_true_low": 0.9,
+    "dose_bf16_over_fp32_low": 0.95,
 }
 AT_MOST = {
+    "silently_wrong": 0,
+    "unclear": 0,
+    "weights_differ": 0,
+    "dose_logged_over_true_high": 1.1,
+    "dose_bf16_over_fp32_high": 1.05,
+    **dict.fromkeys([f"share_kept_{size}" for size in time_shares.SIZES], 1.2),
     "tokens_silently_different": 0,
     "probe_vs_trl_max": 1e-4,
     "trainings_ended": 0,
@@ -115,5 +129,15 @@ def _chosen(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Ten
 
 
 if __name__ == "__main__":
-    parts = {"reading": reading.measure, "public": public.measure, "callbacks": callbacks.measure}
+    modules = {
+        "reading": reading,
+        "public": public,
+        "callbacks": callbacks,
+        "situations": situations,
+        "doses": doses,
+        "kills": kills,
+        "time_shares": time_shares,
+    }
+    parts = {name: module.measure for name, module in modules.items()}
+    parts["self_check"] = lambda home: {"self_check_catches": caught(home)}
     main(parts | with_data(forecasts=forecasts), at_least=AT_LEAST, at_most=AT_MOST)

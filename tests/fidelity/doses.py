@@ -6,6 +6,7 @@ and 1. What a step does to them is measured by plain passes before and after it,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from dynolab.integrations.dose import DesignedDose
+from tests.benchmarks.figures import spread
 from tests.integrations.test_trained import dpo
 from tests.training.small import make_rows
 
@@ -110,6 +112,10 @@ def logged_over_true(home: Path, names: Iterable[str] = STEPS) -> dict[str, floa
 
 
 def measure(home: Path) -> dict[str, float]:
-    """`dose_bf16_over_fp32`, and `dose_logged_over_true` for every kind of step."""
-    ratios = {f"dose_logged_over_true/{name}": r for name, r in logged_over_true(home).items()}
-    return {"dose_bf16_over_fp32": bf16_over_fp32(home), **ratios}
+    """`dose_bf16_over_fp32`, and `dose_logged_over_true` over kinds of steps, with their ends."""
+    ratios = logged_over_true(home)
+    print(ratios, file=sys.stderr)
+    return {
+        **spread("dose_logged_over_true", [*ratios.values()]),
+        **spread("dose_bf16_over_fp32", [bf16_over_fp32(home)]),
+    }
