@@ -97,7 +97,7 @@ def loses_a_node(job: Job, rank: int) -> None:
 def loses_a_rank(job: Job, rank: int) -> None:
     os.kill(rank, signal.SIGKILL)
     assert job.slurm.ended(job.number) == "FAILED"
-    assert "Traceback" not in job.log.read_text()
+    assert "Run the same command again" in job.log.read_text()
     job.slurm.run("scontrol", "requeue", job.number)
     job.again()
 
