@@ -238,6 +238,36 @@ def test_the_first_node_runs_the_command_and_torchrun_the_others(
     assert ("tasks.runtime.launch.rank_entry" in job.stdout) is (nodes == 3)
 
 
+@pytest.mark.parametrize(
+    ("code", "lost", "restarts", "requeued"),
+    [
+        (0, True, 0, False),
+        (2, False, 0, False),
+        (2, True, 0, True),
+        (2, True, 10, False),
+        (130, False, 10, True),
+    ],
+)
+def test_a_job_is_queued_again_when_told_to_end_and_when_a_node_is_lost(
+    code: int, lost: bool, restarts: int, requeued: bool, tmp_path: Path
+) -> None:
+    srun = f"#!/bin/sh\ncase $* in *true) exit {int(lost)};; *) exit {code};; esac\n"
+    for name, text in {"srun": srun, "scontrol": '#!/bin/sh\necho "$@"\n'}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+    job = subprocess.run(
+        ["bash", str(SBATCH), "study"], env=environment, capture_output=True, text=True
+    )
+    assert job.returncode == code
+    assert (job.stdout.strip() == "requeue 7") is requeued
+
+
 def test_the_job_is_requeued_and_has_time_to_save_its_state() -> None:
     text = SBATCH.read_text()
     assert "#SBATCH --requeue" in text and "#SBATCH --open-mode=append" in text
@@ -248,6 +278,7 @@ def test_the_job_is_requeued_and_has_time_to_save_its_state() -> None:
 
 @pytest.mark.skipif(shutil.which("sbatch") is None, reason="Slurm is not installed")
 def test_slurm_takes_the_file() -> None:
+    """On a machine of a cluster; `tests/faults/test_slurm.py` starts one of its own."""
     if subprocess.run(["sinfo"], capture_output=True).returncode:
         pytest.skip("no Slurm controller answers")
     subprocess.run(["sbatch", "--test-only", "--nodes=2", str(SBATCH), "study"], check=True)
