@@ -24,6 +24,9 @@ Then it gives the command what cannot work:
 - `own_code_changes_noticed`: the share of changes of a user's files that are another key.
 - `separators_survived`: separators that JSON leaves in texts, in ids of a study that reached its
   page.
+- `homes_left_as_found`, `strangers_refused`, `verify_finds` of `verify_files` and
+  `recomputed_beyond_need`, as `tests.faults.figures_of_homes` tells.
+- `slurm_faults_survived` and `bits_identical`, where a Slurm could be started.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.figures import report, run_tests, timed
+from tests.faults import figures_of_homes
 from tests.flows.separators import separators_survived
 from tests.user_functions import own_code_changes_noticed
 
@@ -48,6 +52,11 @@ AT_LEAST = {
     "bad_inputs": 80,
     "own_code_changes_noticed": 1.0,
     "separators_survived": 8,
+    "homes_left_as_found": True,
+    "strangers_refused": True,
+    "verify_finds": 1.0,
+    "slurm_faults_survived": 5,
+    "bits_identical": True,
 }
 AT_MOST = {
     "orphans": 0,
@@ -57,6 +66,7 @@ AT_MOST = {
     "tracebacks": 0,
     "hangs": 0,
     "accepted": 0,
+    "recomputed_beyond_need": 0,
 }
 
 
@@ -105,9 +115,24 @@ def inputs_figures() -> dict[str, Any]:
     }
 
 
+def homes_figures() -> dict[str, Any]:
+    """Of homes, and of damage in a store."""
+    figures: dict[str, Any] = {}
+    for tried in (
+        figures_of_homes.homes_left_as_found,
+        figures_of_homes.strangers_refused,
+        figures_of_homes.verify_finds,
+        figures_of_homes.recomputed_beyond_need,
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            figures |= tried(Path(folder))
+    return figures
+
+
 def main() -> None:
     took, tests = timed(lambda: run_tests("-m", "faults"))
     figures = figures_of(tests) | {"list_s": took} | inputs_figures()
+    figures |= homes_figures() | figures_of_homes.of_slurm(tests)
     at_least = AT_LEAST | {"faults_survived": figures["faults_injected"]}
     report(figures, at_least=at_least, at_most=AT_MOST)
 
