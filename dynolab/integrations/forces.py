@@ -152,8 +152,10 @@ class ForceCallback(Watching):
                 "set stage 1, 2 or 3, or train with DDP",
             ),
             *(
-                (bool(getattr(trainer.args, name, False)), f"trainer.args.{name}", True, packed)
+                # A trainer that ignores its argument has another value of its own.
+                (getattr(trainer, name, asked), f"trainer.args.{name}", True, packed)
                 for name in ("packing", "padding_free")
+                if (asked := bool(getattr(trainer.args, name, False)))
             ),
         )
         self.trainer, self.pace = trainer, Pace(share, every)

@@ -165,8 +165,9 @@ class SelfCheck:
         if missing or extra:
             self._say(
                 "other mask",
-                f"the loss leaves out {missing} tokens that the collator marks as trained, and "
-                f"depends on {extra} that it does not mark: watched answers are of its marks",
+                f"in one step the loss leaves out {missing} tokens that the collator marks as "
+                f"trained, and depends on {extra} that it does not mark, such as prompts; watched "
+                "answers are the marked tokens",
             )
 
     def after_step(

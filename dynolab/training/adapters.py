@@ -98,10 +98,21 @@ def merge_adapters(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
     **Arguments:** `folder`: as peft's `save_pretrained` wrote it.
 
-    **Raises:** `ConfigError` if peft is missing, and if the adapters do not fit the model.
+    **Raises:** `ConfigError` if peft is missing, and if the adapters do not fit the model or are
+    of a kind that has no weights to merge.
     """
-    adapted = _with_adapters(base, folder, "give adapters with the base model they were trained on")
-    merged = adapted.merge_and_unload().eval()
+    peft = _peft()
+    remedy = "give adapters with the base model they were trained on"
+    with reading("adapter", str(folder), remedy):
+        config = peft.PeftConfig.from_pretrained(str(folder))
+    if config.is_prompt_learning:
+        raise ConfigError(
+            "adapter",
+            str(folder),
+            f"{config.peft_type.value} has no weights to merge into the model's; watch its "
+            "training by ForceCallback or ProbeCallback",
+        )
+    merged = _with_adapters(base, folder, remedy).merge_and_unload().eval()
     return cast("PreTrainedModel", merged.requires_grad_(True))  # peft froze the base
 
 

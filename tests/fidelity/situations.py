@@ -104,6 +104,8 @@ class Told(NamedTuple):
     off: str
     texts: dict[str, str]
     weights_differ: bool
+    checks: tuple[str, ...]
+    """What the accounts say they do not hold."""
 
 
 def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -341,9 +343,10 @@ def watched(
         weights.append([parameter.detach().clone() for parameter in model.parameters()])
     history = trainer.state.log_history
     forces = next((one for one in made if isinstance(one, ForceCallback)), None)
-    texts = {}
+    texts, checks = {}, ()
     if forces is not None and (forces.folder / "ledger.json").exists():
-        rows = read_ledger(forces.folder, forces.folder).rows
+        ledger = read_ledger(forces.folder, forces.folder)
+        rows, checks = ledger.rows, ledger.summary.checks
         texts = {name: f"{row.prompt} {row.chosen}" for name, row in rows.items()}
     return Told(
         trainer,
@@ -352,6 +355,7 @@ def watched(
         next((one.off for one in made if one.off), ""),
         texts,
         not all(map(torch.equal, *weights)),
+        checks,
     )
 
 
@@ -394,6 +398,7 @@ def judged(
     folder: Path,
     *,
     refused: str = "",
+    says: str = "",
     callbacks: Callable[[Trainer], list[Any]] | None = None,
     tolerance: float = 2e-4,
     beside: float = 1e-2,
@@ -404,6 +409,7 @@ def judged(
 
     - `truth`: what the trained model gives to the watched answers, by the trainer.
     - `refused`: a refusal that is right, beside a right account.
+    - `says`: a check that is right to fail; any other one is a false alarm.
     - `tolerance`: of probes, in nats.
     - `beside`: what rounding and what no sequence explains may be, as a share of the lines.
     """
@@ -420,6 +426,9 @@ def judged(
         verdict = Verdict("ok" if good else "unclear", f"off: {told.off}")
     else:
         verdict = Verdict("silently_wrong" if fault else "ok", fault)
+    alarms = [check for check in told.checks if not says or not re.search(says, check)]
+    if verdict.what == "ok" and alarms:
+        verdict = Verdict("unclear", f"false alarm: {' '.join(alarms)}")
     if told.weights_differ:
         verdict = Verdict("silently_wrong", f"weights differ. {verdict.detail}", True)
     return verdict
@@ -539,7 +548,8 @@ def _situations() -> dict[str, Callable[[Path], Verdict]]:
     add("sft: packed rows, probes", packed, by_loss, callbacks=probes_alone)
 
     add("cpo", partial(of_pairs, CPOTrainer, CPOConfig), by_evaluation)
-    add("orpo", partial(of_pairs, ORPOTrainer, ORPOConfig))  # it logs means over tokens
+    # It logs means over tokens, and trains prompts, too.
+    add("orpo", partial(of_pairs, ORPOTrainer, ORPOConfig), says="does not mark")
     add("kto", kto, by_evaluation)
     add("gkd", gkd)
     add("reward", reward, refused="are of log-probabilities")
@@ -579,9 +589,8 @@ def _situations() -> dict[str, Callable[[Path], Verdict]]:
         "adafactor": {"optim": "adafactor", "learning_rate": 1e-3},
     }
     for name, more in options.items():
-        how = {"refused": "padding_free"} if name == "padding free" else {}
         # An optimizer of unknown form does something beside the gradient.
-        how |= {"beside": 10} if name == "adafactor" else {}
+        how = {"beside": 10} if name == "adafactor" else {}
         add(f"dpo: {name}", partial(dpo, **more), by_evaluation, **how)
 
     two = {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}

@@ -190,6 +190,18 @@ def test_adapters_are_merged_into_their_base(dora: bool, tmp_path: Path) -> None
     assert resolve_base(BaseConfig(source=str(folder))).revision != before
 
 
+def test_adapters_that_nothing_merges_are_refused(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    policy = make_policy(tokenizer)
+    for content in (policy, tokenizer):
+        content.save_pretrained(tmp_path / "base")
+    policy.name_or_path = str(tmp_path / "base")
+    config = peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    peft.get_peft_model(policy, config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match="PROMPT_TUNING"):
+        load_language_model(tmp_path / "adapter", tokenizer=tokenizer)
+
+
 def test_text_model_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
     text = AutoConfig.for_model(*FAMILIES["gemma3"][:1], **FAMILIES["gemma3"][1])
     vision = {

@@ -68,6 +68,8 @@ class Forward:
             moved[still] = pull[:, -moved.shape[1] - 1 : -1][still].ne(0).any(-1)
         else:
             moved = self.pulls["log_probs"] != 0
+            # Without a label, log π is a constant, whatever the loss does with it.
+            moved &= self.named["labels"][:, -moved.shape[1] :].cpu() >= 0
         everywhere = torch.zeros_like(real)
         everywhere[:, -moved.shape[1] :] = moved
         return [
