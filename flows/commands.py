@@ -94,9 +94,7 @@ def start(
     if wanted.show:
         _show_settings(planned.parameters, wanted)
         return
-    for name in wanted.fresh if isinstance(wanted.fresh, tuple) else ():
-        if not any(step.is_among([name]) for step in planned.steps):
-            check_known("--fresh", name, [step.name for step in planned.steps])
+    _check_fresh(planned, wanted)
     began = time.monotonic()
     results: Results = run_on_servers(flow, parameters, planned, fresh=wanted.fresh)
     settings = Settings.from_environment()
@@ -234,6 +232,13 @@ def _show_settings(parameters: FlowParameters, wanted: Wanted) -> None:
         print(parameters.as_yaml, end="")
 
 
+def _check_fresh(planned: Plan, wanted: Wanted) -> None:
+    """**Raises:** `ConfigError` for a stage to compute again that the flow does not have."""
+    for name in wanted.fresh if isinstance(wanted.fresh, tuple) else ():
+        if not any(step.is_among([name]) for step in planned.steps):
+            check_known("--fresh", name, [step.name for step in planned.steps])
+
+
 def _show_plan(
     flow: StagedFlow[Parameters], parameters: Parameters, platform: Platform, wanted: Wanted
 ) -> None:
@@ -241,6 +246,7 @@ def _show_plan(
 
     with names_may_stay() as unresolved:
         planned = flow.plan(parameters, platform)
+    _check_fresh(planned, wanted)
     if unresolved:
         names = ", ".join(dict.fromkeys(unresolved))
         console.print(f"The Hub did not resolve {names}: keys are known when it does.")
