@@ -57,7 +57,8 @@ FIRST, LAST = "<!-- claims: written by docs/claims.py -->", "<!-- end of claims 
 class Cell:
     """One claim, tried in one place. `seeds`: how many, 1 for one run.
 
-    `stale`: the version of a stage that it rests on has been raised since.
+    `stale`: the version of a stage that it rests on has been raised since. `program`: what made
+    the table, beside the results; a study file where it is None.
     """
 
     table: str
@@ -67,6 +68,7 @@ class Cell:
     figures: tuple[Interval, ...]
     seeds: int
     stale: bool
+    program: str | None
 
     @property
     def text(self) -> str:
@@ -78,7 +80,7 @@ class Cell:
         size = f"{n:,} {unit}" if n > 1 else "one run" if self.column != AUTHORS else "means alone"
         # The file of `mitigation-hh` has the settings of `-helpful`, too.
         study = f"./{self.table.removesuffix('-helpful').replace('-', '_')}.yaml"
-        study = AUTHORS_FILE if self.column == AUTHORS else study
+        study = AUTHORS_FILE if self.column == AUTHORS else self.program or study
         place = f"{self.place}: " if self.place else ""
         mark = f"[{MARKS[self.outcome]}{'°' * self.stale}](./results/{self.table}.json)"
         return f"{mark} {place}{shown} ([{size}]({study}))"
@@ -120,7 +122,7 @@ def claims() -> dict[str, dict[str, list[Cell]]]:
 def _cells(source: str, kept: dict[str, dict[str, Any]]) -> Iterator[Cell]:
     bound = re.fullmatch(r"(.+) ([<>]) (\S+)", source)
     for name, table in kept.items():
-        old = bool(stale(table))
+        old, program = bool(stale(table)), table.get("program")
         column, place = PLACES.get(name.rpartition("-")[2], (BUILT_IN, ""))
         if column == BUILT_IN and name.startswith(DIGITS):
             place = "digits"
@@ -129,7 +131,8 @@ def _cells(source: str, kept: dict[str, dict[str, Any]]) -> Iterator[Cell]:
             figure, sign, limit = bound.groups()
             if (known := _interval(table, figure)) is not None:
                 side = on_side(1 if sign == ">" else -1, "", known, float(limit))
-                yield Cell(name, column, place, str(side.outcome), (known,), seeds, old)
+                outcome = str(side.outcome)
+                yield Cell(name, column, place, outcome, (known,), seeds, old, program)
             continue
         if name.endswith("degeneration"):
             continue  # compared with the start, so that its verdicts' ids mean something else
@@ -143,7 +146,7 @@ def _cells(source: str, kept: dict[str, dict[str, Any]]) -> Iterator[Cell]:
             known = [_interval(table, f) for f in own if not (longer and f.startswith(longer))]
             where = id_.partition("/")[0] if column == AUTHORS else place
             if found := tuple(interval for interval in known if interval is not None):
-                yield Cell(name, column, where, outcome, found, seeds, old)
+                yield Cell(name, column, where, outcome, found, seeds, old, program)
 
 
 def _is_of(id_: str, source: str, column: int) -> bool:
