@@ -364,7 +364,7 @@ class Costs:
                 largest=FETCHED[name],
                 host=max(held * copy, loaded),
             )
-        host = max((8 + kept) * copy, loaded) if name == "forces" else 0
+        host = max((11 + kept) * copy, loaded) if name == "forces" else 0
         return replace(cost, rank_bytes=on_gpu, host_bytes=host)
 
     def _weights(self, training: LoopConfig | None, config: Any) -> tuple[int, int]:
