@@ -63,9 +63,11 @@ class Forward:
         if "logits" in self.pulls:
             pull = self.pulls["logits"]
             moved = self._by_following(pull) != 0
-            # Of a token that is certain, other tokens' scores tell.
-            still = ~moved & real[:, -moved.shape[1] :]
-            moved[still] = pull[:, -moved.shape[1] - 1 : -1][still].ne(0).any(-1)
+            # Of a token that is certain, other tokens' scores tell. By sequence: a whole batch of
+            # them is a copy of the logits.
+            for row, by_score, present in zip(moved, pull, real, strict=True):
+                still = ~row & present[-len(row) :]
+                row[still] = by_score[-len(row) - 1 : -1][still].ne(0).any(-1)
         else:
             moved = self.pulls["log_probs"] != 0
             # Without a label, log π is a constant, whatever the loss does with it.
