@@ -16,9 +16,9 @@ COPIES = {"probe": 1, "kernel": 2, "audit": 3, "squeezing": 10, "forces": 14}
 activations."""
 
 GPU_COPIES = {"map": 1, "probe": 1, "audit": 3, "forces": 6, "ledger": 9}
-"""Copies of the weights on a GPU that has room for them; `forces` has 11 more in main memory, beside
-optimizer states. If it has none, all are in main memory, and weights come to the GPU module by
-module.
+"""Copies of the weights on a GPU that has room for them; `forces` has 11 more in main memory,
+beside optimizer states. If it has none, all are in main memory, and weights come to the GPU module
+by module.
 
 A ledger of one functional at a time has the model's, both ends of a step, the three of
 `ledger_copies`, and three while a line is split into tokens. What else `ledger_copies` counts, and
