@@ -186,7 +186,7 @@ def test_the_table_of_claims_is_that_of_the_kept_tables() -> None:
     assert all(cells), "a claim was tried nowhere"
 
 
-DUE = {"bergson-builtin", "builtin", "counterfactual-builtin", "hh-tinystories", "ledger-builtin"}
+DUE = {"bergson-builtin", "counterfactual-builtin"}
 """Tables whose lines are of the former definition, shares of a step: to be measured again."""
 
 
