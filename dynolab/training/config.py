@@ -188,7 +188,7 @@ class LoopConfig(BaseModel):
                 f"must divide a rank's share of the batch, {share} examples",
             ),
             (
-                self.warmup_steps >= self.steps + (self.schedule == "constant"),
+                self.schedule != "constant" and self.warmup_steps >= self.steps,
                 "warmup_steps",
                 self.warmup_steps,
                 f"leaves none of the {self.steps} steps to the {self.schedule} schedule; set fewer",

@@ -175,7 +175,6 @@ SETTINGS = [
     _set("space.seed={values: [true, {a: 1}]}", "space.seed.values.1 = ", "sweep"),
     _set("space.sft.steps={low: 5}", "space.sft.steps", "sweep"),
     _set("trials=0", command="sweep"),
-    _set("sft.warmup_steps=100000"),
     _set("training.completions=1", command="grpo"),
     _set("training.temperature=.inf", command="grpo"),
     _set("arms={}", command="mitigation"),
