@@ -13,10 +13,8 @@ from tests.fidelity.situations import SITUATIONS
     "name",
     [
         "sft: the assistant's turns alone, tools",
-        "sft: packed rows, probes",
         "cpo",
         "reward",
-        "left padding with positions",
         "tool calls: dates",
     ],
 )
