@@ -60,6 +60,7 @@ lint: setup
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports
 	$(RUN) tests.budget
+	$(RUN) tests.structure
 
 check: lint
 	$(MAKE) test

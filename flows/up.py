@@ -31,7 +31,7 @@ from tasks.runtime.system.processes import (
     stop_group,
 )
 from tasks.runtime.system.secret_files import own_folder
-from tasks.runtime.track.runs import Tracking
+from tasks.runtime.track.tracking import Tracking
 
 POOLS = ("cpu", "training")
 REGISTER_SECONDS = 180.0

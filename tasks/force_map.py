@@ -13,9 +13,9 @@ from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.errors import ConfigError
 from dynolab.forces import split_step
 from dynolab.forces.map.analysis import Question, analyse, analysis_of, recorded_examples
+from dynolab.forces.map.excerpts import token_maps
 from dynolab.forces.map.force_map import ForceMap
 from dynolab.forces.map.job import MapJob
-from dynolab.forces.step.token_map import token_maps
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig

@@ -14,11 +14,11 @@ from pydantic import Field
 from dynolab.data.batches import REJECTED
 from dynolab.data.rows import ProbeRow, first_pairs, json_line, read_rows
 from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
-from dynolab.forces.function.checks import derivatives_of
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.ledger.pushes import example_pushes
 from dynolab.forces.ledger.responses import gradients_of
+from dynolab.forces.map.token_map import MAP_TOKENS
 from dynolab.forces.step.step_forces import Start, force_metrics
-from dynolab.forces.step.token_map import MAP_TOKENS
 from dynolab.objectives import build_objective
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.data.token_texts import token_string
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import (
@@ -23,7 +24,7 @@ from dynolab.forces.ledger.functional import (
     single_answers,
 )
 from dynolab.forces.ledger.tables import LedgerTables
-from dynolab.forces.step.token_map import MAP_TOKENS, build_token_map, token_string
+from dynolab.forces.map.token_map import MAP_TOKENS, build_token_map
 from dynolab.results.study import TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.runtime.stage import Stage

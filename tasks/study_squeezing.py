@@ -12,7 +12,7 @@ from pydantic import Field
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
 from dynolab.evaluation.samples import repetition
-from dynolab.forces.function.checks import derivatives_of
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.grouping import grouped
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.study import Answer, Generation, RisenMass, TrainingSummary

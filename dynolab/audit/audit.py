@@ -14,7 +14,8 @@ from dynolab.data.batches import Totals, by_length, count_totals
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.probes.overlap import edit_distance
 from dynolab.errors import ConfigError
-from dynolab.forces.function.checks import check_arithmetic, check_response, derivatives_of
+from dynolab.forces.function.checks import check_arithmetic, check_response
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import at_head, subspace
 from dynolab.forces.function.weights import Weights

@@ -31,9 +31,9 @@ from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import gradients_of, step_responses
 from dynolab.forces.ledger.step_account import StepMade, account_of, step_made
 from dynolab.forces.map.costs import free_bytes
+from dynolab.forces.map.token_map import build_token_map
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.split import UpdateSplit, split_step
-from dynolab.forces.step.token_map import build_token_map
 from dynolab.objectives import build_objective
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.results.study import TokenMap

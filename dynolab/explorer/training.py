@@ -114,7 +114,7 @@ class Training:
 
     def token_texts(self, sequence: Encoded) -> list[str]:
         """Tokens of a response as a person reads them."""
-        from dynolab.forces.step.token_map import token_strings
+        from dynolab.data.token_texts import token_strings
 
         return token_strings(sequence, self._loaded[1].tokenizer)
 

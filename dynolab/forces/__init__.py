@@ -37,6 +37,7 @@ from dynolab.forces.map.terms import (
     step_terms,
     token_terms,
 )
+from dynolab.forces.map.token_map import build_token_map, token_forces
 from dynolab.forces.step.one_step import (
     OneStep,
     SecondOrder,
@@ -57,7 +58,6 @@ from dynolab.forces.step.split import (
     split_step,
 )
 from dynolab.forces.step.step_forces import StepForces, step_forces, step_validity
-from dynolab.forces.step.token_map import build_token_map, token_forces
 
 __all__ = [
     "Agreement",

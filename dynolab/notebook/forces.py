@@ -16,13 +16,14 @@ from dynolab.data.encode import Encoded, EncodedExample, Encoder, Overlong
 from dynolab.data.probes.build import Watched
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.data.sources.readers import pairs as read_pairs
+from dynolab.data.token_texts import token_strings
 from dynolab.data.unknown import warn_of_unread
 from dynolab.errors import ConfigError, check_installed, check_known
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.analysis import recorded_examples
 from dynolab.forces.map.breakdown import Breakdown, breakdown
+from dynolab.forces.map.excerpts import token_map_of
 from dynolab.forces.map.force_map import ForceMap, force_map as map_of_tokens
-from dynolab.forces.step.token_map import token_map_of, token_strings
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective, build_objective
 from dynolab.objectives.registry import RowConfig, RowObjectiveConfig

@@ -12,7 +12,8 @@ from dynolab.store.claim import is_dead
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
 from tasks.runtime.system.processes import variable_of_all
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.runs import Tracking, left_behind
+from tasks.runtime.track.runs import left_behind
+from tasks.runtime.track.tracking import Tracking
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,8 @@ from tasks.runtime.track.progress import (
     link_mlflow_run,
     run_tags,
 )
-from tasks.runtime.track.runs import RunTracker, Status, Tracking, left_behind
+from tasks.runtime.track.runs import RunTracker, Status, left_behind
+from tasks.runtime.track.tracking import Tracking
 
 log = logging.getLogger(__name__)
 

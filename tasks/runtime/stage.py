@@ -19,13 +19,14 @@ from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
 from dynolab.functions import Sources, changed_files
 from dynolab.likelihood.checked import checks_kept
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
-from tasks.runtime.keys import canonical, without_sources
+from tasks.runtime.keys import canonical, stage_key, without_sources
 from tasks.runtime.launch.devices import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import Progress, link_mlflow_run, run_tags
-from tasks.runtime.track.runs import RunTracker, Status, Tracking, shown_params
-from tasks.runtime.work import Config, StageResult, Work, plan_key
+from tasks.runtime.track.runs import RunTracker, Status, shown_params
+from tasks.runtime.track.tracking import Tracking
+from tasks.runtime.work import Config, StageResult, Work
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,12 @@ class Stage(Generic[Config]):
     version: int
     body: Callable[[Work[Config]], dict[str, float]]
     operational: frozenset[str] = field(default=frozenset())
+
+
+def plan_key(stage: Stage[Config], config: Config, inputs: Mapping[str, StageResult]) -> str:
+    """Compute the key of a stage's result, before anything runs."""
+    digests = {name: source.digest for name, source in inputs.items()}
+    return stage_key(stage.name, stage.version, config, stage.operational, digests)
 
 
 @dataclass
@@ -223,7 +230,8 @@ def _compute(
                 name,
                 config,
                 inputs,
-                stage=stage,
+                version=stage.version,
+                key_of=lambda other: plan_key(stage, other, inputs),
                 scratch=scratch,
                 cache=platform.settings.cache,
                 store=platform.store,

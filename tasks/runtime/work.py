@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -16,11 +16,10 @@ from dynolab.data.rows import Row, write_rows
 from dynolab.errors import StoreError
 from dynolab.likelihood.checked import Checks
 from dynolab.store import Committed, Manifest, Place, Store, git_revision, library_versions
-from tasks.runtime.keys import canonical, stage_key
+from tasks.runtime.keys import canonical
 from tasks.runtime.track.progress import Progress, StageProgress, outcome_of
 
 if TYPE_CHECKING:
-    from tasks.runtime.stage import Stage
     from tasks.runtime.track.runs import RunTracker
 
 log = logging.getLogger(__name__)
@@ -70,19 +69,14 @@ class StageResult(BaseModel):
         )
 
 
-def plan_key(stage: Stage[Config], config: Config, inputs: Mapping[str, StageResult]) -> str:
-    """Compute the key of a stage's result, before anything runs."""
-    digests = {name: source.digest for name, source in inputs.items()}
-    return stage_key(stage.name, stage.version, config, stage.operational, digests)
-
-
 class Work(Generic[Config]):
     """One attempt at a stage.
 
     `name` is the display name. The body reads `config` and `input_folder`, writes its result under
     `output` and its logs under `logs`, reports to `tracker` and `progress`, and commits resume
     states. It may set `step`, `world_size` and `zero_stage`, which go into the manifest. `cache` is
-    this machine's folder for files that can be made again.
+    this machine's folder for files that can be made again. `version` is the stage's; `key_of` gives
+    the key of its result with other settings.
     """
 
     def __init__(
@@ -91,7 +85,8 @@ class Work(Generic[Config]):
         config: Config,
         inputs: Mapping[str, StageResult],
         *,
-        stage: Stage[Config],
+        version: int,
+        key_of: Callable[[Config], str],
         scratch: Path,
         cache: Path,
         store: Store,
@@ -107,7 +102,8 @@ class Work(Generic[Config]):
         self.step: int | None = None
         self.world_size: int | None = None
         self.zero_stage: int | None = None
-        self._stage, self._store, self._place = stage, store, place
+        self._version, self._key_of = version, key_of
+        self._store, self._place = store, place
         self._fresh = fresh
         self._began = time.monotonic()
         self.output.mkdir(parents=True)
@@ -201,8 +197,7 @@ class Work(Generic[Config]):
         """The same of this stage with other settings; None where a result is computed anew."""
         if self._fresh:
             return None
-        key = plan_key(self._stage, config, self.inputs)
-        return self._store.place(self._place.stage, key).newest_resume()
+        return self._store.place(self._place.stage, self._key_of(config)).newest_resume()
 
     def manifest(self, metrics: dict[str, float], checks: Checks | None = None) -> Manifest:
         """The manifest of this attempt, still without its files.
@@ -212,7 +207,7 @@ class Work(Generic[Config]):
         return Manifest(
             stage=self._place.stage,
             key=self._place.key,
-            version=self._stage.version,
+            version=self._version,
             parents={name: source.digest for name, source in self.inputs.items()},
             config=canonical(self.config),
             metrics={name: float(value) for name, value in metrics.items()},

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
-from dynolab.forces.function.checks import _sample, derivatives_of
+from dynolab.forces.function.derivatives import _sample, derivatives_of
 from dynolab.objectives import SFT, SFTConfig
 from dynolab.training.step_record import RecordedExample
 from tests.benchmarks.families import CHOSEN, OBSERVED, Finding, figures, try_family

@@ -21,7 +21,7 @@ from tasks import training
 from tasks.runtime.stage import Platform, Stage, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import PlainLines, Progress
-from tasks.runtime.track.runs import Tracking
+from tasks.runtime.track.tracking import Tracking
 from tasks.runtime.work import StageResult, Work
 from tests.faults.disk import filled, small_disk
 from tests.faults.proxy import (

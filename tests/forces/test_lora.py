@@ -15,7 +15,7 @@ from dynolab.forces import (
     step_forces,
     token_forces,
 )
-from dynolab.forces.function.checks import derivatives_of
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.likelihood import streamed
 from dynolab.likelihood.streamed import keep_frozen_narrow
 from dynolab.training.config import OptimizerConfig

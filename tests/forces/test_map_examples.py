@@ -10,13 +10,13 @@ import torch
 
 from dynolab.data.encode import Encoded
 from dynolab.forces import ForceMap, PolicyFunction
+from dynolab.forces.map import excerpts
 from dynolab.forces.map.analysis import Question
 from dynolab.forces.map.breakdown import block_sums, pair_totals
+from dynolab.forces.map.excerpts import token_maps
 from dynolab.forces.map.force_map import MapFacts
 from dynolab.forces.map.weighted import Updating
-from dynolab.forces.step import token_map as map_examples
 from dynolab.forces.step.step_forces import force_metrics
-from dynolab.forces.step.token_map import token_maps
 from dynolab.objectives import GRPOConfig
 from dynolab.results.study import ForceRow
 from dynolab.training.step_batch import RecordedCompletion
@@ -106,9 +106,9 @@ def test_blocks_of_too_many_cells_are_left_out(
     question: Question, found: ForceMap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two observed tokens by five updating ones are ten cells."""
-    monkeypatch.setattr(map_examples, "MOST_CELLS", 10)
+    monkeypatch.setattr(excerpts, "MOST_CELLS", 10)
     assert ("many", "many") in places(token_maps(question, found, 9))
-    monkeypatch.setattr(map_examples, "MOST_CELLS", 9)
+    monkeypatch.setattr(excerpts, "MOST_CELLS", 9)
     assert places(token_maps(question, found, 9)) == [
         ("many", "one"),
         ("other", "one"),

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dynolab.data.batches import collate
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View
-from dynolab.forces.function import checks as trials
-from dynolab.forces.function.checks import (
+from dynolab.forces.function import derivatives as trials
+from dynolab.forces.function.derivatives import (
     Derivatives,
     derivatives_of,
     measure_derivatives,

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
+from dynolab.data.token_texts import token_strings
 from dynolab.errors import ConfigError
 from dynolab.forces import (
     PolicyFunction,
@@ -30,7 +31,6 @@ from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.pushes import example_pushes, side_pushes
 from dynolab.forces.ledger.responses import gradients_of
 from dynolab.forces.step.split import UpdateSplit, record_batch
-from dynolab.forces.step.token_map import token_strings
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective
 from dynolab.objectives.base import force
 from dynolab.results.study import TokenMap

@@ -14,7 +14,7 @@ import pytest
 
 from tasks.runtime.servers.services import MLFLOW, is_healthy
 from tasks.runtime.system.processes import free_port
-from tasks.runtime.track.runs import Tracking
+from tasks.runtime.track.tracking import Tracking
 from tests.flows.lab import until
 
 START_SECONDS = 120

@@ -9,8 +9,8 @@ import pytest
 from mlflow.entities import RunTag
 from mlflow.exceptions import MlflowException
 
-from tasks.runtime.track.runs import connect
 from tasks.runtime.track.sender import is_refusal
+from tasks.runtime.track.tracking import connect
 
 
 class Answers(http.server.BaseHTTPRequestHandler):

@@ -15,7 +15,8 @@ import pytest
 from flows.run import register_model
 from tasks.runtime.cleanup import clean_up
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.runs import RunTracker, Tracking, left_behind
+from tasks.runtime.track.runs import RunTracker, left_behind
+from tasks.runtime.track.tracking import Tracking
 from tasks.runtime.training_monitor import follow
 from tasks.runtime.work import StageResult
 
@@ -30,7 +31,7 @@ SECONDS = 60.0  # for anything that the server must do; it is busy with nothing 
 WRITER = """
 import os, sys
 from pathlib import Path
-from tasks.runtime.track.runs import Tracking
+from tasks.runtime.track.tracking import Tracking
 uri, outbox, artifact = sys.argv[1:]
 tracking = Tracking(uri, Path(outbox), "killed")
 run = tracking.start_run("stage", tags={}, params={"beta": 0.1}, resume_key="stage-" + outbox)

@@ -23,6 +23,7 @@ from dynolab.training.job import TrainJob
 from models.language import load_language_model, load_tokenizer
 from models.tiny import TinyConfig, build_tiny
 from tasks.base import BASE, BaseConfig, make_base, resolve_base
+from tasks.runtime.stage import plan_key
 from tasks.runtime.work import StageResult, Work
 from tests.training.small import distance, make_policy, make_tokenizer
 
@@ -62,11 +63,13 @@ class Bench:
         self.data = StageResult.of(place, made, cached=False)
 
     def work(self, config: BaseConfig) -> Work[BaseConfig]:
+        inputs = {"data": self.data}
         return Work(
             "the base",
             config,
-            {"data": self.data},
-            stage=BASE,
+            inputs,
+            version=BASE.version,
+            key_of=lambda other: plan_key(BASE, other, inputs),
             scratch=self.folder / "scratch",
             cache=self.folder / "cache",
             store=self.store,

@@ -16,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.checks import check_batch, check_model, derivatives_of
+from dynolab.forces.function.checks import check_batch, check_model
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.views import View, dtype_preserving
 from dynolab.forces.function.weights import Weights, call_at, cast_like
 from dynolab.likelihood.arithmetic import check_float32_products

@@ -16,7 +16,8 @@ from torch import Tensor
 from dynolab.data.batches import CHOSEN, REJECTED, by_length
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.rows import ProbeRow
-from dynolab.forces.function.checks import derivatives_of
+from dynolab.data.token_texts import token_string, token_strings
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import last_layers, subspace
 from dynolab.forces.function.weights import Weights
@@ -26,7 +27,6 @@ from dynolab.forces.map.terms import TokenTerms, response_terms, updating_terms
 from dynolab.forces.map.weighted import weighted_responses
 from dynolab.forces.step.one_step import one_step
 from dynolab.forces.step.optimizers import FrozenUpdate
-from dynolab.forces.step.token_map import token_string, token_strings
 from dynolab.objectives import build_objective
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.results.forces import (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dynolab.data.batches import in_groups
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.checks import derivatives_of
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.weights import Weights

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.func import jvp
 
 from dynolab.data.batches import TokenBatch
-from dynolab.forces.function.checks import check_arithmetic, check_batch, derivatives_of
+from dynolab.forces.function.checks import check_arithmetic, check_batch
+from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View, twice_differentiable
 from dynolab.forces.function.weights import Weights

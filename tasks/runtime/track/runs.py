@@ -1,12 +1,8 @@
-"""Writes runs to files, which a background thread sends to MLflow.
+"""A run as a folder of the home's `outbox`, where it waits until it is sent to MLflow.
 
-A training neither waits for the server nor fails because tracking does.
-
-A run is a folder of the home's `outbox`: `run.json` holds all but its metrics, `*.jsonl` hold lines
-of metrics in the format of a training's metrics.jsonl, `artifacts/` holds files. A background
-thread sends what has changed. While the server is down the folder waits, also for a later process,
-which sends all of it: the server ignores what it already has (see `sender`). A folder is deleted
-when its run has ended and everything was sent.
+`run.json` holds all but its metrics, `*.jsonl` hold lines of metrics in the format of a training's
+metrics.jsonl, `artifacts/` holds files. A folder is deleted when its run has ended and everything
+was sent.
 
 A process holds a lock on its folders, which the kernel releases however the process ends.
 """
@@ -15,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import json
 import logging
-import os
 import re
 import shutil
 import threading
@@ -28,10 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from pydantic import BaseModel
 
 log = logging.getLogger(__name__)
@@ -45,19 +38,6 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 SHOWN_PARAMS = 40  # of a run
 PARAM_LENGTH = 6000  # characters: MLflow's limit for a value
 TAG_LENGTH = 8000
-SEND_SECONDS = 2.0  # between two rounds of sending while the server is usable
-AWAITED_PAUSE_SECONDS = 0.1  # between two checks in `send_pending`
-LONGEST_PAUSE_SECONDS = 15.0  # between two attempts while the server is down
-
-# The client reads these from the environment alone.
-_CLIENT_SETTINGS = {
-    # Tracking retries by itself. With MLflow's seven retries, a call to a server that
-    # refuses connections takes four minutes.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # also for a large figure on a slow link
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is for results
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
 
 
 @dataclass(frozen=True)
@@ -105,6 +85,16 @@ class Record:
         return cls(**content | {"run": content["run"] and Run(**content["run"])})
 
 
+class SendingThread(Protocol):
+    """What a run asks of what sends it."""
+
+    uri: str
+    connected: threading.Event
+
+    def wake(self) -> None:
+        """Send soon rather than at the next round."""
+
+
 class RunTracker:
     """One run. Calls only write files and never fail: errors are logged.
 
@@ -112,7 +102,7 @@ class RunTracker:
     """
 
     def __init__(
-        self, tracking: Tracking, folder: Path, record: Record, lock: IO[str], *, live: bool
+        self, tracking: SendingThread, folder: Path, record: Record, lock: IO[str], *, live: bool
     ) -> None:
         self.folder, self.record, self.live = folder, record, live
         self.version, self.sent_version, self.created = 1, 0, threading.Event()
@@ -168,7 +158,7 @@ class RunTracker:
     def set_tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
         with self._changing("tags"):
-            self.record.tags |= _clipped(values, TAG_LENGTH)
+            self.record.tags |= clipped(values, TAG_LENGTH)
 
     def describe(
         self, trainings: Sequence[str] | None, page: tuple[str, str] | None = None
@@ -190,7 +180,7 @@ class RunTracker:
         `run_id`: MLflow's id of the run that made it; default: this run.
         """
         name = re.sub(r"[^\w .-]", "-", name)  # slashes and colons separate parts of a model's URI
-        tags = _clipped(tags, TAG_LENGTH)
+        tags = clipped(tags, TAG_LENGTH)
         with self._changing("a model"):
             self.record.models.append(
                 {"name": name, "source": source, "run_id": run_id, "tags": tags}
@@ -250,148 +240,6 @@ class RunTracker:
             log.warning("tracking could not log %s of %s: %s", what, self.record.name, error)
 
 
-class Tracking:
-    """Sends the runs of this process and of dead ones to one server.
-
-    **Arguments:** `uri`: http(s) address of the server. `outbox`: folder of the runs' folders.
-    `experiment`: MLflow experiment (project).
-    """
-
-    def __init__(self, uri: str, outbox: Path, experiment: str) -> None:
-        self.uri, self.outbox, self.experiment = uri.rstrip("/"), outbox, experiment
-        self.connected = threading.Event()  # MLflow's client is imported
-        self._runs: dict[str, RunTracker] = {}  # not completely sent yet
-        self._wake, self._stop = threading.Event(), threading.Event()
-        self._adopting = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="mlflow-sender", daemon=True)
-        self._thread.start()
-
-    def start_run(
-        self,
-        name: str,
-        *,
-        parent: RunTracker | None = None,
-        tags: Mapping[str, str],
-        params: Mapping[str, Any],
-        settings_yaml: str = "",
-        resume_key: str | None = None,
-    ) -> RunTracker:
-        """Begin a run; returns at once, whether the server answers or not.
-
-        `settings_yaml`: text of its artifact `settings.yaml`.
-
-        With `resume_key`, reopens the newest run tagged `stage_key` = `resume_key` that is not
-        FINISHED, and skips metric steps that it already has; if there is none, creates one with
-        that tag. Nested `params` become dotted names.
-        """
-        # Names sort by age: a resumed run must be sent after its predecessor.
-        folder = self.outbox / f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
-        stage = {STAGE_KEY_TAG: resume_key} if resume_key else {}
-        record = Record(
-            self.experiment,
-            name,
-            began=now_ms(),
-            tags={"mlflow.user": _user()} | _clipped(tags, TAG_LENGTH) | stage,
-            params=_clipped(dict(_flat(params)), PARAM_LENGTH),
-            resume_key=resume_key,
-            parent=parent.folder.name if parent else None,
-        )
-        folder.mkdir(parents=True, mode=0o700)
-        if settings_yaml:
-            (folder / "artifacts").mkdir()
-            (folder / "artifacts" / "settings.yaml").write_text(settings_yaml)
-        lock = (folder / "lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        tracker = RunTracker(self, folder, record, lock, live=True)
-        tracker.save()  # others see a folder only when it has a record
-        self._runs[folder.name] = tracker
-        self.wake()
-        return tracker
-
-    def send_pending(self, timeout: float) -> int:
-        """Send the runs of this and of dead processes; returns how many are not sent completely.
-
-        Waits at most `timeout` seconds, even if the server is not running yet.
-        """
-        deadline = time.monotonic() + timeout
-        self._adopt()
-        while (left := self._unsent()) and time.monotonic() < deadline:
-            self.wake()
-            time.sleep(AWAITED_PAUSE_SECONDS)
-        return left
-
-    def close(self, timeout: float) -> int:
-        """Call `send_pending`, then stop; returns how many runs remain in the outbox."""
-        left = self.send_pending(timeout)
-        self._stop.set()
-        self.wake()
-        self._thread.join(timeout=5.0)
-        for tracker in list(self._runs.values()):
-            tracker.release()
-        return left
-
-    def wake(self) -> None:
-        """Send soon rather than at the next round."""
-        self._wake.set()
-
-    def _unsent(self) -> int:
-        return sum(
-            not (tracker.live and tracker.record.status is None and tracker.is_sent)
-            for tracker in list(self._runs.values())
-        )
-
-    def _adopt(self) -> None:
-        # One thread at a time: a folder that the other thread has just locked must be in `_runs`
-        # before unsent ones are counted.
-        with self._adopting:
-            for folder, lock in left_by_the_dead(self.outbox):
-                try:
-                    record = Record.read(folder)
-                except (OSError, ValueError, TypeError, KeyError) as error:
-                    log.warning("cannot read %s; setting it aside: %s", folder, error)
-                    set_aside(folder)
-                    lock.close()
-                    continue
-                self._runs[folder.name] = RunTracker(self, folder, record, lock, live=False)
-
-    def _work(self) -> None:
-        self._adopt()
-        while not (self._runs or self._stop.is_set()):  # the import takes seconds and 150 MB
-            self._wake.wait(SEND_SECONDS)
-            self._wake.clear()
-            self._adopt()
-        if not self._runs:
-            return
-        try:
-            client = connect(self.uri)
-        finally:
-            self.connected.set()
-        from tasks.runtime.track.sender import Sender  # imports MLflow
-
-        sender, pause = Sender(client, self.outbox, self._runs), SEND_SECONDS
-        while not self._stop.is_set():
-            self._wake.clear()
-            self._adopt()
-            pause = SEND_SECONDS if sender.send_all() else min(2 * pause, LONGEST_PAUSE_SECONDS)
-            self._wake.wait(pause)
-
-
-def connect(uri: str) -> MlflowClient:
-    """Create MLflow's client of the server at `uri`, which never blocks on one that is down.
-
-    Importing MLflow takes 2.0 to 2.8 s and 150 MB (mlflow 3.17, two cores), so only this imports
-    it: a command whose stages are all cached has nothing to send and saves that. No request is
-    made yet.
-
-    At every request the client reads the login from MLFLOW_TRACKING_USERNAME and
-    MLFLOW_TRACKING_PASSWORD, or from MLFLOW_TRACKING_TOKEN.
-    """
-    os.environ.update(_CLIENT_SETTINGS)  # before the import, which starts MLflow's telemetry
-    from mlflow import MlflowClient
-
-    return MlflowClient(uri, registry_uri=uri)
-
-
 def left_by_the_dead(outbox: Path) -> Iterator[tuple[Path, IO[str]]]:
     """The folders of dead processes, oldest first, each with its lock, which is now held."""
     for record in sorted(outbox.glob("[0-9]*/run.json")):
@@ -430,34 +278,28 @@ def shown_params(settings: BaseModel) -> dict[str, str]:
 
     Those other than their defaults, and all of an objective that a study file sets.
     """
-    own = dict(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
-    given = dict(_flat(settings.model_dump(mode="json", exclude_unset=True)))
+    own = dict(flat(settings.model_dump(mode="json", exclude_defaults=True)))
+    given = dict(flat(settings.model_dump(mode="json", exclude_unset=True)))
     shown = {name: text for name, text in given.items() if "objective." in name} | own
     return dict(islice((pair for pair in shown.items() if pair[1] != "{}"), SHOWN_PARAMS))
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested values as text by dotted name; lists are JSON."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{name}.")
+            yield from flat(value, f"{name}.")
         elif isinstance(value, list | tuple | Mapping):
             yield name, json.dumps(value, default=str)
         else:
             yield name, str(value)
 
 
-def _clipped(values: Mapping[str, Any], length: int) -> dict[str, str]:
+def clipped(values: Mapping[str, Any], length: int) -> dict[str, str]:
     """Values as text of at most `length` characters; an ellipsis marks truncated ones."""
     texts = {key: str(value) for key, value in values.items()}
     return {
         key: text if len(text) <= length else text[: length - 1] + "…"
         for key, text in texts.items()
     }
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no name
-        return "unknown"

@@ -1,18 +1,18 @@
-"""Maps of a few answers, token by token, of a step or out of a force map; how tokens read."""
+"""The push of an example of a recorded step on one answer, token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import Encoded
+from dynolab.data.token_texts import token_strings
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_items
 from dynolab.forces.function.policy import PolicyFunction
@@ -30,9 +30,6 @@ from dynolab.training.step_record import StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from dynolab.forces.map.analysis import Question
-    from dynolab.forces.map.force_map import ForceMap
 
 
 MAP_TOKENS = 128
@@ -171,82 +168,3 @@ def _token_gradients(
         scores = response.scores(policy, {**cast, **leaves}, forward_mode=False).unbind()
     for score in scores:
         yield flatten(gradients(score, leaves))
-
-
-def token_strings(encoded: Encoded, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The texts of a response's tokens, as a person reads them."""
-    return [token_string(token, tokenizer) for token in encoded.ids[encoded.prompt_length :]]
-
-
-def token_string(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A token's text: with the space that sentencepiece drops at a text's start, and as the
-    vocabulary writes it where it is a part of a character.
-    """
-    text, piece = str(tokenizer.decode([token])), str(tokenizer.convert_ids_to_tokens(token))
-    if token in tokenizer.all_special_ids:
-        return text
-    if "\ufffd" in text:
-        return piece
-    return f" {text}" if piece.startswith("▁") and not text.startswith(" ") else text
-
-
-MOST_CELLS = 60_000  # in one map: more than a screen can show
-
-
-def token_maps(question: Question, whole: ForceMap, count: int) -> list[TokenMap]:
-    """`count` maps of an updating pair on an answer: on chosen answers first, by what pulls hardest
-    down."""
-    updating_tokens = [
-        sum(response.response_length for response in example.named().values())
-        for example in question.updating
-    ]
-    sizes = {
-        (row, pair): observed.response_length * tokens
-        for row, (_, observed) in enumerate(question.observed)
-        for pair, tokens in enumerate(updating_tokens)
-    }
-    readable = [cell for cell, size in sizes.items() if size <= MOST_CELLS]
-
-    def order(cell: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
-        row, pair = cell
-        name = question.updating[pair].id
-        columns = [n for n, response in enumerate(whole.updating) if response.id == name]
-        push = sum(float(whole.block(row, n).sum()) for n in columns)
-        return question.observed[row][0].kind != "chosen", push, cell
-
-    return [
-        token_map_of(
-            whole,
-            row,
-            question.updating[pair].id,
-            question.tokenizer,
-            observed_id=question.observed[row][0].pair_id,
-            observed_kind=question.observed[row][0].kind,
-            stage=question.objective.name,
-            step=question.step,
-            learning_rate=question.learning_rate,
-        )
-        for row, pair in sorted(readable, key=order)[:count]
-    ]
-
-
-def token_map_of(
-    whole: ForceMap, row: int, updating_id: str, tokenizer: PreTrainedTokenizerBase, **labels: Any
-) -> TokenMap:
-    """A force map's block of one observed response and one updating example, with its tokens.
-
-    **Arguments:** `labels`: the other fields of the `TokenMap`.
-    """
-    columns = [n for n, response in enumerate(whole.updating) if response.id == updating_id]
-    columns.sort(key=lambda n: whole.updating[n].side != "chosen")
-    tokens: dict[str, list[str]] = {"chosen": [], "rejected": []}
-    for response in (whole.updating[n] for n in columns):
-        tokens[response.side] += token_strings(Encoded(response.tokens, 0), tokenizer)
-    return TokenMap(
-        updating_id=updating_id,
-        observed_tokens=token_strings(Encoded(whole.observed[row], 0), tokenizer),
-        chosen_tokens=tokens["chosen"],
-        rejected_tokens=tokens["rejected"],
-        force=np.concatenate([whole.block(row, n) for n in columns], axis=1).tolist(),
-        **labels,
-    )
