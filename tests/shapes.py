@@ -22,6 +22,7 @@ from jaxtyping import AbstractArray, install_import_hook, jaxtyped
 ROOMS = (
     "dynolab.data",
     "dynolab.forces",
+    "dynolab.integrations",
     "dynolab.likelihood",
     "dynolab.objectives",
     "dynolab.probes",
@@ -80,7 +81,7 @@ def check_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_shape(hint: object) -> bool:
-    """Whether a type is an array of jaxtyping's, or made of one."""
+    """Whether a type is an array of jaxtyping's with named axes, or made of one."""
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
-        return True
+        return hint.dim_str != "..."
     return any(map(has_shape, get_args(hint)))

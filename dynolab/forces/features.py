@@ -16,7 +16,7 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.rules import Reached, at_layers, blocks_of
+from dynolab.forces.function.rules import Hidden, Reached, at_layers, blocks_of
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import OneStep, change_of, midpoint
 from dynolab.forces.step.split import micro_batches, objective_batch, step_totals
@@ -35,9 +35,9 @@ def hidden_states(
     **Arguments:** `layers`: ℓ, the blocks already run, rising: 0 is the first block's input; the
     number of blocks, or −1, is the last block's output before the final norm.
     """
-    seen: list[Tensor] = []
+    seen: list[Float[Tensor, "tokens width"]] = []
 
-    def see(hidden: Tensor) -> Tensor:
+    def see(hidden: Hidden) -> Hidden:
         seen.append(hidden[batch.sequence, batch.position])
         if len(seen) == len(layers):
             raise Reached
@@ -136,9 +136,12 @@ def feature_forces(
     forces: dict[int, FeatureForce] = {}
     for numbers in micro_batches(examples, objective.sides, batch_tokens or policy.batch_tokens):
         batch = objective_batch([examples[n] for n in numbers], objective, totals, policy)
-        seen: list[Tensor] = []
+        seen: list[Hidden] = []
 
-        def see(hidden: Tensor, seen: list[Tensor] = seen) -> Tensor:
+        def see(
+            hidden: Hidden,
+            seen: list[Hidden] = seen,
+        ) -> Hidden:
             # Above the first of the layers, whatever reads it has a gradient.
             seen.append(hidden if hidden.requires_grad else hidden.detach().requires_grad_())
             return seen[-1]

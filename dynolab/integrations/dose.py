@@ -19,6 +19,7 @@ from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError, check_settings
+from dynolab.forces.function.weights import NamedTensors
 from dynolab.forces.step.optimizers import UpdateFacts, optimizer_map
 from dynolab.integrations.optimizer import TrainerHeld, config_of
 from dynolab.integrations.trained import TrainedRows, Watching, check_trainer, context_of, unwrapped
@@ -48,6 +49,10 @@ BYPASSED = (
     "the loss goes round the outputs of the model's forward, through which doses act (a fused or "
     "cut cross entropy); use one on its logits or log-probabilities, or leave DesignedDose out"
 )
+
+
+Outputs = Float[Tensor, "rows length *vocabulary"]
+"""Logits, or the log-probabilities that a fused head gives."""
 
 
 class DesignedDose(Watching):
@@ -118,9 +123,9 @@ class DesignedDose(Watching):
             encoder = Encoder(tokenizer, context_of(trainer), "drop")
             self._examples = [row.chosen for row in encoder.examples(examples)]
         self._sample: list[Encoded] = []
-        self._slope: dict[str, Tensor] = {}
-        self._direction: dict[str, Tensor] = {}
-        self._effects: list[Tensor] = []
+        self._slope: NamedTensors = {}
+        self._direction: NamedTensors = {}
+        self._effects: list[Float[Tensor, " 4"]] = []
         self._step: _Step | None = None
         self._handles: list[Any] = []
         self._busy = False
@@ -254,7 +259,7 @@ class DesignedDose(Watching):
                 self._is_smooth = _is_smooth(slope, farther)
         outputs.register_hook(lambda gradient: self._dosed(gradient, slope))
 
-    def _weights(self, reach: float = 0.0) -> dict[str, Tensor]:
+    def _weights(self, reach: float = 0.0) -> NamedTensors:
         """Weights along the direction, in float32 where they have less."""
         weights = {}
         for name, p in self._model.named_parameters():
@@ -264,7 +269,7 @@ class DesignedDose(Watching):
                     weights[name] = weights[name] + reach * self._direction[name]
         return weights
 
-    def _outputs(self, reach: float, arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    def _outputs(self, reach: float, arguments: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
         """The outputs with the weights moved, at the step's own draws of dropout."""
         state, on_gpu = self._random
         torch.set_rng_state(state)
@@ -308,7 +313,9 @@ class DesignedDose(Watching):
         self._mean = float(distributed.add_up(total)) / len(self._sample)
         self._version = self._versions()
 
-    def _groups(self) -> Iterator[tuple[dict[str, Any], OptimizerConfig, dict[str, Tensor]]]:
+    def _groups(
+        self,
+    ) -> Iterator[tuple[dict[str, Any], OptimizerConfig, NamedTensors]]:
         """Options, form and trained weights of every group of the optimizer."""
         for group in self._optimizer.param_groups:
             config = config_of(self._optimizer, group)
@@ -322,7 +329,7 @@ class DesignedDose(Watching):
             members = {id(p) for p in group["params"]}
             yield group, config, {n: p for n, p in self._trained.items() if id(p) in members}
 
-    def _state(self, weight: Tensor) -> dict[str, Tensor]:
+    def _state(self, weight: Float[Tensor, " ..."]) -> NamedTensors:
         state = self._optimizer.state.get(weight, {})
         return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 
@@ -349,12 +356,20 @@ class DesignedDose(Watching):
                 "examples", len(self._sample), "no trained weight moves their log-probabilities"
             )
 
-    def _dosed(self, gradient: Tensor, slope: Tensor) -> Tensor | None:
+    def _dosed(
+        self,
+        gradient: Outputs,
+        slope: Outputs,
+    ) -> Outputs | None:
         """The gradient by the outputs, its rejected rows multiplied by their doses."""
         with torch.no_grad():
             return self.attempt(lambda: self._doses(gradient, slope))
 
-    def _doses(self, gradient: Tensor, slope: Tensor) -> Tensor:
+    def _doses(
+        self,
+        gradient: Outputs,
+        slope: Outputs,
+    ) -> Outputs:
         rows, width = gradient.shape[:2]
         # By token: what the step does to the sample, and how hard it pushes.
         effect = -(gradient * slope).view(rows, width, -1).sum(-1).cpu()
@@ -451,11 +466,11 @@ class _Step:
     momentum: float
 
 
-def _total(values: Tensor) -> float:
+def _total(values: Float[Tensor, " ..."]) -> float:
     return float(values.sum(dtype=torch.float64))
 
 
-def _is_smooth(slope: Tensor, farther: Tensor) -> bool:
+def _is_smooth(slope: Float[Tensor, "*outputs"], farther: Float[Tensor, "*outputs"]) -> bool:
     """Whether difference quotients are the outputs' own; False where none of them moves.
 
     **Arguments:** `slope`, `farther`: over some way, and over twice that way.
@@ -510,7 +525,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def _read(output: Any) -> Float[Tensor, "rows length ..."]:
     """The log-probabilities that a fused head gives, else the logits."""
-    outputs: Tensor | None = getattr(output, "log_probs", None)
+    outputs: Float[Tensor, "rows length ..."] | None = getattr(output, "log_probs", None)
     if outputs is None:
         outputs = getattr(output, "logits", None)
     if outputs is None:

@@ -18,7 +18,7 @@ from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.errors import check_installed, check_settings
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import SLICE, block_of, flatten, products
+from dynolab.forces.function.weights import SLICE, NamedTensors, block_of, flatten, products
 from dynolab.forces.ledger.functional import (
     Functional,
     Slopes,
@@ -366,7 +366,7 @@ class ForceCallback(Watching):
         weights = {local(p).dtype for p in self._parameters.values()}
         return self.trainer.args.bf16 or self.trainer.args.fp16 or weights != {torch.float32}
 
-    def _lines(self, pending: _Pending, weights: dict[str, Tensor], step: int) -> _Made:
+    def _lines(self, pending: _Pending, weights: NamedTensors, step: int) -> _Made:
         """What this rank finds of the step that led to some weights.
 
         The slopes before the step are let go of.
@@ -477,13 +477,13 @@ class ForceCallback(Watching):
     ) -> dict[str, Float[Tensor, "functionals 2"]]:
         """The lines of each side through the parameters of a block."""
         sides = [[label.side == side for label in labels] for side in SIDES]
-        blocks: dict[str, Tensor] = {}
+        blocks: dict[str, Float[Tensor, "functionals 2"]] = {}
         for name, (lines, _) in found.items():
             by_side = torch.stack([lines[:, side].sum(1) for side in sides], 1)
             blocks[block_of(name)] = blocks.get(block_of(name), 0) + by_side
         return blocks
 
-    def _over_shares(self, mine: Tensor) -> Tensor:
+    def _over_shares(self, mine: Float[Tensor, "*sums"]) -> Float[Tensor, "*sums"]:
         """A sum over the parameters, of which each rank has a share."""
         return mine if self._whole else distributed.add_up(mine)
 
@@ -512,7 +512,9 @@ class ForceCallback(Watching):
             self._accounts.write_page()
         self._log(account, unread)
 
-    def _checked(self, account: StepAccount, *, known: bool) -> Tensor | None:
+    def _checked(
+        self, account: StepAccount, *, known: bool
+    ) -> Float[Tensor, " functionals"] | None:
         """What the trainer's own scores changed by beside the account; says what fails, once."""
         if self._check is None:
             return None
@@ -527,12 +529,16 @@ class ForceCallback(Watching):
                 _log.warning("%s", text)
         return unread
 
-    def _weights(self) -> dict[str, Tensor]:
+    def _weights(self) -> NamedTensors:
         """This rank's parts of the trained parameters as they are now."""
         assert self._held is not None
         return {name: own.to(self._policy.dtype) for name, own in self._held.weights().items()}
 
-    def _slopes(self, weights: dict[str, Tensor], into: Tensor | None = None) -> Slopes:
+    def _slopes(
+        self,
+        weights: NamedTensors,
+        into: Float[Tensor, "functionals size"] | None = None,
+    ) -> Slopes:
         functionals = [functional for _, functional in self._watched]
         with passes_of_ours(self._policy.model):
             return slopes_of(functionals, self._route, weights, into=into)
@@ -629,7 +635,7 @@ class ForceCallback(Watching):
             realised[name] = replace(part, facts=None, rate=rate)
         return realised, False
 
-    def _log(self, account: StepAccount, unread: Tensor | None) -> None:
+    def _log(self, account: StepAccount, unread: Float[Tensor, " functionals"] | None) -> None:
         """Sums by side, through the trainer's log."""
         from transformers import Trainer
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from dynolab import distributed
 from dynolab.errors import ConfigError
+from dynolab.forces.function.weights import NamedTensors
 from dynolab.forces.step.optimizers import (
     Clipping,
     OptimizerMap,
@@ -60,7 +61,7 @@ class Held(Protocol):
     def optimizer(self) -> torch.optim.Optimizer:
         """torch's own, without what wraps it."""
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> NamedTensors:
         """The numbers that the optimizer updates."""
 
     def given(self) -> Given:
@@ -90,7 +91,7 @@ class TrainerHeld:
 
         self._accelerator.clip_grad_norm_ = self._watching = clip
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> NamedTensors:
         """As `Held` has it."""
         return {name: local(p).detach() for name, p in self._parameters.items()}
 
@@ -256,7 +257,7 @@ class ZeroHeld:
         groups = zip(self._zero.bit16_groups, self.optimizer.param_groups, strict=True)
         self._group = {id(p): group for members, group in groups for p in members}
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> NamedTensors:
         """The fp32 weights that the optimizer updates."""
         whole = self._whole(lambda _, stretch: stretch.of(stretch.group))
         return {name: whole[name].view_as(p) for name, p in self._parameters.items()}
@@ -286,10 +287,12 @@ class ZeroHeld:
     def close(self) -> None:
         """Nothing was taken."""
 
-    def _state(self, key: str, _: Any, stretch: Stretch) -> Tensor:
+    def _state(self, key: str, _: Any, stretch: Stretch) -> Float[Tensor, " stretch"]:
         return stretch.of(self.optimizer.state[stretch.group][key])
 
-    def _whole(self, own: Callable[[Any, Stretch], Tensor]) -> dict[str, Float[Tensor, " size"]]:
+    def _whole(
+        self, own: Callable[[Any, Stretch], Float[Tensor, " stretch"]]
+    ) -> dict[str, Float[Tensor, " size"]]:
         """Every parameter's numbers, from the stretches of all ranks."""
         sizes = [p.numel() for p in self._parameters.values()]
         share = torch.zeros(sum(sizes), device=self._zero.bit16_groups_flat[0].device)
@@ -316,7 +319,7 @@ class ZeroThreeHeld:
         self.optimizer = self._zero.optimizer
         self._sizes = {name: Share.of(p).size for name, p in parameters.items()}
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> NamedTensors:
         """The fp32 weights that the optimizer updates."""
         return self._own(self._zero.get_local_fp32_param)
 
@@ -346,7 +349,9 @@ class ZeroThreeHeld:
     def close(self) -> None:
         """Nothing was taken."""
 
-    def _own(self, read: Callable[[Any], Tensor]) -> dict[str, Tensor]:
+    def _own(
+        self, read: Callable[[Any], Float[Tensor, " padded"]]
+    ) -> dict[str, Float[Tensor, " size"]]:
         return {name: read(p)[: self._sizes[name]] for name, p in self._parameters.items()}
 
 
@@ -359,9 +364,11 @@ def _clipped_by_deepspeed(
     return Given(gradients, 1.0, factor, clipping)
 
 
-def _gradient(parameter: Any, stretch: Stretch) -> Tensor:
+def _gradient(parameter: Any, stretch: Stretch) -> Float[Tensor, " stretch"]:
     """This rank's part of a gradient; some ranks hold the whole one."""
-    held: Tensor = parameter._hp_mapping.get_lp_grad_fragment(parameter._index_in_param_group)
+    held: Float[Tensor, " ..."] = parameter._hp_mapping.get_lp_grad_fragment(
+        parameter._index_in_param_group
+    )
     flat = held.flatten()
     start = stretch.start if len(flat) == parameter.numel() else 0
     return flat[start : start + stretch.size]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dynolab.data.batches import by_length
@@ -220,7 +220,9 @@ class SelfCheck:
                 "accounts do not see",
             )
 
-    def _differs(self, one: Tensor, other: Tensor) -> Tensor:
+    def _differs(
+        self, one: Float[Tensor, " functionals"], other: Float[Tensor, " functionals"]
+    ) -> Bool[Tensor, " functionals"]:
         difference = (one - other).abs().nan_to_num(0.0)
         return difference > self._off * other.abs() + 1e-3
 
@@ -233,5 +235,5 @@ def _named(names: Sequence[str]) -> str:
     return f"{len(names)} weights ({shown}{', …' if len(names) > FEW else ''})"
 
 
-def _numbers(values: Tensor) -> str:
+def _numbers(values: Float[Tensor, " functionals"]) -> str:
     return ", ".join(f"{value:.4g}" for value in values.tolist())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
@@ -33,7 +33,7 @@ def is_whole(model: nn.Module) -> bool:
     )
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
     """This rank's part of a tensor that is split over ranks; of any other, the tensor itself."""
     if hasattr(tensor, "ds_tensor"):
         return tensor.ds_tensor.data[: Share.of(tensor).size]

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,7 +27,9 @@ from dynolab.errors import ConfigError
 from dynolab.likelihood.streamed import device_of
 
 
-def run_decoder(causal: nn.Module, *, position_ids: Tensor, **inputs: Any) -> Any:
+def run_decoder(
+    causal: nn.Module, *, position_ids: Int[Tensor, "rows length"], **inputs: Any
+) -> Any:
     """Runs the decoder of a transformers causal language model.
 
     A family that takes no `position_ids` counts positions itself.
@@ -54,7 +56,9 @@ def plain_logits(
     causal: nn.Module, ids: Int[Tensor, "rows length"]
 ) -> Float[Tensor, "rows length vocabulary"]:
     """Logits of the model's own forward, given token ids and nothing else."""
-    logits: Tensor = _own_forward(causal)(causal, input_ids=ids, use_cache=False).logits
+    logits: Float[Tensor, "rows length vocabulary"] = _own_forward(causal)(
+        causal, input_ids=ids, use_cache=False
+    ).logits
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -126,7 +130,7 @@ class _Decoded:
     Other attributes (a tied table's weights, a multiplier) are the decoder's own.
     """
 
-    def __init__(self, module: nn.Module, hidden: Tensor) -> None:
+    def __init__(self, module: nn.Module, hidden: Float[Tensor, "1 tokens features"]) -> None:
         self._module, self._hidden = module, hidden
 
     def __call__(self, *inputs: Any, **named: Any) -> _Output:
@@ -137,11 +141,11 @@ class _Decoded:
         return _Decoded(value, self._hidden) if isinstance(value, nn.Module) else value
 
 
-class _Output(tuple[Tensor]):
+class _Output(tuple[Float[Tensor, "1 tokens features"]]):
     """A decoder's output by index and by name; absent fields (a cache, router logits) are None."""
 
     @property
-    def last_hidden_state(self) -> Tensor:
+    def last_hidden_state(self) -> Float[Tensor, "1 tokens features"]:
         """The hidden states."""
         return self[0]
 
@@ -156,11 +160,13 @@ NEAR_BYTES, NEAR_TOKENS = 2**21, 256
 """The same on a CPU without a backward pass: few enough bytes to stay in its cache, and enough
 tokens to be worth a pass over the head's weights."""
 
-Reading = Callable[[Float[Tensor, "tokens vocabulary"], TokenBatch], Tensor]
+Reading = Callable[[Float[Tensor, "tokens vocabulary"], TokenBatch], Float[Tensor, "tokens ..."]]
 """Maps logits to one or more values per response token, each from that token's own logits."""
 
 
-def attention_mask(model: nn.Module, batch: TokenBatch) -> Tensor | dict[str, Tensor]:
+def attention_mask(
+    model: nn.Module, batch: TokenBatch
+) -> Shaped[Tensor, " ..."] | dict[str, Shaped[Tensor, " ..."]]:
     """A batch's attention mask in the form that a transformers model takes.
 
     transformers uses a four-dimensional mask unchanged in every layer and ignores the model's
@@ -195,8 +201,8 @@ def attention_windows(config: Any) -> dict[str, int | None]:
 
 
 def additive_mask(
-    visible: Bool[Tensor, ...], dtype: torch.dtype = torch.float32
-) -> Float[Tensor, ...]:
+    visible: Bool[Tensor, " ..."], dtype: torch.dtype = torch.float32
+) -> Float[Tensor, " ..."]:
     """A mask that is added to scores; every query must see a key."""
     zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return zeros.masked_fill(~visible, float("-inf"))
@@ -219,12 +225,12 @@ def count_parts(model: nn.Module, hidden: Float[Tensor, "tokens features"]) -> i
 
 
 def read_parts(
-    head: Callable[[Tensor], Tensor],
+    head: Callable[[Float[Tensor, "tokens features"]], Float[Tensor, "tokens vocabulary"]],
     hidden: Float[Tensor, "tokens features"],
     batch: TokenBatch,
     read: Reading,
     parts: int,
-) -> Tensor:
+) -> Float[Tensor, "tokens ..."]:
     """Applies `read` to all response tokens' logits, holding one part of them at a time.
 
     With several parts, backward recomputes each part's logits; their cotangent, for a
@@ -239,7 +245,9 @@ def read_parts(
     if parts == 1:
         return read(head(hidden), batch)
 
-    def of_part(rows: Tensor, tokens: Tensor) -> Tensor:
+    def of_part(
+        rows: Float[Tensor, "tokens features"], tokens: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, "tokens ..."]:
         return read(head(rows), _select(batch, tokens))
 
     numbers = torch.arange(len(hidden), device=hidden.device).tensor_split(parts)
@@ -249,7 +257,7 @@ def read_parts(
     return torch.cat([of_part(*part) for part in split])
 
 
-def _select(batch: TokenBatch, tokens: Tensor) -> TokenBatch:
+def _select(batch: TokenBatch, tokens: Int[Tensor, " tokens"]) -> TokenBatch:
     """The batch with only these response tokens."""
 
     def cut(values: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -182,7 +182,7 @@ def _measure(causal: Any) -> Layouts:
             f"{_attention(causal)} in {next(causal.parameters()).dtype}; give a causal language "
             "model (AutoModelForCausalLM), or choose another attention (sdpa, eager) or dtype",
         ) from error
-    tries: dict[Layout, Callable[[], list[Tensor]]] = {
+    tries: dict[Layout, Callable[[], list[Float[Tensor, " _"]]]] = {
         "alone": partial(_alone, causal, sequences[0], truth[0], device),
         "padded": partial(_differences, causal, collate(sequences, 0), [0, 1, 2], truth, device),
         "packed": partial(
@@ -248,7 +248,7 @@ def check_decoding(causal: nn.Module) -> None:
     _decoding_errors[causal] = error
 
 
-def _token_by_token(causal: nn.Module) -> list[Tensor]:
+def _token_by_token(causal: nn.Module) -> list[Float[Tensor, " sequences"]]:
     (first, _, other), _ = _samples(causal)
     pair = [first, other]
     device = device_of(causal)
@@ -288,19 +288,23 @@ def _samples(causal: Any) -> tuple[list[Encoded], Encoded]:
     return [first, second, other], long
 
 
-def _plain_logps(causal: nn.Module, sequence: Encoded, device: torch.device) -> Tensor:
+def _plain_logps(
+    causal: nn.Module, sequence: Encoded, device: torch.device
+) -> Float[Tensor, " tokens"]:
     ids = torch.tensor([sequence.ids], device=device)
     logits = plain_logits(causal, ids)[0, sequence.prompt_length - 1 : -1]
     return _logps(logits, ids[0, sequence.prompt_length :])
 
 
-def _logps(logits: Tensor, token: Tensor) -> Tensor:
+def _logps(
+    logits: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"]
+) -> Float[Tensor, " tokens"]:
     return logits.log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)
 
 
 def _alone(
-    causal: nn.Module, sequence: Encoded, truth: Tensor, device: torch.device
-) -> list[Tensor]:
+    causal: nn.Module, sequence: Encoded, truth: Float[Tensor, " tokens"], device: torch.device
+) -> list[Float[Tensor, " _"]]:
     """The sequence without its end: a token must not depend on what follows."""
     kept = max(1, sequence.response_length - 2)
     cut = Encoded(sequence.ids[: sequence.prompt_length + kept], sequence.prompt_length)
@@ -311,9 +315,9 @@ def _differences(
     causal: nn.Module,
     batch: TokenBatch,
     members: list[int] | list[int | None],
-    truth: list[Tensor],
+    truth: list[Float[Tensor, " _"]],
     device: torch.device,
-) -> list[Tensor]:
+) -> list[Float[Tensor, " _"]]:
     """A batch's log-probabilities minus `truth`; its sequence n is number `members[n]` there."""
     batch = batch.to(device)
     logps = _logps(logits_of(causal, response_hidden(causal, batch)), batch.token)
@@ -324,7 +328,9 @@ def _differences(
     ]
 
 
-def _difference(logps: Tensor, truth: Tensor) -> Tensor:
+def _difference(
+    logps: Float[Tensor, " tokens"], truth: Float[Tensor, " tokens"]
+) -> Float[Tensor, " tokens"]:
     """The layout's minus the model's own; a NaN in both counts as no difference."""
     return (logps - truth).masked_fill(logps.isnan() & truth.isnan(), 0)
 
@@ -333,7 +339,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def _largest(differences: list[Tensor]) -> float:
+def _largest(differences: list[Float[Tensor, " _"]]) -> float:
     largest = float(torch.cat(differences).abs().max())
     return largest if math.isfinite(largest) else math.inf
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 WIDENED = 2**26
@@ -21,7 +21,7 @@ class FrozenLinear(nn.Linear):
 
     def forward(self, input: Float[Tensor, "*rows d_in"]) -> Float[Tensor, "*rows d_out"]:
         """`x Wᵀ + b` in the input's dtype."""
-        product: Tensor = _Product.apply(input, self.weight)
+        product: Float[Tensor, "*rows d_out"] = _Product.apply(input, self.weight)
         return product if self.bias is None else product + self.bias
 
 
@@ -40,23 +40,29 @@ class _Product(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(input: Tensor, weight: Tensor) -> Tensor:
+    def forward(
+        input: Float[Tensor, "*rows d_in"], weight: Float[Tensor, "d_out d_in"]
+    ) -> Float[Tensor, "*rows d_out"]:
         parts = weight.split(max(1, WIDENED // weight.shape[1]))
         made = [F.linear(input, part.to(input.dtype)) for part in parts]
         return made[0] if len(made) == 1 else torch.cat(made, -1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Float[Tensor, "*rows d_in"], Float[Tensor, "d_out d_in"]],
+        output: Float[Tensor, "*rows d_out"],
+    ) -> None:
         ctx.save_for_backward(inputs[1])
         ctx.save_for_forward(inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, signal: Tensor) -> Any:
+    def backward(ctx: Any, signal: Float[Tensor, "*rows d_out"]) -> Any:
         (weight,) = ctx.saved_tensors
         return _Product.apply(signal, weight.mT), None
 
     @staticmethod
-    def jvp(ctx: Any, moved: Tensor, _: None) -> Any:
+    def jvp(ctx: Any, moved: Float[Tensor, "*rows d_in"], _: None) -> Any:
         (weight,) = ctx.saved_tensors
         return _Product.apply(moved, weight)
 
@@ -106,8 +112,8 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
     The device holds the weights of one module, once for each derivative, all buffers, and
     activations.
     """
-    waiting: dict[tuple[nn.Module, str], Tensor] = {}
-    homes: dict[int, Tensor] = {}
+    waiting: dict[tuple[nn.Module, str], Shaped[Tensor, " ..."]] = {}
+    homes: dict[int, Shaped[Tensor, " ..."]] = {}
     spot = torch.empty(0, device=device)  # autograd's hooks make others beside it
 
     def fetch(module: nn.Module, _: Any) -> None:
@@ -126,13 +132,13 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
                 kept: Any = waiting.pop((module, name))
                 module._parameters[name] = kept
 
-    def pack(tensor: Tensor) -> Any:
+    def pack(tensor: Shaped[Tensor, " ..."]) -> Any:
         home = homes.get(_storage(tensor))
         if home is None:
             return tensor
         return home.detach(), tensor.size(), tensor.stride(), tensor.storage_offset()
 
-    def unpack(kept: Any) -> Tensor:
+    def unpack(kept: Any) -> Shaped[Tensor, " ..."]:
         if isinstance(kept, Tensor):
             return kept
         home, *view = kept
@@ -209,7 +215,7 @@ def _put_back(taken: Narrow, *_: Any) -> None:
         module._parameters[name] = weight
 
 
-def _storage(tensor: Tensor) -> int:
+def _storage(tensor: Shaped[Tensor, " ..."]) -> int:
     """A storage's identity; 0 of a tensor within a transform of `torch.func`, of which none is
     saved."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)

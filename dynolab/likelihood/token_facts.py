@@ -120,7 +120,12 @@ def _facts(z: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"])
 
 def _of_certain(
     below: Float[Tensor, "tokens vocabulary"], top: Int[Tensor, "tokens 1"]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[
+    Float[Tensor, " tokens"],
+    Float[Tensor, " tokens"],
+    Float[Tensor, " tokens"],
+    Float[Tensor, " tokens"],
+]:
     """`−Σ π d`, `R`, `‖π‖₂` and log R, each without the argmax, where R is nearly zero."""
     without = below.scatter(1, top, float("-inf"))
     log_outside = torch.logsumexp(without, dim=1)  # log π(argmax) is −R: negligible here

@@ -50,7 +50,9 @@ class ResponseLogits(nn.Module):
         self.model = model
         layouts_of(causal_model(model))
 
-    def forward(self, batch: TokenBatch, read: Reading | None = None) -> Tensor:
+    def forward(
+        self, batch: TokenBatch, read: Reading | None = None
+    ) -> Float[Tensor, "tokens ..."]:
         """Logits `[tokens, vocabulary]` that predict each response token, or `read` of them.
 
         **Arguments:**

@@ -44,7 +44,7 @@ class Objective(ABC):
         can be differentiated again, in forward and in reverse mode; a loss that holds a factor
         constant has to do that outside of what is differentiated here.
         """
-        weights: Tensor = -torch.func.grad(self.loss)(logps, batch)
+        weights: Float[Tensor, "tokens ..."] = -torch.func.grad(self.loss)(logps, batch)
         return weights
 
     @abstractmethod

@@ -141,7 +141,7 @@ class GRPO(Objective):
 
     def token_weights(self, logps: Tokens, batch: TokenBatch) -> Tokens:
         """Minus the slope of what moves, and the held factor times the advantage."""
-        weights: Tensor = -torch.func.grad(self._moving_loss)(logps, batch)
+        weights: Tokens = -torch.func.grad(self._moving_loss)(logps, batch)
         if (held := self._held(logps, batch)) is not None:
             weight = aggregation_weights(self.config, batch, logps)
             weights = weights + weight * held * advantages(batch)

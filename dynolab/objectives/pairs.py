@@ -194,7 +194,7 @@ class PairObjective(Objective, Generic[Config]):
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> Float[Tensor, " tokens"]:
         """Those of whole pushes, times the doses."""
-        weights: Tensor = -torch.func.grad(self._whole_loss)(logps, batch)
+        weights: Float[Tensor, " tokens"] = -torch.func.grad(self._whole_loss)(logps, batch)
         doses = self.doses(logps, batch)
         return weights if doses is None else weights * doses
 
@@ -230,7 +230,7 @@ class PairObjective(Objective, Generic[Config]):
             self.reward_scale * (side.mean if self.averages else side.ratio) for side in answers
         )
         up, down = batch.by_side(self.response_rates(logps, batch))
-        dosed: dict[str, Tensor] = {}
+        dosed: dict[str, Float[Tensor, ""]] = {}
         if batch.dose is not None:
             dose = batch.sequence_sum(batch.dose.to(logps)) / batch.sequence_length
             dosed = {"train/dose": batch.by_side(dose)[1].sum()}

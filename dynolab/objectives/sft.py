@@ -109,7 +109,9 @@ class KTO(Objective):
     def __init__(self, config: KTOConfig) -> None:
         self.config = config
 
-    def _ratio(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Tensor:
+    def _ratio(
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
+    ) -> Float[Tensor, " sequences"]:
         assert batch.reference is not None, "the reference is scored before the first step"
         return batch.sequence_sum(logps - batch.reference)
 

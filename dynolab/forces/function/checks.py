@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch
@@ -60,7 +61,7 @@ def check_model(model: nn.Module, *, derivatives: bool = True) -> None:
             )
 
 
-def check_finite(label: str, tensors: Mapping[str, Tensor]) -> None:
+def check_finite(label: str, tensors: Mapping[str, Shaped[Tensor, " ..."]]) -> None:
     """Rejects tensors with nan or inf."""
     # Sums are cheap and any nan or inf shows in them; they may also overflow on finite entries.
     # They are read all at once: each reading waits for a GPU.

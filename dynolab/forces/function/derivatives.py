@@ -17,7 +17,7 @@ from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.views import twice_differentiable
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import NamedTensors, Weights
 from dynolab.likelihood.checked import note_check
 from dynolab.likelihood.token_logps import causal_model
 
@@ -28,7 +28,7 @@ class ScoredTokens(Protocol):
     model: nn.Module
     dtype: torch.dtype
     device: torch.device
-    weights: dict[str, Tensor]
+    weights: NamedTensors
     frozen: set[str]
 
     def logits(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
@@ -121,11 +121,11 @@ def measure_derivatives(policy: ScoredTokens) -> Derivatives:
     causal = causal_model(policy.model)
     batch = collate([_sample(causal, generator)], 0).to(policy.device)
 
-    def logps(weights: dict[str, Tensor]) -> Float[Tensor, " tokens"]:
+    def logps(weights: NamedTensors) -> Float[Tensor, " tokens"]:
         logits = policy.logits(weights, batch)
         return logits.log_softmax(-1).gather(-1, batch.token[:, None]).squeeze(-1)
 
-    def moved(s: float) -> dict[str, Tensor]:
+    def moved(s: float) -> NamedTensors:
         return {name: w + s * direction[name] for name, w in at.items()}
 
     h = torch.finfo(dtype).eps ** (1 / 3)
@@ -133,7 +133,7 @@ def measure_derivatives(policy: ScoredTokens) -> Derivatives:
     wide = torch.finfo(dtype).eps ** (1 / 4)
     ahead, behind = (logps(moved(s * wide)) for s in (1, -1))
     slope, bend = (forth - back) / (2 * h), (ahead - 2 * logps(at) + behind) / wide**2
-    modes: dict[Mode, tuple[Tensor, Callable[[], Tensor]]] = {
+    modes: dict[Mode, tuple[Float[Tensor, " tokens"], Callable[[], Float[Tensor, " tokens"]]]] = {
         "forward": (slope, lambda: jvp(logps, (at,), (direction,))[1]),
         "backward": (slope, lambda: _by_gradients(logps, at, direction)),
         "second": (bend, lambda: _twice(logps, at, direction)),
@@ -155,26 +155,26 @@ def measure_derivatives(policy: ScoredTokens) -> Derivatives:
 
 @torch.enable_grad()  # torch's rules for activations can be differentiated again only then
 def _twice(
-    function: Callable[[dict[str, Tensor]], Tensor],
-    at: dict[str, Tensor],
-    direction: dict[str, Tensor],
-) -> Tensor:
+    function: Callable[[NamedTensors], Float[Tensor, " outputs"]],
+    at: NamedTensors,
+    direction: NamedTensors,
+) -> Float[Tensor, " outputs"]:
     """`d · ∂²f_m · d` of every output m."""
 
-    def along(weights: dict[str, Tensor]) -> Tensor:
+    def along(weights: NamedTensors) -> Float[Tensor, " outputs"]:
         with twice_differentiable():
-            moved: Tensor = jvp(function, (weights,), (direction,))[1]
+            moved: Float[Tensor, " outputs"] = jvp(function, (weights,), (direction,))[1]
         return moved
 
-    bent: Tensor = jvp(along, (at,), (direction,))[1]
+    bent: Float[Tensor, " outputs"] = jvp(along, (at,), (direction,))[1]
     return bent
 
 
 def _by_gradients(
-    function: Callable[[dict[str, Tensor]], Tensor],
-    at: dict[str, Tensor],
-    direction: dict[str, Tensor],
-) -> Tensor:
+    function: Callable[[NamedTensors], Float[Tensor, " outputs"]],
+    at: NamedTensors,
+    direction: NamedTensors,
+) -> Float[Tensor, " outputs"]:
     """`⟨∇f_m, d⟩` of every output m."""
     leaves = {name: w.detach().requires_grad_() for name, w in at.items()}
     with torch.enable_grad():

@@ -19,7 +19,7 @@ from dynolab.data.encode import Encoded
 from dynolab.forces.function.checks import check_batch, check_model
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.views import View, dtype_preserving
-from dynolab.forces.function.weights import Weights, call_at, cast_like
+from dynolab.forces.function.weights import NamedTensors, Weights, call_at, cast_like
 from dynolab.likelihood.arithmetic import check_float32_products
 from dynolab.likelihood.streamed import streamed, without_derivative
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
@@ -78,7 +78,7 @@ class PolicyFunction:
         frozen, named = without_derivative(model), dict(model.named_parameters())
         self.frozen = {name for name, parameter in named.items() if id(parameter) in frozen}
         narrow = self.frozen if dtype == torch.float32 else set()
-        self.weights: dict[str, Tensor] = {
+        self.weights: NamedTensors = {
             name: parameter.detach().to(parameter.dtype if name in narrow else dtype)
             for name, parameter in named.items()
             if parameter.is_floating_point()
@@ -87,7 +87,7 @@ class PolicyFunction:
         self.device = self.home if device is None else device
         _log.info("force engine: attention on SDPA's math kernel (forward-mode derivatives)")
 
-    def cast(self, weights: Weights) -> dict[str, Tensor]:
+    def cast(self, weights: Weights) -> NamedTensors:
         """Weights at the policy's home in its dtype; rejects unknown names and other shapes."""
         return cast_like(self.weights, weights)
 
@@ -178,7 +178,7 @@ class PolicyFunction:
     @torch.no_grad()
     def derivatives(
         self,
-        function: Callable[[Weights], Tensor],
+        function: Callable[[Weights], Float[Tensor, " ..."]],
         at: Weights,
         directions: Iterable[Weights],
     ) -> Float[Tensor, "directions ..."]:
@@ -193,11 +193,11 @@ class PolicyFunction:
 
     def _linearised(
         self,
-        function: Callable[[Weights], Tensor],
+        function: Callable[[Weights], Float[Tensor, " ..."]],
         at: Weights,
         directions: Iterable[Weights],
         together: int,
-    ) -> Iterator[tuple[Tensor, Float[Tensor, "some ..."]]]:
+    ) -> Iterator[tuple[Float[Tensor, "*outputs"], Float[Tensor, " some *outputs"]]]:
         """Yields the function's value and its derivatives along `together` directions at a time."""
         derivatives_of(self).require("forward")
         at = self.cast(at)
@@ -221,13 +221,16 @@ class PolicyFunction:
         return max(1, min(_MOST_TANGENTS, _TANGENT_BYTES // size))
 
     def pushforward(
-        self, function: Callable[[Weights], Tensor], at: Weights, moving: Collection[str]
-    ) -> Callable[[Weights], tuple[Tensor, Tensor]]:
+        self,
+        function: Callable[[Weights], Float[Tensor, " ..."]],
+        at: Weights,
+        moving: Collection[str],
+    ) -> Callable[[Weights], tuple[Float[Tensor, "*outputs"], Float[Tensor, "*outputs"]]]:
         """A function's value and its derivative along one direction of the parameters `moving`."""
         primal = {name: at.get(name, self.weights[name]) for name in moving}
         fixed = {name: w for name, w in at.items() if name not in primal}
 
-        def along(tangent: Weights) -> tuple[Tensor, Tensor]:
+        def along(tangent: Weights) -> tuple[Float[Tensor, "*outputs"], Float[Tensor, "*outputs"]]:
             own = {name: tangent[name] for name in primal}
             outputs = jvp(lambda w: function({**fixed, **w}), (primal,), (own,))
             return outputs[0], outputs[1]
@@ -235,8 +238,11 @@ class PolicyFunction:
         return along
 
     def _jvps(
-        self, function: Callable[[Weights], Tensor], at: Weights, directions: Sequence[Weights]
-    ) -> tuple[Tensor, Float[Tensor, "directions ..."]]:
+        self,
+        function: Callable[[Weights], Float[Tensor, " ..."]],
+        at: Weights,
+        directions: Sequence[Weights],
+    ) -> tuple[Float[Tensor, "*outputs"], Float[Tensor, " directions *outputs"]]:
         moving = {name for direction in directions for name in direction}
         if not moving:
             value = function(at)
@@ -296,7 +302,7 @@ def gpu_tokens(layers: int, width: int) -> int:
     return max(512, min(16_384, 2**27 // (layers * width)))
 
 
-def _joined(rows: Sequence[Tensor]) -> Tensor:
+def _joined(rows: Sequence[Float[Tensor, "_ ..."]]) -> Float[Tensor, "_ ..."]:
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 

@@ -41,7 +41,7 @@ class Rule:
     local: bool = False
     scale: float = 1.0
 
-    def looked_up(self, signal: Tensor) -> Tensor:
+    def looked_up(self, signal: Float[Tensor, "*positions d"]) -> Float[Tensor, "*positions d"]:
         """The signal at an embedding's rows."""
         return signal if self.scale == 1 else signal * self.scale
 
@@ -127,13 +127,19 @@ def _kind(module: nn.Module) -> Kind | None:
     return None
 
 
+Hidden = Float[Tensor, "rows length width"]
+"""Hidden states of a padded batch, between two blocks."""
+
+
 class Reached(Exception):
     """Stops a forward pass at a layer above which nothing is needed."""
 
 
 @contextmanager
 def at_layers(
-    policy: PolicyFunction, layers: Sequence[int], see: Callable[[Tensor], Tensor]
+    policy: PolicyFunction,
+    layers: Sequence[int],
+    see: Callable[[Hidden], Hidden],
 ) -> Iterator[None]:
     """While open, every pass calls `see` on h_ℓ of all positions and continues with its result.
 
@@ -177,7 +183,11 @@ def at_head(policy: PolicyFunction, see: SeeHead) -> Iterator[None]:
     The pass continues with its result, through all that the model does to its head's output.
     """
 
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def hook(
+        module: nn.Module,
+        inputs: tuple[Float[Tensor, "1 tokens features"], ...],
+        output: Float[Tensor, "1 tokens vocabulary"],
+    ) -> Float[Tensor, "1 tokens vocabulary"]:
         return see(inputs[0][0], output[0])[None]
 
     handle = head_module(policy.causal).register_forward_hook(hook)

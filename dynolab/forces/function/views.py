@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -76,7 +76,7 @@ class _KeepFloat64(TorchFunctionMode):
             kwargs = {name: _not_narrower(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
-    def _holds(self, tensor: Tensor) -> bool:
+    def _holds(self, tensor: Shaped[Tensor, " ..."]) -> bool:
         """Whether the tensor is a buffer of the model, or a view of one."""
         return id(tensor) in self._buffers or id(tensor._base) in self._buffers
 
@@ -107,13 +107,13 @@ class _PlainLayerNorm(TorchFunctionMode):
 
 
 def _layer_norm(
-    input: Tensor,
+    input: Float[Tensor, "*shape"],
     normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Float[Tensor, " ..."] | None = None,
+    bias: Float[Tensor, " ..."] | None = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
-) -> Tensor:
+) -> Float[Tensor, "*shape"]:
     last = tuple(range(-len(normalized_shape), 0))
     centred = input - input.mean(last, keepdim=True)
     value = centred * (centred.square().mean(last, keepdim=True) + eps).rsqrt()

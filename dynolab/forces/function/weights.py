@@ -7,18 +7,21 @@ from itertools import chain
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_finite
 
-Weights = Mapping[str, Tensor]
+Weights = Mapping[str, Float[Tensor, " ..."]]
 """Tensors by parameter name; tied weights appear once, under their first name."""
 
+NamedTensors = dict[str, Float[Tensor, " ..."]]
+"""The same where the reader may change it."""
 
-def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
+
+def cast_like(own: Weights, weights: Weights) -> NamedTensors:
     """Moves weights to the device and dtype of a model's own; checks names and shapes.
 
     **Raises:** `ConfigError` for unknown names, other shapes, nan and inf.
@@ -38,10 +41,10 @@ def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
 
 
 def gradients(
-    value: Tensor | Sequence[Tensor],
+    value: Float[Tensor, " ..."] | Sequence[Float[Tensor, " ..."]],
     leaves: Weights,
-    pull: Tensor | Sequence[Tensor] | None = None,
-) -> dict[str, Tensor]:
+    pull: Float[Tensor, " ..."] | Sequence[Float[Tensor, " ..."]] | None = None,
+) -> NamedTensors:
     """`∂value/∂leaf` of every leaf by name, zero where it does not act; the graph is kept.
 
     **Arguments:** `pull`: the cotangent of the value; default: 1.
@@ -66,12 +69,14 @@ def call_at(module: nn.Module, weights: Weights, *arguments: Any) -> Any:
     return functional_call(module, placed, arguments, tie_weights=False)
 
 
-def shape_of(parameter: Tensor) -> torch.Size:
+def shape_of(parameter: Shaped[Tensor, " ..."]) -> torch.Size:
     """A parameter's own shape, also while ZeRO-3 keeps an empty tensor in its place."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def call_alone(module: nn.Module, weights: Weights, value: Tensor) -> Tensor:
+def call_alone(
+    module: nn.Module, weights: Weights, value: Float[Tensor, " ..."]
+) -> Float[Tensor, " ..."]:
     """A module's own forward at other parameters than its own, without what its hooks do.
 
     FSDP2's hooks would put the parameters back, and its modules cannot be copied.
@@ -81,7 +86,7 @@ def call_alone(module: nn.Module, weights: Weights, value: Tensor) -> Tensor:
     return alone.forward(value)
 
 
-def _tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Tensor]:
+def _tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Shaped[Tensor, " ..."]]:
     """Parameters and buffers that these modules hold directly, by full name."""
     return {
         f"{path}.{name}".removeprefix("."): tensor
@@ -106,7 +111,7 @@ def block_of(parameter: str) -> str:
     return parts[-2] if len(parts) > 1 else parameter
 
 
-def block_columns(weights: Mapping[str, Tensor]) -> dict[str, list[slice]]:
+def block_columns(weights: Mapping[str, Float[Tensor, " ..."]]) -> dict[str, list[slice]]:
     """Each block's columns of flat vectors (`flatten`) of these weights."""
     columns: dict[str, list[slice]] = {}
     stop = 0
@@ -121,7 +126,7 @@ def flatten(weights: Weights) -> Float[Tensor, " parameters"]:
     return torch.cat([w.detach().flatten() for w in weights.values()])
 
 
-def unflatten(vector: Float[Tensor, " parameters"], like: Weights) -> dict[str, Tensor]:
+def unflatten(vector: Float[Tensor, " parameters"], like: Weights) -> NamedTensors:
     """The vector's parts with the names and shapes of some weights."""
     parts = vector.split([w.numel() for w in like.values()])
     return {name: part.view_as(w) for (name, w), part in zip(like.items(), parts, strict=True)}

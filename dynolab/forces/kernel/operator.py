@@ -16,7 +16,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_items
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import NamedTensors, Weights
 
 _MOST_DIRECTIONS = 32
 
@@ -41,9 +41,9 @@ class TangentKernel:
     """
 
     policy: PolicyFunction
-    at: dict[str, Tensor]
+    at: NamedTensors
     moving: frozenset[str]
-    scale: dict[str, Tensor] | None
+    scale: NamedTensors | None
     memory_bytes: int
 
     @classmethod

@@ -163,7 +163,7 @@ def _directions(
     positions, classes = logits.shape
     dimension = positions * (1 if gauge else classes - 1)
 
-    def draw(count: int) -> Tensor:
+    def draw(count: int) -> Float[Tensor, "count positions classes"]:
         normal = torch.randn(count, positions, classes, generator=generator)
         return _part(normal.to(logits), gauge)
 

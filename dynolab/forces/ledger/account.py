@@ -121,8 +121,10 @@ class Ledger:
         self._waiting = None if waiting is None else Waiting(waiting)
         self._memory_bytes = memory_bytes
         self._groups: list[range] = []
-        self._after: tuple[int, Tensor, Tensor] | None = None
-        self._momentum: Tensor | None = None
+        self._after: (
+            tuple[int, Float[Tensor, " parameters"], Float[Tensor, " functionals"]] | None
+        ) = None
+        self._momentum: Float[Tensor, " parameters"] | None = None
         self._held: tuple[Slopes, Later] | None = None
         self._resumed: Waiting | None = None
         self._gradients: GroupedGradients | None = None

@@ -100,11 +100,11 @@ def slopes_of(
         group = torch.tensor(numbers, device=policy.device)
 
         def weighted(
-            logits: Tensor,
+            logits: Float[Tensor, "tokens vocabulary"],
             batch: TokenBatch = batch,
             terms: Sequence[Term] = terms,
             numbers: Sequence[int] = numbers,
-        ) -> Tensor:
+        ) -> Float[Tensor, " tokens"]:
             for place in (place for place, number in enumerate(numbers) if number in terms_of):
                 own = batch.sequence == place
                 found[numbers[place]] = token_terms(logits.detach()[own], batch.token[own])
@@ -251,7 +251,7 @@ class Waiting:
         """Reads rows; None where there are none of this kind."""
         if not self._file(kind, rows[0]).exists():
             return None
-        taken: Tensor | None = None
+        taken: Float[Tensor, "rows parameters"] | None = None
         for place, number in enumerate(rows):
             row = load_file(self._file(kind, number))[kind]
             if taken is None:

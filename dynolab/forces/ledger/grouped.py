@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
@@ -55,7 +55,7 @@ class GroupedGradients:
         batch = policy.batch(list(sample))
         groups = torch.arange(len(sample))
 
-        def values(logits: Tensor) -> Tensor:
+        def values(logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, " tokens"]:
             return View.realised(batch).logps(logits).squeeze(-1)
 
         made, truth = by_rule.rows(at, len(sample)), by_rule.rows(at, len(sample))
@@ -93,7 +93,12 @@ class GroupedGradients:
         named = dict(zip(self.names, into.split(self._sizes(at), dim=1), strict=True))
         on_host = into.device != self.policy.device
 
-        def add(rule: Rule, value: Tensor, delta: Tensor, where: Tensor) -> None:
+        def add(
+            rule: Rule,
+            value: Shaped[Tensor, " ..."],
+            delta: Float[Tensor, "positions d_out"],
+            where: Int[Tensor, " positions"],
+        ) -> None:
             out = {name: named[name] for name in rule.names}
             if on_host:
                 out = {name: torch.zeros_like(r, device=where.device) for name, r in out.items()}
@@ -101,7 +106,7 @@ class GroupedGradients:
             for name, made in out.items() if on_host else ():
                 named[name] += made.cpu()
 
-        def add_whole(name: str, number: int, gradient: Tensor) -> None:
+        def add_whole(name: str, number: int, gradient: Float[Tensor, " size"]) -> None:
             named[name][number] += gradient.to(into.device)
 
         return self._backward(at, batch, values, group, len(into), add, add_whole)
@@ -116,8 +121,16 @@ class GroupedGradients:
         values: Values,
         group: Int[Tensor, " sequences"],
         groups: int,
-        add: Callable[[Rule, Tensor, Tensor, Tensor], None],
-        add_whole: Callable[[str, int, Tensor], None],
+        add: Callable[
+            [
+                Rule,
+                Shaped[Tensor, " ..."],
+                Float[Tensor, "positions d_out"],
+                Int[Tensor, " positions"],
+            ],
+            None,
+        ],
+        add_whole: Callable[[str, int, Float[Tensor, " size"]], None],
     ) -> Float[Tensor, " tokens"]:
         """One forward, and one backward of the sum of all values; returns the values.
 
@@ -131,7 +144,9 @@ class GroupedGradients:
         begins = list(leaves.values())  # all outputs depend on these or on one that begins a graph
 
         @torch.no_grad()
-        def give(rule: Rule, value: Tensor, delta: Tensor) -> None:
+        def give(
+            rule: Rule, value: Shaped[Tensor, " ..."], delta: Float[Tensor, "*positions d_out"]
+        ) -> None:
             where = groups_of(delta.shape[:-1], batch.input_ids.shape, own)
             # The head and what is in it are called on positions that predict a response token.
             if where is None and delta.shape[:-1].numel() == len(batch.sequence):
@@ -179,10 +194,10 @@ def groups_of(
 
 def add_call(
     rule: Rule,
-    value: Tensor,
+    value: Shaped[Tensor, " ..."],
     signal: Float[Tensor, "positions d_out"],
     where: Int[Tensor, " positions"],
-    parts: dict[str, Tensor],
+    parts: dict[str, Float[Tensor, "groups _"]],
 ) -> None:
     """Adds the gradients of one call, whose input is `value`, to the rows of its groups."""
     if rule.bias is not None:
@@ -201,7 +216,9 @@ def add_call(
 
 
 def _add_sums(
-    values: Float[Tensor, "positions d"], where: Int[Tensor, " positions"], out: Tensor
+    values: Float[Tensor, "positions d"],
+    where: Int[Tensor, " positions"],
+    out: Float[Tensor, "groups d"],
 ) -> None:
     """Sums over each group's positions, as a product with its indicator: faster than index_add."""
     groups = torch.arange(len(out), device=where.device)
@@ -229,7 +246,7 @@ def _add_products(
 
 def _add_table(
     rule: Rule,
-    value: Tensor,
+    value: Int[Tensor, " ..."],
     signal: Float[Tensor, "positions d"],
     where: Int[Tensor, " positions"],
     out: Float[Tensor, "groups size"],

@@ -67,7 +67,7 @@ class Metagradient:
     ) -> None:
         self._policy, self._functionals = policy, functionals
         self._batch_tokens = batch_tokens or policy.batch_tokens
-        self._at: tuple[int, Tensor] | None = None
+        self._at: tuple[int, Float[Tensor, " parameters"]] | None = None
         self._by_weights = self._by_momentum = torch.zeros(())
 
     def enter(self, record: StepRecord) -> StepMetagradient:

@@ -111,10 +111,10 @@ class StepAccount:
 def joined(parts: Sequence[StepAccount]) -> StepAccount:
     """The entries of a step from those of some functionals each."""
 
-    def columns(name: str, dim: int = 0) -> Tensor:
+    def columns(name: str, dim: int = 0) -> Float[Tensor, "*responses functionals"]:
         return torch.cat([getattr(part, name) for part in parts], dim)
 
-    def by_name(name: str) -> dict[str, Tensor]:
+    def by_name(name: str) -> dict[str, Float[Tensor, "functionals ..."]]:
         names = getattr(parts[0], name)
         return {key: torch.cat([getattr(part, name)[key] for part in parts]) for key in names}
 
@@ -144,7 +144,7 @@ class StepMap(Protocol):
         """As `OptimizerMap.carry`."""
 
     @property
-    def momentum(self) -> Tensor:
+    def momentum(self) -> Float[Tensor, " parameters"]:
         """As `OptimizerMap.momentum`, of all parameters, on any device."""
 
     @property
@@ -198,7 +198,7 @@ class RecordedMap:
         return self.at(slice(0, 1)).carry
 
     @property
-    def momentum(self) -> Tensor:
+    def momentum(self) -> Float[Tensor, " parameters"]:
         """Before the step."""
         key = "exp_avg" if self.facts.optimizer.name == "adamw" else "momentum_buffer"
         return self.state.get(key, torch.zeros_like(self.before))
@@ -221,7 +221,7 @@ class RecordedMap:
     def at(self, columns: slice) -> OptimizerMap:
         """The map of some numbers, on the policy's device."""
 
-        def here(vector: Tensor) -> Tensor:
+        def here(vector: Float[Tensor, " parameters"]) -> Float[Tensor, " columns"]:
             return vector[..., columns].to(self.policy.device, self.policy.dtype)
 
         state = {key: here(vector) for key, vector in self.state.items()}
@@ -235,7 +235,7 @@ class Change:
     `after`: by parameter, in the order of the flat vector `before`; either may be on the host.
     """
 
-    after: Mapping[str, Tensor]
+    after: Mapping[str, Float[Tensor, " ..."]]
     before: Float[Tensor, " parameters"]
 
     @cached_property
@@ -361,7 +361,7 @@ def account_of(
     count, device = len(start.values), start.values.device
     responses = len(step.gradients)
 
-    def zeros(width: int) -> Tensor:
+    def zeros(width: int) -> Float[Tensor, "functionals width"]:
         return start.values.new_zeros(count, width, dtype=torch.float64)
 
     # Columns: what functionals lack without each response and each group; what the whole gradient,

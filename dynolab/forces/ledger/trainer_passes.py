@@ -10,13 +10,13 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor, nn
 
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
-from dynolab.forces.function.weights import gradients, shape_of
+from dynolab.forces.function.weights import NamedTensors, gradients, shape_of
 from dynolab.forces.ledger.grouped import GroupedGradients, add_call, groups_of
 from dynolab.forces.map.output_gradients import Call, recorded_calls
 from dynolab.forces.step.optimizers import Clipping, Removal
@@ -33,7 +33,7 @@ class Forward:
     arguments: tuple[Any, ...]
     named: dict[str, Any]
     random: Any
-    pulls: dict[str, Tensor] = field(default_factory=dict)
+    pulls: dict[str, Float[Tensor, "sequences _ ..."]] = field(default_factory=dict)
 
     @property
     def ids(self) -> Int[Tensor, "sequences length"]:
@@ -51,7 +51,9 @@ class Forward:
             return self.pulls["log_probs"].float().sum(1).neg()
         return -self._by_following(self.pulls["logits"]).float().sum(1)
 
-    def _by_following(self, pull: Float[Tensor, "sequences length vocabulary"]) -> Tensor:
+    def _by_following(
+        self, pull: Float[Tensor, "sequences length vocabulary"]
+    ) -> Float[Tensor, "sequences following"]:
         """The derivatives by the score of the token that follows, sequences × tokens but one."""
         following = self.ids[:, 1:][:, -pull.shape[1] :].cpu()
         at = pull[:, -following.shape[1] - 1 : -1]
@@ -79,7 +81,7 @@ class Forward:
             for own, present in zip(everywhere, real, strict=True)
         ]
 
-    def alone(self, number: int) -> list[Tensor]:
+    def alone(self, number: int) -> list[Outputs]:
         """The pulls at one sequence's outputs, zero at the others'."""
         pulls = [torch.zeros_like(pull) for pull in self.pulls.values()]
         for own, pull in zip(pulls, self.pulls.values(), strict=True):
@@ -107,6 +109,12 @@ class Forward:
 
 Removals = Callable[[str], Removal]
 """What functionals would lack of a step by one parameter, by its name."""
+
+RuleSignal = tuple[Rule, Shaped[Tensor, " ..."], Float[Tensor, "_ _"], Int[Tensor, " _"]]
+"""A rule, its module's input, its signal at every position, and every position's sequence."""
+
+Outputs = Float[Tensor, "sequences _ ..."]
+"""Of a forward pass, or the loss' derivative by them: a row a sequence."""
 
 GRADIENT_BYTES = 2**28
 """Of gradients of sequences by one parameter that are held at once; one sequence's at least."""
@@ -294,7 +302,7 @@ class TrainerPasses:
     @contextmanager
     def _made_again(self, forward: Forward) -> Iterator[_Again]:
         """One forward pass, made again: what it gives is there while this is open."""
-        policy, hidden = self.policy, list[Tensor]()
+        policy, hidden = self.policy, list[Float[Tensor, "sequences length width"]]()
         with ExitStack() as stack:
             stack.enter_context(_replayed(self._model, forward.random, policy.device))
             stack.enter_context(self._arithmetic())
@@ -308,7 +316,7 @@ class TrainerPasses:
             if not self._tried:
                 self._try(forward, calls, outputs, hidden[0])
             kept = bool(self._generic)
-            signals: list[tuple[Rule, Tensor, Tensor, Tensor]] = []
+            signals: list[RuleSignal] = []
             for call, signal, where in self._signals(
                 forward, calls, outputs, forward.pulls.values(), kept
             ):
@@ -326,10 +334,10 @@ class TrainerPasses:
         self,
         forward: Forward,
         calls: Sequence[Call],
-        outputs: Sequence[Tensor],
-        pulls: Iterable[Tensor],
+        outputs: Sequence[Outputs],
+        pulls: Iterable[Outputs],
         kept: bool,
-    ) -> list[tuple[Call, Tensor, Tensor]]:
+    ) -> list[tuple[Call, Float[Tensor, " ..."], Int[Tensor, " _"]]]:
         """Signal and every position's sequence of the calls that the loss depends on."""
         policy = self.policy
         if not calls:  # no parameter has a rule
@@ -349,7 +357,11 @@ class TrainerPasses:
         return signals
 
     def _try(
-        self, forward: Forward, calls: Sequence[Call], outputs: Sequence[Tensor], hidden: Tensor
+        self,
+        forward: Forward,
+        calls: Sequence[Call],
+        outputs: Sequence[Outputs],
+        hidden: Float[Tensor, "sequences length width"],
     ) -> None:
         """Takes rules away that give another gradient than autograd of the sequence pulled most."""
         self._tried = True
@@ -385,7 +397,9 @@ class TrainerPasses:
         self._rules = tuple(rule for rule in self._rules if rule not in lost)
         self._generic |= wrong | {name for rule in lost for name in rule.names}
 
-    def _head(self, forward: Forward, hidden: Tensor, number: int) -> Iterator[tuple[Any, ...]]:
+    def _head(
+        self, forward: Forward, hidden: Float[Tensor, "sequences length width"], number: int
+    ) -> Iterator[tuple[Any, ...]]:
         """Rule, input and signal of the head where its weight was used without a call of it."""
         heads = [rule for rule in self._rules if rule.head]
         labels, dtype = forward.named["labels"][number, 1:], self.policy.dtype
@@ -411,8 +425,8 @@ class _Again:
 
     passes: TrainerPasses
     forward: Forward
-    outputs: Sequence[Tensor]
-    signals: Sequence[tuple[Rule, Tensor, Tensor, Tensor]]
+    outputs: Sequence[Outputs]
+    signals: Sequence[RuleSignal]
 
     @property
     def sequences(self) -> int:
@@ -460,7 +474,7 @@ class _Again:
             for name, gradients_of_some in rows.items():
                 yield name, some, gradients_of_some
 
-    def _by_rule(self, some: slice, rows: dict[str, Tensor]) -> None:
+    def _by_rule(self, some: slice, rows: dict[str, Float[Tensor, "some _"]]) -> None:
         for rule, value, signal, where in self.signals:
             if not set(rule.names) & set(rows):
                 continue
@@ -477,20 +491,22 @@ class _Again:
             rows[number - some.start] = made.flatten().to(rows)
 
 
-def typed(call: Call, signal: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def typed(
+    call: Call, signal: Float[Tensor, "*shape d_out"], dtype: torch.dtype
+) -> tuple[Shaped[Tensor, " ..."], Float[Tensor, "positions d_out"]]:
     """A call's input and its signal, positions × d_out, in a dtype; an embedding's input is ids."""
     value = call.input.detach()
     value = value if call.rule.kind == "embedding" else value.to(dtype)
     return value, signal.to(dtype).flatten(0, -2)
 
 
-def _keep(pulls: dict[str, Tensor], name: str, pull: Tensor | None) -> None:
+def _keep(pulls: NamedTensors, name: str, pull: Float[Tensor, " ..."] | None) -> None:
     """A hook; compiled passes call it with None for what the loss does not use."""
     if pull is not None:
         pulls[name] = pull.detach().cpu()
 
 
-def _differentiable(output: Any, sequences: int) -> dict[str, Tensor]:
+def _differentiable(output: Any, sequences: int) -> dict[str, Float[Tensor, "{sequences} ..."]]:
     """The outputs with a row per sequence and a gradient, such as logits, by their names."""
     return {
         name: value
@@ -502,7 +518,11 @@ def _differentiable(output: Any, sequences: int) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _replayed(model: nn.Module, state: tuple[Tensor, Tensor | None], device: torch.device):  # type: ignore[no-untyped-def]
+def _replayed(
+    model: nn.Module,
+    state: tuple[UInt8[Tensor, " _"], UInt8[Tensor, " _"] | None],
+    device: torch.device,
+) -> Iterator[None]:
     """A pass from an earlier random state that leaves the state, buffers and gradients as they are.
 
     Gradient checkpointing, which changes no number, is off.

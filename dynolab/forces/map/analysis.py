@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, by_length
@@ -126,7 +127,7 @@ class Analysis:
 
 def recorded_examples(
     examples: Sequence[EncodedExample],
-    reference: Mapping[str, Mapping[int, Tensor]] | None = None,
+    reference: Mapping[str, Mapping[int, Float[Tensor, " _"]]] | None = None,
 ) -> list[RecordedExample]:
     """Examples with their reference log-probabilities by id and side, if there are any."""
 

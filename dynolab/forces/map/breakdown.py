@@ -62,7 +62,7 @@ class Breakdown:
         return last_layer_fit(self.force, self.head)
 
 
-def last_layer_fit(whole: Float[Tensor, ...], head: Float[Tensor, ...]) -> LastLayerFit:
+def last_layer_fit(whole: Float[Tensor, " ..."], head: Float[Tensor, " ..."]) -> LastLayerFit:
     """The head's part F_h of any change against the whole F."""
     size = whole.norm()
     return LastLayerFit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dynolab.forces.function.weights import Weights
@@ -57,15 +57,15 @@ def contract(
         into(name, "own").addmm_(left_vectors, right_vectors.T)
 
 
-def _of(scale: Weights | None, name: str) -> Tensor | None:
+def _of(scale: Weights | None, name: str) -> Float[Tensor, "rows columns"] | None:
     return None if scale is None else scale[name]
 
 
 def _matrix(
     observed: Sequence[Outer],
     updating: Sequence[Outer],
-    out: Tensor,
-    scale: Tensor | None,
+    out: Float[Tensor, "observed updating"],
+    scale: Float[Tensor, "rows columns"] | None,
     workspace: int,
 ) -> None:
     if scale is not None:
@@ -86,8 +86,8 @@ def _matrix(
 def formed_gradients(
     observed: Sequence[Outer],
     updating: Sequence[Outer],
-    out: Tensor,
-    scale: Tensor | None,
+    out: Float[Tensor, "observed updating"],
+    scale: Float[Tensor, "rows columns"] | None,
     workspace: int,
 ) -> None:
     """Order (i): form `g_m = Σ_s δ_{m,s} a_sᵀ` on both sides, then one matrix product.
@@ -124,7 +124,9 @@ def _form(
     return gradients
 
 
-def carried_signals(observed: Sequence[Outer], updating: Sequence[Outer], out: Tensor) -> None:
+def carried_signals(
+    observed: Sequence[Outer], updating: Sequence[Outer], out: Float[Tensor, "observed updating"]
+) -> None:
     """Order (iii): with `C = a_o a_uᵀ`, `E_{l,s} = Σ_t C_st δ_{l,t}`, then `Σ_s δ_{m,s}·E_{l,s}`.
 
     No gradient is formed: the updating signals are carried to the observed positions.
@@ -151,7 +153,7 @@ def _table(
     observed: Sequence[Factors],
     updating: Sequence[Factors],
     into: Into,
-    scale: Tensor | None,
+    scale: Float[Tensor, "rows columns"] | None,
     workspace: int,
 ) -> None:
     """A matrix of rank-one gradients (such as the head's), an embedding, or both in one."""
@@ -180,7 +182,13 @@ def _joined(name: str, side: Sequence[Factors]) -> Point:
     )
 
 
-def _scaled_points(left: Point, right: Point, out: Tensor, scale: Tensor, workspace: int) -> None:
+def _scaled_points(
+    left: Point,
+    right: Point,
+    out: Float[Tensor, "observed updating"],
+    scale: Float[Tensor, "rows columns"],
+    workspace: int,
+) -> None:
     """`Σ_{v,i} δ_m[v] h_m[i] P[v,i] δ_l[v] h_l[i]`: P breaks rank one, so rows v are formed."""
     scale = scale.T if left.transposed else scale
     outputs, d = scale.shape
@@ -196,8 +204,8 @@ def _tables(
     name: str,
     observed: Sequence[Factors],
     updating: Sequence[Factors],
-    out: Tensor,
-    scale: Tensor | None,
+    out: Float[Tensor, "observed updating"],
+    scale: Float[Tensor, "vocabulary d"] | None,
 ) -> None:
     """`Σ_v rows_m[v] · P_v rows_l[v]`, one product for each token v that occurs on both sides."""
     left, right = _by_token(name, observed), _by_token(name, updating)
@@ -209,9 +217,11 @@ def _tables(
         out.index_put_((rows[:, None], columns), ours @ theirs.T, accumulate=True)
 
 
-def _by_token(name: str, side: Sequence[Factors]) -> dict[int, list[tuple[Tensor, Tensor]]]:
+def _by_token(
+    name: str, side: Sequence[Factors]
+) -> dict[int, list[tuple[Int[Tensor, " _"], Float[Tensor, "_ d"]]]]:
     """For each token of the table: where gradients of its row stand, and the gradients."""
-    gradients: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    gradients: dict[int, list[tuple[Int[Tensor, " _"], Float[Tensor, "_ d"]]]] = {}
     start = 0
     for factors in side:
         table = factors.rows[name]
@@ -223,7 +233,12 @@ def _by_token(name: str, side: Sequence[Factors]) -> dict[int, list[tuple[Tensor
     return gradients
 
 
-def _crossed(embedded: Sequence[Rows], heads: Point, out: Tensor, scale: Tensor | None) -> None:
+def _crossed(
+    embedded: Sequence[Rows],
+    heads: Point,
+    out: Float[Tensor, "embedded heads"],
+    scale: Float[Tensor, "vocabulary d"] | None,
+) -> None:
     """`Σ_v signal_l[v] (rows_m[v] · P_v h_l)`: embedding side of m against head side of l."""
     top = 0
     for table in embedded:

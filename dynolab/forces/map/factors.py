@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
-from dynolab.forces.function.weights import Weights, call_alone, gradients, shape_of
+from dynolab.forces.function.weights import NamedTensors, Weights, call_alone, gradients, shape_of
 from dynolab.forces.map.output_gradients import Signal, Tail, token_signals
 from dynolab.forces.map.weighted import WeightedResponse
 
@@ -115,12 +115,14 @@ def _add(factors: Factors, signal: Signal, generic: set[str]) -> None:
         factors.outer[weight] = Outer(value, delta, rule.transposed)
 
 
-def _add_dense(factors: Factors, name: str, gradient: Tensor) -> None:
+def _add_dense(factors: Factors, name: str, gradient: Float[Tensor, "tokens size"]) -> None:
     old = factors.dense.get(name)
     factors.dense[name] = gradient if old is None else old + gradient
 
 
-def _table_rows(module: nn.Module, ids: Int[Tensor, " positions"], delta: Tensor) -> Rows:
+def _table_rows(
+    module: nn.Module, ids: Int[Tensor, " positions"], delta: Float[Tensor, "tokens positions d"]
+) -> Rows:
     """Σ of the signals over the positions of each token present; a padding row gets none."""
     present, where = ids.unique(return_inverse=True)
     rows = delta.new_zeros(len(delta), len(present), delta.shape[-1]).index_add_(1, where, delta)
@@ -129,7 +131,7 @@ def _table_rows(module: nn.Module, ids: Int[Tensor, " positions"], delta: Tensor
 
 
 @torch.no_grad()
-def normed(rule: Rule, value: Tensor) -> Tensor:
+def normed(rule: Rule, value: Float[Tensor, "*positions d"]) -> Float[Tensor, "*positions d"]:
     """The norm's output by its scale: its own before scaling, also where it scales by 1 + w."""
     module: Any = rule.module
     still = value.new_zeros(shape_of(module.weight))  # its own may be split over ranks
@@ -189,9 +191,9 @@ def differing(computed: Weights, truth: Weights) -> set[str]:
 
 
 @torch.no_grad()
-def _summed(factors: Factors, w: Tensor, like: Weights) -> dict[str, Tensor]:
+def _summed(factors: Factors, w: Float[Tensor, " tokens"], like: Weights) -> NamedTensors:
     """`Σ_m w_m g_m` by parameter name, from the factors."""
-    sums: dict[str, Tensor] = {}
+    sums: NamedTensors = {}
     for name, outer in factors.outer.items():
         g = torch.einsum("m,mso,si->oi", w, outer.signal, outer.input)
         sums[name] = g.T if outer.transposed else g

@@ -14,7 +14,7 @@ from dynolab.data.encode import Encoded
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import NamedTensors, Weights
 from dynolab.forces.map.contraction import contract
 from dynolab.forces.map.costs import factor_bytes, shapes_of, split_to_fit
 from dynolab.forces.map.factors import Factors, token_factors, without_rule
@@ -43,9 +43,9 @@ class TokenGradients:
     """
 
     policy: PolicyFunction
-    at: dict[str, Tensor]
+    at: NamedTensors
     wanted: frozenset[str]
-    scale: dict[str, Tensor] | None
+    scale: NamedTensors | None
     rules: list[Rule]
     tail: Tail | None
     generic: frozenset[str]
@@ -230,7 +230,9 @@ def gram_tiles(
         shape = (blocks, *(side.stop - side.start for side in tile))
         out = torch.zeros(shape, dtype=policy.dtype, device=policy.device)
 
-        def into(name: str, use: str, out: Tensor = out) -> Tensor:
+        def into(
+            name: str, use: str, out: Float[Tensor, "blocks observed updating"] = out
+        ) -> Float[Tensor, "observed updating"]:
             return out[number(name, use)]
 
         contract(left, right, into, scale=gradients.scale, workspace=workspace)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import NamedTensors, Weights
 from dynolab.forces.map.analysis import Question
 from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.step.optimizers import FrozenUpdate
@@ -78,7 +77,7 @@ def fill_map(job: MapJob, policy: PolicyFunction) -> ForceMap:
     update: float | FrozenUpdate = job.learning_rate
     at = None
     if job.tensors is not None:
-        parts: dict[str, dict[str, Tensor]] = {"scale": {}, "at": {}}
+        parts: dict[str, NamedTensors] = {"scale": {}, "at": {}}
         for flat, tensor in load_file(job.tensors, device=str(policy.device)).items():
             part, name = flat.split("|", 1)
             parts[part][name] = tensor
@@ -98,7 +97,7 @@ def fill_map(job: MapJob, policy: PolicyFunction) -> ForceMap:
     )
 
 
-def _flat(parts: dict[str, Weights]) -> dict[str, Tensor]:
+def _flat(parts: dict[str, Weights]) -> NamedTensors:
     return {
         f"{part}|{name}": tensor.detach().cpu().clone().contiguous()
         for part, tensors in parts.items()

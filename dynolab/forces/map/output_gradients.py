@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -43,10 +43,12 @@ class Signal:
     """
 
     rule: Rule
-    input: Tensor
-    delta: Tensor
+    input: Shaped[Tensor, "positions ..."]
+    delta: Float[Tensor, "tokens *positions d_out"]
 
-    def summed(self, factor: Tensor | None = None) -> Float[Tensor, "tokens d_out"]:
+    def summed(
+        self, factor: Float[Tensor, "*positions d_out"] | None = None
+    ) -> Float[Tensor, "tokens d_out"]:
         """`Σ_s δ_{m,s} ⊙ factor_s`, the factor 1 by default."""
         product = self.delta if factor is None else self.delta * factor
         return product if self.rule.local else product.sum(1)
@@ -103,9 +105,9 @@ class Call:
     """One call of a module; `leaf` stands in for its input, where one does."""
 
     rule: Rule
-    input: Tensor
-    output: Tensor
-    leaf: Tensor | None
+    input: Shaped[Tensor, "*shape"]
+    output: Float[Tensor, " ..."]
+    leaf: Float[Tensor, "*shape"] | None
 
 
 def token_signals(
@@ -151,7 +153,9 @@ def _scores(
     return (pull * logits).sum(-1)
 
 
-def _from_the_head(scores: Tensor, calls: Sequence[Call], places: Places) -> list[list[Signal]]:
+def _from_the_head(
+    scores: Float[Tensor, " tokens"], calls: Sequence[Call], places: Places
+) -> list[list[Signal]]:
     """Starts at the logits: a row belongs to its token alone, whatever the head computes."""
     heads = [call for call in calls if call.rule.head]
     body = _on_sequences(calls, places)
@@ -169,7 +173,7 @@ def _from_the_head(scores: Tensor, calls: Sequence[Call], places: Places) -> lis
 
 
 def _from_the_last_attention(
-    scores: Tensor, calls: Sequence[Call], tail: Tail, places: Places
+    scores: Float[Tensor, " tokens"], calls: Sequence[Call], tail: Tail, places: Places
 ) -> list[list[Signal]]:
     """One backward after the last attention; through it and below, token by token.
 
@@ -217,9 +221,9 @@ def _on_sequences(calls: Sequence[Call], places: Places) -> list[Call]:
 
 def _by_response(
     whole: Sequence[Call],
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Float[Tensor, "most rows length _"]],
     local: Sequence[Call],
-    own: Sequence[Tensor],
+    own: Sequence[Float[Tensor, "_ _ _"]],
     places: Places,
 ) -> list[list[Signal]]:
     """The signals of calls on whole sequences, and of local ones, by response."""
@@ -237,7 +241,7 @@ def _call_of(rule: Rule, calls: Sequence[Call]) -> Call:
 
 
 def _batched(
-    outputs: Sequence[Tensor],
+    outputs: Sequence[Float[Tensor, " ..."]],
     inputs: Sequence[Float[Tensor, "rows length _"]],
     cotangents: Sequence[Float[Tensor, "most ..."]],
 ) -> list[Float[Tensor, "most rows length _"]]:
@@ -261,7 +265,9 @@ def _whole(
     return Signal(call.rule, call.input[row, :end].detach(), delta.detach())
 
 
-def _own(call: Call, signal: Tensor, places: Places, row: int) -> Signal:
+def _own(
+    call: Call, signal: Float[Tensor, "rows positions d_out"], places: Places, row: int
+) -> Signal:
     """A response's signal at each token's own position: the head sees only those."""
     tokens = places.tokens[row]
     at = (0, tokens) if call.rule.head else (row, places.position[tokens])
@@ -309,7 +315,9 @@ def find_tail(
     return [marked[id(rule)] for rule in rules], tail
 
 
-def _stays_at(signal: Tensor, position: Tensor) -> bool:
+def _stays_at(
+    signal: Float[Tensor, "tokens positions d_out"], position: Int[Tensor, " tokens"]
+) -> bool:
     elsewhere = signal.clone()
     elsewhere[torch.arange(len(position)), position] = 0
     return not bool(elsewhere.any())
@@ -328,19 +336,27 @@ def recorded_calls(
     """
     calls: list[Call] = []
     take = take or calls.append
-    leaves: dict[int, tuple[Tensor, Tensor]] = {}
+    leaves: dict[int, tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]] = {}
 
-    def stand_in(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def stand_in(
+        module: nn.Module, arguments: tuple[Shaped[Tensor, " ..."], ...]
+    ) -> tuple[Shaped[Tensor, " ..."], ...]:
         leaf = arguments[0].detach().requires_grad_()
         leaves[id(module)] = arguments[0], leaf
         return (leaf, *arguments[1:])
 
-    def begin_at_the_input(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    def begin_at_the_input(
+        module: nn.Module, arguments: tuple[Shaped[Tensor, " ..."], ...]
+    ) -> None:
         if not arguments[0].requires_grad:
             arguments[0].requires_grad_()
 
     def hook(rule: Rule):  # type: ignore[no-untyped-def]
-        def record(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        def record(
+            module: nn.Module,
+            arguments: tuple[Shaped[Tensor, " ..."], ...],
+            output: Float[Tensor, " ..."],
+        ) -> None:
             # Weights are constants here, so the graph begins at the embeddings' outputs.
             if not output.requires_grad:
                 output.requires_grad_()

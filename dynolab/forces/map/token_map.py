@@ -16,7 +16,7 @@ from dynolab.data.token_texts import token_strings
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_items
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import Weights, flatten, gradients, products
+from dynolab.forces.function.weights import NamedTensors, Weights, flatten, gradients, products
 from dynolab.forces.ledger.pushes import side_pushes
 from dynolab.forces.ledger.responses import gradients_of
 from dynolab.forces.map.costs import memory_for
@@ -103,7 +103,7 @@ class Replayed(Protocol):
         """The frozen map."""
 
     @property
-    def gradient(self) -> dict[str, Tensor]:
+    def gradient(self) -> NamedTensors:
         """The gradient before clipping."""
 
 

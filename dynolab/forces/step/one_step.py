@@ -15,7 +15,7 @@ from dynolab.forces.function.checks import check_arithmetic, check_batch
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View, twice_differentiable
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import NamedTensors, Weights
 
 DIFFERENCES = "differences of 16-bit log-probabilities are off by 12 to 80 % and more"
 
@@ -78,17 +78,17 @@ def measured_change(
     return policy.observed(policy.cast(after), batch, view) - start
 
 
-def change_of(before: Weights, after: Weights) -> dict[str, Tensor]:
+def change_of(before: Weights, after: Weights) -> NamedTensors:
     """The realised change d = after − before, including momentum, clipping and decay."""
     return {name: after[name] - before[name] for name in before}
 
 
-def midpoint(before: Weights, after: Weights) -> dict[str, Tensor]:
+def midpoint(before: Weights, after: Weights) -> NamedTensors:
     """(before + after)/2."""
     return {name: torch.lerp(before[name], after[name], 0.5) for name in before}
 
 
-def norm_of(tensors: Iterable[Tensor]) -> Float[Tensor, ""]:
+def norm_of(tensors: Iterable[Float[Tensor, " ..."]]) -> Float[Tensor, ""]:
     """Frobenius norm over all tensors, accumulated in float64; they may be made one by one."""
     return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum().sqrt()
 
@@ -156,7 +156,9 @@ def second_order(
     place, d = policy.cast(at), policy.cast(change)
     primal = {name: place[name] for name in d}
 
-    def along(weights: Weights) -> tuple[Tensor, Tensor]:
+    def along(
+        weights: Weights,
+    ) -> tuple[Float[Tensor, "tokens vocabulary"], Float[Tensor, "tokens vocabulary"]]:
         return _value_and_derivative(policy, {**place, **weights}, d, batch)
 
     (value, moved), (_, bent) = jvp(along, (primal,), (d,))[:2]
@@ -165,10 +167,10 @@ def second_order(
 
 def _value_and_derivative(
     policy: PolicyFunction, at: Weights, change: Weights, batch: TokenBatch
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, "tokens vocabulary"], Float[Tensor, "tokens vocabulary"]]:
     """Logits at the batch's temperature, and ż; both can be differentiated again."""
 
-    def logits(moving: Weights) -> Tensor:
+    def logits(moving: Weights) -> Float[Tensor, "tokens vocabulary"]:
         with twice_differentiable():
             return policy.logits({**at, **moving}, batch) / batch.temperature
 

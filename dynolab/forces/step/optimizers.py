@@ -19,7 +19,7 @@ an update in two ways:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,9 +27,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.forces.function.weights import Weights, products
+from dynolab.forces.function.weights import NamedTensors, Weights, products
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import SECOND_MOMENT_AFTER, StepFacts
+
+Numbers = Float[Tensor, "*parameter"]
+"""Of one parameter, in its shape or as a flat vector."""
+
+Clipped = Float[Tensor, "*parts columns"]
+"""Clipped gradients, a row each, of some numbers of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,9 @@ class FrozenUpdate:
     and tokens exactly.
     """
 
-    scale: dict[str, Tensor]
+    scale: NamedTensors
 
-    def along(self, gradient: Weights) -> dict[str, Tensor]:
+    def along(self, gradient: Weights) -> NamedTensors:
         """The part of the update that a part of the gradient makes, −scale ⊙ g."""
         return {name: -self.scale[name] * g for name, g in gradient.items()}
 
@@ -117,8 +123,8 @@ class Stepped(NamedTuple):
     Without the change that does not depend on the gradient, AdamW's decay.
     """
 
-    momentum: Tensor
-    change: Tensor
+    momentum: Float[Tensor, "*shape"]
+    change: Float[Tensor, "*shape"]
 
 
 @dataclass(frozen=True)
@@ -133,22 +139,22 @@ class OptimizerMap:
     of.
     """
 
-    gradient: Tensor
-    momentum: Tensor
+    gradient: Numbers
+    momentum: Numbers
     carry: float
-    into: Tensor
-    pull: Tensor
-    out: Tensor
-    direct: Tensor
-    step_of: Callable[[Tensor, slice], Stepped]
+    into: Numbers
+    pull: Numbers
+    out: Numbers
+    direct: Numbers
+    step_of: Callable[[Clipped, slice], Stepped]
 
     @property
-    def scale(self) -> Tensor:
+    def scale(self) -> Numbers:
         """What the step itself makes of the gradient: `Δθ = −scale ⊙ g + history`."""
         return self.out * self.into
 
     @property
-    def history(self) -> Tensor:
+    def history(self) -> Numbers:
         """What the step would do without this batch: momentum so far and weight decay."""
         return self.direct - self.out * (self.carry * self.momentum + self.pull)
 
@@ -156,7 +162,7 @@ class OptimizerMap:
         """The map of a parameter that the optimizer leaves alone."""
         zero = torch.zeros_like(self.out)
 
-        def nothing(clipped: Tensor, columns: slice) -> Stepped:
+        def nothing(clipped: Clipped, columns: slice) -> Stepped:
             return Stepped(torch.zeros_like(clipped), torch.zeros_like(clipped))
 
         return replace(self, out=zero, direct=zero, step_of=nothing)
@@ -168,7 +174,10 @@ def is_linear(optimizer: OptimizerConfig) -> bool:
 
 
 def optimizer_map(
-    facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], gradient: Tensor
+    facts: UpdateFacts | StepFacts,
+    theta: Numbers,
+    state: Weights,
+    gradient: Numbers,
 ) -> OptimizerMap:
     """One parameter's map of one realised step.
 
@@ -185,13 +194,16 @@ def optimizer_map(
 
 
 def _sgd(
-    facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
+    facts: UpdateFacts | StepFacts,
+    theta: Numbers,
+    state: Weights,
+    g: Numbers,
 ) -> OptimizerMap:
     config, rate = facts.optimizer, facts.learning_rate
     momentum = state.get("momentum_buffer", torch.zeros_like(g))
     pull = config.weight_decay * theta
 
-    def step_of(clipped: Tensor, columns: slice) -> Stepped:
+    def step_of(clipped: Clipped, columns: slice) -> Stepped:
         after = clipped + (config.momentum * momentum[columns] + pull[columns])
         return Stepped(after, -rate * after)
 
@@ -208,7 +220,10 @@ def _sgd(
 
 
 def _adamw(
-    facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
+    facts: UpdateFacts | StepFacts,
+    theta: Numbers,
+    state: Weights,
+    g: Numbers,
 ) -> OptimizerMap:
     """Decoupled decay (Loshchilov & Hutter, arXiv 1711.05101), torch's order of operations."""
     config = facts.optimizer
@@ -222,7 +237,7 @@ def _adamw(
         second_after = beta2 * second + (1 - beta2) * (facts.clip_factor * g).square()
     floor = _floor(facts, second_after)
 
-    def step_of(clipped: Tensor, columns: slice) -> Stepped:
+    def step_of(clipped: Clipped, columns: slice) -> Stepped:
         divisor = torch.addcmul(beta2 * second[columns], clipped, clipped, value=1 - beta2)
         divisor = divisor.clamp_(min=floor).sqrt_().div_(root).add_(config.epsilon)
         after = torch.add(beta1 * momentum[columns], clipped, alpha=1 - beta1)
@@ -241,7 +256,10 @@ def _adamw(
 
 
 def _rmsprop(
-    facts: UpdateFacts | StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
+    facts: UpdateFacts | StepFacts,
+    theta: Numbers,
+    state: Weights,
+    g: Numbers,
 ) -> OptimizerMap:
     config, rate, smoothing = facts.optimizer, facts.learning_rate, facts.optimizer.smoothing
     momentum = state.get("momentum_buffer", torch.zeros_like(g))
@@ -254,7 +272,7 @@ def _rmsprop(
     floor = _floor(facts, second_after)
     divisor_after = second_after.sqrt() + config.epsilon
 
-    def step_of(clipped: Tensor, columns: slice) -> Stepped:
+    def step_of(clipped: Clipped, columns: slice) -> Stepped:
         entering = clipped + decay[columns]
         divisor = torch.addcmul(
             smoothing * second[columns], entering, entering, value=1 - smoothing
@@ -278,7 +296,7 @@ def _rmsprop(
 _MAPS = {"sgd": _sgd, "adamw": _adamw, "rmsprop": _rmsprop}
 
 
-def _floor(facts: UpdateFacts | StepFacts, second_after: Tensor) -> float:
+def _floor(facts: UpdateFacts | StepFacts, second_after: Float[Tensor, " ..."]) -> float:
     """What 16-bit arithmetic leaves of a second moment at least (`at_least_rounding`)."""
     if not facts.rounded or not second_after.numel():
         return 0.0

@@ -14,7 +14,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_record
 from dynolab.forces.function.policy import PAD_ID, PolicyFunction
 from dynolab.forces.function.views import View
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import NamedTensors, Weights
 from dynolab.forces.step.one_step import norm_of
 from dynolab.forces.step.optimizers import (
     FrozenUpdate,
@@ -35,8 +35,8 @@ PARTS = ("from_chosen", "from_rejected", "from_together", "from_history")
 class SideGradients:
     """Gradient of the loss through either side's tokens; their sum is the loss's gradient."""
 
-    chosen: dict[str, Tensor]
-    rejected: dict[str, Tensor]
+    chosen: NamedTensors
+    rejected: NamedTensors
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class UpdateSplit:
     decay. `gradient`: the loss's, before clipping.
     """
 
-    from_chosen: dict[str, Tensor]
-    from_rejected: dict[str, Tensor]
-    from_together: dict[str, Tensor]
-    from_history: dict[str, Tensor]
+    from_chosen: NamedTensors
+    from_rejected: NamedTensors
+    from_together: NamedTensors
+    from_history: NamedTensors
     update: FrozenUpdate
-    gradient: dict[str, Tensor]
+    gradient: NamedTensors
 
-    def parts(self) -> dict[str, dict[str, Tensor]]:
+    def parts(self) -> dict[str, NamedTensors]:
         """The parts by name, those of `PARTS`."""
         return {name: getattr(self, name) for name in PARTS}
 
-    def total_of(self, name: str) -> Tensor:
+    def total_of(self, name: str) -> Float[Tensor, " ..."]:
         """The replayed update of one parameter."""
         total = torch.zeros_like(self.from_history[name])
         for part in self.parts().values():
@@ -94,9 +94,9 @@ def split_step(
     clip_factor = facts.clip_factor
     factors = clipping_of(facts).without(torch.stack(norms), norm, clip_factor)
     shares_add_up = is_linear(facts.optimizer) and bool((factors == clip_factor).all())
-    parts: dict[str, dict[str, Tensor]] = {name: {} for name in PARTS}
-    scale: dict[str, Tensor] = {}
-    total: dict[str, Tensor] = {}
+    parts: dict[str, NamedTensors] = {name: {} for name in PARTS}
+    scale: NamedTensors = {}
+    total: NamedTensors = {}
     for name in list(gradients.chosen):  # a parameter's gradients end where its parts begin
         sides = torch.stack([gradients.chosen.pop(name), gradients.rejected.pop(name)]).flatten(1)
         theta = record.before[name].to(policy.home, policy.dtype)
@@ -236,7 +236,7 @@ def _of_change(size: Float[Tensor, ""], record: StepRecord) -> float:
     return float(size / whole)
 
 
-def _recorded_change(record: StepRecord) -> Iterator[tuple[str, Tensor]]:
+def _recorded_change(record: StepRecord) -> Iterator[tuple[str, Float[Tensor, " ..."]]]:
     """What the step changed, in float64, where differences of float32 numbers are exact."""
     for name, before in record.before.items():
         yield name, record.after[name].double() - before.double()

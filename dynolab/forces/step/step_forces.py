@@ -18,7 +18,7 @@ from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
-from dynolab.forces.function.weights import Weights
+from dynolab.forces.function.weights import NamedTensors, Weights
 from dynolab.forces.step.one_step import change_of, midpoint, second_order
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import PARTS, replay_error, rounding_floor, split_step
@@ -96,7 +96,7 @@ class StepForces:
     rows: list[ForceRow]
     replay: ReplayFacts
     update: FrozenUpdate
-    gradient: dict[str, Tensor]
+    gradient: NamedTensors
 
 
 def step_forces(
@@ -266,7 +266,7 @@ def step_validity(
         watch([answers[member] for member in members], start, policy)
         for members in by_length([answer for _, answer in answers], tokens)
     ]
-    firsts: list[Tensor] = []
+    firsts: list[Float[Tensor, " answers"]] = []
     bent: list[Float[Tensor, "multiples answers"]] = []
     of_softmax = square = 0.0
     for watched in batches:
