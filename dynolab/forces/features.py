@@ -153,9 +153,9 @@ def feature_forces(
         pulls = torch.autograd.grad(logits, seen, force(token_weights, plain, batch))
         # Sequences do not mix, so that each example's part is that of its own sequences.
         for place, number in enumerate(numbers):
-            own = batch.example == place
-            length = int(batch.attention_mask[own].sum(1).max())
-            cotangent = torch.stack([pull[own, :length] for pull in pulls])
+            of_example = batch.example == place
+            length = int(batch.attention_mask[of_example].sum(1).max())
+            cotangent = torch.stack([pull[of_example, :length] for pull in pulls])
             forces[number] = FeatureForce(examples[number].id, cotangent)
     return [forces[number] for number in range(len(examples))]
 
@@ -238,10 +238,10 @@ def step_layers(
         step=record.examples,
         batch_tokens=batch_tokens,
     )
-    pulls = torch.stack([own.total for own in forces], 1).double()
-    steps = [feature_step(policy, record.before, record.after, own, layers) for own in batches]
+    pulls = torch.stack([example.total for example in forces], 1).double()
+    steps = [feature_step(policy, record.before, record.after, batch, layers) for batch in batches]
     measured, residual, start = (
-        torch.cat([getattr(own, name) for own in steps], 1).double()
+        torch.cat([getattr(step, name) for step in steps], 1).double()
         for name in ("measured", "residual", "start")
     )
     moved = measured.square().sum((1, 2))

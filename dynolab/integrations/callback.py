@@ -179,17 +179,19 @@ class ProbeCallback(Watching):
 
     def _begin(self, step: int) -> None:
         """Keeps the scores before `step` alone, resets the alarm and replays them."""
-        kept: list[ProbeScore] = []
+        earlier: list[ProbeScore] = []
         if distributed.rank() == 0:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             if step > 0 and self.file.exists():
-                kept = [score for score in whole_rows(self.file, ProbeScore) if score.step < step]
-            replace_rows(self.file, kept)
+                earlier = [
+                    score for score in whole_rows(self.file, ProbeScore) if score.step < step
+                ]
+            replace_rows(self.file, earlier)
         if self.alarm is None:
             return
         self.alarm = Alarm(self.alarm.config)
         before: dict[int, list[Score]] = {}
-        for score in kept:
+        for score in earlier:
             before.setdefault(score.step, []).append(score)
         by_step = {probed: self._means(scores) for probed, scores in before.items()}
         for probed, means in distributed.gather(by_step)[0].items():

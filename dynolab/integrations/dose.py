@@ -107,10 +107,10 @@ class DesignedDose(Watching):
                 "trainer", type(trainer).__name__, f"give one of {', '.join(PAIR_TRAINERS)}"
             )
         check_trainer(trainer, "doses")
-        own = "doses need the model's own passes; leave it out"
+        remedy = "doses need the model's own passes; leave it out"
         check_settings(
             *(
-                (bool(getattr(trainer.args, name, False)), f"trainer.args.{name}", True, own)
+                (bool(getattr(trainer.args, name, False)), f"trainer.args.{name}", True, remedy)
                 for name in ("deepspeed", "torch_compile")
             ),
             (sample < 1, "sample", sample, "must be 1 or more"),
@@ -173,7 +173,7 @@ class DesignedDose(Watching):
             handle.remove()
         # Another callback may have wrapped the trainer's clipping since; then it stays wrapped.
         if self._handles and self.trainer.accelerator.clip_grad_norm_ is self._clipping:
-            self._held.close()
+            self._optimizer_view.close()
         self._handles, self._slope, self._direction = [], {}, {}
         self._effects, self._step = [], None
 
@@ -199,7 +199,7 @@ class DesignedDose(Watching):
         weights = [p for p in self._model.parameters() if p.is_floating_point()]
         narrow = any(torch.finfo(p.dtype).bits < 32 for p in weights)
         self._rounded = narrow or trainer.accelerator.mixed_precision != "no"
-        self._held = TrainerHeld(trainer, self._trained)
+        self._optimizer_view = TrainerHeld(trainer, self._trained)
         self._clipping = trainer.accelerator.clip_grad_norm_
         self._handles = [
             self._model.register_forward_pre_hook(self._enter),
@@ -389,7 +389,7 @@ class DesignedDose(Watching):
 
     def _read_step(self) -> _Step | None:
         """The step between its gradient and its update."""
-        given, trainer = self._held.given(), self.trainer
+        given, trainer = self._optimizer_view.given(), self.trainer
         # Clipping divides by the scale of fp16; without it the optimizer's step does.
         scale = 1.0 if trainer.args.max_grad_norm else given.scale
         if not self._effects:
@@ -416,7 +416,7 @@ class DesignedDose(Watching):
                 projection -= _total(along)
         effects = torch.stack(self._effects)
         mean = torch.cat([effects[:, :1].mean(0), effects[:, 1:].sum(0) / given.scale])
-        dose, whole, dosed, size = (
+        dose, undosed, dosed, size = (
             distributed.add_up(mean.to(self._device)) / distributed.world_size()
         ).tolist()
         # Both by the gradient before clipping. How far the optimizer really goes with it, beside
@@ -431,7 +431,7 @@ class DesignedDose(Watching):
                 unit * dosed,
                 unit * projection / given.clip,
             )
-        return _Step(dose, unit * (dosed - whole), momentum)
+        return _Step(dose, unit * (dosed - undosed), momentum)
 
     def _enter_log(self, step: _Step) -> None:
         before = self._mean

@@ -162,8 +162,8 @@ class ForceCallback(Watching):
         self.folder = folder or Path(str(trainer.args.output_dir)) / "ledger"
         if rows is None:
             answers, sequences = watched_answers(trainer, pairs)
-            known = [row.kind for row in answers]
-            self._kinds = tuple(kinds or (k for k in ("chosen", "rejected") if k in known))
+            watched_kinds = [row.kind for row in answers]
+            self._kinds = tuple(kinds or (k for k in ("chosen", "rejected") if k in watched_kinds))
             as_training = [row.model_copy(update={"split": "train"}) for row in answers]
             check_kinds(self._kinds, as_training, "kinds")
             self._watched = [_mean(kind, answers, sequences) for kind in self._kinds]
@@ -177,7 +177,7 @@ class ForceCallback(Watching):
         self._due = False
         self._said = False
         self._before_this_one = 0.0
-        self._held: Held | None = None
+        self._optimizer_view: Held | None = None
         self._batch_rows: BatchRows | None = None
         self._check: SelfCheck | None = None
         self._pending: _Pending | None = None
@@ -238,8 +238,8 @@ class ForceCallback(Watching):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Lets go of the trainer; the accounts and their page are written."""
-        if self._held is not None:
-            self._held.close()
+        if self._optimizer_view is not None:
+            self._optimizer_view.close()
         if self._batch_rows is not None:
             self._batch_rows.end()
 
@@ -265,7 +265,7 @@ class ForceCallback(Watching):
             if made is not None:
                 account = self.attempt(lambda: self._account(pending, made))
                 if account is not None:
-                    self.attempt(lambda: self._enter(account, known=made.known))
+                    self.attempt(lambda: self._enter(account, by_formula=made.by_formula))
             if self._live is not None:
                 self._live.forwards = []
 
@@ -293,8 +293,8 @@ class ForceCallback(Watching):
             self._policy = PolicyFunction(model, derivatives=False)
         answers = [term.sequence for _, functional in self._watched for term in functional.terms]
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._whole = is_whole(model)
-        if self._whole:
+        self._is_whole = is_whole(model)
+        if self._is_whole:
             weights = {name: p.detach().to(self._policy.dtype) for name, p in trained.items()}
             # Two answers of different length show whether a rule tells sequences apart.
             by_length = sorted(answers, key=lambda answer: len(answer.ids))
@@ -308,16 +308,16 @@ class ForceCallback(Watching):
         self._shares = {name: Share.of(parameter) for name, parameter in trained.items()}
         self._batch_rows = BatchRows.begin(trainer, loader)
         self._check = None
-        if self._whole:  # elsewhere accounts are made by the model's own forwards
+        if self._is_whole:  # elsewhere accounts are made by the model's own forwards
             functionals = [functional for _, functional in self._watched]
             coarse = self._sixteen_bit()
             self._check = SelfCheck(trainer, self._policy, functionals, trained, coarse=coarse)
             self._check.optimizer(self.trainer.optimizer)
         if trainer.is_deepspeed_enabled:
-            kind = ZeroHeld if self._whole else ZeroThreeHeld
-            self._held = kind(wrapped, self._parameters)
+            kind = ZeroHeld if self._is_whole else ZeroThreeHeld
+            self._optimizer_view = kind(wrapped, self._parameters)
         else:
-            self._held = TrainerHeld(trainer, self._parameters)
+            self._optimizer_view = TrainerHeld(trainer, self._parameters)
         self._live = TrainerPasses(
             self._route,
             model,
@@ -325,7 +325,7 @@ class ForceCallback(Watching):
             arithmetic=trainer.compute_loss_context_manager,
             rounding=ROUNDED[self._sixteen_bit()],
             temperature=float(getattr(trainer, "temperature", 1.0)),
-            whole=self._whole,
+            whole=self._is_whole,
         )
         self._by_content = self._ids_by_content()
         if distributed.rank() == 0:
@@ -340,9 +340,9 @@ class ForceCallback(Watching):
 
     def _before(self) -> _Pending:
         """The step between its gradient and its update."""
-        assert self._live is not None and self._held is not None
+        assert self._live is not None and self._optimizer_view is not None
         assert self._batch_rows is not None
-        given, weights = self._held.given(), self._weights()
+        given, weights = self._optimizer_view.given(), self._weights()
         before = flatten(weights)
         forwards = self._live.forwards
         sequences = [sequence for forward in forwards for sequence in forward.sequences()]
@@ -358,7 +358,7 @@ class ForceCallback(Watching):
             labels=tuple(map(self._label, sequences, pushes, numbers)),
             given=replace(given, gradients={}),
             before=before,
-            parts=self._parts(self._held, before, given),
+            parts=self._parts(self._optimizer_view, before, given),
             start=start,
         )
 
@@ -378,14 +378,14 @@ class ForceCallback(Watching):
         end = self._slopes(weights, into=start.gradients)
         end.gradients.div_(2)
         change = Change(weights, pending.before)
-        parts, known = self._realised(pending, change)
+        parts, by_formula = self._realised(pending, change)
         sizes = [share.size for share in self._shares.values()]
         slopes = dict(zip(self._shares, end.gradients.split(sizes, dim=1), strict=True))
         given, count = pending.given, len(self._watched)
 
         def removal(name: str) -> Removal:
             share, part = self._shares[name], parts[name].gathered(self._shares[name])
-            clip_factor = given.clip if known else 1.0
+            clip_factor = given.clip if by_formula else 1.0
             everything = part.at(slice(None))
             return Removal(everything, part.linear, clip_factor, share.gathered(slopes[name]))
 
@@ -393,15 +393,15 @@ class ForceCallback(Watching):
             at_weights(self._parameters, pending.before),
             passes_of_ours(self._policy.model),
         ):
-            found = self._live.lines(
+            lines = self._live.lines(
                 removal,
                 count,
-                given.clipping if known else Clipping(),
-                given.clip if known else 1.0,
+                given.clipping if by_formula else Clipping(),
+                given.clip if by_formula else 1.0,
                 distributed.world_size() * given.scale,
             )
         return _Made(
-            step, start.values, end.values, self._in_step(parts, slopes, change), known, found
+            step, start.values, end.values, self._in_step(parts, slopes, change), by_formula, lines
         )
 
     def _in_step(
@@ -412,7 +412,7 @@ class ForceCallback(Watching):
     ) -> dict[str, Float[Tensor, "functionals 5"]]:
         """By parameter, this rank's shares of: decay, earlier momentum, the real change, what the
         gradient did, and what it would have done had all its numbers pulled the same way."""
-        found, stop = {}, 0
+        sums_of, stop = {}, 0
         for name, part in parts.items():
             start, stop = stop, stop + len(part.theta)
             sums = slopes[name].new_zeros(len(slopes[name]), 5, dtype=torch.float64)
@@ -429,18 +429,18 @@ class ForceCallback(Watching):
                 ]
                 sums[:, :4] += products(along, torch.stack(rows))
                 sums[:, 4] += products(along.abs(), by_gradient.abs()[None])[:, 0]
-            found[name] = sums
-        return found
+            sums_of[name] = sums
+        return sums_of
 
     def _account(self, pending: _Pending, made: _Made) -> StepAccount:
         """This rank's account of the step, with all ranks' sums over parameters."""
         in_step = self._over_shares(torch.stack(list(made.in_step.values())))
         decay, carried_in, predicted, _, _ = in_step.sum(0).T
-        lines = torch.stack([found.lines for found in made.found.values()]).sum(0)
-        shares = torch.stack([found.shares for found in made.found.values()]).sum(0)
+        lines = torch.stack([of_parameter.lines for of_parameter in made.lines.values()]).sum(0)
+        shares = torch.stack([of_parameter.shares for of_parameter in made.lines.values()]).sum(0)
         of_all = distributed.add_up(shares.sum(1))
-        if made.known:
-            unexplained = self._beside(made.found, in_step)
+        if made.by_formula:
+            unexplained = self._beside(made.lines, in_step)
         else:  # what the optimizer did beside the gradient is no rounding
             unexplained = predicted - decay - carried_in - of_all
         return StepAccount(
@@ -455,39 +455,39 @@ class ForceCallback(Watching):
             rounding=torch.zeros_like(predicted),
             unexplained=unexplained,
             together=of_all - distributed.add_up(lines.sum(1)),
-            blocks=self._blocks(pending.labels, made.found),
+            blocks=self._blocks(pending.labels, made.lines),
         )
 
     def _beside(
         self,
-        found: Mapping[str, SequenceLines],
+        sequence_lines: Mapping[str, SequenceLines],
         in_step: Float[Tensor, "parameters functionals 5"],
     ) -> Float[Tensor, " functionals"]:
         """What the gradient did beside its sequences, where that is more than rounding."""
         totals, reach = in_step[..., 3], in_step[..., 4]
-        shares = [own.shares for own in found.values()]
-        sums = distributed.add_up(torch.stack([own.sum(1) for own in shares]))
-        sizes = distributed.add_up(torch.stack([own.abs().sum(1) for own in shares]))
+        shares = [lines.shares for lines in sequence_lines.values()]
+        sums = distributed.add_up(torch.stack([share.sum(1) for share in shares]))
+        sizes = distributed.add_up(torch.stack([share.abs().sum(1) for share in shares]))
         beside, coarse = totals - sums, self._sixteen_bit()
         bound = ROUNDED[coarse] * sizes + COARSE[coarse] * reach + 1e-9 * reach.sum(0)
         return torch.where(beside.abs() > bound, beside, 0.0).sum(0)
 
     def _blocks(
-        self, labels: Sequence[Updating], found: Mapping[str, SequenceLines]
+        self, labels: Sequence[Updating], sequence_lines: Mapping[str, SequenceLines]
     ) -> dict[str, Float[Tensor, "functionals 2"]]:
         """The lines of each side through the parameters of a block."""
         sides = [[label.side == side for label in labels] for side in SIDES]
         blocks: dict[str, Float[Tensor, "functionals 2"]] = {}
-        for name, (lines, _) in found.items():
+        for name, (lines, _) in sequence_lines.items():
             by_side = torch.stack([lines[:, side].sum(1) for side in sides], 1)
             blocks[block_of(name)] = blocks.get(block_of(name), 0) + by_side
         return blocks
 
     def _over_shares(self, mine: Float[Tensor, "*sums"]) -> Float[Tensor, "*sums"]:
         """A sum over the parameters, of which each rank has a share."""
-        return mine if self._whole else distributed.add_up(mine)
+        return mine if self._is_whole else distributed.add_up(mine)
 
-    def _enter(self, account: StepAccount, *, known: bool) -> None:
+    def _enter(self, account: StepAccount, *, by_formula: bool) -> None:
         """Joins the ranks' accounts, logs the sums and writes the lines."""
         ranks = distributed.gather((account.responses, account.lines, dict(account.blocks)))
         account = replace(
@@ -502,18 +502,18 @@ class ForceCallback(Watching):
         made = account.decay + account.carried_in + account.unexplained
         made = made + account.together + account.lines.sum(0)
         account = replace(account, rounding=account.predicted - made)
-        unread = self._checked(account, known=known)
+        unread = self._checked(account, by_formula=by_formula)
         if self._accounts is not None:
             known_rows = self._rows_by_name | self._examples
             names = {label.id for label in account.responses} & known_rows.keys()
             rows = {name: known_rows[name] for name in sorted(names)}
             said = {} if self._check is None else self._check.said
-            self._accounts.add(account, rows, "removal" if known else "shares", said)
+            self._accounts.add(account, rows, "removal" if by_formula else "shares", said)
             self._accounts.write_page()
         self._log(account, unread)
 
     def _checked(
-        self, account: StepAccount, *, known: bool
+        self, account: StepAccount, *, by_formula: bool
     ) -> Float[Tensor, " functionals"] | None:
         """What the trainer's own scores changed by beside the account; says what fails, once."""
         if self._check is None:
@@ -521,7 +521,7 @@ class ForceCallback(Watching):
         said = set(self._check.said)
         size = account.lines.abs().sum(0) + account.together.abs()
         size = size + account.decay.abs() + account.carried_in.abs() + account.unexplained.abs()
-        if known and not self._sixteen_bit():
+        if by_formula and not self._sixteen_bit():
             self._check.parts(account.rounding, account.unexplained, size)
         unread = self._check.after_step(account.measured, size)
         for kind, text in self._check.said.items():
@@ -531,8 +531,11 @@ class ForceCallback(Watching):
 
     def _weights(self) -> NamedTensors:
         """This rank's parts of the trained parameters as they are now."""
-        assert self._held is not None
-        return {name: own.to(self._policy.dtype) for name, own in self._held.weights().items()}
+        assert self._optimizer_view is not None
+        return {
+            name: weight.to(self._policy.dtype)
+            for name, weight in self._optimizer_view.weights().items()
+        }
 
     def _slopes(
         self,
@@ -579,15 +582,15 @@ class ForceCallback(Watching):
         return tuple(token for token in ids if token not in added)
 
     def _parts(
-        self, held: Held, before: Float[Tensor, " parameters"], given: Given
+        self, optimizer: Held, before: Float[Tensor, " parameters"], given: Given
     ) -> dict[str, Part]:
         """What the optimizer's step is made of, parameter by parameter."""
-        states = held.states()
+        states = optimizer.states()
         sizes = [share.size for share in self._shares.values()]
         parts = {}
         for name, theta in zip(self._shares, before.split(sizes), strict=True):
             options, state, still = states[name]
-            config, facts = config_of(held.optimizer, options), None
+            config, facts = config_of(optimizer.optimizer, options), None
             if config is not None:
                 facts = UpdateFacts(
                     step=int(state.get("step", 0)),
@@ -596,7 +599,7 @@ class ForceCallback(Watching):
                     optimizer=config,
                     rounded=self._sixteen_bit(),
                 )
-            kept = {
+            moments = {
                 key: value.clone()
                 for key, value in state.items()
                 if key in (*FIRST_MOMENTS, *SECOND_MOMENTS)
@@ -604,7 +607,7 @@ class ForceCallback(Watching):
             gradient = given.gradients[name]
             if facts is None:  # an optimizer of unknown form may write into it
                 gradient = gradient.clone()
-            parts[name] = Part(facts, theta, kept, gradient, given.factor, still)
+            parts[name] = Part(facts, theta, moments, gradient, given.factor, still)
         return parts
 
     def _realised(self, pending: _Pending, change: Change) -> tuple[dict[str, Part], bool]:
@@ -615,17 +618,17 @@ class ForceCallback(Watching):
         parts = pending.parts
         carries = {part.at(slice(0, 0)).carry for part in parts.values()}
         if len(carries) == 1 and all(part.facts is not None for part in parts.values()):
-            assert self._held is not None
-            known = {}
-            for name, (_, now, _) in self._held.states().items():
-                known[name] = parts[name]
+            assert self._optimizer_view is not None
+            by_name = {}
+            for name, (_, now, _) in self._optimizer_view.states().items():
+                by_name[name] = parts[name]
                 if key := next((key for key in SECOND_MOMENTS if key in now), None):
                     after = now[key]
                     if self._sixteen_bit():
                         after = at_least_rounding(after)
                     state = {**parts[name].state, SECOND_MOMENT_AFTER: after}
-                    known[name] = replace(parts[name], state=state)
-            return known, True
+                    by_name[name] = replace(parts[name], state=state)
+            return by_name, True
         realised, stop = {}, 0
         for name, part in parts.items():
             start, stop = stop, stop + len(part.given)
@@ -640,8 +643,8 @@ class ForceCallback(Watching):
         from transformers import Trainer
 
         values = {
-            f"ledger/{row.kind}/{part}": float(own[place])
-            for part, own in account.parts().items()
+            f"ledger/{row.kind}/{part}": float(nats[place])
+            for part, nats in account.parts().items()
             for place, (row, _) in enumerate(self._watched)
         }
         if unread is not None:
@@ -657,10 +660,10 @@ class ForceCallback(Watching):
 def _mean(kind: str, rows: Sequence[ProbeRow], sequences: Sequence[Encoded]) -> WatchedFunctional:
     """The mean over the answers of a kind."""
     asked = "chosen" if kind == ARGMAX else kind
-    own = [(row, ids) for row, ids in zip(rows, sequences, strict=True) if row.kind == asked]
-    split, name = own[0][0].split, f"{own[0][0].split}/{kind}"
-    functional = Functional.mean(name, [ids for _, ids in own], likeliest=kind == ARGMAX)
-    pairs = tuple(row.pair_id for row, _ in own)
+    answers = [(row, ids) for row, ids in zip(rows, sequences, strict=True) if row.kind == asked]
+    split, name = answers[0][0].split, f"{answers[0][0].split}/{kind}"
+    functional = Functional.mean(name, [ids for _, ids in answers], likeliest=kind == ARGMAX)
+    pairs = tuple(row.pair_id for row, _ in answers)
     return FunctionalRow(name=name, split=split, kind=kind, pairs=pairs), functional
 
 
@@ -684,12 +687,12 @@ class _Made:
     """What a rank finds of a step.
 
     `before`, `after`: the functionals at both ends; `in_step`: sums by its shares of each parameter
-    (`_in_step`); `known`: the optimizer is of known form; `found`: its sequences' lines.
+    (`_in_step`); `by_formula`: the optimizer is of known form; `lines`: of its sequences.
     """
 
     step: int
     before: Float[Tensor, " functionals"]
     after: Float[Tensor, " functionals"]
     in_step: Mapping[str, Float[Tensor, "functionals 5"]]
-    known: bool
-    found: Mapping[str, SequenceLines]
+    by_formula: bool
+    lines: Mapping[str, SequenceLines]

@@ -215,14 +215,14 @@ def around_next_step(engine: Any, before: Callable[[], None], after: Callable[[]
 
     **Arguments:** `before`, `after`: raise nothing.
     """
-    usual, own = engine.step, vars(engine).get("step")
+    usual, replaced = engine.step, vars(engine).get("step")
 
     def step(*arguments: Any, **named: Any) -> Any:
         if not engine.is_gradient_accumulation_boundary():
             return usual(*arguments, **named)
         del engine.step  # the class's own is there again
-        if own is not None:
-            engine.step = own
+        if replaced is not None:
+            engine.step = replaced
         before()
         made = usual(*arguments, **named)
         after()
@@ -259,20 +259,22 @@ class ZeroHeld:
 
     def weights(self) -> NamedTensors:
         """The fp32 weights that the optimizer updates."""
-        whole = self._whole(lambda _, stretch: stretch.of(stretch.group))
-        return {name: whole[name].view_as(p) for name, p in self._parameters.items()}
+        numbers = self._gathered(lambda _, stretch: stretch.of(stretch.group))
+        return {name: numbers[name].view_as(p) for name, p in self._parameters.items()}
 
     def given(self) -> Given:
         """Gradients are means over the ranks, before clipping, of the loss as it is scaled."""
-        gradients = self._whole(_gradient)
-        square = sum(float(own.double() @ own.double()) for own in gradients.values())
+        gradients = self._gathered(_gradient)
+        square = sum(
+            float(gradient.double() @ gradient.double()) for gradient in gradients.values()
+        )
         return _clipped_by_deepspeed(self._zero, gradients, square)
 
     def states(self) -> dict[str, State]:
         """As `Held` has it."""
         first = self._zero.single_partition_of_fp32_groups[0]
         tensors = {
-            key: self._whole(partial(self._state, key))
+            key: self._gathered(partial(self._state, key))
             for key, value in self.optimizer.state.get(first, {}).items()
             if isinstance(value, Tensor) and value.shape == first.shape
         }
@@ -280,7 +282,7 @@ class ZeroHeld:
         for name, parameter in self._parameters.items():
             group = self._group[id(parameter)]
             steps = self.optimizer.state.get(group["params"][0], {}).get("step", 0)
-            state = {key: whole[name] for key, whole in tensors.items()}
+            state = {key: numbers[name] for key, numbers in tensors.items()}
             states[name] = (group, {"step": steps, **state}, False)
         return states
 
@@ -290,20 +292,20 @@ class ZeroHeld:
     def _state(self, key: str, _: Any, stretch: Stretch) -> Float[Tensor, " stretch"]:
         return stretch.of(self.optimizer.state[stretch.group][key])
 
-    def _whole(
-        self, own: Callable[[Any, Stretch], Float[Tensor, " stretch"]]
+    def _gathered(
+        self, read: Callable[[Any, Stretch], Float[Tensor, " stretch"]]
     ) -> dict[str, Float[Tensor, " size"]]:
         """Every parameter's numbers, from the stretches of all ranks."""
         sizes = [p.numel() for p in self._parameters.values()]
         share = torch.zeros(sum(sizes), device=self._zero.bit16_groups_flat[0].device)
         parts = dict(zip(self._parameters, share.split(sizes), strict=True))
         for name, parameter in self._parameters.items():
-            if (held := parameter._hp_mapping) is None:
+            if (fragments := parameter._hp_mapping) is None:
                 continue
-            mine, there = held.lp_fragment_address, held.hp_fragment_address
-            group = self._zero.single_partition_of_fp32_groups[held.param_group_index]
+            mine, there = fragments.lp_fragment_address, fragments.hp_fragment_address
+            group = self._zero.single_partition_of_fp32_groups[fragments.param_group_index]
             stretch = Stretch(name, mine.start, mine.numel, group, there.start)
-            parts[name][mine.start : mine.start + mine.numel] = own(parameter, stretch)
+            parts[name][mine.start : mine.start + mine.numel] = read(parameter, stretch)
         distributed.add_up(share)
         return parts
 
@@ -321,12 +323,12 @@ class ZeroThreeHeld:
 
     def weights(self) -> NamedTensors:
         """The fp32 weights that the optimizer updates."""
-        return self._own(self._zero.get_local_fp32_param)
+        return self._stretches(self._zero.get_local_fp32_param)
 
     def given(self) -> Given:
         """Gradients are means over the ranks, before clipping, of the loss as it is scaled."""
-        gradients = self._own(self._zero.get_local_fp32_grad_for_param)
-        squares = [own.double() @ own.double() for own in gradients.values()]
+        gradients = self._stretches(self._zero.get_local_fp32_grad_for_param)
+        squares = [gradient.double() @ gradient.double() for gradient in gradients.values()]
         square = distributed.add_up(torch.stack(squares).sum())
         return _clipped_by_deepspeed(self._zero, gradients, float(square))
 
@@ -335,12 +337,12 @@ class ZeroThreeHeld:
         zero, states = self._zero, dict[str, State]()
         for name, parameter in self._parameters.items():
             place, start, _ = zero.grad_position[zero.get_param_id(parameter)]
-            whole, own = zero.fp32_partitioned_groups_flat[place], self._sizes[name]
+            flat, size = zero.fp32_partitioned_groups_flat[place], self._sizes[name]
             state = {
-                key: value[start : start + own]
-                if isinstance(value, Tensor) and value.shape == whole.shape
+                key: value[start : start + size]
+                if isinstance(value, Tensor) and value.shape == flat.shape
                 else value
-                for key, value in self.optimizer.state.get(whole, {}).items()
+                for key, value in self.optimizer.state.get(flat, {}).items()
             }
             group = self.optimizer.param_groups[zero.sub_group_to_group_id[place]]
             states[name] = (group, state, False)
@@ -349,7 +351,7 @@ class ZeroThreeHeld:
     def close(self) -> None:
         """Nothing was taken."""
 
-    def _own(
+    def _stretches(
         self, read: Callable[[Any], Float[Tensor, " padded"]]
     ) -> dict[str, Float[Tensor, " size"]]:
         return {name: read(p)[: self._sizes[name]] for name, p in self._parameters.items()}
@@ -366,9 +368,9 @@ def _clipped_by_deepspeed(
 
 def _gradient(parameter: Any, stretch: Stretch) -> Float[Tensor, " stretch"]:
     """This rank's part of a gradient; some ranks hold the whole one."""
-    held: Float[Tensor, " ..."] = parameter._hp_mapping.get_lp_grad_fragment(
+    fragment: Float[Tensor, " ..."] = parameter._hp_mapping.get_lp_grad_fragment(
         parameter._index_in_param_group
     )
-    flat = held.flatten()
+    flat = fragment.flatten()
     start = stretch.start if len(flat) == parameter.numel() else 0
     return flat[start : start + stretch.size]

@@ -53,7 +53,9 @@ def own_scores(
     the model gives no logits.
     """
     model: Any = trainer.model
-    terms = [(place, term) for place, one in enumerate(functionals) for term in one.terms]
+    terms = [
+        (place, term) for place, functional in enumerate(functionals) for term in functional.terms
+    ]
     values = torch.zeros(len(functionals), dtype=torch.float64)
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -221,10 +223,10 @@ class SelfCheck:
             )
 
     def _differs(
-        self, one: Float[Tensor, " functionals"], other: Float[Tensor, " functionals"]
+        self, scores: Float[Tensor, " functionals"], values: Float[Tensor, " functionals"]
     ) -> Bool[Tensor, " functionals"]:
-        difference = (one - other).abs().nan_to_num(0.0)
-        return difference > self._off * other.abs() + 1e-3
+        difference = (scores - values).abs().nan_to_num(0.0)
+        return difference > self._off * values.abs() + 1e-3
 
     def _say(self, kind: str, text: str) -> None:
         self.said.setdefault(kind, text)

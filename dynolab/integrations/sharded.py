@@ -42,14 +42,14 @@ def local(tensor: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
 
 @dataclass(frozen=True)
 class Share:
-    """This rank's stretch of a parameter as a flat vector, `whole` numbers long.
+    """This rank's stretch of a parameter as a flat vector, `total` numbers long.
 
     `split`: ranks hold different stretches, one of which may be all of a parameter of one row.
     """
 
     start: int
     size: int
-    whole: int
+    total: int
     split: bool
 
     @classmethod
@@ -60,15 +60,15 @@ class Share:
         """
         start, split = 0, isinstance(parameter, DTensor)
         if hasattr(parameter, "ds_tensor"):  # ZeRO-3; the last share has padding at its end
-            each, whole = parameter.ds_tensor.numel(), int(parameter.ds_numel)
-            if each > -(-whole // distributed.world_size()):
+            share_size, total = parameter.ds_tensor.numel(), int(parameter.ds_numel)
+            if share_size > -(-total // distributed.world_size()):
                 raise ConfigError(
                     "zero_optimization",
-                    f"shares of {each} of {whole} numbers",
+                    f"shares of {share_size} of {total} numbers",
                     "forces need weights that are split over all ranks; set no hpZ, no MiCS",
                 )
-            start = min(each * distributed.rank(), whole)
-            return cls(start, min(each, whole - start), whole, True)
+            start = min(share_size * distributed.rank(), total)
+            return cls(start, min(share_size, total - start), total, True)
         if split:
             mesh, placements = parameter.device_mesh, parameter.placements
             if placements != (Shard(0),) or mesh.size() != distributed.world_size():
@@ -82,11 +82,11 @@ class Share:
             start = offset[0] * (parameter.numel() // parameter.shape[0])
         return cls(start, local(parameter).numel(), parameter.numel(), split)
 
-    def gathered(self, rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows whole"]:
+    def gathered(self, rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows total"]:
         """The ranks' stretches side by side; all ranks call it together."""
         if not self.split:
             return rows
-        every = rows.new_zeros(len(rows), self.whole)
+        every = rows.new_zeros(len(rows), self.total)
         every[:, self.start : self.start + self.size] = rows
         return distributed.add_up(every)
 
@@ -133,9 +133,9 @@ class ShardedGradients(GroupedGradients):
                     use_cache=False,
                 )
                 logits = output.logits[batch.token_row, batch.position].to(into.dtype)
-                each = values(logits)
+                token_values = values(logits)
                 signals = torch.autograd.grad(
-                    each.sum(), [call.output for call in calls], allow_unused=True
+                    token_values.sum(), [call.output for call in calls], allow_unused=True
                 )
         finally:
             model.train(training)
@@ -143,16 +143,16 @@ class ShardedGradients(GroupedGradients):
             where = groups_of(call.output.shape[:-1], batch.input_ids.shape, group)
             if signal is None or where is None:
                 continue
-            whole = {
-                name: into.new_zeros(len(into), Share.of(parameters[name]).whole)
+            unsplit = {
+                name: into.new_zeros(len(into), Share.of(parameters[name]).total)
                 for name in call.rule.names
             }
             with torch.no_grad():
-                add_call(call.rule, *typed(call, signal, into.dtype), where, whole)
-            for name, made in whole.items():
+                add_call(call.rule, *typed(call, signal, into.dtype), where, unsplit)
+            for name, made in unsplit.items():
                 share = Share.of(parameters[name])
                 parts[name] += made[:, share.start : share.start + share.size]
-        return each.detach()
+        return token_values.detach()
 
 
 def _holds(rule: Rule) -> bool:
@@ -160,8 +160,8 @@ def _holds(rule: Rule) -> bool:
     module: Any = rule.module
     device, random = local(module.weight).device, torch.Generator().manual_seed(0)
     leaves = {
-        own: torch.randn(shape_of(parameter), generator=random).to(device).requires_grad_()
-        for own, parameter in module.named_parameters(recurse=False)
+        name: torch.randn(shape_of(parameter), generator=random).to(device).requires_grad_()
+        for name, parameter in module.named_parameters(recurse=False)
     }
     width, _ = rule.sizes
     value = torch.randn(1, 3, width, generator=random).to(device)
@@ -171,14 +171,14 @@ def _holds(rule: Rule) -> bool:
         output = call_alone(module, leaves, value)
         signal = torch.randn(output.shape, generator=random).to(output)
         truth = gradients((output * signal).sum(), leaves)
-    rows = {own: torch.zeros(1, leaf.numel(), device=device) for own, leaf in leaves.items()}
+    rows = {name: torch.zeros(1, leaf.numel(), device=device) for name, leaf in leaves.items()}
     where = torch.zeros(3, dtype=torch.long, device=device)
     bias = "bias" if "bias" in leaves else None
     with torch.no_grad():
         add_call(
             replace(rule, weight="weight", bias=bias), value, signal.flatten(0, -2), where, rows
         )
-    return not differing({own: row.view_as(leaves[own]) for own, row in rows.items()}, truth)
+    return not differing({name: row.view_as(leaves[name]) for name, row in rows.items()}, truth)
 
 
 @contextmanager
@@ -228,8 +228,8 @@ def at_weights(parameters: Weights, flat: Float[Tensor, " parameters"]) -> Itera
     **Arguments:** `flat`: this rank's parts of them, one after the other, in fp32; it holds the
     model's own meanwhile.
     """
-    own = [local(parameter).detach() for parameter in parameters.values()]
-    pairs = list(zip(own, flat.split([part.numel() for part in own]), strict=True))
+    local_parts = [local(parameter).detach() for parameter in parameters.values()]
+    pairs = list(zip(local_parts, flat.split([part.numel() for part in local_parts]), strict=True))
 
     def exchange() -> None:
         for part, other in pairs:

@@ -378,6 +378,6 @@ def _answer(ids: tuple[int, ...], trained: list[int]) -> Encoded | None:
 def text_of(answer: Encoded, tokenizer: Any) -> str:
     """The trained tokens as a text, with an ellipsis where tokens between them are not trained."""
     places = answer.positions
-    ends = [n for n, (one, other) in enumerate(pairwise(places), 1) if other > one + 1]
+    ends = [n for n, (here, other) in enumerate(pairwise(places), 1) if other > here + 1]
     spans = [places[start:stop] for start, stop in pairwise([0, *ends, len(places)])]
     return " … ".join(tokenizer.decode([answer.ids[place] for place in span]) for span in spans)

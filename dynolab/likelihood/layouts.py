@@ -306,9 +306,9 @@ def _alone(
     causal: nn.Module, sequence: Encoded, truth: Float[Tensor, " tokens"], device: torch.device
 ) -> list[Float[Tensor, " _"]]:
     """The sequence without its end: a token must not depend on what follows."""
-    kept = max(1, sequence.response_length - 2)
-    cut = Encoded(sequence.ids[: sequence.prompt_length + kept], sequence.prompt_length)
-    return _differences(causal, collate([cut], 0), [0], [truth[:kept]], device)
+    length = max(1, sequence.response_length - 2)
+    cut = Encoded(sequence.ids[: sequence.prompt_length + length], sequence.prompt_length)
+    return _differences(causal, collate([cut], 0), [0], [truth[:length]], device)
 
 
 def _differences(

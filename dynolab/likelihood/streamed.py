@@ -85,21 +85,21 @@ def keep_frozen_narrow(model: nn.Module) -> None:
     """
     others = set()
     for module in model.modules():
-        narrow = _NARROW.get(type(module))
-        if narrow is not None and not module.weight.requires_grad:
-            module.__class__ = narrow
+        frozen_kind = _NARROW.get(type(module))
+        if frozen_kind is not None and not module.weight.requires_grad:
+            module.__class__ = frozen_kind
         else:
-            others |= {id(own) for own in module.parameters(recurse=False)}
-    kept = without_derivative(model) - others
+            others |= {id(weight) for weight in module.parameters(recurse=False)}
+    narrow = without_derivative(model) - others
     for parameter in model.parameters():
-        dtype = torch.bfloat16 if id(parameter) in kept else torch.float32
+        dtype = torch.bfloat16 if id(parameter) in narrow else torch.float32
         parameter.data = parameter.data.to(dtype)
 
 
 def without_derivative(model: nn.Module) -> set[int]:
     """Identities of the weights by which a model that keeps some narrow has no derivative."""
     frozen = FrozenLinear | FrozenEmbedding
-    return {id(own.weight) for own in model.modules() if isinstance(own, frozen)}
+    return {id(module.weight) for module in model.modules() if isinstance(module, frozen)}
 
 
 @contextmanager
@@ -117,20 +117,20 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
     spot = torch.empty(0, device=device)  # autograd's hooks make others beside it
 
     def fetch(module: nn.Module, _: Any) -> None:
-        for name, own in module._parameters.items():
-            if own is not None and own.device != device:
-                waiting[module, name] = own
-                here: Any = own.to(device)
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.device != device:
+                waiting[module, name] = weight
+                here: Any = weight.to(device)
                 module._parameters[name] = here
                 if storage := _storage(here):
-                    homes[storage] = own
+                    homes[storage] = weight
 
     def release(module: nn.Module, *_: Any) -> None:
         for name, here in module._parameters.items():
             if here is not None and (module, name) in waiting:
                 homes.pop(_storage(here), None)
-                kept: Any = waiting.pop((module, name))
-                module._parameters[name] = kept
+                weight: Any = waiting.pop((module, name))
+                module._parameters[name] = weight
 
     def pack(tensor: Shaped[Tensor, " ..."]) -> Any:
         home = homes.get(_storage(tensor))
@@ -138,10 +138,10 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
             return tensor
         return home.detach(), tensor.size(), tensor.stride(), tensor.storage_offset()
 
-    def unpack(kept: Any) -> Shaped[Tensor, " ..."]:
-        if isinstance(kept, Tensor):
-            return kept
-        home, *view = kept
+    def unpack(saved: Any) -> Shaped[Tensor, " ..."]:
+        if isinstance(saved, Tensor):
+            return saved
+        home, *view = saved
         here = spot.new_empty_strided(home.size(), home.stride(), dtype=home.dtype)
         return here.copy_(home).as_strided(*view)
 
@@ -149,10 +149,12 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
         for module in model.modules():
             stack.callback(module._buffers.update, dict(module._buffers))
             moved = {
-                name: own.to(device) for name, own in module._buffers.items() if own is not None
+                name: buffer.to(device)
+                for name, buffer in module._buffers.items()
+                if buffer is not None
             }
             module._buffers.update(moved)
-            if any(own is not None for own in module._parameters.values()):
+            if any(weight is not None for weight in module._parameters.values()):
                 stack.callback(module.register_forward_pre_hook(fetch).remove)
                 after = module.register_forward_hook(release, always_call=True)
                 stack.callback(after.remove)

@@ -86,7 +86,7 @@ def _facts(z: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"])
     mass = torch.softmax(z, dim=1, out=scratch)
     peak = mass.gather(1, top)[:, 0]
     mass.scatter_(1, top, 0.0)
-    own = mass.gather(1, at)[:, 0]
+    probability = mass.gather(1, at)[:, 0]
     outside, rest = mass.sum(1), torch.linalg.vector_norm(mass, dim=1)
     log_outside = outside.log()
     sure = outside < SURE
@@ -100,9 +100,9 @@ def _facts(z: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"])
         distance[sure] = spread
     top_logp = torch.where(outside < 0.5, torch.log1p(-outside), peak.log())
     is_top = top[:, 0] == token
-    energy = torch.where(is_top, outside, 1 - own)
+    energy = torch.where(is_top, outside, 1 - probability)
     square = peak**2 + rest**2
-    others = torch.where(is_top, rest, (square - own**2).sqrt())
+    others = torch.where(is_top, rest, (square - probability**2).sqrt())
     return TokenFacts(
         logp=own_below + top_logp,
         rank=rank,

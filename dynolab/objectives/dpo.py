@@ -98,7 +98,7 @@ class DPOConfig(PairConfig):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         weights = self.loss_weights
-        whole = [one for one in self.loss_type if one in get_args(OnRatios)]
+        on_ratios = [loss for loss in self.loss_type if loss in get_args(OnRatios)]
         check_settings(
             (
                 self.designed_dose is not None and self.negative_dose != 1,
@@ -119,10 +119,10 @@ class DPOConfig(PairConfig):
                 "exo_pair takes its logarithm; set it above 0",
             ),
             (
-                bool(whole) and self.f_divergence_type != "reverse_kl",
+                bool(on_ratios) and self.f_divergence_type != "reverse_kl",
                 "objective.f_divergence_type",
                 self.f_divergence_type,
-                f"{', '.join(whole[:1])} reads log-ratios, not their margin; leave it out",
+                f"{', '.join(on_ratios[:1])} reads log-ratios, not their margin; leave it out",
             ),
         )
         return self
@@ -229,8 +229,8 @@ class DPO(PairObjective[DPOConfig]):
         """The batch's, and `negative_dose` on rejected tokens."""
         doses, factor = super().doses(logps, batch), self.config.negative_dose
         if factor != 1:
-            own = torch.ones_like(logps).masked_fill(batch.token_side == REJECTED, factor)
-            doses = own if doses is None else own * doses
+            factors = torch.ones_like(logps).masked_fill(batch.token_side == REJECTED, factor)
+            doses = factors if doses is None else factors * doses
         return doses
 
     @property

@@ -103,7 +103,7 @@ class GRPO(Objective):
         """log π_old of every token: the policy's own where none is given."""
         return logps.detach() if batch.old is None else batch.old
 
-    def _held(self, logps: Tokens, batch: TokenBatch) -> Tokens | None:
+    def _constant_factor(self, logps: Tokens, batch: TokenBatch) -> Tokens | None:
         """The factor of log π that cispo and vespo hold constant; None for other surrogates."""
         if self.config.surrogate == "cispo":
             return self._ratio(logps, batch).clamp(max=self.config.clip_high)
@@ -134,17 +134,17 @@ class GRPO(Objective):
     def loss(self, logps: Tokens, batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's loss."""
         loss = self._moving_loss(logps, batch)
-        if (held := self._held(logps.detach(), batch)) is not None:
+        if (factor := self._constant_factor(logps.detach(), batch)) is not None:
             weight = aggregation_weights(self.config, batch, logps)
-            loss = loss - (weight * held * advantages(batch) * logps).sum()
+            loss = loss - (weight * factor * advantages(batch) * logps).sum()
         return loss
 
     def token_weights(self, logps: Tokens, batch: TokenBatch) -> Tokens:
         """Minus the slope of what moves, and the held factor times the advantage."""
         weights: Tokens = -torch.func.grad(self._moving_loss)(logps, batch)
-        if (held := self._held(logps, batch)) is not None:
+        if (factor := self._constant_factor(logps, batch)) is not None:
             weight = aggregation_weights(self.config, batch, logps)
-            weights = weights + weight * held * advantages(batch)
+            weights = weights + weight * factor * advantages(batch)
         return weights
 
     @torch.no_grad()
@@ -254,9 +254,9 @@ class SimKO(Objective):
 
     def _mixed(self, ratios: Targets, shared: Tokens) -> Tokens:
         """The mixed ratio γ of every token."""
-        own, others = ratios[:, 0], ratios[:, 1:]
-        scale = own.detach()[:, None] / (others.detach() + _TINY)
-        return (1 - shared) * own + shared * (scale * others).mean(dim=1)
+        realised, others = ratios[:, 0], ratios[:, 1:]
+        scale = realised.detach()[:, None] / (others.detach() + _TINY)
+        return (1 - shared) * realised + shared * (scale * others).mean(dim=1)
 
     def loss(self, logps: Targets, batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's loss."""
@@ -273,9 +273,11 @@ class SimKO(Objective):
             self._shared(batch),
             self._advantage(batch),
         )
-        own, others = ratios[:, :1], ratios[:, 1:]
+        realised, others = ratios[:, :1], ratios[:, 1:]
         part = shared[:, None] / self.config.ranks
-        slope = torch.cat([(1 - shared[:, None]) * own, part * own * others / (others + _TINY)], 1)
+        slope = torch.cat(
+            [(1 - shared[:, None]) * realised, part * realised * others / (others + _TINY)], 1
+        )
         weight = aggregation_weights(self.config, batch, logps[:, 0])
         moving = live(self.config, self._mixed(ratios, shared), advantage)
         rate = (weight * advantage * moving)[:, None] * slope

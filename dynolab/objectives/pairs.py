@@ -48,9 +48,9 @@ def largest_doses(
     doses = torch.ones_like(harms)
     order = (harms / pushes).masked_fill(~harmful, -torch.inf).argsort(stable=True)
     order = order[int((~harmful).sum()) :]
-    own = harms[order]
-    before = own.cumsum(0) - own
-    doses[order] = ((room - before) / own).clamp(0, 1)
+    ordered = harms[order]
+    before = ordered.cumsum(0) - ordered
+    doses[order] = ((room - before) / ordered).clamp(0, 1)
     return doses
 
 
@@ -200,13 +200,18 @@ class PairObjective(Objective, Generic[Config]):
 
     def _whole_loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         values = self.pair_loss(*self.answers(logps, batch))
-        kept = (batch.token_side == CHOSEN).to(logps)
+        chosen_weights = (batch.token_side == CHOSEN).to(logps)
         if batch.weight is not None:
             weight = batch.weight.to(logps)
-            values, kept = batch.by_side(weight)[0] * values, weight[batch.sequence] * kept
+            values, chosen_weights = (
+                batch.by_side(weight)[0] * values,
+                weight[batch.sequence] * chosen_weights,
+            )
         value = values.sum() / batch.totals.examples
         if self.likelihood_weight:
-            value -= self.likelihood_weight * (kept * logps).sum() / batch.totals.chosen_tokens
+            value -= (
+                self.likelihood_weight * (chosen_weights * logps).sum() / batch.totals.chosen_tokens
+            )
         return value
 
     def response_rates(

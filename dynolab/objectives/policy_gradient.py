@@ -126,11 +126,11 @@ def influence(
     the authors' code, for a fraction of the memory; otherwise those of the whole vocabulary.
     """
     policy = torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
-    columns, own = token.unique(return_inverse=True)
+    columns, place = token.unique(return_inverse=True)
     if not present_only:
-        columns, own = torch.arange(logits.shape[1], device=token.device), token
+        columns, place = torch.arange(logits.shape[1], device=token.device), token
     pull = -policy[:, columns]
-    pull[torch.arange(len(token), device=token.device), own] += 1
+    pull[torch.arange(len(token), device=token.device), place] += 1
     hidden = hidden.to(pull.dtype)
     moment = pull[right].T @ hidden[right]
     return ((pull @ moment) * hidden).sum(-1)

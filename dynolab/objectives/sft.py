@@ -63,7 +63,7 @@ class SFT(Objective):
         """Log-probability of the answers trained on."""
         totals = batch.by_side(batch.sequence_sum(logps.detach()), len(self.sides))
         names = {CHOSEN: "train/chosen_logp", REJECTED: "train/rejected_logp"}
-        return {names[side]: own.sum() for side, own in zip(self.sides, totals, strict=True)}
+        return {names[side]: total.sum() for side, total in zip(self.sides, totals, strict=True)}
 
 
 class SFTExtended(SFT):

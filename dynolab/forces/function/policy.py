@@ -231,8 +231,8 @@ class PolicyFunction:
         fixed = {name: w for name, w in at.items() if name not in primal}
 
         def along(tangent: Weights) -> tuple[Float[Tensor, "*outputs"], Float[Tensor, "*outputs"]]:
-            own = {name: tangent[name] for name in primal}
-            outputs = jvp(lambda w: function({**fixed, **w}), (primal,), (own,))
+            direction = {name: tangent[name] for name in primal}
+            outputs = jvp(lambda w: function({**fixed, **w}), (primal,), (direction,))
             return outputs[0], outputs[1]
 
         return along

@@ -85,8 +85,8 @@ def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
         if weight or bias or module is head:
             transposed = type(module).__name__ == "Conv1D"
             scale = getattr(module, "scalar_embed_scale", getattr(module, "embed_scale", 1.0))
-            own = module is head
-            rules.append(Rule(module, kind, weight, bias, transposed, own, own, scale))
+            is_head = module is head
+            rules.append(Rule(module, kind, weight, bias, transposed, is_head, is_head, scale))
     return rules
 
 

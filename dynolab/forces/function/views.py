@@ -35,9 +35,9 @@ def logps_of(
     logits. It also reads the vocabulary less often.
     """
     below = logits - logits.detach().amax(-1, keepdim=True)  # small sums keep their digits
-    own = below.gather(-1, token)
+    token_logit = below.gather(-1, token)
     others = below.scatter(-1, token, float("-inf")).logsumexp(-1, keepdim=True)
-    return F.logsigmoid(own - others)
+    return F.logsigmoid(token_logit - others)
 
 
 def dtype_preserving(model: nn.Module) -> AbstractContextManager[Any]:

@@ -21,13 +21,13 @@ NamedTensors = dict[str, Float[Tensor, " ..."]]
 """The same where the reader may change it."""
 
 
-def cast_like(own: Weights, weights: Weights) -> NamedTensors:
+def cast_like(model_weights: Weights, weights: Weights) -> NamedTensors:
     """Moves weights to the device and dtype of a model's own; checks names and shapes.
 
     **Raises:** `ConfigError` for unknown names, other shapes, nan and inf.
     """
     for name, tensor in weights.items():
-        mine = own.get(name)
+        mine = model_weights.get(name)
         if mine is None or mine.shape != tensor.shape:
             raise ConfigError(
                 f"weights[{name}]",
@@ -37,7 +37,10 @@ def cast_like(own: Weights, weights: Weights) -> NamedTensors:
                 else f"the model's has shape {tuple(mine.shape)}; give the record's own model",
             )
     check_finite("weights", weights)
-    return {name: w.detach().to(own[name].device, own[name].dtype) for name, w in weights.items()}
+    return {
+        name: w.detach().to(model_weights[name].device, model_weights[name].dtype)
+        for name, w in weights.items()
+    }
 
 
 def gradients(
@@ -49,10 +52,10 @@ def gradients(
 
     **Arguments:** `pull`: the cotangent of the value; default: 1.
     """
-    each = torch.autograd.grad(
+    by_leaf = torch.autograd.grad(
         value, list(leaves.values()), pull, retain_graph=True, materialize_grads=True
     )
-    return dict(zip(leaves, each, strict=True))
+    return dict(zip(leaves, by_leaf, strict=True))
 
 
 def call_at(module: nn.Module, weights: Weights, *arguments: Any) -> Any:
@@ -62,8 +65,8 @@ def call_at(module: nn.Module, weights: Weights, *arguments: Any) -> Any:
     used. torch's own tying (`functional_call`) treats a module that is reachable by two paths as
     two modules, and would leave the other weights in it.
     """
-    own = _tensors(module.named_modules(remove_duplicate=False))
-    values = {id(own[name]): value for name, value in weights.items()}
+    tensors = _tensors(module.named_modules(remove_duplicate=False))
+    values = {id(tensors[name]): value for name, value in weights.items()}
     once = _tensors(module.named_modules())
     placed = {name: values[id(tensor)] for name, tensor in once.items() if id(tensor) in values}
     return functional_call(module, placed, arguments, tie_weights=False)

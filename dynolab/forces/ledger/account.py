@@ -117,7 +117,7 @@ class Ledger:
         self._batch_tokens = batch_tokens or policy.batch_tokens
         self._pulls = {number: HardestPulls() for number in by_token}
         self._examples_of = groups or {}
-        self._whole = whole
+        self._every_step = whole
         self._waiting = None if waiting is None else Waiting(waiting)
         self._memory_bytes = memory_bytes
         self._groups: list[range] = []
@@ -125,7 +125,7 @@ class Ledger:
             tuple[int, Float[Tensor, " parameters"], Float[Tensor, " functionals"]] | None
         ) = None
         self._momentum: Float[Tensor, " parameters"] | None = None
-        self._held: tuple[Slopes, Later] | None = None
+        self._last_entered: tuple[Slopes, Later] | None = None
         self._resumed: Waiting | None = None
         self._gradients: GroupedGradients | None = None
         self._terms: dict[int, Mapping[int, TokenTerms]] = {}
@@ -136,7 +136,7 @@ class Ledger:
         **Raises:** `ConfigError` where `gap` is 1 and the record does not end where the one entered
         last begins, and for another gap in a ledger of all steps.
         """
-        if gap > 1 and self._whole:
+        if gap > 1 and self._every_step:
             raise ConfigError("gap", gap, "must be 1 where every step is entered; set whole=False")
         policy = self._policy
         weights = flatten(record.before)
@@ -159,14 +159,14 @@ class Ledger:
 
     def forget(self) -> None:
         """Forgets the steps entered so far: the next one is looked at alone."""
-        self._after = self._held = self._momentum = None
+        self._after = self._last_entered = self._momentum = None
 
     def _grouped(self, size: int) -> list[range]:
         """Groups of functionals that fit into memory together; a gradient takes `size` bytes."""
         count = at_once = len(self._functionals)
         if self._waiting is not None:
             memory = memory_for(self._policy.home, self._memory_bytes)
-            at_once = max(1, memory // ((COPIES + (not self._whole)) * size))
+            at_once = max(1, memory // ((COPIES + (not self._every_step)) * size))
         return [range(count)[start : start + at_once] for start in range(0, count, at_once)]
 
     def _enter(
@@ -180,14 +180,16 @@ class Ledger:
         start = self._slopes(rows, record, record.before)
         left = self._momentum if gap == 1 else None
         first, last = start.terms, end.terms
-        entries, kept = account_of(made, start, end, later, gap, whole=self._whole, left=left)
+        entries, handed_on = account_of(
+            made, start, end, later, gap, whole=self._every_step, left=left
+        )
         del later  # and its memory
         if len(self._groups) == 1:
-            self._held = start, kept
+            self._last_entered = start, handed_on
         elif self._waiting is not None:
             self._waiting.keep("slope", rows, start.gradients)
             self._terms[rows.start] = start.terms
-            _keep(self._waiting, rows, kept)
+            _keep(self._waiting, rows, handed_on)
         ids = [label.id for label in made.labels]
         # The functionals on which a response has one of the hardest pulls.
         pulled: dict[int, list[int]] = {}
@@ -195,10 +197,15 @@ class Ledger:
             if number in self._pulls:
                 for response in self._pulls[number].enter(lines, ids):
                     pulled.setdefault(response, []).append(number)
-        own = dict(zip(rows, kept.sensitivity, strict=True))
+        sensitivity = dict(zip(rows, handed_on.sensitivity, strict=True))
         tokens = sorted(
             self._tokens(
-                record, responses, made, own, pulled, dict(zip(rows, entries.lines.T, strict=True))
+                record,
+                responses,
+                made,
+                sensitivity,
+                pulled,
+                dict(zip(rows, entries.lines.T, strict=True)),
             ),
             key=lambda split: (split.functional, split.response),
         )
@@ -218,9 +225,9 @@ class Ledger:
         """What the step that was entered last has left of some functionals."""
         if self._after is None:
             return None, None
-        if self._held is not None:
-            held, self._held = self._held, None
-            return held
+        if self._last_entered is not None:
+            taken, self._last_entered = self._last_entered, None
+            return taken
         files, device = self._resumed or self._waiting, self._policy.home
         assert files is not None
         slope, sensitivity = (files.take(kind, rows, device) for kind in ("slope", "sensitivity"))
@@ -252,14 +259,14 @@ class Ledger:
         before = self._policy.cast(record.before)
         slices = (slice(at, at + SLICE) for at in range(0, len(made.change.before), SLICE))
         into = torch.cat([made.map.at(some).into.to(self._policy.home) for some in slices])
-        together = grouped((tuple(own), response) for response, own in pulled.items())
+        together = grouped((tuple(numbers), response) for response, numbers in pulled.items())
         for functionals, numbers in together.items():
             chosen = [responses.weighted[number] for number in numbers]
             for some in by_length([response.sequence for response in chosen], self._batch_tokens):
-                own = [chosen[place] for place in some]
+                batch = [chosen[place] for place in some]
                 along = (unflatten(into * sensitivity[number], before) for number in functionals)
-                nats = scores_along(self._policy, before, along, own).double()
-                parts = nats.split([len(response.targets) for response in own], dim=1)
+                nats = scores_along(self._policy, before, along, batch).double()
+                parts = nats.split([len(response.targets) for response in batch], dim=1)
                 for place, part in zip(some, parts, strict=True):
                     for number, shares in zip(functionals, part, strict=True):
                         line = float(lines[number][numbers[place]])
@@ -276,10 +283,10 @@ class Ledger:
         file = {"step": torch.tensor(step), "weights": weights, "values": values}
         if self._momentum is not None:
             file["momentum"] = self._momentum
-        file |= {f"{PULLS}{number}": own.nats for number, own in self._pulls.items()}
+        file |= {f"{PULLS}{number}": pulls.nats for number, pulls in self._pulls.items()}
         save_file(file, folder / STEP)
-        if self._held is not None:
-            _keep(Waiting(folder), range(len(values)), self._held[1])
+        if self._last_entered is not None:
+            _keep(Waiting(folder), range(len(values)), self._last_entered[1])
         elif self._waiting is not None:
             for kind in ("sensitivity", "push"):
                 self._waiting.link(kind, folder)
@@ -289,17 +296,17 @@ class Ledger:
 
         Slopes are not among it; they are taken once more.
         """
-        kept = load_file(folder / STEP)
-        values = kept["values"].to(self._policy.device)
-        self._after = int(kept["step"]), kept["weights"], values
-        self._momentum = kept.get("momentum")
-        self._pulls = {number: HardestPulls(kept[f"{PULLS}{number}"]) for number in self._pulls}
-        self._held, self._resumed = None, Waiting(folder)
+        file = load_file(folder / STEP)
+        values = file["values"].to(self._policy.device)
+        self._after = int(file["step"]), file["weights"], values
+        self._momentum = file.get("momentum")
+        self._pulls = {number: HardestPulls(file[f"{PULLS}{number}"]) for number in self._pulls}
+        self._last_entered, self._resumed = None, Waiting(folder)
 
     def _slopes(self, rows: range, record: StepRecord, at: Weights) -> Slopes:
-        own = self._functionals[rows.start : rows.stop]
+        functionals = self._functionals[rows.start : rows.stop]
         return slopes_of(
-            own,
+            functionals,
             self._route(record),
             at,
             batch_tokens=self._batch_tokens,
@@ -353,11 +360,11 @@ class HardestPulls:
         """The numbers of a step's responses to split: of every example whose lines' sum is among
         the hardest pulls, the one that pulls hardest."""
         numbers = grouped((example, number) for number, example in enumerate(examples))
-        own = lines.cpu().double()
-        sums = torch.stack([own[rows].sum() for rows in numbers.values()])
+        nats = lines.cpu().double()
+        sums = torch.stack([nats[rows].sum() for rows in numbers.values()])
         self.nats = torch.cat([self.nats, sums]).sort().values[:HARDEST]
         return [
-            min(rows, key=lambda number: float(own[number]))
+            min(rows, key=lambda number: float(nats[number]))
             for rows, pull in zip(numbers.values(), sums.tolist(), strict=True)
             if pull < 0 and pull <= self.nats[-1]
         ]

@@ -92,7 +92,7 @@ def slopes_of(
     listed = [(number, term) for number, q in enumerate(functionals) for term in q.terms]
     values = torch.zeros(len(functionals), dtype=torch.float64, device=policy.device)
     rows = gradients.rows(at, len(functionals)) if into is None else into
-    found: dict[int, TokenTerms] = {}
+    token_terms_of: dict[int, TokenTerms] = {}
     sequences = [term.sequence for _, term in listed]
     for members in by_length(sequences, batch_tokens or policy.batch_tokens):
         numbers, terms = zip(*(listed[member] for member in sorted(members)), strict=True)
@@ -106,8 +106,10 @@ def slopes_of(
             numbers: Sequence[int] = numbers,
         ) -> Float[Tensor, " tokens"]:
             for place in (place for place, number in enumerate(numbers) if number in terms_of):
-                own = batch.sequence == place
-                found[numbers[place]] = token_terms(logits.detach()[own], batch.token[own])
+                of_term = batch.sequence == place
+                token_terms_of[numbers[place]] = token_terms(
+                    logits.detach()[of_term], batch.token[of_term]
+                )
             likeliest = torch.tensor([term.likeliest for term in terms], device=batch.token.device)
             weights = torch.tensor([term.weight for term in terms], dtype=logits.dtype)
             best = logits.detach().argmax(-1)
@@ -115,9 +117,9 @@ def slopes_of(
             logps = View(tokens[:, None]).logps(logits).squeeze(-1)
             return weights.to(logits.device)[batch.sequence] * logps
 
-        each = gradients.add(at, batch, weighted, group, into=rows)
-        values.index_add_(0, group[batch.sequence], each.double())
-    return Slopes(values, rows, found)
+        token_values = gradients.add(at, batch, weighted, group, into=rows)
+        values.index_add_(0, group[batch.sequence], token_values.double())
+    return Slopes(values, rows, token_terms_of)
 
 
 WatchedFunctional = tuple[FunctionalRow, Functional]
@@ -135,10 +137,10 @@ def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[W
         if kind == "chosen":
             groups[split, ARGMAX] = members[split, kind]
     watched = [
-        mean_of(f"{split}/{kind}", split, kind, own, encoder)
-        for (split, kind), own in groups.items()
+        mean_of(f"{split}/{kind}", split, kind, rows_of_kind, encoder)
+        for (split, kind), rows_of_kind in groups.items()
     ]
-    return [each for each in watched if each is not None]
+    return [functional for functional in watched if functional is not None]
 
 
 def single_answers(
@@ -147,7 +149,7 @@ def single_answers(
     """The chosen answers of some pairs of a split, each for itself."""
     chosen = {row.pair_id: row for row in rows if row.split == split and row.kind == "chosen"}
     watched = [mean_of(name, split, "chosen", [chosen[name]], encoder) for name in pair_ids]
-    return [each for each in watched if each is not None]
+    return [functional for functional in watched if functional is not None]
 
 
 def mean_of(
@@ -155,10 +157,10 @@ def mean_of(
 ) -> WatchedFunctional | None:
     """The mean over some rows' answers; None if none of them fits the context."""
     encoded = [(row, encoder.probe(row)) for row in rows]
-    kept = [(row.pair_id, sequence) for row, sequence in encoded if sequence is not None]
-    if not kept:
+    answers = [(row.pair_id, sequence) for row, sequence in encoded if sequence is not None]
+    if not answers:
         return None
-    ids, sequences = zip(*kept, strict=True)
+    ids, sequences = zip(*answers, strict=True)
     functional = Functional.mean(name, sequences, likeliest=kind == ARGMAX)
     return FunctionalRow(name=name, split=split, kind=kind, pairs=ids), functional
 
@@ -166,9 +168,13 @@ def mean_of(
 def functional_of(row: FunctionalRow, rows: Sequence[ProbeRow], encoder: Encoder) -> Functional:
     """The functional of a ledger's row, from the same watched rows."""
     kind = "chosen" if row.kind == ARGMAX else row.kind
-    known = {each.pair_id: each for each in rows if (each.split, each.kind) == (row.split, kind)}
-    own = [known[pair] for pair in row.pairs]
-    watched = mean_of(row.name, row.split, row.kind, own, encoder)
+    row_of = {
+        answer.pair_id: answer
+        for answer in rows
+        if (answer.split, answer.kind) == (row.split, kind)
+    }
+    members = [row_of[pair] for pair in row.pairs]
+    watched = mean_of(row.name, row.split, row.kind, members, encoder)
     assert watched is not None, "the ledger's answers fit the model's context"
     return watched[1]
 
@@ -184,7 +190,11 @@ def training_means(
     """
     check_kinds(kinds, rows, field)
     training = [row for row in rows if row.split == "train"]
-    means = [each for each in kind_means(training, encoder, pairs) if each[0].kind in kinds]
+    means = [
+        functional
+        for functional in kind_means(training, encoder, pairs)
+        if functional[0].kind in kinds
+    ]
     lacking = set(kinds) - {row.kind for row, _ in means}
     if lacking:
         raise ConfigError(
@@ -197,12 +207,14 @@ def training_means(
 
 def check_kinds(kinds: Collection[str], rows: Sequence[ProbeRow], field: str) -> None:
     """Raises `ConfigError` for a kind that no watched training row has."""
-    known = list(dict.fromkeys(row.kind for row in rows if row.split == "train"))
-    if "chosen" in known:
-        known.append(ARGMAX)
+    choices = list(dict.fromkeys(row.kind for row in rows if row.split == "train"))
+    if "chosen" in choices:
+        choices.append(ARGMAX)
     for kind in kinds:
-        if kind not in known:
-            there = f"choose of {', '.join(known)}" if known else "watch answers: data.probe_pairs"
+        if kind not in choices:
+            there = (
+                f"choose of {', '.join(choices)}" if choices else "watch answers: data.probe_pairs"
+            )
             raise ConfigError(field, kind, f"no watched training answer is of this kind; {there}")
 
 

@@ -64,9 +64,9 @@ class GroupedGradients:
         generic: set[str] = set()
         for row, true_row in zip(made, truth, strict=True):
             generic |= differing(unflatten(row, at), unflatten(true_row, at))
-        kept = tuple(rule for rule in rules if not generic & set(rule.names))
-        covered = {name for rule in kept for name in rule.names}
-        return cls(policy, names, kept, frozenset(set(names) - covered))
+        tried = tuple(rule for rule in rules if not generic & set(rule.names))
+        covered = {name for rule in tried for name in rule.names}
+        return cls(policy, names, tried, frozenset(set(names) - covered))
 
     def rows(
         self, at: Weights, groups: int, device: torch.device | None = None
@@ -106,10 +106,10 @@ class GroupedGradients:
             for name, made in out.items() if on_host else ():
                 named[name] += made.cpu()
 
-        def add_whole(name: str, number: int, gradient: Float[Tensor, " size"]) -> None:
+        def add_generic(name: str, number: int, gradient: Float[Tensor, " size"]) -> None:
             named[name][number] += gradient.to(into.device)
 
-        return self._backward(at, batch, values, group, len(into), add, add_whole)
+        return self._backward(at, batch, values, group, len(into), add, add_generic)
 
     def _sizes(self, at: Weights) -> list[int]:
         return [at[name].numel() for name in self.names]
@@ -130,27 +130,27 @@ class GroupedGradients:
             ],
             None,
         ],
-        add_whole: Callable[[str, int, Float[Tensor, " size"]], None],
+        add_generic: Callable[[str, int, Float[Tensor, " size"]], None],
     ) -> Float[Tensor, " tokens"]:
         """One forward, and one backward of the sum of all values; returns the values.
 
         **Arguments:** `add`: gets every call of a rule's module, its signal, and the group of each
-        position; `add_whole`: the flat gradients of the generic parameters, group by group.
+        position; `add_generic`: the flat gradients of the generic parameters, group by group.
         """
         policy = self.policy
         cast = policy.cast(at)
         leaves = {name: cast[name].requires_grad_() for name in self.names if name in self.generic}
-        own = group.to(policy.device)
+        groups_here = group.to(policy.device)
         begins = list(leaves.values())  # all outputs depend on these or on one that begins a graph
 
         @torch.no_grad()
         def give(
             rule: Rule, value: Shaped[Tensor, " ..."], delta: Float[Tensor, "*positions d_out"]
         ) -> None:
-            where = groups_of(delta.shape[:-1], batch.input_ids.shape, own)
+            where = groups_of(delta.shape[:-1], batch.input_ids.shape, groups_here)
             # The head and what is in it are called on positions that predict a response token.
             if where is None and delta.shape[:-1].numel() == len(batch.sequence):
-                where = own[batch.sequence]
+                where = groups_here[batch.sequence]
             if where is not None:
                 # Modes that were open where the backward was called are not in its hooks.
                 again = policy.differentiable() if rule.kind == "norm" else nullcontext()
@@ -165,17 +165,19 @@ class GroupedGradients:
 
         with ExitStack() as hooks:
             with recorded_calls(self.rules, set(), take), torch.enable_grad():
-                each = values(policy.logits({**cast, **leaves}, batch, forward_mode=False))
+                token_values = values(policy.logits({**cast, **leaves}, batch, forward_mode=False))
             if begins:
-                kept = bool(leaves)
-                torch.autograd.grad(each.sum(), begins, retain_graph=kept, allow_unused=True)
+                keeps_graph = bool(leaves)
+                torch.autograd.grad(
+                    token_values.sum(), begins, retain_graph=keeps_graph, allow_unused=True
+                )
         if leaves:
-            of_token = own[batch.sequence]
-            sums = [each[of_token == number].sum() for number in range(groups)]
+            of_token = groups_here[batch.sequence]
+            sums = [token_values[of_token == number].sum() for number in range(groups)]
             for number, total in enumerate(sums):
                 for name, gradient in gradients(total, leaves).items():
-                    add_whole(name, number, gradient.flatten())
-        return each.detach()
+                    add_generic(name, number, gradient.flatten())
+        return token_values.detach()
 
 
 def groups_of(
@@ -235,7 +237,7 @@ def _add_products(
     matrices = out.unflatten(1, (left.shape[1], right.shape[1]))
     counts = torch.bincount(where, minlength=len(out))
     if bool((counts == counts[0]).all()):
-        lefts, rights = (one.unflatten(0, (len(out), -1)) for one in (left, right))
+        lefts, rights = (matrix.unflatten(0, (len(out), -1)) for matrix in (left, right))
         matrices.baddbmm_(lefts.transpose(1, 2), rights)
         return
     stops = counts.cumsum(0).cpu().tolist()

@@ -90,7 +90,7 @@ class _Pushes:
         gradient: Weights,
         observed: Sequence[Encoded],
     ) -> _Pushes:
-        whole = flatten({name: gradient[name] for name in record.before})
+        flat_gradient = flatten({name: gradient[name] for name in record.before})
         place = midpoint(record.before, record.after)
         slopes = [
             slopes_of([Functional.mean("", [answer])], gradients, place).gradients.cpu()
@@ -100,7 +100,7 @@ class _Pushes:
             record,
             gradients,
             build_objective(record.facts.objective),
-            RecordedMap.of(record, gradients.policy, whole),
+            RecordedMap.of(record, gradients.policy, flat_gradient),
             torch.cat(slopes),
         )
 
@@ -115,10 +115,10 @@ class _Pushes:
     def by_side(self, number: int) -> Float[Tensor, "2 parameters"]:
         """The gradients of the loss through the chosen and the rejected responses of an example."""
         batch = self._batch([number])
-        each = torch.arange(len(batch.side))
-        rows = self.gradients.rows(self.record.before, len(each))
+        numbers = torch.arange(len(batch.side))
+        rows = self.gradients.rows(self.record.before, len(numbers))
         losses = ResponseLosses(self.objective, batch)
-        self.gradients.add(self.record.before, batch, losses, each, into=rows)
+        self.gradients.add(self.record.before, batch, losses, numbers, into=rows)
         return torch.stack(
             [rows[(batch.side == side).to(rows.device)].sum(0) for side in (CHOSEN, REJECTED)]
         )

@@ -62,13 +62,13 @@ def step_responses(
     for numbers, batch in step_batches(record.examples, objective, policy, tokens):
         places = [place for n in numbers for place in range(starts[n], starts[n + 1])]
         neighbours = places[-1] - places[0] < len(places)
-        own = rows[places[0] : places[-1] + 1]
+        batch_rows = rows[places[0] : places[-1] + 1]
         if not neighbours:
-            own = gradients.rows(record.before, len(places), rows.device)
+            batch_rows = gradients.rows(record.before, len(places), rows.device)
         losses = ResponseLosses(objective, batch, with_terms=with_terms)
-        gradients.add(record.before, batch, losses, torch.arange(len(own)), into=own)
+        gradients.add(record.before, batch, losses, torch.arange(len(batch_rows)), into=batch_rows)
         if not neighbours:
-            rows[places] = own
+            rows[places] = batch_rows
         together = [record.examples[number] for number in numbers]
         made = weighted_of(together, objective, batch, losses.token_weights)
         weighted |= zip(places, made, strict=True)

@@ -130,8 +130,8 @@ def joined(parts: Sequence[StepAccount]) -> StepAccount:
         unexplained=columns("unexplained"),
         together=columns("together"),
         groups=by_name("groups"),
-        tokens=tuple(own for part in parts for own in part.tokens),
-        sources=tuple(own for part in parts for own in part.sources),
+        tokens=tuple(line for part in parts for line in part.tokens),
+        sources=tuple(measures for part in parts for measures in part.sources),
         blocks=by_name("blocks"),
     )
 
@@ -240,7 +240,7 @@ class Change:
 
     @cached_property
     def _stops(self) -> list[int]:
-        return [*accumulate(own.numel() for own in self.after.values())]
+        return [*accumulate(weight.numel() for weight in self.after.values())]
 
     def at(self, columns: slice) -> Float[Tensor, " columns"]:
         """The change of numbers of one parameter."""
@@ -248,9 +248,9 @@ class Change:
         if not len(before):
             return before
         place = bisect_right(self._stops, columns.start)
-        own = [*self.after.values()][place]
-        first = columns.start - self._stops[place] + own.numel()
-        return own.detach().flatten()[first : first + len(before)].to(before) - before
+        weight = [*self.after.values()][place]
+        first = columns.start - self._stops[place] + weight.numel()
+        return weight.detach().flatten()[first : first + len(before)].to(before) - before
 
 
 @dataclass(frozen=True)
@@ -302,9 +302,9 @@ class StepMade:
     def slices(self) -> Iterator[tuple[str, slice]]:
         """All columns, at most `SLICE` at once, with their block."""
         for block, columns in self.blocks.items():
-            for whole in columns:
-                for start in range(whole.start, whole.stop, SLICE):
-                    yield block, slice(start, min(start + SLICE, whole.stop))
+            for stretch in columns:
+                for start in range(stretch.start, stretch.stop, SLICE):
+                    yield block, slice(start, min(start + SLICE, stretch.stop))
 
 
 @dataclass(frozen=True)
@@ -376,31 +376,38 @@ def account_of(
         pushed = torch.empty_like(end.gradients)
     for block, columns in step.slices():
         made, parts = step.map.at(columns), step.parts(columns, device)
+        # q̄, the mean of the slopes at both ends: along it a change has no second-order error.
         slopes = ((start.gradients[:, columns] + end.gradients[:, columns]) / 2).to(device)
+        # U, how the functionals answer to what enters momentum: now (`push`) and later (`tail`).
         push = made.out * slopes
         sensitivity, tail = push, None
         if later is not None:
             sensitivity = later.at(columns, device).sensitivity_before(push, made.carry, gap)
             if made.carry:
                 tail = sensitivity - push
+        # What each response and group did: the update without it is another one, see `Removal`.
         lines_here = step.removal(made, slopes, tail).lines(parts, step.factors)
         lines += lines_here
         blocks[block] += torch.stack(
             [lines_here[:, :responses][:, side].sum(1) for side in sides], 1
         )
 
+        # What moves the weights from here on: the gradient, decay and the momentum so far.
         gradient = made.gradient
         entering = torch.stack([made.into * gradient, made.pull, made.momentum])
         from_here -= products(sensitivity, entering)
+        # What moves them in this step alone, and what the formula misses of the real change.
         change = step.change.at(columns).to(slopes)
         by_formula = made.history - made.scale * gradient
         in_step += products(slopes, torch.stack([made.direct, change, change - by_formula]))
+        # Momentum as the next record has it differs from the formula's by rounding.
         if later is not None and left is not None:
             beside = left[columns].to(slopes) - (
                 made.carry * made.momentum + made.into * gradient + made.pull
             )
             acting = later.at(columns, device).sensitivity
             of_momentum -= made.carry * products(acting, beside[None])[:, 0]
+        # In place: the slopes at the end are read, and U takes as much memory.
         end.gradients[:, columns] = sensitivity
         if pushed is not None:
             pushed[:, columns] = push

@@ -58,7 +58,7 @@ class LedgerTables:
     ) -> None:
         self.lines = lines
         self.names, self._read_token = list(names), read_token
-        self._whole, self._every = whole, every
+        self._every_step, self._every = whole, every
         self._tables: dict[str, dict[str, list[object]]] = {
             name: {column: [] for column in columns} for name, columns in TABLES.items()
         }
@@ -113,8 +113,8 @@ class LedgerTables:
                 token=[*map(self._read_token, entries.responses[split.response].tokens)],
                 nats=split.nats.tolist(),
             )
-        for each in entries.sources:
-            self._append("sources", **{name: [value] for name, value in vars(each).items()})
+        for measures in entries.sources:
+            self._append("sources", **{name: [value] for name, value in vars(measures).items()})
 
     def _append(self, table: str, **columns: Sequence[object]) -> None:
         for name, values in columns.items():
@@ -149,8 +149,8 @@ class LedgerTables:
         steps, lines, table = (
             read_arrays(self._tables[name]) for name in ("steps", "lines", "responses")
         )
-        known = names if self.entered else ()
-        accounts = {name: account_of(name, steps, lines, whole=False) for name in known}
+        entered = names if self.entered else ()
+        accounts = {name: account_of(name, steps, lines, whole=False) for name in entered}
         fell = {name: account.end - account.start for name, account in accounts.items()}
         worst = min(fell, key=fell.__getitem__, default=None)
         if worst is None or fell[worst] >= 0:
@@ -160,14 +160,16 @@ class LedgerTables:
         rows: list[Any] = self._tables["responses"]["tokens"]
         long = set(table["example"][[len(tokens) > room for tokens in rows]])
         pushers = responses.pushers(nats)
-        puller = next((own for own in pushers if own.example not in long), pushers[0]).example
+        puller = next(
+            (pusher for pusher in pushers if pusher.example not in long), pushers[0]
+        ).example
         by_step = responses.by_step(nats, [responses.examples.index(puller)])[0]
         return HardestPull(worst, puller, responses.steps[int(np.nanargmin(by_step))])
 
     def summary(self) -> LedgerSummary:
         """How well the account closes."""
         steps, lines = (read_arrays(self._tables[name]) for name in ("steps", "lines"))
-        accounts = [account_of(name, steps, lines, whole=self._whole) for name in self.names]
+        accounts = [account_of(name, steps, lines, whole=self._every_step) for name in self.names]
 
         def largest(part: Callable[[Account], float]) -> float:
             # What never moved has no path, and nothing that could fail to close.
@@ -179,7 +181,7 @@ class LedgerTables:
             closure=largest(lambda account: account.missing),
             residual_share=largest(lambda account: account.residual - account.arithmetic),
             rounding_share=largest(lambda account: account.arithmetic),
-            whole=self._whole,
+            whole=self._every_step,
             every=self._every,
             lines=self.lines,
         )

@@ -77,15 +77,15 @@ class Forward:
         everywhere = torch.zeros_like(real)
         everywhere[:, -moved.shape[1] :] = moved
         return [
-            tuple(own[present].nonzero()[:, 0].tolist())
-            for own, present in zip(everywhere, real, strict=True)
+            tuple(row[present].nonzero()[:, 0].tolist())
+            for row, present in zip(everywhere, real, strict=True)
         ]
 
     def alone(self, number: int) -> list[Outputs]:
         """The pulls at one sequence's outputs, zero at the others'."""
         pulls = [torch.zeros_like(pull) for pull in self.pulls.values()]
-        for own, pull in zip(pulls, self.pulls.values(), strict=True):
-            own[number] = pull[number]
+        for only, pull in zip(pulls, self.pulls.values(), strict=True):
+            only[number] = pull[number]
         return pulls
 
     def sequences(self) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -229,18 +229,18 @@ class TrainerPasses:
             with self._made_again(forward) as again:
                 factors = self._factors(again, removals, clipping, clip_factor, scale)
                 zeros = factors.new_zeros(2, count, len(factors))
-                found = {name: SequenceLines(*zeros.clone()) for name in self.names}
+                lines_of = {name: SequenceLines(*zeros.clone()) for name in self.names}
                 for group in again.groups:
                     removal = {name: removals(name) for name in group}
                     for name, some, rows in again.gradients(group):
                         rows /= scale
-                        found[name].lines[:, some] = removal[name].lines(rows, factors[some])
-                        found[name].shares[:, some] = removal[name].shares(rows)
-                by_forward.append(found)
+                        lines_of[name].lines[:, some] = removal[name].lines(rows, factors[some])
+                        lines_of[name].shares[:, some] = removal[name].shares(rows)
+                by_forward.append(lines_of)
         return {
             name: SequenceLines(
-                torch.cat([found[name].lines for found in by_forward], 1),
-                torch.cat([found[name].shares for found in by_forward], 1),
+                torch.cat([lines_of[name].lines for lines_of in by_forward], 1),
+                torch.cat([lines_of[name].shares for lines_of in by_forward], 1),
             )
             for name in self.names
         }
@@ -315,10 +315,10 @@ class TrainerPasses:
             outputs = [given[name] for name in forward.pulls]
             if not self._tried:
                 self._try(forward, calls, outputs, hidden[0])
-            kept = bool(self._generic)
+            keeps_graph = bool(self._generic)
             signals: list[RuleSignal] = []
             for call, signal, where in self._signals(
-                forward, calls, outputs, forward.pulls.values(), kept
+                forward, calls, outputs, forward.pulls.values(), keeps_graph
             ):
                 if call.rule in self._rules:
                     value, typed_signal = typed(call, signal, policy.dtype)
@@ -336,7 +336,7 @@ class TrainerPasses:
         calls: Sequence[Call],
         outputs: Sequence[Outputs],
         pulls: Iterable[Outputs],
-        kept: bool,
+        keeps_graph: bool,
     ) -> list[tuple[Call, Float[Tensor, " ..."], Int[Tensor, " _"]]]:
         """Signal and every position's sequence of the calls that the loss depends on."""
         policy = self.policy
@@ -346,7 +346,7 @@ class TrainerPasses:
             outputs,
             [call.output for call in calls],
             [pull.to(policy.device) for pull in pulls],
-            retain_graph=kept,
+            retain_graph=keeps_graph,
             allow_unused=True,
         )
         group, signals = torch.arange(len(forward.ids), device=policy.device), []
@@ -378,8 +378,8 @@ class TrainerPasses:
             add_call(call.rule, *typed(call, signal, rows.dtype), side, named)
         if "logits" not in forward.pulls:
             for rule, value, signal in self._head(forward, hidden, number):
-                own = torch.ones(len(signal), dtype=torch.long, device=signal.device)
-                add_call(rule, value, signal, own, named)
+                middle = torch.ones(len(signal), dtype=torch.long, device=signal.device)
+                add_call(rule, value, signal, middle, named)
         truth = torch.autograd.grad(
             outputs,
             [trained[name] for name in self.names],

@@ -157,7 +157,7 @@ def analyse(question: Question, folder: Path, *, memory_bytes: int | None = None
 
     **Raises:** `ConfigError`, as `force_map` does.
     """
-    whole = force_map(
+    computed = force_map(
         question.policy,
         [answer for _, answer in question.observed],
         question.updating,
@@ -169,25 +169,28 @@ def analyse(question: Question, folder: Path, *, memory_bytes: int | None = None
         parameters=question.parameters,
         by_block=True,
     )
-    return analysis_of(question, whole)
+    return analysis_of(question, computed)
 
 
-def analysis_of(question: Question, whole: ForceMap) -> Analysis:
+def analysis_of(question: Question, computed: ForceMap) -> Analysis:
     """The analysis of a question whose map, with its blocks, is there."""
-    parts = Breakdown.of(whole)
+    parts = Breakdown.of(computed)
     return Analysis(
-        whole, _totals(question, whole, parts), _terms(question), _facts(question, whole, parts)
+        computed,
+        _totals(question, computed, parts),
+        _terms(question),
+        _facts(question, computed, parts),
     )
 
 
-def _totals(question: Question, whole: ForceMap, parts: Breakdown) -> list[PairForce]:
-    sums = pair_totals(whole)
+def _totals(question: Question, computed: ForceMap, parts: Breakdown) -> list[PairForce]:
+    sums = pair_totals(computed)
     head = parts.head.cpu().numpy()
-    by_side = block_sums(head, whole.observed_offsets, whole.updating_offsets)
+    by_side = block_sums(head, computed.observed_offsets, computed.updating_offsets)
     rows = []
     for number, (probe, encoded) in enumerate(question.observed):
         for column, name in enumerate(sums.pairs):
-            columns = [n for n, response in enumerate(whole.updating) if response.id == name]
+            columns = [n for n, response in enumerate(computed.updating) if response.id == name]
             rows.append(
                 PairForce(
                     observed_id=probe.pair_id,
@@ -212,8 +215,10 @@ def _terms(question: Question) -> list[ResponseTermsRow]:
     updating = updating_terms(policy, question.updating, objective, at=question.at or {})
     return [
         *(
-            _terms_row("observed", probe.pair_id, probe.kind, token_strings(answer, tokenizer), own)
-            for (probe, answer), own in observed
+            _terms_row(
+                "observed", probe.pair_id, probe.kind, token_strings(answer, tokenizer), terms
+            )
+            for (probe, answer), terms in observed
         ),
         *(
             _terms_row(
@@ -267,7 +272,7 @@ def _unexplained(question: Question) -> float | None:
     return left / measured if measured else None
 
 
-def _checked_sums(question: Question, whole: ForceMap) -> tuple[float | None, float | None]:
+def _checked_sums(question: Question, computed: ForceMap) -> tuple[float | None, float | None]:
     """The map's sums over its columns against forward-mode derivatives along the step.
 
     **Returns:** `‖Σ_l F − J d‖/‖J d‖` over the observed tokens, d the step of the parameters that
@@ -282,7 +287,7 @@ def _checked_sums(question: Question, whole: ForceMap) -> tuple[float | None, fl
     directions = [within] if moving is None else [within, step]
     answers = [answer for _, answer in question.observed]
     lengths = [answer.response_length for answer in answers]
-    rows = np.split(whole.force.sum(1, dtype=np.float64), np.cumsum(lengths)[:-1])
+    rows = np.split(computed.force.sum(1, dtype=np.float64), np.cumsum(lengths)[:-1])
     gaps, sizes, along = [0.0, 0.0], [0.0, 0.0], []
     for members in by_length(answers, _BATCH_TOKENS):
         batch = policy.batch([answers[member] for member in members])

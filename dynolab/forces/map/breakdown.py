@@ -31,10 +31,10 @@ class Breakdown:
     parts: dict[str, Float[Tensor, "observed updating"]]
 
     @classmethod
-    def of(cls, whole: ForceMap) -> Breakdown:
+    def of(cls, force_map: ForceMap) -> Breakdown:
         """The breakdown of a map that was made `by_block`."""
-        assert whole.parts is not None
-        return cls({name: torch.from_numpy(np.array(p)) for name, p in whole.parts.items()})
+        assert force_map.parts is not None
+        return cls({name: torch.from_numpy(np.array(p)) for name, p in force_map.parts.items()})
 
     @property
     def force(self) -> Float[Tensor, "observed updating"]:
@@ -43,14 +43,14 @@ class Breakdown:
 
     def shares(self) -> dict[str, float]:
         """`‖F_part‖ / ‖F‖`: they need not add up to one, because parts can oppose each other."""
-        whole = self.force.norm()
-        return {name: float(part.norm() / whole) for name, part in self.parts.items()}
+        size = self.force.norm()
+        return {name: float(part.norm() / size) for name, part in self.parts.items()}
 
     def projections(self) -> dict[str, float]:
         """`⟨F_part, F⟩ / ‖F‖²`: they add up to one."""
-        whole = self.force
-        square = whole.square().sum()
-        return {name: float((part * whole).sum() / square) for name, part in self.parts.items()}
+        force = self.force
+        square = force.square().sum()
+        return {name: float((part * force).sum() / square) for name, part in self.parts.items()}
 
     @property
     def head(self) -> Float[Tensor, "observed updating"]:
@@ -62,13 +62,13 @@ class Breakdown:
         return last_layer_fit(self.force, self.head)
 
 
-def last_layer_fit(whole: Float[Tensor, " ..."], head: Float[Tensor, " ..."]) -> LastLayerFit:
+def last_layer_fit(force: Float[Tensor, " ..."], head: Float[Tensor, " ..."]) -> LastLayerFit:
     """The head's part F_h of any change against the whole F."""
-    size = whole.norm()
+    size = force.norm()
     return LastLayerFit(
-        cosine=float((whole * head).sum() / (size * head.norm())),
+        cosine=float((force * head).sum() / (size * head.norm())),
         norm_ratio=float(head.norm() / size),
-        sign_agreement=float((whole.sign() == head.sign()).double().mean()),
+        sign_agreement=float((force.sign() == head.sign()).double().mean()),
     )
 
 

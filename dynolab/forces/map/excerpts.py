@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_CELLS = 60_000  # in one map: more than a screen can show
 
 
-def token_maps(question: Question, whole: ForceMap, count: int) -> list[TokenMap]:
+def token_maps(question: Question, force_map: ForceMap, count: int) -> list[TokenMap]:
     """`count` maps of an updating pair on an answer: on chosen answers first, by what pulls hardest
     down."""
     updating_tokens = [
@@ -36,13 +36,13 @@ def token_maps(question: Question, whole: ForceMap, count: int) -> list[TokenMap
     def order(cell: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
         row, pair = cell
         name = question.updating[pair].id
-        columns = [n for n, response in enumerate(whole.updating) if response.id == name]
-        push = sum(float(whole.block(row, n).sum()) for n in columns)
+        columns = [n for n, response in enumerate(force_map.updating) if response.id == name]
+        push = sum(float(force_map.block(row, n).sum()) for n in columns)
         return question.observed[row][0].kind != "chosen", push, cell
 
     return [
         token_map_of(
-            whole,
+            force_map,
             row,
             question.updating[pair].id,
             question.tokenizer,
@@ -57,22 +57,26 @@ def token_maps(question: Question, whole: ForceMap, count: int) -> list[TokenMap
 
 
 def token_map_of(
-    whole: ForceMap, row: int, updating_id: str, tokenizer: PreTrainedTokenizerBase, **labels: Any
+    force_map: ForceMap,
+    row: int,
+    updating_id: str,
+    tokenizer: PreTrainedTokenizerBase,
+    **labels: Any,
 ) -> TokenMap:
     """A force map's block of one observed response and one updating example, with its tokens.
 
     **Arguments:** `labels`: the other fields of the `TokenMap`.
     """
-    columns = [n for n, response in enumerate(whole.updating) if response.id == updating_id]
-    columns.sort(key=lambda n: whole.updating[n].side != "chosen")
+    columns = [n for n, response in enumerate(force_map.updating) if response.id == updating_id]
+    columns.sort(key=lambda n: force_map.updating[n].side != "chosen")
     tokens: dict[str, list[str]] = {"chosen": [], "rejected": []}
-    for response in (whole.updating[n] for n in columns):
+    for response in (force_map.updating[n] for n in columns):
         tokens[response.side] += token_strings(Encoded(response.tokens, 0), tokenizer)
     return TokenMap(
         updating_id=updating_id,
-        observed_tokens=token_strings(Encoded(whole.observed[row], 0), tokenizer),
+        observed_tokens=token_strings(Encoded(force_map.observed[row], 0), tokenizer),
         chosen_tokens=tokens["chosen"],
         rejected_tokens=tokens["rejected"],
-        force=np.concatenate([whole.block(row, n) for n in columns], axis=1).tolist(),
+        force=np.concatenate([force_map.block(row, n) for n in columns], axis=1).tolist(),
         **labels,
     )

@@ -89,7 +89,7 @@ def token_factors(
             for signal in signals:
                 _add(factors, signal, generic)
         if generic:
-            factors.dense.update(_whole(policy, at, generic, response))
+            factors.dense.update(_by_autograd(policy, at, generic, response))
         every.append(factors)
     return every
 
@@ -143,7 +143,7 @@ def normed(rule: Rule, value: Float[Tensor, "*positions d"]) -> Float[Tensor, "*
     return made - without
 
 
-def _whole(
+def _by_autograd(
     policy: PolicyFunction, at: Weights, names: set[str], response: WeightedResponse
 ) -> dict[str, Float[Tensor, "tokens size"]]:
     """Per-token gradients of some parameters, one backward pass a token."""

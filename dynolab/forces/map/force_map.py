@@ -166,10 +166,12 @@ def force_map(
     rows = slice(sum(lengths[: mine.start]), sum(lengths[: mine.stop]))
     shape = (sum(lengths), problem.columns)
     if folder is None:
-        own = _InMemory.of(rows, shape[1], _numpy(policy), blocks)
-        _fill(own, problem, mine, rows.start, memory_bytes, blocks)
+        filled = _InMemory.of(rows, shape[1], _numpy(policy), blocks)
+        _fill(filled, problem, mine, rows.start, memory_bytes, blocks)
         made = (
-            distributed.gather((own.matrix, own.parts)) if over_ranks else [(own.matrix, own.parts)]
+            distributed.gather((filled.matrix, filled.parts))
+            if over_ranks
+            else [(filled.matrix, filled.parts)]
         )
         responses = tuple(sequence.ids[sequence.prompt_length :] for sequence in observed)
         parts = None
@@ -278,8 +280,8 @@ def _fill(
         force = parts.sum(0)
         if not bool(torch.isfinite(force).all()):
             raise DynolabError(f"force map: rows and columns {bounds(tile)} are not finite")
-        kept = () if blocks is None else (parts.cpu().numpy(),)
-        sink.write(bounds(tile), force.cpu().numpy(), *kept)
+        block_values = () if blocks is None else (parts.cpu().numpy(),)
+        sink.write(bounds(tile), force.cpu().numpy(), *block_values)
 
 
 @dataclass

@@ -112,8 +112,11 @@ class TokenGradients:
         """Bytes of a sequence's factors."""
         (shape,) = shapes_of([sequence])
         item = torch.finfo(self.policy.dtype).bits // 8
-        whole = sum(self.at[name].numel() for name in self.generic)
-        return factor_bytes(self.rules, shape, item) + sequence.response_length * whole * item
+        generic_numbers = sum(self.at[name].numel() for name in self.generic)
+        return (
+            factor_bytes(self.rules, shape, item)
+            + sequence.response_length * generic_numbers * item
+        )
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,10 @@ def plan_tiles(
     sizes = [[gradients.bytes_of(span.sequence) for span in side] for side in spans]
     need = [sum(side) for side in sizes]
     shares = [max(room // 2, room - need[1]), max(room // 2, room - need[0])]
-    left, right = (Side(list(in_groups(*each))) for each in zip(spans, sizes, shares, strict=True))
+    left, right = (
+        Side(list(in_groups(side, size, share)))
+        for side, size, share in zip(spans, sizes, shares, strict=True)
+    )
     return left, right
 
 

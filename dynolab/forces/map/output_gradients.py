@@ -160,16 +160,16 @@ def _from_the_head(
     heads = [call for call in calls if call.rule.head]
     body = _on_sequences(calls, places)
     one_by_one = functional.one_hot(places.number).T.to(scores)
-    start, local, own = scores, [], []
+    start, local, at_tokens = scores, [], []
     if len(heads) == 1:
         (head,) = heads
         delta, cotangent = torch.autograd.grad(
             scores.sum(), [head.output, head.input], retain_graph=True
         )
         start, one_by_one = head.input, one_by_one[:, None, :, None] * cotangent
-        local, own = heads, [delta]
+        local, at_tokens = heads, [delta]
     gradients = _batched([start], [call.output for call in body], [one_by_one]) if body else []
-    return _by_response(body, gradients, local, own, places)
+    return _by_response(body, gradients, local, at_tokens, places)
 
 
 def _from_the_last_attention(
@@ -185,13 +185,13 @@ def _from_the_last_attention(
     local = [call for call in calls if call.rule.local]
     # Where nothing below the norm moves, the graph begins at its output.
     stream = [norm.input] if norm.input.requires_grad else []
-    *own, mixed = torch.autograd.grad(
+    *at_tokens, mixed = torch.autograd.grad(
         scores.sum(),
         [*(call.output for call in local), *stream, merge.input],
         retain_graph=True,
         materialize_grads=True,
     )
-    residual = [places.one_by_one(own.pop()) for _ in stream]
+    residual = [places.one_by_one(at_tokens.pop()) for _ in stream]
 
     crossing = [call for call in readers if not call.rule.local]
     leaves = [call.leaf for call in readers if call.leaf is not None]
@@ -208,7 +208,7 @@ def _from_the_last_attention(
         [read, *residual],
     )
     gradients = [*through[: len(crossing)], *deep]
-    return _by_response([*crossing, *below], gradients, local, own, places)
+    return _by_response([*crossing, *below], gradients, local, at_tokens, places)
 
 
 def _on_sequences(calls: Sequence[Call], places: Places) -> list[Call]:
@@ -220,20 +220,22 @@ def _on_sequences(calls: Sequence[Call], places: Places) -> list[Call]:
 
 
 def _by_response(
-    whole: Sequence[Call],
+    sequence_calls: Sequence[Call],
     gradients: Sequence[Float[Tensor, "most rows length _"]],
     local: Sequence[Call],
-    own: Sequence[Float[Tensor, "_ _ _"]],
+    at_tokens: Sequence[Float[Tensor, "_ _ _"]],
     places: Places,
 ) -> list[list[Signal]]:
     """The signals of calls on whole sequences, and of local ones, by response."""
-    return [
-        [
-            *(_whole(*call, places, row) for call in zip(whole, gradients, strict=True)),
-            *(_own(*call, places, row) for call in zip(local, own, strict=True)),
-        ]
-        for row in range(len(places.tokens))
-    ]
+    responses = []
+    for row in range(len(places.tokens)):
+        signals = []
+        for call, gradient in zip(sequence_calls, gradients, strict=True):
+            signals.append(_at_positions(call, gradient, places, row))
+        for call, signal in zip(local, at_tokens, strict=True):
+            signals.append(_at_tokens(call, signal, places, row))
+        responses.append(signals)
+    return responses
 
 
 def _call_of(rule: Rule, calls: Sequence[Call]) -> Call:
@@ -256,7 +258,7 @@ def _batched(
     ]
 
 
-def _whole(
+def _at_positions(
     call: Call, signal: Float[Tensor, "most rows length d_out"], places: Places, row: int
 ) -> Signal:
     """A response's signal at all its positions but the last, which predicts nothing."""
@@ -265,7 +267,7 @@ def _whole(
     return Signal(call.rule, call.input[row, :end].detach(), delta.detach())
 
 
-def _own(
+def _at_tokens(
     call: Call, signal: Float[Tensor, "rows positions d_out"], places: Places, row: int
 ) -> Signal:
     """A response's signal at each token's own position: the head sees only those."""

@@ -152,11 +152,13 @@ def updating_terms(
         logits = policy.logits(place, batch, forward_mode=False)
         rates = objective.token_weights(read_logps(objective, logits, batch), batch)
         made = token_terms(logits, batch.targets, rates, temperature=batch.temperature)
-        each = iter(made.split(batch.sequence_length.tolist()))
+        by_response = iter(made.split(batch.sequence_length.tolist()))
         for number in numbers:
-            terms[number] = [next(each) for _ in examples[number].responses(objective.sides)]
+            terms[number] = [next(by_response) for _ in examples[number].responses(objective.sides)]
     labels = labelled(examples, objective)
-    in_order = [own for number in range(len(examples)) for own in terms[number]]
+    in_order = [
+        response_terms for number in range(len(examples)) for response_terms in terms[number]
+    ]
     return [UpdatingTerms(*both) for both in zip(labels, in_order, strict=True)]
 
 

@@ -144,15 +144,17 @@ def token_forces(
     order = batch.side.argsort(stable=True).tolist()
     scale = flatten(policy.cast(update.scale))
     together = max(1, memory_for(policy.home, None) // (2 * scale.nbytes))
-    own = _token_gradients(policy, place, WeightedResponse.own(observed, policy), update)
+    observed_gradients = _token_gradients(
+        policy, place, WeightedResponse.own(observed, policy), update
+    )
     rows = []
-    while left := list(islice(own, together)):
+    while left := list(islice(observed_gradients, together)):
         scaled = torch.stack(left).mul_(scale)
         left.clear()
         parts = []
         for number in order:
-            each = _token_gradients(policy, record.before, responses[number], update)
-            while right := list(islice(each, min(together, TOGETHER))):
+            updating_gradients = _token_gradients(policy, record.before, responses[number], update)
+            while right := list(islice(updating_gradients, min(together, TOGETHER))):
                 parts.append(products(scaled, torch.stack(right)))
         rows.append(torch.cat(parts, 1))
     return torch.cat(rows).to(policy.dtype)

@@ -131,8 +131,8 @@ def weighted_of(
     # A batch may list likelier tokens that the loss does not read; they have no weights.
     targets = batch.targets[:, : token_weights.shape[1]].split(lengths)
     return [
-        WeightedResponse(sequence, own, weights, temperature)
-        for (sequence, temperature), own, weights in zip(
+        WeightedResponse(sequence, token_targets, weights, temperature)
+        for (sequence, temperature), token_targets, weights in zip(
             sequences, targets, token_weights.split(lengths), strict=True
         )
     ]

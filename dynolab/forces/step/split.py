@@ -191,7 +191,7 @@ def objective_batch(
 
 def step_totals(examples: Sequence[Recorded], objective: Objective) -> Totals:
     """Denominators of a step on these examples."""
-    trained = [one for example in examples for one in example.responses(objective.sides)]
+    trained = [response for example in examples for response in example.responses(objective.sides)]
     return totals_of(len(examples), trained)
 
 
@@ -228,12 +228,12 @@ def rounding_floor(record: StepRecord) -> float:
 
 def _of_change(size: Float[Tensor, ""], record: StepRecord) -> float:
     """A norm as a share of that of the recorded change."""
-    whole = norm_of(change for _, change in _recorded_change(record))
-    if not whole > 0:
+    change_size = norm_of(change for _, change in _recorded_change(record))
+    if not change_size > 0:
         raise ConfigError(
-            "record", float(whole), "the recorded step changed no weight; record another step"
+            "record", float(change_size), "the recorded step changed no weight; record another step"
         )
-    return float(size / whole)
+    return float(size / change_size)
 
 
 def _recorded_change(record: StepRecord) -> Iterator[tuple[str, Float[Tensor, " ..."]]]:
@@ -250,5 +250,5 @@ def micro_batches(
     Batches are of examples of similar length, the longest first, and in order within.
     """
     responses = [[sequence for _, sequence in example.responses(sides)] for example in examples]
-    longest = [max(own, key=lambda sequence: len(sequence.ids)) for own in responses]
+    longest = [max(sequences, key=lambda sequence: len(sequence.ids)) for sequences in responses]
     return map(sorted, by_length(longest, batch_tokens // max(map(len, responses))))

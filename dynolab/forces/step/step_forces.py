@@ -59,12 +59,12 @@ def encode_probes(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[Pr
 
     The encoder's counts do not change. **Raises** `ConfigError` if no row is left.
     """
-    own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
-    encoded = zip(probes, own.probes(probes), strict=True)
-    kept = [(row, answer) for row, answer in encoded if answer is not None]
-    if not kept:
+    probe_encoder = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
+    encoded = zip(probes, probe_encoder.probes(probes), strict=True)
+    answers = [(row, answer) for row, answer in encoded if answer is not None]
+    if not answers:
         raise ConfigError("probes", 0, "no probe row is left to watch; give rows that fit")
-    return kept
+    return answers
 
 
 @torch.no_grad()
@@ -215,7 +215,7 @@ def _observe(
     sums = []
     for values, watched in zip(changes, batches, strict=True):
         parts = dict.fromkeys(PARTS, torch.zeros_like(values["measured"]))
-        sums.append({name: watched.sums(each) for name, each in (parts | values).items()})
+        sums.append({name: watched.sums(change) for name, change in (parts | values).items()})
     return sums
 
 
