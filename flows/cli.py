@@ -21,7 +21,8 @@ from rich.table import Table
 
 from dynolab import __version__
 from dynolab.errors import ConfigError, DynolabError, under_option
-from flows.registry import CHAPTERS, FLOWS, load_flow
+from flows.entry import COMPARE, RESULTS, START
+from flows.registry import FLOWS, REGISTRY, WINGS, load_flow
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.invocation import invocation
 
@@ -42,7 +43,7 @@ ENVIRONMENT = {
     **COMPUTING,
 }
 
-PACKAGES = ("dynolab", "models", "tasks", "flows")
+PACKAGES = ("dynolab", "models", "tasks", "flows", *(wing.__package__ for wing in WINGS))
 WARNINGS = logging.lastResort or logging.StreamHandler()
 """Shows warnings of Dynolab's own on whatever is standard error by then."""
 
@@ -97,25 +98,6 @@ Stages = Annotated[
         show_default=False,
     ),
 ]
-
-
-START, FORCES, COMPARE, RESULTS = (
-    "Start here",
-    "Forces and answers",
-    "Comparisons of trainings",
-    "Results and servers",
-)
-"""Groups of commands, in the order of the help."""
-
-GROUPS = {
-    "study": START,
-    **dict.fromkeys(("forces", "ledger", "counterfactual", "judge", "probes"), FORCES),
-    **dict.fromkeys(("mitigation", "grpo"), COMPARE),
-}
-"""Flow → group of its command, for flows whose commands take the same options.
-
-`train` has none: it starts only from Prefect.
-"""
 
 
 def _version(wanted: bool) -> None:
@@ -269,9 +251,9 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-for _name, _group in GROUPS.items():
-    if _name != "study":
-        app.command(_name, help=FLOWS[_name], rich_help_panel=_group)(flow_command(_name))
+for _name, _entry in REGISTRY.items():
+    if _entry.group and _name != "study":
+        app.command(_name, help=_entry.about, rich_help_panel=_entry.group)(flow_command(_name))
 
 
 @app.command(help=FLOWS["reproduce"], rich_help_panel=COMPARE)
@@ -306,18 +288,6 @@ def reproduce(
     from flows.logs import start_logs
 
     start_logs(logs, one_file(file, config), changes or [], typer.echo)
-
-
-chapter = typer.Typer(no_args_is_help=True)
-app.add_typer(
-    chapter,
-    name="chapter",
-    help="Run a chapter beyond finetuning: classifiers, transfer, simplicity, squeezing …",
-    rich_help_panel=COMPARE,
-)
-for _name, _about in CHAPTERS.items():
-    chapter.command(_name, help=_about)(flow_command(_name))
-    app.command(_name, help=_about, hidden=True)(flow_command(_name))  # its name until 0.2
 
 
 @app.command(rich_help_panel=COMPARE)
@@ -528,6 +498,10 @@ def built_in(name: str) -> Path:
     """The name of a command's built-in study file."""
     others = {"study": "builtin.yaml", "sweep": "sweep_beta.yaml"}
     return Path(others.get(name, f"{name}_builtin.yaml"))
+
+
+for _wing in WINGS:
+    _wing.add_commands(app)
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.chapters.page import write_chapter
 from dynolab.report.audit import write_audit_page
 from dynolab.report.comparison.mitigation import write_mitigation_page
 from dynolab.report.comparison.reproduction import write_reproduction_page
@@ -22,7 +21,6 @@ from dynolab.report.inputs.study import (
 )
 from dynolab.report.study.page import write_report
 from dynolab.results.study import TokenMap, Training
-from tests.chapters.test_page import chapter
 from tests.report.audits import audit
 from tests.report.forces import kernel
 from tests.report.ledgers import write_ledger
@@ -112,14 +110,6 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
     "audit.html": lambda folder: write_audit_page(
         AuditPageInputs("dpo", audit(text=CANARY, mark=CANARY), name=CANARY, settings=CANARY),
         folder,
-    ),
-    "chapter.html": lambda folder: write_chapter(
-        chapter(CANARY),
-        folder,
-        "chapter.html",
-        name=CANARY,
-        settings=CANARY,
-        stages=[StageFacts(stage=CANARY, key="ab" * 32, seconds=1.0)],
     ),
     "mitigation.html": lambda folder: write_mitigation_page(
         mitigation(CANARY),
