@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from flows.entry import COMPARE, Entry
+from flows.entry import COMPARE, FORCES, Entry
 
 CHAPTERS = {
     "squeezing": "Show where pushed-down probability goes, in one softmax and in a model.",
@@ -17,6 +17,13 @@ CHAPTERS = {
 """The chapters: what `dynolab chapter NAME` runs."""
 
 FLOWS = {
+    "counterfactual": Entry(
+        "Train without some pairs, and compare with the ledger's forecast.",
+        "experiments.counterfactual.flow",
+        FORCES,
+        tag="compare",
+    ),
+} | {
     name: Entry(about, "experiments.chapters.flows", tag="chapter", listed=f"~chapter-{name}")
     for name, about in CHAPTERS.items()
 }

@@ -34,12 +34,6 @@ CORE = {
         "flows.ledger",
         FORCES,
     ),
-    "counterfactual": Entry(
-        "Train without some pairs, and compare with the ledger's forecast.",
-        "flows.ledger",
-        FORCES,
-        tag="compare",
-    ),
     "judge": Entry(
         "Compare models' answers by judges: exact rewards, a model's likelihood or an LLM.",
         "flows.judge",

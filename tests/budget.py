@@ -41,10 +41,10 @@ def tokens(code: str) -> int:
 def rooms_of(path: Path) -> Iterator[str]:
     """The folders that hold a file, `source` for what is no test, and `core` without wings.
 
-    Tests of a wing are `tests`.
+    Tests and benchmarks of a wing are `tests`.
     """
     inside = path.relative_to(ROOT)
-    if inside.parts[0] in WINGS and inside.parts[1] == "tests":
+    if inside.parts[0] in WINGS and inside.parts[1] in ("tests", "benchmarks"):
         yield "tests"
         return
     yield from (folder.as_posix() for folder in inside.parents)

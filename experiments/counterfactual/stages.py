@@ -10,7 +10,11 @@ from pydantic import Field
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.forces.ledger.functional import functional_of
 from dynolab.forces.ledger.metagradient import Metagradient
-from dynolab.results.counterfactual import (
+from dynolab.results.ledger import FunctionalRow, LedgerReader, read_ledger
+from dynolab.results.study import ARGMAX, ProbeScore, TrainingSummary
+from dynolab.statistics import lds, share_interval
+from dynolab.training.config import TrainConfig
+from experiments.counterfactual.results import (
     Agreement,
     Dropped,
     Effect,
@@ -18,10 +22,6 @@ from dynolab.results.counterfactual import (
     ExampleDerivative,
     Repeat,
 )
-from dynolab.results.ledger import FunctionalRow, LedgerReader, read_ledger
-from dynolab.results.study import ARGMAX, ProbeScore, TrainingSummary
-from dynolab.statistics import rank_correlation, share_interval
-from dynolab.training.config import TrainConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.page_helpers import PageConfig, facts_of, send_page
@@ -89,7 +89,6 @@ METAGRADIENT = Stage(
 
 
 WHOLE = "whole"
-DRAWS = 2_000  # of the bootstrap
 
 Totals = Mapping[tuple[str, str], float]
 """What each example is said to have done to each functional, by both names, in nats."""
@@ -117,7 +116,7 @@ def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
     Results: `effects.jsonl`, `repeats.jsonl`, `agreement.jsonl`, `counterfactual.html` and
     `figures/`.
     """
-    from dynolab.report.ledger.counterfactual import write_counterfactual_page
+    from experiments.counterfactual.page import write_counterfactual_page
 
     config = work.config
     ledger = read_ledger(work.input_folder("ledger"), work.input_folder("data"))
@@ -260,23 +259,6 @@ def _agreement(
         same_sign_low=share.low,
         same_sign_high=share.high,
     )
-
-
-def lds(predicted: np.ndarray, measured: np.ndarray) -> tuple[float, float, float]:
-    """`Agreement.lds` with its interval, of functionals × groups."""
-    count = predicted.shape[1]
-    if count < 3:
-        return float("nan"), float("nan"), float("nan")
-    draws = np.random.default_rng(0).integers(count, size=(DRAWS, count))
-    scores = np.array(
-        [
-            rank_correlation(own[draws], real[draws])
-            for own, real in zip(predicted, measured, strict=True)
-        ]
-    )
-    whole = float(np.nanmean(rank_correlation(predicted, measured)))
-    low, high = np.nanpercentile(np.nanmean(scores, axis=0), [2.5, 97.5])
-    return whole, float(low), float(high)
 
 
 COUNTERFACTUAL = Stage("counterfactual", 6, compare_retrainings)

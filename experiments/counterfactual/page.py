@@ -12,9 +12,11 @@ from dynolab.report.figure import Figure, add_diagonal, subplots
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import Page, Words, table, write_page
 from dynolab.report.style import CHOSEN, HISTORY, number, plotly_text
-from dynolab.results.counterfactual import Agreement, Dropped, Effect, Repeat
 from dynolab.statistics import mean_interval
 from dynolab.training.config import DIFFERENTIATED
+from experiments.counterfactual.results import Agreement, Dropped, Effect, Repeat
+
+TEMPLATE = Path(__file__).with_name("counterfactual.html")
 
 
 def write_counterfactual_page(
@@ -30,7 +32,7 @@ def write_counterfactual_page(
 ) -> None:
     """Writes the self-contained `counterfactual.html`, and its figure as a file in `figures/`."""
     words = Words(
-        "counterfactual.html",
+        TEMPLATE,
         agreement=agreements[0],
         effects=effects,
         groups=groups,

@@ -5,7 +5,7 @@ r"""Bergson (arXiv 2606.11660) beside the ledger and the audit: seconds, and LDS
         torchopt ml_dtypes docstring-parser optree bitsandbytes
     python -c 'import site; print(*site.getsitepackages())' \
         > $(echo /tmp/bergson/lib/python3*/site-packages)/beside.pth  # torch and more from here
-    DYNOLAB_BERGSON=/tmp/bergson python -m tests.benchmarks.bergson [--home FOLDER]
+    DYNOLAB_BERGSON=/tmp/bergson python -m experiments.benchmarks.bergson [--home FOLDER]
 
 The built-in study's DPO, trained again without each random group of `counterfactual_builtin.yaml`,
 on one seed. FOLDER keeps results, and what they cost when they were made; tables of both
@@ -35,31 +35,28 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
-from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.forces.ledger.functional import functional_of
 from dynolab.results.audit import PairAudit
-from dynolab.results.counterfactual import Effect
 from dynolab.results.ledger import read_ledger
-from dynolab.statistics import rank_correlation
+from dynolab.statistics import lds, rank_correlation
+from experiments.counterfactual.flow import CounterfactualParameters, plan_removals
+from experiments.counterfactual.results import Effect
 from flows.flow import Plan, Step
-from flows.ledger import CounterfactualParameters, plan_removals
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
-from tasks.counterfactual import lds
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.work import StageResult
-from tasks.shared.policies import load_encoder, load_policy
+from tasks.shared.policies import load_encoder
 from tasks.shared.result_table import result_table, write_table
-from tests.benchmarks.bergson_scores import scores
+from tests.benchmarks.bergson_pairs import pair_scores
 from tests.benchmarks.figures import STUDIES, report
 from tests.benchmarks.speed import cpu_seconds
 from tests.flows.in_process import InProcess
@@ -87,42 +84,6 @@ def finished(lab: InProcess, home: Path) -> tuple[dict[str, StageResult], Plan, 
     planned = plan_removals(removals, lab.platform)
     run(planned.steps)
     return results, planned, costs
-
-
-@torch.no_grad()
-def logps(model: Path, sequences: Sequence[Encoded]) -> Float[torch.Tensor, " sequences"]:
-    """log π of each response."""
-    policy = load_policy(model)
-    batches = (policy.batch(sequences[at : at + 64]) for at in range(0, len(sequences), 64))
-    return torch.cat([batch.sequence_sum(policy.logps({}, batch)) for batch in batches]).double()
-
-
-def pair_scores(
-    bergson: Path,
-    models: Mapping[str, Path],
-    beta: float,
-    pairs: Sequence[EncodedExample],
-    answers: Sequence[Encoded],
-) -> tuple[dict[str, Float[np.ndarray, "pairs answers"]], dict[str, float]]:
-    """Scores of DPO's pairs by method, and CPU seconds by `bergson METHOD`.
-
-    **Arguments:** `models`: before and after the training.
-    """
-    responses = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs if pair.rejected]
-    queries = {"single": answers, "chosen": responses[: len(pairs)]}
-    raw, took = scores(bergson, models, responses, queries)
-    # DPO weighs both responses of a pair by β σ(−β margin).
-    up, down = (logps(models["after"], responses) - logps(models["before"], responses)).chunk(2)
-    weights = {"before": torch.full_like(up, 0.5), "after": torch.sigmoid(-beta * (up - down))}
-    of_pairs: dict[str, Float[np.ndarray, "pairs answers"]] = {}
-    costs: dict[str, float] = {}
-    for name, each in raw.items():
-        method, model = name.split("-")
-        chosen, rejected = np.split(each, 2)
-        own = weights[model].numpy()[:, None] * (chosen - rejected)
-        of_pairs[method] = of_pairs.get(method, 0.0) + own
-        costs[f"bergson {method}"] = costs.get(f"bergson {method}", 0.0) + took[name]
-    return of_pairs, costs
 
 
 def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
@@ -185,6 +146,7 @@ def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
 
 
 def main() -> None:
+    """Print the figures, and keep results and tables in `--home`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--home", type=Path)
     kept = parser.parse_args().home

@@ -15,13 +15,13 @@ from dynolab.forces.function.weights import flatten
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.objectives import DPOConfig
-from dynolab.results.counterfactual import Agreement, Dropped, Effect, Repeat
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from flows.ledger import REMOVALS
+from experiments.counterfactual.flow import FLOW
+from experiments.counterfactual.results import Agreement, Dropped, Effect, Repeat
+from experiments.counterfactual.stages import agree
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from models.language import load_language_model
-from tasks.counterfactual import agree
 from tasks.training import PREFERENCE
 from tests.flows.analysed import PLAIN, Analysed
 from tests.flows.in_process import InProcess, step_names
@@ -69,7 +69,7 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
         "blamed_size": 2,
         "further_seeds": 1,
     }
-    plan = lab.plan(REMOVALS, settings)
+    plan = lab.plan(FLOW, settings)
     assert step_names(plan) == [
         "whole",
         "metagradient",
@@ -107,7 +107,7 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
 
 
 def test_no_metagradient_is_planned_where_none_is_wanted(lab: InProcess, study_file: Path) -> None:
-    plan = lab.plan(REMOVALS, {"study": str(study_file), "metagradient": False})
+    plan = lab.plan(FLOW, {"study": str(study_file), "metagradient": False})
     assert "metagradient" not in step_names(plan)
 
 
@@ -124,7 +124,7 @@ def test_a_study_without_a_ledger_of_all_steps_is_refused(
     file = tmp_path / "other.yaml"
     file.write_text(yaml.safe_dump(STUDY | {"ledger": ledger}))
     with pytest.raises(ConfigError, match=message):
-        lab.plan(REMOVALS, {"study": str(file)})
+        lab.plan(FLOW, {"study": str(file)})
 
 
 def test_a_training_without_an_example_lacks_its_gradient_and_no_other(analysed: Analysed) -> None:
