@@ -23,6 +23,11 @@ FLOWS = {
         FORCES,
         tag="compare",
     ),
+    "reproduce": Entry(
+        "Check which of the papers' findings on finetuning a model and data show.",
+        "experiments.reproduce.flow",
+        tag="compare",
+    ),
 } | {
     name: Entry(about, "experiments.chapters.flows", tag="chapter", listed=f"~chapter-{name}")
     for name, about in CHAPTERS.items()
@@ -30,9 +35,11 @@ FLOWS = {
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds `dynolab chapter NAME`."""
-    from flows.cli import flow_command
+    """Adds `dynolab reproduce` and `dynolab chapter NAME`."""
+    from experiments.reproduce.command import reproduce
+    from flows.options import flow_command
 
+    app.command(help=FLOWS["reproduce"].about, rich_help_panel=COMPARE)(reproduce)
     chapter = typer.Typer(no_args_is_help=True)
     app.add_typer(
         chapter,

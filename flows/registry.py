@@ -47,11 +47,6 @@ CORE = {
         tag="compare",
         listed="all-remedies",
     ),
-    "reproduce": Entry(
-        "Check which of the papers' findings on finetuning a model and data show.",
-        "flows.comparison",
-        tag="compare",
-    ),
     "grpo": Entry(
         "Compare trainings on groups of the model's own answers: GRPO and its relatives.",
         "flows.grpo",

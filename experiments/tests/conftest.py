@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.conftest import analysed
+from tests.conftest import analysed, inputs
 
-__all__ = ["analysed"]
+__all__ = ["analysed", "inputs"]

@@ -11,7 +11,6 @@ import pytest
 
 from dynolab.report.audit import write_audit_page
 from dynolab.report.comparison.mitigation import write_mitigation_page
-from dynolab.report.comparison.reproduction import write_reproduction_page
 from dynolab.report.inputs.study import (
     AuditPageInputs,
     ReportInputs,
@@ -27,7 +26,6 @@ from tests.report.ledgers import write_ledger
 from tests.report.pairs import ARMS, mitigation
 from tests.report.parsed import CANARY, Parsed, obeys_no_text
 from tests.report.synthetic import study
-from tests.report.test_comparison_pages import reproduction
 from tests.report.test_report import found
 
 LOADS = {"src", "srcset", "data", "poster", "action", "background"}
@@ -118,7 +116,6 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
         stages=[StageFacts(stage=CANARY, key="0" * 64)],
         commands=dict.fromkeys(ARMS, CANARY),
     ),
-    "reproduction.html": lambda folder: write_reproduction_page(reproduction(CANARY), folder),
 }
 
 

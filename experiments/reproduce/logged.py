@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.errors import ConfigError
-from dynolab.probes.logs import read_log
 from dynolab.store import git_revision
+from experiments.reproduce.logs import read_log
 from flows.flow import FlowParameters, Name
 from flows.parameters import STUDIES, load_parameters
 from tasks.runtime.system.secret_files import own_folder
@@ -52,9 +52,9 @@ def start_logs(
 
     **Raises:** `ConfigError` for runs that cannot be read.
     """
-    from dynolab.report.comparison.reproduction import changes_of_log, logs_page, verdicts_on
     from dynolab.report.page import page_html, write_text
     from dynolab.statistics import mean_interval, share_interval
+    from experiments.reproduce.page import changes_of_log, logs_page, verdicts_on
 
     parameters = load_parameters(LogsParameters, file or AUTHORS, changes)
     if missing := [

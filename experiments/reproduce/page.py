@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,15 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.claims.claim import Trainings, over_units
-from dynolab.claims.reproduction import AFTER_EXTENDED, TITLES, assess_log, assess_reproduction
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.data.rows import write_rows
-from dynolab.probes.logs import Log
 from dynolab.probes.paths import GAP, change, learning_paths
+from dynolab.report.comparison.findings import findings_section
 from dynolab.report.figure import Figure
-from dynolab.report.inputs.arms import ReproductionInputs
-from dynolab.report.page import Page, Section, Words, table, write_page, write_summary
+from dynolab.report.inputs.arms import PairRun
+from dynolab.report.inputs.study import PageInputs
+from dynolab.report.page import Page, Words, table, write_page, write_summary
 from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.study.tables import values_of
 from dynolab.report.style import in_order, number, style_of, with_interval
@@ -30,10 +31,31 @@ from dynolab.report.tables import (
     run_table,
     verdict_table,
 )
+from dynolab.results.arms import AFTER_EXTENDED, TITLES
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval, mean_interval
+from experiments.reproduce.claims import assess_log, assess_reproduction
+from experiments.reproduce.logs import Log
 
 _SHOWN = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class ReproductionInputs(PageInputs):
+    """Everything the page of the papers' findings shows.
+
+    `runs`: by the training's name in `dynolab.results.arms.TITLES` and by seed.
+    """
+
+    seeds: tuple[int, ...]
+    runs: Mapping[tuple[str, int], PairRun]
+
+    @property
+    def unit(self) -> str:
+        """What intervals are computed over."""
+        return "seeds" if len(self.seeds) > 1 else "prompts"
 
 
 def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[str, float]:
@@ -58,7 +80,7 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     known = None if len(shares) < len(won) else shares[0] if len(won) == 1 else means
     verdicts = assess_reproduction(seeds, known)
     changes = changes_of(seeds)
-    words = Words("reproduction.html", inputs=inputs, verdicts=verdicts, unit=inputs.unit)
+    words = Words(HERE / "reproduction.html", inputs=inputs, unit=inputs.unit)
     rows = {
         TITLES[training]: {
             name: changes[f"{training}/{name}"]
@@ -83,7 +105,7 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     table = run_table(ArmTable(values, rows), list(rows), measures, None, about=ends)
     page = Page(
         name=inputs.name,
-        answer=words.lines("answer"),
+        answer=Words("findings.html", verdicts=verdicts, unit=inputs.unit).lines("answer"),
         lead=words("lead"),
         content=[
             words.section("changes", table),
@@ -103,13 +125,6 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
         "verdicts": [verdict.summary() for verdict in verdicts],
     }
     return write_summary(summary, folder)
-
-
-def findings_section(verdicts: Sequence[Verdict], unit: str) -> Section:
-    """The papers' findings: expected shape, measurement and verdict; `unit`: of the intervals."""
-    words = Words("reproduction.html", verdicts=verdicts, unit=unit)
-    named = verdict_table("training", verdicts, named=lambda name: TITLES.get(name, name))
-    return words.section("reproduction", named)
 
 
 def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:
@@ -145,7 +160,7 @@ def _path_figure(seeds: Sequence[Trainings], words: Words) -> Figure | None:
 def logs_page(name: str, runs: Mapping[str, Log], settings: str) -> Page:
     """The page of the runs by name: changes, paths and verdicts, over prompts."""
     verdicts = verdicts_on(runs)
-    words = Words("logs.html", verdicts=verdicts, runs=runs)
+    words = Words(HERE / "logs.html", verdicts=verdicts, runs=runs)
     rows = [_row(run, log) for run, log in runs.items()]
     head = (
         "run",

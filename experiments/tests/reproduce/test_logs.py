@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.claims.reproduction import CLAIMS, EXTENDED, FROM_BASE, SFT, assess_log, claims_on
 from dynolab.errors import ConfigError
-from dynolab.probes import logs
-from dynolab.probes.logs import LINES, NUMBERS, read_log
-from tests.probes.logged import NAMES, made_up, write_log
+from dynolab.results.arms import EXTENDED, FROM_BASE, SFT
+from experiments.reproduce import logs
+from experiments.reproduce.claims import CLAIMS, assess_log, claims_on
+from experiments.reproduce.logs import LINES, NUMBERS, read_log
+from experiments.tests.reproduce.made_up import NAMES, made_up, write_log
 
 
 def test_a_log_becomes_paths_over_its_prompts(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import pytest
 import yaml
 
 from dynolab.errors import ConfigError
-from dynolab.probes.logs import LINES
-from flows import cli
-from flows.logs import start_logs
+from experiments.reproduce.command import reproduce
+from experiments.reproduce.logged import start_logs
+from experiments.reproduce.logs import LINES
+from experiments.tests.reproduce.made_up import made_up, write_log
+from tests.flows.bad_inputs import PIPE, BadInput, judged, make_folder
 from tests.flows.conftest import Command
 from tests.flows.lab import ROOT
-from tests.probes.logged import made_up, write_log
 from tests.report.parsed import CANARY, words_of
 
 RUNS = {
@@ -66,7 +67,7 @@ def test_names_in_a_log_are_shown_and_never_obeyed(home: Path, tmp_path: Path) -
 
 def test_options_of_trainings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trains nothing"):
-        cli.reproduce(logs=tmp_path, plan=True)
+        reproduce(logs=tmp_path, plan=True)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,27 @@ def test_the_authors_own_runs_give_the_kept_table(home: Path) -> None:
     assert [table[part] for part in ("verdicts", "paths")] == [kept["verdicts"], kept["paths"]]
     keys = [{name: one["key"] for name, one in each["stages"].items()} for each in (table, kept)]
     assert keys[0] == keys[1]
+
+
+PIPED = {
+    "runs.yaml": "runs: {a: {folder: a, training: sft}}\n",
+    "logs/a/prob_train_metrics.json": PIPE,
+}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        BadInput("no folder", "--logs = 'none'", ["reproduce", "--logs", "none"]),
+        BadInput("pipe", "--logs = 'pipe'", ["reproduce", "--logs", "pipe"], {"pipe": PIPE}),
+        BadInput("file", "--logs = ", ["reproduce", "--logs", "logs", "runs.yaml"], PIPED),
+    ],
+    ids=lambda bad: bad.name,
+)
+def test_one_clear_line(
+    bad: BadInput, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    make_folder(tmp_path / "here", bad, inputs)
+    monkeypatch.chdir(tmp_path / "here")
+    printed = command(*bad.arguments, code=2)
+    assert judged(bad, 2, printed.out, printed.err) == "clear", printed.err

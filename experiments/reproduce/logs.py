@@ -43,7 +43,7 @@ class Log:
     Steps are evaluations, from 0. A log of means alone has one pair, the mean over the prompts, and
     so no intervals.
 
-    - `training`: what was trained, one of `dynolab.claims.reproduction.TITLES`.
+    - `training`: what was trained, one of `experiments.reproduce.claims.TITLES`.
     - `note`: why y* was left out, if it was. `digest`: SHA-256 of its files.
     """
 

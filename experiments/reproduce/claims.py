@@ -25,31 +25,20 @@ from dynolab.claims.claim import (
 )
 from dynolab.claims.verdict import Verdict, above
 from dynolab.probes.paths import LearningPaths
+from dynolab.results.arms import (
+    AFTER_EXTENDED,
+    AFTER_SFT,
+    EXTENDED,
+    EXTENDED_HALF,
+    FROM_BASE,
+    IPO,
+    ON_POLICY,
+    ON_POLICY_IPO,
+    RESAMPLED,
+    SFT,
+)
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval
-
-SFT, EXTENDED, EXTENDED_HALF = "sft", "sft_extended", "sft_extended_half"
-FROM_BASE, AFTER_SFT = "from-base", "dpo"
-AFTER_EXTENDED, AFTER_EXTENDED_HALF = "extended", "extended-half"
-"""DPO trainings by their start (`Start`)."""
-RESAMPLED, ON_POLICY, IPO, ON_POLICY_IPO = "resampled", "on-policy", "ipo", "on-policy-ipo"
-"""Trainings after SFT, by their pairs (`Pairs`) and their loss."""
-
-TITLES = {
-    SFT: "SFT",
-    EXTENDED: "extended SFT",
-    EXTENDED_HALF: "half-weight extended SFT",
-    FROM_BASE: "DPO from the base model",
-    AFTER_SFT: "DPO after SFT",
-    AFTER_EXTENDED: "DPO after extended SFT",
-    AFTER_EXTENDED_HALF: "DPO after half-weight extended SFT",
-    RESAMPLED: "DPO against resampled answers",
-    ON_POLICY: "on-policy DPO",
-    IPO: "IPO after SFT",
-    ON_POLICY_IPO: "on-policy IPO",
-}
-"""Titles of trainings on pages. Claims on extended SFT are about the one in which a chosen answer
-weighs as much as in SFT; the half-weight one separates the effect of the weight."""
 
 _ARGUED = "argued in §3.3: what is pushed down lies on a peak of the policy, in no valley"
 CLAIMS: tuple[Claim, ...] = (
