@@ -365,15 +365,16 @@ def study_files(flow: str) -> list[str]:
 
 @cache
 def built_in_flow(file: Path) -> str | None:
-    """The flow that a file of deploy/studies is for."""
-    return flow_of(file.name, read_settings(read_study(file), file.name))
+    """The flow that a file of deploy/studies is for; without a flow's name before its own, `study`.
+
+    None: it is for a flow of a wing that is not here.
+    """
+    flow = flow_of(file.name, read_settings(read_study(file), file.name))
+    return flow if flow == "study" or file.name.startswith(f"{flow}_") else None
 
 
 def flow_of(file: str, settings: Mapping[str, Any]) -> str | None:
-    """The flow whose name begins that of a study file, else the first that has its settings.
-
-    None: the file is for a flow of a wing that is not here.
-    """
+    """The flow whose name begins that of a study file, else the first that has its settings."""
     named = (flow for flow in FLOWS if file.startswith(f"{flow}_"))
     fitting = (
         flow for flow in FLOWS if settings.keys() <= load_flow(flow).parameters.model_fields.keys()
