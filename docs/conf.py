@@ -25,10 +25,7 @@ project, author, language = "Dynolab", "Dynolab", "en"
 release = version = dynolab.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
-suppress_warnings = [
-    "myst.header",  # a page of help begins at the third level
-    "toc.empty_glob",  # a checkout without wings
-]
+suppress_warnings = ["myst.header"]  # a page of help begins at the third level
 nitpicky = False
 add_module_names = False
 

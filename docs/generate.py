@@ -183,8 +183,11 @@ def wings(folder: Path) -> None:
     """Copies the pages of wings, which are in `docs` of each, as pages of this manual."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for page in sorted(ROOT.glob("*/docs/*.md")):
+    pages = sorted(ROOT.glob("*/docs/*.md"))
+    for page in pages:
         (folder / page.name).write_text(page.read_text().replace("](../../docs/", "](../"))
+    if not pages:  # else the contents would be empty there, of which Sphinx warns
+        (folder / "none.md").write_text("# None here\n\nThis checkout has the core alone.\n")
 
 
 # Notebooks and reports --------------------------------------------------------------------------
