@@ -19,7 +19,10 @@ import  = $(VENV)/bin/python -c 'import importlib; \
 two_workers = OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
 slow        = study or faults
 
-.PHONY: setup study test test-services test-all check check-gpu docs lint test-study test-faults test-mutations up clean
+# Folders with flows of their own, which the core does without.
+wings := $(patsubst %/wing.py,%,$(wildcard */wing.py))
+
+.PHONY: setup study test test-services test-all test-wings check check-gpu docs lint types test-study test-faults test-mutations up clean
 
 setup: $(VENV)/.ready
 
@@ -54,13 +57,20 @@ test-services: setup
 test-all: setup
 	$(two_workers) -m "not ($(slow))"
 
+test-wings: setup
+	$(two_workers) $(wings) -m "not ($(slow))"
+
 lint: setup
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
-	$(RUN) mypy
+	$(MAKE) types
 	$(VENV)/bin/lint-imports
+	for wing in $(wings); do $(VENV)/bin/lint-imports --config $$wing/contracts.toml || exit; done
 	$(RUN) tests.budget
 	$(RUN) tests.structure
+
+types: setup
+	$(RUN) mypy dynolab models tasks flows $(wings)
 
 check: lint
 	$(MAKE) test

@@ -53,7 +53,7 @@ RUN pip install --no-cache-dir --no-deps --require-hashes --requirement locks/bu
 COPY --chown=1000 . .
 # Containers have a root that is read only: caches are in the volume of the home, and what is compiled
 # later would be compiled at each start.
-RUN python -m compileall -q dynolab flows models tasks
+RUN python -m compileall -q .
 ENV HOME=/home/dynolab/home \
     PREFECT_UI_STATIC_DIRECTORY=/tmp/prefect-ui
 

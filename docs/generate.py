@@ -29,6 +29,7 @@ def everything(docs: Path) -> None:
     shutil.rmtree(extra, ignore_errors=True)
     for folder in (parts, extra / "reports", extra / "notebooks"):
         folder.mkdir(parents=True, exist_ok=True)
+    wings(docs / "wings")
     texts = {
         "settings.md": settings(),
         "commands.md": commands(),
@@ -173,6 +174,20 @@ def findings(file: str) -> str:
     for own, page in {"README.md": "findings.md", "BY_STUDY.md": "by-study.md"}.items():
         text = text.replace(f"](./{own})", f"]({page})")
     return text.replace("](../", "](../deploy/").replace("](./", "](../deploy/studies/")
+
+
+# Wings ------------------------------------------------------------------------------------------
+
+
+def wings(folder: Path) -> None:
+    """Copies the pages of wings, which are in `docs` of each, as pages of this manual."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    pages = sorted(ROOT.glob("*/docs/*.md"))
+    for page in pages:
+        (folder / page.name).write_text(page.read_text().replace("](../../docs/", "](../"))
+    if not pages:  # else the contents would be empty there, of which Sphinx warns
+        (folder / "none.md").write_text("# None here\n\nThis checkout has the core alone.\n")
 
 
 # Notebooks and reports --------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray
 
 RESAMPLES = 1000
+LDS_DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,29 @@ def rank_correlation(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
         return scipy.stats.spearmanrho(x.astype(float), y.astype(float), axis=-1).statistic
+
+
+def lds(
+    predicted: Float[ndarray, "values groups"], measured: Float[ndarray, "values groups"]
+) -> tuple[float, float, float]:
+    """The linear datamodeling score (Park et al., arXiv 2303.14186), and its 95 % interval.
+
+    The mean over values of the rank correlation of both over groups; the interval is of a bootstrap
+    over groups. NaN below three groups.
+    """
+    count = predicted.shape[1]
+    if count < 3:
+        return float("nan"), float("nan"), float("nan")
+    draws = np.random.default_rng(0).integers(count, size=(LDS_DRAWS, count))
+    scores = np.array(
+        [
+            rank_correlation(forecast[draws], change[draws])
+            for forecast, change in zip(predicted, measured, strict=True)
+        ]
+    )
+    score = float(np.nanmean(rank_correlation(predicted, measured)))
+    low, high = np.nanpercentile(np.nanmean(scores, axis=0), [2.5, 97.5])
+    return score, float(low), float(high)
 
 
 def auc(

@@ -10,7 +10,6 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,23 @@ from rich.table import Table
 
 from dynolab import __version__
 from dynolab.errors import ConfigError, DynolabError, under_option
-from flows.registry import CHAPTERS, FLOWS, load_flow
+from flows.entry import COMPARE, RESULTS, START
+from flows.options import (
+    Config,
+    File,
+    Fresh,
+    Json,
+    MachineName,
+    Overrides,
+    Plan,
+    Show,
+    Stages,
+    built_in,
+    file_and_stages,
+    flow_command,
+    one_file,
+)
+from flows.registry import FLOWS, REGISTRY, WINGS
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.invocation import invocation
 
@@ -42,80 +57,12 @@ ENVIRONMENT = {
     **COMPUTING,
 }
 
-PACKAGES = ("dynolab", "models", "tasks", "flows")
+PACKAGES = ("dynolab", "models", "tasks", "flows", *(wing.__package__ for wing in WINGS))
 WARNINGS = logging.lastResort or logging.StreamHandler()
 """Shows warnings of Dynolab's own on whatever is standard error by then."""
 
 INTERRUPTED = 130  # exit code after Ctrl-C and SIGTERM
 MOST_PORT = 65_535
-
-File = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="FILE",
-        help="Settings (YAML), or the name of a built-in study; default: the built-in one.",
-    ),
-]
-Config = Annotated[Path | None, typer.Option("--config", help="The same as FILE.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, by its dotted name."),
-]
-# An empty metavar: a switch takes no value, and its help should not ask for one.
-Plan = Annotated[
-    bool,
-    typer.Option(
-        "--plan", metavar="", help="Only show what would run, with memory, bytes and hours."
-    ),
-]
-MachineName = Annotated[
-    str | None,
-    typer.Option(
-        "--machine",
-        metavar="NAME",
-        help="With --plan: a machine to plan for, such as h100x8; default: this one.",
-    ),
-]
-Show = Annotated[
-    bool, typer.Option("--show", metavar="", help="Only show the settings, defaults and all.")
-]
-Json = Annotated[
-    bool, typer.Option("--json", metavar="", help="End with one line of JSON: what came out.")
-]
-Fresh = Annotated[
-    bool,
-    typer.Option(
-        "--fresh", metavar="", help="Compute every stage again, or those that are named with it."
-    ),
-]
-Stages = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="STAGE…",
-        help="With --fresh: stages to compute again, such as --fresh report; what follows from "
-        "them is computed again where it then differs.",
-        show_default=False,
-    ),
-]
-
-
-START, FORCES, COMPARE, RESULTS = (
-    "Start here",
-    "Forces and answers",
-    "Comparisons of trainings",
-    "Results and servers",
-)
-"""Groups of commands, in the order of the help."""
-
-GROUPS = {
-    "study": START,
-    **dict.fromkeys(("forces", "ledger", "counterfactual", "judge", "probes"), FORCES),
-    **dict.fromkeys(("mitigation", "grpo"), COMPARE),
-}
-"""Flow → group of its command, for flows whose commands take the same options.
-
-`train` has none: it starts only from Prefect.
-"""
 
 
 def _version(wanted: bool) -> None:
@@ -134,32 +81,6 @@ def dynolab(
     ] = False,
 ) -> None:
     """Options of every command."""
-
-
-def flow_command(name: str) -> Callable[..., None]:
-    """The command of a flow of the registry."""
-
-    def run(
-        file: File = None,
-        stages: Stages = None,
-        config: Config = None,
-        changes: Overrides = None,
-        plan: Plan = False,
-        machine: MachineName = None,
-        show: Show = False,
-        fresh: Fresh = False,
-        as_json: Json = False,
-    ) -> None:
-        from flows.commands import Wanted, start
-        from flows.flow import StagedFlow
-
-        flow = load_flow(name)
-        assert isinstance(flow, StagedFlow), "the sweep has its own command"
-        given, again = file_and_stages(file, config, stages, fresh=fresh)
-        wanted = Wanted(plan=plan, machine=machine, show=show, fresh=again, json=as_json)
-        start(flow, given or built_in(name), changes or [], wanted)
-
-    return run
 
 
 app.command("study", help=FLOWS["study"], rich_help_panel=START)(flow_command("study"))
@@ -269,55 +190,9 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-for _name, _group in GROUPS.items():
-    if _name != "study":
-        app.command(_name, help=FLOWS[_name], rich_help_panel=_group)(flow_command(_name))
-
-
-@app.command(help=FLOWS["reproduce"], rich_help_panel=COMPARE)
-def reproduce(
-    file: File = None,
-    stages: Stages = None,
-    config: Config = None,
-    logs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Train nothing: read runs that others logged; FILE names them, by default those "
-            "of the papers' authors.",
-        ),
-    ] = None,
-    changes: Overrides = None,
-    plan: Plan = False,
-    machine: MachineName = None,
-    show: Show = False,
-    fresh: Fresh = False,
-    as_json: Json = False,
-) -> None:
-    """Show which of the papers' findings appear, in trainings of its own or in logs of others."""
-    if logs is None:
-        run = flow_command("reproduce")
-        run(file, stages, config, changes, plan, machine, show, fresh, as_json)
-        return
-    if plan or machine or show or fresh or stages or as_json:
-        raise ConfigError(
-            "--logs", str(logs), "trains nothing; of the options only --set goes with it"
-        )
-    from flows.logs import start_logs
-
-    start_logs(logs, one_file(file, config), changes or [], typer.echo)
-
-
-chapter = typer.Typer(no_args_is_help=True)
-app.add_typer(
-    chapter,
-    name="chapter",
-    help="Run a chapter beyond finetuning: classifiers, transfer, simplicity, squeezing …",
-    rich_help_panel=COMPARE,
-)
-for _name, _about in CHAPTERS.items():
-    chapter.command(_name, help=_about)(flow_command(_name))
-    app.command(_name, help=_about, hidden=True)(flow_command(_name))  # its name until 0.2
+for _name, _entry in REGISTRY.items():
+    if _entry.group and _name != "study":
+        app.command(_name, help=_entry.about, rich_help_panel=_entry.group)(flow_command(_name))
 
 
 @app.command(rich_help_panel=COMPARE)
@@ -494,40 +369,8 @@ def up(
     )
 
 
-def one_file(file: Path | None, config: Path | None) -> Path | None:
-    """The file that the command line names. **Raises** `ConfigError` if it names two."""
-    if file is not None and config is not None:
-        raise ConfigError("--config", str(config), f"{file} is given, too; give one file")
-    return file or config
-
-
-def file_and_stages(
-    file: Path | None, config: Path | None, stages: list[str] | None, *, fresh: bool
-) -> tuple[Path | None, bool | tuple[str, ...]]:
-    """The study file that the command line names, and what it wants computed again.
-
-    A word beside `--fresh` is a stage unless it names a study file. **Raises** `ConfigError` for
-    two files, and for stages without `--fresh`.
-    """
-    from flows.parameters import study_file
-
-    words = [*([str(file)] if file else []), *(stages or [])]
-    files = [word for word in words if "." in word or study_file(Path(word)).is_file()]
-    named = [word for word in words if word not in files]
-    if not fresh and words:
-        files, named = words[:1], words[1:]
-    if named and not fresh:
-        raise ConfigError("STAGE", named[0], "is computed again with --fresh; add it")
-    if len(files) > 1:
-        raise ConfigError("FILE", files[1], f"{files[0]} is given, too; give one file")
-    given = one_file(Path(files[0]) if files else None, config)
-    return given, tuple(named) if named else fresh
-
-
-def built_in(name: str) -> Path:
-    """The name of a command's built-in study file."""
-    others = {"study": "builtin.yaml", "sweep": "sweep_beta.yaml"}
-    return Path(others.get(name, f"{name}_builtin.yaml"))
+for _wing in WINGS:
+    _wing.add_commands(app)
 
 
 def main() -> None:

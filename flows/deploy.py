@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from inspect import Parameter, Signature
 from itertools import takewhile
 from pathlib import Path
@@ -71,9 +71,10 @@ from flows.parameters import (
     as_change,
     choices,
     parse_parameters,
+    read_settings,
     read_study,
 )
-from flows.registry import CHAPTERS, FLOWS, load_flow
+from flows.registry import FLOWS, REGISTRY, load_flow
 from flows.run import run_flow
 from tasks.runtime.cleanup import clean_up
 from tasks.runtime.servers.services import PATIENCE
@@ -82,20 +83,10 @@ from tasks.runtime.system.settings import Settings
 PARAMETER = "settings"
 """The only parameter of a deployed flow: its form."""
 
-LISTED = {
-    "study": "a-study",
-    "sweep": "a-sweep",
-    "mitigation": "all-remedies",
-    **{name: f"~chapter-{name}" for name in CHAPTERS},
-    "reconcile": "~internal-reconcile",
+LISTED = {name: entry.listed for name, entry in REGISTRY.items() if entry.listed} | {
+    "reconcile": "~internal-reconcile"
 }
-"""Deployment → its name in Prefect, if another: Prefect lists by name, ten on a page."""
-
-PURPOSES = {
-    **dict.fromkeys(("mitigation", "reproduce", "grpo", "sweep", "counterfactual"), "compare"),
-    **dict.fromkeys(CHAPTERS, "chapter"),
-}
-"""Flow → tag of its deployments, by which Prefect's list can be filtered; default: `study`."""
+"""Deployment → its name in Prefect, if another."""
 
 POOLS = {"cpu": 4, "training": 1}
 """Work pools, and the concurrency limit that each is created with."""
@@ -367,13 +358,28 @@ def deployments() -> dict[str, Deployment]:
 
 
 def study_files(flow: str) -> list[str]:
-    """The study files of a flow: `<flow>_….yaml`; files without a flow's prefix are `study`'s."""
-    return sorted(
-        path.name
-        for path in STUDIES.glob("*.yaml")
-        if next((name for name in FLOWS if path.name.startswith(f"{name}_")), "study")
-        == ("study" if flow == "train" else flow)
+    """The study files of a flow; those of `train` are `study`'s."""
+    wanted = "study" if flow == "train" else flow
+    return sorted(path.name for path in STUDIES.glob("*.yaml") if built_in_flow(path) == wanted)
+
+
+@cache
+def built_in_flow(file: Path) -> str | None:
+    """The flow that a file of deploy/studies is for; without a flow's name before its own, `study`.
+
+    None: it is for a flow of a wing that is not here.
+    """
+    flow = flow_of(file.name, read_settings(read_study(file), file.name))
+    return flow if flow == "study" or file.name.startswith(f"{flow}_") else None
+
+
+def flow_of(file: str, settings: Mapping[str, Any]) -> str | None:
+    """The flow whose name begins that of a study file, else the first that has its settings."""
+    named = (flow for flow in FLOWS if file.startswith(f"{flow}_"))
+    fitting = (
+        flow for flow in FLOWS if settings.keys() <= load_flow(flow).parameters.model_fields.keys()
     )
+    return next(named, None) or next(fitting, None)
 
 
 def _run_name() -> str:
@@ -431,7 +437,7 @@ def main(*, alone: bool = False) -> None:
                 parameters={PARAMETER: {"study_file": offered.first_file}},
                 parameter_openapi_schema=offered.schema,
                 enforce_parameter_schema=True,
-                tags=[TAG, PURPOSES.get(offered.flow.name, "study")],
+                tags=[TAG, REGISTRY[offered.flow.name].tag],
             )
             for name, offered in deployments().items()
         ]

@@ -1,54 +1,97 @@
-"""The flows and their descriptions; most are `FLOW` in `flows/<name>.py`."""
+"""The flows and their descriptions, those of wings among them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from flows.entry import COMPARE, FORCES, START, Entry
 
 if TYPE_CHECKING:
+    from typer import Typer
+
     from flows.flow import Flow
 
-CHAPTERS = {
-    "squeezing": "Show where pushed-down probability goes, in one softmax and in a model.",
-    "coupling": "Check whether the same answers stay coupled, over learning rates and under DPO.",
-    "simplicity": "Compare which mappings from objects to messages are learned fast, and why.",
-    "classification": "Measure which image pushes which, and how every example is learned.",
-    "supervision": "Compare what to teach when labels are wrong, and what is learned faster.",
-    "transfer": "Compare ways to prepare a task head before full finetuning.",
+CORE = {
+    "study": Entry(
+        "Run the study: data, base, SFT, preference training, probe, forces, report.",
+        "flows.study",
+        START,
+        listed="a-study",
+    ),
+    "audit": Entry(
+        "Rank preference pairs, before training, by the effect of one step on each.", "flows.audit"
+    ),
+    "forces": Entry(
+        "Measure which token pushes which, at checkpoints of the store, a folder or the Hub.",
+        "flows.forces",
+        FORCES,
+    ),
+    "ledger": Entry(
+        "Measure over a whole training which example moved which answer at which step.",
+        "flows.ledger",
+        FORCES,
+    ),
+    "judge": Entry(
+        "Compare models' answers by judges: exact rewards, a model's likelihood or an LLM.",
+        "flows.judge",
+        FORCES,
+    ),
+    "probes": Entry("Build probe answers of any kind from any pairs.", "flows.probes", FORCES),
+    "mitigation": Entry(
+        "Compare remedies against squeezing: changes to DPO, its pairs, its start.",
+        "flows.mitigation",
+        COMPARE,
+        tag="compare",
+        listed="all-remedies",
+    ),
+    "grpo": Entry(
+        "Compare trainings on groups of the model's own answers: GRPO and its relatives.",
+        "flows.grpo",
+        COMPARE,
+        tag="compare",
+    ),
+    "train": Entry("Train as a study does, without its analyses.", "flows.study"),
+    "sweep": Entry(
+        "Try settings of another flow: a grid, draws or Optuna's TPE.",
+        "flows.sweep",
+        tag="compare",
+        listed="a-sweep",
+    ),
 }
-"""The chapters: what `dynolab chapter NAME` runs."""
-
-FLOWS = {
-    "study": "Run the study: data, base, SFT, preference training, probe, forces, report.",
-    "audit": "Rank preference pairs, before training, by the effect of one step on each.",
-    "forces": "Measure which token pushes which, at checkpoints of the store, a folder or the Hub.",
-    "ledger": "Measure over a whole training which example moved which answer at which step.",
-    "counterfactual": "Train without some pairs, and compare with the ledger's forecast.",
-    "judge": "Compare models' answers by judges: exact rewards, a model's likelihood or an LLM.",
-    "probes": "Build probe answers of any kind from any pairs.",
-    "mitigation": "Compare remedies against squeezing: changes to DPO, its pairs, its start.",
-    "reproduce": "Check which of the papers' findings on finetuning a model and data show.",
-    "grpo": "Compare trainings on groups of the model's own answers: GRPO and its relatives.",
-    "train": "Train as a study does, without its analyses.",
-    "sweep": "Try settings of another flow: a grid, draws or Optuna's TPE.",
-    **CHAPTERS,
-}
-"""Name → description on the command line and in Prefect. Listing them imports no flow."""
 
 
-MODULES = {
-    "study": "study",
-    "train": "study",
-    "reproduce": "comparison",
-    "ledger": "ledger",
-    "counterfactual": "ledger",
-    **dict.fromkeys(CHAPTERS, "chapter"),
-}
-"""Flow → its module in this package, where that holds several: `FLOWS` by name."""
+class Wing(Protocol):
+    """The module `wing` of a package beside `flows`, with flows and commands that it brings.
+
+    Importing it must be quick: every command does. A wing imports what is here, and nothing here
+    names it: without its folder, there is the rest.
+    """
+
+    __package__: str
+    FLOWS: Mapping[str, Entry]
+
+    def add_commands(self, app: Typer) -> None:
+        """Adds the commands of flows without a group to the command line."""
+
+
+def _wings() -> tuple[Wing, ...]:
+    files = sorted(Path(__file__).parents[1].glob("*/wing.py"))
+    return tuple(cast(Wing, import_module(f"{file.parent.name}.wing")) for file in files)
+
+
+WINGS = _wings()
+REGISTRY = CORE | {name: entry for wing in WINGS for name, entry in wing.FLOWS.items()}
+"""By name. Listing them imports no flow."""
+
+FLOWS = {name: entry.about for name, entry in REGISTRY.items()}
+"""Name → what it does."""
 
 
 def load_flow(name: str) -> Flow[Any]:
     """Imports the flow with this name."""
-    module = import_module(f"flows.{MODULES.get(name, name)}")
-    flow: Flow[Any] = module.FLOWS[name] if name in MODULES else module.FLOW
+    module = import_module(REGISTRY[name].module)
+    flow: Flow[Any] = module.FLOW if hasattr(module, "FLOW") else module.FLOWS[name]
     return flow

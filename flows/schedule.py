@@ -25,10 +25,9 @@ from prefect.server.schemas.schedules import SCHEDULE_TYPES
 from pydantic import TypeAdapter
 
 from dynolab.errors import ConfigError, check_known
-from flows.deploy import LISTED, PARAMETER, deployments, schedule_name
+from flows.deploy import LISTED, PARAMETER, deployments, flow_of, schedule_name
 from flows.flow import StagedFlow
 from flows.parameters import STUDIES, read_settings, read_study, study_file, with_paths
-from flows.registry import FLOWS, load_flow
 from flows.sweep import check_sweep
 from tasks.runtime.open_platform import planning_platform
 
@@ -76,11 +75,7 @@ def make(
     line that never fires, and for a name that is taken.
     """
     content = read_settings(read_study(file), str(file))
-    named = (flow for flow in FLOWS if file.name.startswith(f"{flow}_"))
-    fitting = (
-        flow for flow in FLOWS if content.keys() <= load_flow(flow).parameters.model_fields.keys()
-    )
-    flow = next(named, None) or next(fitting, "study")
+    flow = flow_of(file.name, content) or "study"
     offered = next(one for one in deployments().values() if one.flow.name == flow)
     given: dict[str, Any] = {"study_file": file.name, "other_settings": list(changes)}
     if file.resolve().parent != STUDIES:

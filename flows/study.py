@@ -21,11 +21,12 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES, build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.training.config import TrainConfig
-from flows.comparison import ReproduceParameters, reproduce_steps, resolved_comparison
+from flows.comparison import resolved_comparison
 from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow, Step, finished
 from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters import load_parameters
 from flows.probes import watched_rows_and_base
+from flows.registry import REGISTRY, load_flow
 from tasks.answers import RESAMPLED
 from tasks.audit import (
     AUDIT,
@@ -315,6 +316,10 @@ _CONTRASTS = {"resampled": _resampled, "flat_world": _flat_world}
 """Contrast → its steps: preference training that should show no squeezing."""
 
 
+COMPARED = {"mitigation": "mitigation", "reproduction": "reproduce"}
+"""Setting of `comparisons` → its flow, which may be one of a wing that is not here."""
+
+
 def compared_results(parameters: StudyParameters, platform: Platform) -> dict[str, StageResult]:
     """The page results of a study's comparisons, if these are finished.
 
@@ -324,9 +329,11 @@ def compared_results(parameters: StudyParameters, platform: Platform) -> dict[st
     if files.mitigation is not None:
         remedies = load_parameters(MitigationParameters, Path(files.mitigation))
         comparisons["mitigation"] = mitigation_steps(resolved_comparison(remedies))
-    if files.reproduction is not None:
-        findings = load_parameters(ReproduceParameters, Path(files.reproduction))
-        comparisons["reproduction"] = reproduce_steps(resolved_comparison(findings))
+    if files.reproduction is not None and COMPARED["reproduction"] in REGISTRY:
+        flow = load_flow(COMPARED["reproduction"])
+        assert isinstance(flow, StagedFlow)
+        findings = load_parameters(flow.parameters, Path(files.reproduction))
+        comparisons["reproduction"] = [*flow.plan(findings, platform).steps]
     pages = {
         name: finished(steps, platform).get(steps[-1].name) for name, steps in comparisons.items()
     }
@@ -373,8 +380,10 @@ def plan(parameters: StudyParameters, platform: Platform) -> Plan:
     compared = compared_results(known, platform)
     missing = {
         name: f"{command} {shlex.quote(file)}"
-        for name, command in {"mitigation": "mitigation", "reproduction": "reproduce"}.items()
-        if (file := getattr(known.comparisons, name)) is not None and name not in compared
+        for name, command in COMPARED.items()
+        if command in REGISTRY
+        and (file := getattr(known.comparisons, name)) is not None
+        and name not in compared
     }
     steps = study_steps(known, compared, missing)
     report = steps[-1].config

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynolab.claims.reproduction import EXTENDED, EXTENDED_HALF, SFT
 from dynolab.judges.config import JudgeConfig
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.report.inputs.arms import (
     GroupPageInputs,
     PairRun,
-    ReproductionInputs,
     read_evaluated,
     read_group_run,
     read_pair_run,
@@ -22,7 +20,6 @@ from dynolab.report.inputs.study import (
     read_checkpoint,
     read_kernel,
 )
-from dynolab.results.arms import Start
 from dynolab.results.ledger import read_ledger
 from dynolab.training.config import OptimizerConfig
 from tasks.answers import ANSWERS_OF, AnswersConfig
@@ -35,7 +32,7 @@ from tasks.shared.page_helpers import (
     input_metrics,
     page_shown,
 )
-from tasks.shared.seeds import start_of, step_of
+from tasks.shared.seeds import step_of
 
 
 class AuditPageConfig(PageConfig):
@@ -245,45 +242,3 @@ def read_run(work: Work[Any], arm: str, seed: int) -> PairRun:
         for name in (step_of(arm, seed, "said"), f"judge-{seed}", step_of(arm, seed, "filter"))
     )
     return read_pair_run(arm, trained, answers, judged, filtered)
-
-
-class ReproductionPageConfig(PageConfig):
-    """Facts about the run that the page shows."""
-
-    seeds: tuple[int, ...]
-    arms: tuple[str, ...]
-
-
-def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
-    """Reads for every seed all SFTs, every preference training, and the judged answers.
-
-    Results: `reproduction.html`, `summary.json` and `figures/`; the files go to MLflow. Returns
-    the changes as means over seeds, and the number of claims by outcome.
-    """
-    from dynolab.report.comparison.reproduction import write_reproduction_page
-
-    config = work.config
-    with page_shown(work):
-        starts: dict[str, Start] = {
-            SFT: "sft",
-            EXTENDED: "extended",
-            EXTENDED_HALF: "extended_half",
-        }
-        runs = {
-            (arm, seed): read_run(work, arm, seed) for seed in config.seeds for arm in config.arms
-        } | {
-            (name, seed): read_pair_run("", work.input_folder(start_of(start, seed)), None, None)
-            for seed in config.seeds
-            for name, start in starts.items()
-        }
-        inputs = ReproductionInputs(
-            name=config.name,
-            seeds=config.seeds,
-            runs=runs,
-            settings=config.settings,
-            stages=facts_of(work.inputs),
-        )
-        return write_reproduction_page(inputs, work.output)
-
-
-REPRODUCTION_PAGE = Stage("reproduction-page", 6, reproduction_page)

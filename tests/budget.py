@@ -16,7 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = ROOT / "pyproject.toml"
-SOURCE = ("dynolab", "tasks", "flows", "models")
+CORE = ("dynolab", "tasks", "flows", "models")
+WINGS = tuple(file.parent.name for file in sorted(ROOT.glob("*/wing.py")))
+SOURCE = (*CORE, *WINGS)
 COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 
 
@@ -37,11 +39,19 @@ def tokens(code: str) -> int:
 
 
 def rooms_of(path: Path) -> Iterator[str]:
-    """The folders that hold a file, and `source` for what is no test."""
+    """The folders that hold a file, `source` for what is no test, and `core` without wings.
+
+    Tests and benchmarks of a wing are `tests`.
+    """
     inside = path.relative_to(ROOT)
+    if inside.parts[0] in WINGS and inside.parts[1] in ("tests", "benchmarks"):
+        yield "tests"
+        return
     yield from (folder.as_posix() for folder in inside.parents)
     if inside.parts[0] in SOURCE:
         yield "source"
+    if inside.parts[0] in CORE:
+        yield "core"
 
 
 def main() -> None:

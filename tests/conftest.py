@@ -56,7 +56,6 @@ LONGEST = (
     "report/test_report.py",
     "flows/test_mitigation_flow.py",
     "library/test_wheel.py",
-    "flows/test_counterfactual_flow.py",
     "forces/test_lora.py",
     "costs/test_analyses.py",
 )

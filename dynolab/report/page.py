@@ -171,11 +171,16 @@ class Words:
     A section `runs` has its title in the block `runs_title`, its finding in `runs_message`, and how
     to read it in `runs_note`.
 
-    **Arguments:** `template`: its file in `templates/`; `values`: what its blocks may name.
+    **Arguments:** `template`: its file in `templates/`, or the path of another; `values`: what its
+    blocks may name.
     """
 
-    def __init__(self, template: str, **values: object) -> None:
-        self._template = _WORDS.get_template(template)
+    def __init__(self, template: str | Path, **values: object) -> None:
+        self._template = (
+            _WORDS.from_string(template.read_text(encoding="utf-8"))
+            if isinstance(template, Path)
+            else _WORDS.get_template(template)
+        )
         self._context = self._template.new_context(values)
 
     def __call__(self, block: str) -> Markup:

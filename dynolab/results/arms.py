@@ -28,6 +28,30 @@ step or every few steps, and ranked by rewards (Guo et al., arXiv 2402.04792).
 """
 
 
+SFT, EXTENDED, EXTENDED_HALF = "sft", "sft_extended", "sft_extended_half"
+FROM_BASE, AFTER_SFT = "from-base", "dpo"
+AFTER_EXTENDED, AFTER_EXTENDED_HALF = "extended", "extended-half"
+"""DPO trainings by their start (`Start`)."""
+RESAMPLED, ON_POLICY, IPO, ON_POLICY_IPO = "resampled", "on-policy", "ipo", "on-policy-ipo"
+"""Trainings after SFT, by their pairs (`Pairs`) and their loss."""
+
+TITLES = {
+    SFT: "SFT",
+    EXTENDED: "extended SFT",
+    EXTENDED_HALF: "half-weight extended SFT",
+    FROM_BASE: "DPO from the base model",
+    AFTER_SFT: "DPO after SFT",
+    AFTER_EXTENDED: "DPO after extended SFT",
+    AFTER_EXTENDED_HALF: "DPO after half-weight extended SFT",
+    RESAMPLED: "DPO against resampled answers",
+    ON_POLICY: "on-policy DPO",
+    IPO: "IPO after SFT",
+    ON_POLICY_IPO: "on-policy IPO",
+}
+"""Titles of trainings on pages. Claims on extended SFT are about the one in which a chosen answer
+weighs as much as in SFT; the half-weight one separates the effect of the weight."""
+
+
 class ArmFacts(Row):
     """Settings of one arm of a comparison.
 

@@ -32,7 +32,6 @@ from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.split import step_batches
 from dynolab.grouping import grouped
 from dynolab.objectives import build_objective, force, read_logps
-from dynolab.squeezing.softmax import logp_change
 from dynolab.statistics import auc
 from dynolab.training.step_record import StepRecord
 
@@ -164,6 +163,13 @@ def _auc(forecast: Tensor, rose: Tensor) -> float:
 
 
 @torch.no_grad()
+def logp_change(
+    logp: Float[Tensor, "*batch classes"], moved: Float[Tensor, "*batch classes"]
+) -> Float[Tensor, "*batch classes"]:
+    """`Δ log p = A dz + O(dz²)`, in nats, for logits that move by dz: `A = I − 1pᵀ`."""
+    return moved - (logp.exp() * moved).sum(-1, keepdim=True)
+
+
 def moved_by_head(
     policy: PolicyFunction, before: Weights, after: Weights, batch: TokenBatch
 ) -> Float[Tensor, "tokens vocabulary"]:

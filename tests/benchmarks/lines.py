@@ -78,13 +78,13 @@ from dynolab.forces.step.optimizers import Removal
 from dynolab.integrations.forces import ForceCallback
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig
 from dynolab.objectives.policy_gradient import group_advantages
-from dynolab.statistics import mean_interval, rank_correlation
+from dynolab.statistics import lds, mean_interval, rank_correlation
 from dynolab.training.config import LoopConfig, OptimizerConfig
 from dynolab.training.step_batch import RecordedCompletion
 from dynolab.training.step_record import RecordedExample, RecordedGroup, StepRecord
 from models.language import load_language_model, load_tokenizer
-from tasks.counterfactual import lds
-from tests.benchmarks import bergson, sharded
+from tests.benchmarks import sharded
+from tests.benchmarks.bergson_pairs import pair_scores
 from tests.benchmarks.figures import in_turns, main, ratio, real_inputs, spread
 from tests.benchmarks.speed import cpu_seconds
 from tests.forces.brute_ledger import dose_gradients, torch_step
@@ -419,7 +419,7 @@ class Retrained:
         model.load_state_dict(self.records[-1].after, strict=False)
         model.save_pretrained(after)
         self.pairs.encoder.tokenizer.save_pretrained(after)
-        scores, took = bergson.pair_scores(
+        scores, took = pair_scores(
             Path(os.environ["DYNOLAB_BERGSON"]),
             {"before": self.pairs.model, "after": after},
             OBJECTIVES["dpo"].beta,

@@ -1,26 +1,20 @@
-"""Whatever stands in a file of rows or images: it is read, or refused with one typed error."""
+"""Whatever stands in a file of rows: it is read, or refused with one typed error."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
-import struct
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow
 import pytest
 from datasets import Dataset
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import parquet
 
-from dynolab.chapters import image_files
-from dynolab.chapters.image_files import read_arrays, read_hub, read_idx_array
-from dynolab.chapters.images import ImageConfig, load_images, read_images, resolve_images
 from dynolab.data.chat import template_digest
 from dynolab.data.rows import Example, ProbeRow, read_rows, read_value
 from dynolab.data.sources.config import DataConfig, resolve_data
@@ -44,30 +38,14 @@ def table_bytes(rows: list[dict[str, Any]]) -> bytes:
     return file.getvalue()
 
 
-def array_bytes(**arrays: Any) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-def idx_bytes(*shape: int, content: bytes = b"") -> bytes:
-    return struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape) + content
-
-
 TABLE = table_bytes([{"prompt": f"p {n}", "chosen": "c", "wins": [0.5, 0.25]} for n in range(50)])
-ARRAYS = array_bytes(images=np.ones((4, 2, 2)), labels=np.arange(4))
 LINES = b"".join(json.dumps(PROBE | {"pair_id": str(n)}).encode() + b"\n" for n in range(5))
-IDX = idx_bytes(4, 2, 2, content=bytes(16))
 READERS: dict[str, tuple[Callable[[Path], object], bytes]] = {
     "rows.jsonl": (lambda file: list(read_records(file)), LINES),
     "rows.jsonl.gz": (lambda file: list(read_records(file)), gzip.compress(LINES)),
     "rows.parquet": (lambda file: list(read_records(file)), TABLE),
     "probes.jsonl": (lambda file: list(read_rows(file, ProbeRow)), LINES),
     "value.json": (lambda file: read_value(file, tuple[ProbeRow, ...]), b"[" + LINES[:99] + b"]"),
-    "images-idx3": (lambda file: read_idx_array(file, 3), IDX),
-    "images-idx3.gz": (lambda file: read_idx_array(file, 3), gzip.compress(IDX)),
-    "images.npz": (read_arrays, ARRAYS),
-    "images.safetensors": (read_images, b"\x08\0\0\0\0\0\0\0{}      "),
 }
 
 
@@ -149,46 +127,6 @@ def test_parquet_texts_that_are_no_text_are_refused(tmp_path: Path) -> None:
         list(read_records(file))
 
 
-def test_images_that_promise_too_much_take_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "images-idx3.gz"
-    file.write_bytes(gzip.compress(idx_bytes(2**32 - 1, 2**32 - 1, 9)))
-    with pytest.raises(ConfigError, match="are held in memory at once"):
-        read_idx_array(file, 3)
-    file.write_bytes(gzip.compress(idx_bytes(2, 2, 2, content=bytes(10**6))))
-    with pytest.raises(ConfigError, match="its header of 16 bytes announces 2 × 2 × 2 more"):
-        read_idx_array(file, 3)
-    monkeypatch.setattr(image_files, "_MAX_NUMBERS", 2**10)
-    bomb = tmp_path / "bomb.npz"
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as members:
-        members.writestr("images.npy", bytes(10**6))  # never looked into
-    with pytest.raises(ConfigError, match=r"250000 numbers'.*are held in memory at once"):
-        read_arrays(bomb)
-
-
-def test_arrays_of_a_shape_beyond_their_file_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "images.npz"
-    head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        head, {"descr": "|u1", "fortran_order": False, "shape": (10**15,)}
-    )
-    with zipfile.ZipFile(file, "w") as members:
-        members.writestr("labels.npy", head.getvalue() + bytes(10))
-    with pytest.raises(ConfigError, match=r"images\.npz.*cannot be read"):
-        read_arrays(file)
-
-
-def test_classes_without_end_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "images.npz").write_bytes(array_bytes(images=np.ones((9, 2, 2)), labels=[0] * 9))
-    sizes = {"train": 2, "validation": 1, "test": 1}
-    config = ImageConfig(
-        source="arrays", path=str(tmp_path / "images.npz"), classes=10**12, **sizes
-    )
-    with pytest.raises(ConfigError, match=r"data\.classes = 1000000000000"):
-        load_images(config)
-
-
 class Broken(Exception):
     """What a library raises, of no kind that is known here."""
 
@@ -203,38 +141,23 @@ def test_whatever_reading_the_hub_raises_names_the_data_set(
     monkeypatch.setattr("datasets.load_dataset", load)
     with pytest.raises(ConfigError, match=r"data\.hub_name = 'a/b': cannot be read"):
         list(hub_records("data.hub_name", "a/b", "train", "0" * 40))
-    with pytest.raises(ConfigError, match=r"data\.hub_name = 'a/b': cannot be read"):
-        read_hub("a/b", "0" * 40, "train")
-
-
-def test_pictures_that_cannot_be_decoded_name_the_data_set(tmp_path: Path) -> None:
-    from datasets import ClassLabel, Features, Image
-
-    kinds = Features({"img": Image(), "label": ClassLabel(names=["a", "b"])})
-    rows = {"img": [{"bytes": b"no picture", "path": None}] * 2, "label": [0, 1]}
-    for split in ("train", "test"):
-        file = tmp_path / "data" / f"{split}-00000-of-00001.parquet"
-        Dataset.from_dict(rows, features=kinds).to_parquet(file)
-    with pytest.raises(ConfigError, match=r"data\.hub_name.*cannot be read \(Unidentified"):
-        read_hub(str(tmp_path), "0" * 40, "train")
 
 
 def test_files_that_cannot_be_hashed_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("rows.jsonl", "images.npz", "tokenizer_config.json"):
+    for name in ("rows.jsonl", "tokenizer_config.json"):
         (tmp_path / name).touch()
 
     def refuse(*_: object) -> None:
         raise PermissionError("not yours")
 
-    rows, images = tmp_path / "rows.jsonl", tmp_path / "images.npz"
+    rows = tmp_path / "rows.jsonl"
     chat = DataConfig(source="file", path=str(rows), chat_model=str(tmp_path))
     ways: list[Callable[[], object]] = [
         lambda: resolve_data(DataConfig(source="file", path=str(rows))),
         lambda: resolve_data(DataConfig(probes=str(rows))),
         lambda: resolve_data(chat),
-        lambda: resolve_images(ImageConfig(source="arrays", path=str(images))),
     ]
     assert template_digest(tmp_path)
     monkeypatch.setattr(Path, "open", refuse)

@@ -38,7 +38,8 @@ def test_citation_and_changelog_name_this_version_and_its_day() -> None:
 def test_continuous_integration_reads_the_code_and_runs_what_people_run() -> None:
     workflow = read(WORKFLOW)
     assert workflow["permissions"] == {"contents": "read"}
-    (job,) = workflow["jobs"].values()
-    assert job["steps"][-1]["run"] == ".ci/run"
-    actions = [step["uses"] for step in job["steps"] if "uses" in step]
+    jobs = workflow["jobs"]
+    assert jobs["check"]["steps"][-1]["run"] == ".ci/run"
+    assert jobs["core"]["steps"][-1]["run"] == "rm -r experiments && make check"
+    actions = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
     assert all(re.fullmatch(r"\S+@[0-9a-f]{40}", action) for action in actions), "by commit"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from dynolab.functions import ALLOWED
-from flows import cli, commands, explore, init, logs, push, up  # noqa: F401
+from flows import cli, commands, explore, init, push, up  # noqa: F401
 from flows.registry import FLOWS, load_flow
 from tests.training.small import make_files
 
@@ -328,16 +328,6 @@ COMMANDS = [
     _command("--model = ", "init", "--model", "none", "--data", "train.jsonl"),
     _command("--data = ", "init", "--model", "model", "--data", "none.jsonl"),
     _command("FILE = ", "init", "--model", "model", "--data", "train.jsonl", "none/study.yaml"),
-    _command("--logs = 'none'", "reproduce", "--logs", "none"),
-    _command("--logs = 'pipe'", "reproduce", "--logs", "pipe", files={"pipe": PIPE}),
-    _command(
-        "--logs = ",
-        *("reproduce", "--logs", "logs", "runs.yaml"),
-        files={
-            "runs.yaml": "runs: {a: {folder: a, training: sft}}\n",
-            "logs/a/prob_train_metrics.json": PIPE,
-        },
-    ),
     _command("--machine = 'mine'", "study", "--plan", "--machine", "mine"),
     _command("config = 'none.yaml'", "study", "none.yaml"),
     _command("config = ", "study", "."),

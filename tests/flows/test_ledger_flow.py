@@ -21,7 +21,7 @@ from dynolab.training.config import (
 )
 from dynolab.training.step_record import StepRecord
 from flows.flow import Plan
-from flows.ledger import LEDGER_FLOW
+from flows.ledger import FLOW
 from tasks import training as training_stage
 from tasks.data import PROMPTS
 from tasks.ledger import LEDGER, LedgerJob
@@ -183,9 +183,7 @@ def test_the_flow_finds_what_a_training_on_groups_read(
 
 
 def planned(analysed: Analysed, **settings: Any) -> Plan:
-    return analysed.plan(
-        LEDGER_FLOW, analysed.named({"ledger": {"pairs": 1, "answers": 1}, **settings})
-    )
+    return analysed.plan(FLOW, analysed.named({"ledger": {"pairs": 1, "answers": 1}, **settings}))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from dynolab.results.arms import Divergence
 from dynolab.results.judges import Judgement, PolicyAnswer
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows import mitigation, study
-from flows.comparison import REPRODUCE, ReproduceParameters
-from flows.flow import Plan, StagedFlow
+from flows.flow import Plan
 from flows.mitigation import MitigationParameters
 from flows.parameters import validated
 from tasks.report import ReportConfig
@@ -69,8 +68,8 @@ ARMS: dict[str, Any] = {
 SMALL = SHARED | {"arms": ARMS}
 
 
-def planned(lab: InProcess, flow: StagedFlow[Any] = mitigation.FLOW, **changes: Any) -> Plan:
-    return lab.plan(flow, (SMALL if flow is mitigation.FLOW else SHARED) | changes)
+def planned(lab: InProcess, **changes: Any) -> Plan:
+    return lab.plan(mitigation.FLOW, SMALL | changes)
 
 
 @pytest.fixture(scope="module")
@@ -98,18 +97,6 @@ def test_arms_share_their_start_and_nothing_is_computed_twice(
         "filter-1": {"data": "filter-1-filter", "model": "sft-1"},
     }
     assert {name: reads[name] for name in wanted} == wanted
-    reproduction = analysed.states(planned(analysed, REPRODUCE))
-    assert {step for step, state in reproduction.items() if state == "cached"} >= {
-        "sft-0",
-        "sft-extended-1",
-        "sft-extended-half-0",
-        "dpo-0",
-        "extended-1",
-        "resampled-0",
-        "on-policy-0",
-        "on-policy-ipo-1",
-        "dpo-1-said",
-    }
 
 
 def test_an_arm_that_diverges_is_a_result_and_the_others_go_on(
@@ -144,16 +131,6 @@ def test_answers_are_drawn_alike_and_judged_prompt_by_prompt(
     page = results["mitigation-page"].metrics
     assert 0 <= page["extended/heldout/won"] <= 1
     assert "dpo/heldout/won" not in page
-
-
-def test_the_reproduction_measures_every_finding_of_the_world(
-    analysed: Analysed, results: dict[str, StageResult]
-) -> None:
-    page = analysed.run_plan(planned(analysed, REPRODUCE))["reproduction-page"]
-    outcomes = {verdict["outcome"] for verdict in analysed.summary(page)["verdicts"]}
-    assert "not measured" not in outcomes
-    assert (analysed.folder(page) / "reproduction.html").exists()
-    assert page.metrics["sft/chosen"] > 0
 
 
 @pytest.mark.parametrize(
@@ -227,8 +204,6 @@ def test_without_sft_arms_start_from_the_base_model() -> None:
     assert not any(name.startswith("sft") for name in steps)
     for name in ("dpo-1", "filter-1", "audit-dpo-base-1"):
         assert steps[name].inputs["model"] == "base-1"
-    with pytest.raises(ConfigError, match="sft = None: claims on SFT need it"):
-        validated(ReproduceParameters, {"sft": None})
 
 
 def weights_of_chosen(config: TrainConfig, rows: int) -> dict[int, Fraction]:
@@ -269,18 +244,15 @@ def test_extension_leaves_a_chosen_answer_the_weight_that_it_has_in_sft(ranks: i
 def test_finished_comparisons_are_the_inputs_of_a_study_s_report(
     analysed: Analysed, results: dict[str, StageResult], tmp_path: Path
 ) -> None:
-    files = {name: tmp_path / f"{name}.yaml" for name in ("mitigation", "reproduction")}
-    files["mitigation"].write_text(yaml.safe_dump(SMALL, sort_keys=False))
-    files["reproduction"].write_text(yaml.safe_dump(SHARED | {"seeds": [7]}, sort_keys=False))
-    named = {"comparisons": {name: str(file) for name, file in files.items()}}
-    plan = analysed.plan(study.STUDY, named)
+    file = tmp_path / "mitigation.yaml"
+    file.write_text(yaml.safe_dump(SMALL, sort_keys=False))
+    plan = analysed.plan(study.STUDY, {"comparisons": {"mitigation": str(file)}})
     made = results["mitigation-page"]
     assert plan.existing == {"mitigation": made.model_copy(update={"cached": True})}
     report = plan.steps[-1]
     assert report.inputs["mitigation"] == "mitigation"
     assert isinstance(report.config, ReportConfig)
-    assert report.config.missing.keys() == {"reproduction"}
-    assert report.config.missing["reproduction"].startswith("reproduce ")
+    assert report.config.missing == {}
     compared = read_compared(analysed.folder(made), None, missing={})
     assert compared.remedies is not None and list(compared.remedies.arms) == list(ARMS)
     assert compared.findings == ()

@@ -19,15 +19,17 @@ from typer.main import get_command
 from dynolab.errors import ConfigError
 from flows.audit import named_on_command_line
 from flows.cli import app, built_in, one_file
-from flows.deploy import deployments
+from flows.deploy import built_in_flow, deployments
 from flows.parameters import STUDIES, load_parameters, parse_parameters
 from tasks.runtime.track.runs import shown_params
 from tests.flows.lab import ROOT
 
 README = ROOT / "README.md"
 MANUAL = ROOT / "docs"
-PAGES = [page for page in sorted(MANUAL.rglob("*.md")) if "_build" not in page.parts]
-TEXT = "\n\n".join(page.read_text() for page in (README, *PAGES))
+MADE = ("_build", "wings")
+PAGES = [page for page in sorted(MANUAL.rglob("*.md")) if not {*MADE} & {*page.parts}]
+OF_WINGS = sorted(ROOT.glob("*/docs/*.md"))
+TEXT = "\n\n".join(page.read_text() for page in (README, *PAGES, *OF_WINGS))
 COMMANDS = re.findall(r"^(?:    |```sh\n)?((?:dynolab|make|pip|export) .+)$", TEXT, re.MULTILINE)
 SETTINGS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 MODULES = sorted(set(re.findall(r"`python -m ([a-z_.]+)`", TEXT)))
@@ -98,21 +100,27 @@ def test_every_command_stands_in_the_table_with_its_page() -> None:
             assert Path(page).stem == known.name
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in STUDIES.glob("*.yaml")))
+FLOW_OF = {path.name: built_in_flow(path) for path in sorted(STUDIES.glob("*.yaml"))}
+"""Study file → its flow, if that is here: a flow of a wing may be absent."""
+
+
+@pytest.mark.parametrize("file", [file for file, flow in FLOW_OF.items() if flow])
 def test_every_study_file_is_named_and_holds_settings_of_its_flow(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
     monkeypatch.setenv("DYNOLAB_MODULES", "stories")
     monkeypatch.syspath_prepend(STUDIES)
-    flow = file.removesuffix(".yaml").split("_")[0]
-    known = load_parameters(FLOWS.get(flow, FLOWS["study"]).flow.parameters, STUDIES / file)
+    flow = FLOW_OF[file]
+    known = load_parameters(FLOWS[flow].flow.parameters, STUDIES / file)
     assert len(shown_params(known)) <= 40 and (
         f"`{file}`" in TEXT or file == f"{flow}_builtin.yaml"
     )
 
 
-@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [README, *PAGES, *OF_WINGS], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_links_lead_to_files(page: Path) -> None:
     """Links on GitHub, too, where no build checks them."""
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())

@@ -80,7 +80,7 @@ def test_what_people_start_most_is_listed_first_and_former_names_go(
     by_name = {one.name: one for one in client.read_deployments()}
     assert sorted(by_name)[:3] == ["a-study", "a-sweep", "all-remedies"]
     assert "their own" in by_name and "former" not in by_name
-    assert by_name["~chapter-transfer"].tags == [deploy.TAG, "chapter"]
+    assert by_name["all-remedies"].tags == [deploy.TAG, "compare"]
 
 
 DAILY = "0 4 * * *"

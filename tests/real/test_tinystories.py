@@ -1,25 +1,20 @@
 """On a pretrained Llama with tied embeddings: a probe set of the paper's own file and of raw HH
-transcripts, and what is left there of the provable part of a push."""
+transcripts."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 import pytest
-import torch
 
-from dynolab.data.encode import Encoder
 from dynolab.data.probes.kinds import KINDS
 from dynolab.data.probes.overlap import TrainingTexts
 from dynolab.data.sources.load import DataConfig, load_data
-from dynolab.forces import PolicyFunction
 from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
 from dynolab.probes.making.written import Policy
-from dynolab.squeezing.pushes import Tally, pushes
-from models.language import folder_context, load_language_model, load_tokenizer
+from models.language import load_language_model, load_tokenizer
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("DYNOLAB_TEST_DATA"),
@@ -77,18 +72,3 @@ def test_no_irrelevant_answer_of_raw_transcripts_stands_in_training(
     assert not any(known.prompt(row.prompt) for row in built.rows if row.split == "heldout")
     assert built.counts.get("probes/flag_in_training", 0) == 0
     assert built.counts.get("probes/flag_end_inside", 0) == 0
-
-
-def test_the_first_order_predicts_a_push_and_its_tokens_fall(folder: Path, policy: Policy) -> None:
-    source = folder / "data/probes/hh_helpful_probe_train.jsonl.gz"
-    data = load_data(DataConfig(source="file", path=str(source), format="probe_file"))
-    context = folder_context(folder / "models/tinystories-656k")
-    encoder = Encoder(policy.tokenizer, context, "drop")
-    pairs = list(islice(filter(None, map(encoder.example, data.pairs)), 3))
-    tally = Tally()
-    for push in pushes(PolicyFunction(policy.model, torch.float64), pairs, 0.01):
-        tally.add(push)
-    left = {(row["answer"], row["picture"]): row["left"] for row in tally.left_over()}
-    assert max(left[answer, "first_order"] for answer in ("rejected", "chosen")) < 1e-3
-    pushed = [row for row in tally.rows if row["answer"] == "rejected"]
-    assert sum(row["label_fell"] for row in pushed) > 0.8 * sum(row["tokens"] for row in pushed)

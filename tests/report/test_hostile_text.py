@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.chapters.page import write_chapter
 from dynolab.report.audit import write_audit_page
 from dynolab.report.comparison.mitigation import write_mitigation_page
-from dynolab.report.comparison.reproduction import write_reproduction_page
 from dynolab.report.inputs.study import (
     AuditPageInputs,
     ReportInputs,
@@ -22,14 +20,12 @@ from dynolab.report.inputs.study import (
 )
 from dynolab.report.study.page import write_report
 from dynolab.results.study import TokenMap, Training
-from tests.chapters.test_page import chapter
 from tests.report.audits import audit
 from tests.report.forces import kernel
 from tests.report.ledgers import write_ledger
 from tests.report.pairs import ARMS, mitigation
 from tests.report.parsed import CANARY, Parsed, obeys_no_text
 from tests.report.synthetic import study
-from tests.report.test_comparison_pages import reproduction
 from tests.report.test_report import found
 
 LOADS = {"src", "srcset", "data", "poster", "action", "background"}
@@ -113,14 +109,6 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
         AuditPageInputs("dpo", audit(text=CANARY, mark=CANARY), name=CANARY, settings=CANARY),
         folder,
     ),
-    "chapter.html": lambda folder: write_chapter(
-        chapter(CANARY),
-        folder,
-        "chapter.html",
-        name=CANARY,
-        settings=CANARY,
-        stages=[StageFacts(stage=CANARY, key="ab" * 32, seconds=1.0)],
-    ),
     "mitigation.html": lambda folder: write_mitigation_page(
         mitigation(CANARY),
         folder,
@@ -128,7 +116,6 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
         stages=[StageFacts(stage=CANARY, key="0" * 64)],
         commands=dict.fromkeys(ARMS, CANARY),
     ),
-    "reproduction.html": lambda folder: write_reproduction_page(reproduction(CANARY), folder),
 }
 
 

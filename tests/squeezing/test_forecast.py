@@ -27,7 +27,6 @@ from dynolab.objectives.grpo import SimKOConfig
 from dynolab.squeezing import forecast
 from dynolab.squeezing.forecast import TOP, forecasts, moved_by_head
 from dynolab.squeezing.ladder import ladder, pictures
-from dynolab.squeezing.softmax import rises
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.step_record import StepFacts, StepRecord
 from tests.forces.families import case
@@ -73,7 +72,10 @@ def test_the_rule_is_exact_where_one_token_pushes_through_the_head_alone() -> No
     assert rejected.cosine == pytest.approx(1)
     batch = collate([record.examples[0].encoded().rejected], 0)
     logp = policy.logits(policy.cast(record.before), batch).log_softmax(-1)
-    assert rejected.foretold == rejected.rose == int(rises(logp, batch.token).sum())
+    p, pushed = logp.exp(), batch.token.unsqueeze(-1)
+    # Of a small push on y those with p_i + p_y > Σ p² rise, but for y itself.
+    rise = p + p.gather(-1, pushed) > p.square().sum(-1, keepdim=True)
+    assert rejected.foretold == rejected.rose == int(rise.scatter(-1, pushed, False).sum())
 
 
 def test_a_head_that_stands_still_explains_nothing() -> None:

@@ -186,22 +186,6 @@ class PairRun:
         )
 
 
-@dataclass(frozen=True)
-class ReproductionInputs(PageInputs):
-    """Everything the page of the papers' findings shows.
-
-    `runs`: by the training's name in `claims.reproduction.TITLES` and by seed.
-    """
-
-    seeds: tuple[int, ...]
-    runs: Mapping[tuple[str, int], PairRun]
-
-    @property
-    def unit(self) -> str:
-        """What intervals are computed over."""
-        return "seeds" if len(self.seeds) > 1 else "prompts"
-
-
 def read_evaluated(folder: Path) -> Evaluated:
     """Reads the result of an `evaluate` stage."""
     return Evaluated(

@@ -16,8 +16,8 @@ from dynolab.data.rows import write_rows
 from dynolab.data.unknown import UnknownTokens, about_auto
 from dynolab.grouping import grouped
 from dynolab.report.audit import foreseen_figure, foresight_section
+from dynolab.report.comparison.findings import findings_section
 from dynolab.report.comparison.mitigation import comparison_sections
-from dynolab.report.comparison.reproduction import findings_section
 from dynolab.report.figure import Figure, buttons, spread, subplots
 from dynolab.report.forces.matrices import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_figure

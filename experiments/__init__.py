@@ -1,0 +1,1 @@
+"""Experiments beyond the core: a wing that the platform finds where its folder is."""

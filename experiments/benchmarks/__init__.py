@@ -1,0 +1,1 @@
+"""Benchmarks of this wing: `python -m experiments.benchmarks.NAME`."""

@@ -1,0 +1,1 @@
+"""Trainings without some pairs, which check what a ledger forecasts."""

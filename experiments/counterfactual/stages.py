@@ -1,0 +1,264 @@
+"""Stages `metagradient` and `counterfactual`: effects of examples, derived and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from pydantic import Field
+
+from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.forces.ledger.functional import functional_of
+from dynolab.forces.ledger.metagradient import Metagradient
+from dynolab.results.ledger import FunctionalRow, LedgerReader, read_ledger
+from dynolab.results.study import ARGMAX, ProbeScore, TrainingSummary
+from dynolab.statistics import lds, share_interval
+from dynolab.training.config import TrainConfig
+from experiments.counterfactual.results import (
+    Agreement,
+    Dropped,
+    Effect,
+    Estimate,
+    ExampleDerivative,
+    Repeat,
+)
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import StageConfig, Work
+from tasks.shared.page_helpers import PageConfig, facts_of, send_page
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.replay import Replay, learned_steps
+
+
+class MetagradientConfig(StageConfig):
+    """A training that is differentiated."""
+
+    training: TrainConfig
+    batch_tokens: int | None = Field(ge=1, description="Padded tokens of one forward.")
+    disk_bytes: int | None = Field(ge=1, description="As of a ledger.")
+
+
+def differentiate(work: Work[MetagradientConfig]) -> dict[str, float]:
+    """Reads inputs `data`, `model`, which the training began with, `trained`, and `ledger`, whose
+    functionals are differentiated.
+
+    Results: `derivatives.jsonl`.
+    """
+
+    config, trained = work.config, work.input_folder("trained")
+    steps = read_value(trained / "summary.json", TrainingSummary).steps
+    metrics = trained / "metrics.jsonl"
+    encoder = load_encoder(trained / "model")
+    rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
+    known = read_rows(work.input_folder("ledger") / "functionals.jsonl", FunctionalRow)
+    functionals = [functional_of(row, rows, encoder) for row in known]
+    policy = load_policy(trained / "model", adapter_folder(work, "trained"))
+    replay = Replay(
+        work=work,
+        config=config.training,
+        model=work.input_folder("model", "model"),
+        examples=work.input_folder("data") / "train.jsonl",
+        metrics=metrics,
+    )
+    backwards = Metagradient(policy, functionals, batch_tokens=config.batch_tokens)
+    totals: dict[str, list[float]] = {}
+    with work.shown(steps) as progress:
+        for record in replay.backwards(
+            learned_steps(metrics),
+            replay.segment(steps, config.disk_bytes),
+            lambda text: progress.update(progress.step, text),
+        ):
+            found = backwards.enter(record)
+            for example, nats in zip(found.examples, found.nats.tolist(), strict=True):
+                before = totals.get(example, [0.0] * len(functionals))
+                totals[example] = [a + b for a, b in zip(before, nats, strict=True)]
+            progress.update(steps - found.step, f"step {found.step}")
+    work.write_tables(
+        derivatives=[
+            ExampleDerivative(example=example, functional=functional.name, nats=nats)
+            for example, own in totals.items()
+            for functional, nats in zip(functionals, own, strict=True)
+        ]
+    )
+    return work.log_metrics({"metagradient/examples": float(len(totals))})
+
+
+METAGRADIENT = Stage(
+    "metagradient", 2, differentiate, operational=frozenset({"disk_bytes", "batch_tokens"})
+)
+"""`disk_bytes` decides how often training is run again, not what comes of it."""
+
+
+WHOLE = "whole"
+
+Totals = Mapping[tuple[str, str], float]
+"""What each example is said to have done to each functional, by both names, in nats."""
+
+
+class CounterfactualConfig(PageConfig):
+    """Which retraining went without which examples."""
+
+    groups: tuple[Dropped, ...] = Field(description="Each is the name of an input, a training.")
+    seeds: tuple[int, ...] = Field(
+        description="Of the trainings; the first is that of the ledger's. With the others there "
+        "are a whole training and one without each blamed group."
+    )
+
+
+def reseeded(name: str, seed: int) -> str:
+    """The input of a training with another seed."""
+    return f"{name}-seed-{seed}"
+
+
+def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
+    """Reads inputs `data`, `ledger`, `whole`, one training for every group, and `metagradient` of
+    a training that has one.
+
+    Results: `effects.jsonl`, `repeats.jsonl`, `agreement.jsonl`, `counterfactual.html` and
+    `figures/`.
+    """
+    from experiments.counterfactual.page import write_counterfactual_page
+
+    config = work.config
+    ledger = read_ledger(work.input_folder("ledger"), work.input_folder("data"))
+    estimates = estimates_of(work, ledger)
+    with work.shown(len(config.groups)) as progress:
+        whole = ends(work, WHOLE, ledger)
+        effects: list[Effect] = []
+        for number, group in enumerate(config.groups, start=1):
+            without = ends(work, group.name, ledger)
+            effects += [
+                Effect(
+                    group=group.name,
+                    functional=functional,
+                    estimate=estimate,
+                    predicted=-sum(totals[functional, example] for example in group.examples),
+                    measured=without[functional] - value,
+                )
+                for estimate, totals in estimates.items()
+                for functional, value in whole.items()
+            ]
+            progress.update(number, group.name)
+    repeats = repeats_of(work, ledger, effects)
+    agreements = agree(effects, config.groups, repeats)
+    work.write_tables(effects=effects, repeats=repeats, agreement=agreements)
+    write_counterfactual_page(
+        effects,
+        config.groups,
+        agreements,
+        repeats,
+        name=config.name,
+        settings=config.settings,
+        stages=facts_of(work.inputs),
+        folder=work.output,
+    )
+    send_page(work)
+    return work.log_metrics(
+        {
+            f"counterfactual/{agreement.estimate}/{name}": float(value)
+            for agreement in agreements
+            for name, value in agreement
+            if name != "estimate"
+        }
+    )
+
+
+def estimates_of(work: Work[CounterfactualConfig], ledger: LedgerReader) -> dict[Estimate, Totals]:
+    """What every estimate says that each example did."""
+    totals: dict[Estimate, Totals] = {
+        "ledger": {
+            (account.row.name, example): float(nats)
+            for account in ledger.accounts
+            for example, nats in zip(ledger.examples, ledger.by_example(account.lines), strict=True)
+        }
+    }
+    if "metagradient" in work.inputs:
+        file = work.input_folder("metagradient") / "derivatives.jsonl"
+        totals["metagradient"] = {
+            (row.functional, row.example): row.nats for row in read_rows(file, ExampleDerivative)
+        }
+    return totals
+
+
+def ends(work: Work[CounterfactualConfig], name: str, ledger: LedgerReader) -> dict[str, float]:
+    """Every functional at the end of a training, from its last probe."""
+    scores = list(read_rows(work.input_folder(name) / "probes.jsonl", ProbeScore))
+    last = max(score.step for score in scores)
+    known = {(str(s.split), s.kind, s.pair_id): s for s in scores if s.step == last}
+    return {account.row.name: _value(account.row, known) for account in ledger.accounts}
+
+
+def _value(row: FunctionalRow, known: Mapping[tuple[str, str, str], ProbeScore]) -> float:
+    kind = "chosen" if row.kind == ARGMAX else row.kind
+    scores = [known[row.split, kind, pair] for pair in row.pairs]
+    values = [s.argmax_logp if row.kind == ARGMAX else s.logp for s in scores]
+    return float(np.mean([value for value in values if value is not None]))
+
+
+def repeats_of(
+    work: Work[CounterfactualConfig], ledger: LedgerReader, effects: Sequence[Effect]
+) -> list[Repeat]:
+    """What dropping each blamed group did to its answer, under every seed."""
+    own, *others = work.config.seeds
+    measured = {(effect.group, effect.functional): effect.measured for effect in effects}
+    blamed = {group.name: group.answer for group in work.config.groups if group.answer is not None}
+    repeats = [
+        Repeat(group=group, functional=answer, seed=own, measured=measured[group, answer])
+        for group, answer in blamed.items()
+    ]
+    for seed in others:
+        whole = ends(work, reseeded(WHOLE, seed), ledger)
+        for group, answer in blamed.items():
+            change = ends(work, reseeded(group, seed), ledger)[answer] - whole[answer]
+            repeats.append(Repeat(group=group, functional=answer, seed=seed, measured=change))
+    return repeats
+
+
+def agree(
+    effects: Sequence[Effect], groups: Sequence[Dropped], repeats: Sequence[Repeat]
+) -> list[Agreement]:
+    """Of every estimate: LDS and error over the random groups, and the blamed groups' signs."""
+    return [
+        _agreement(
+            estimate, [each for each in effects if each.estimate == estimate], groups, repeats
+        )
+        for estimate in dict.fromkeys(effect.estimate for effect in effects)
+    ]
+
+
+def _agreement(
+    estimate: Estimate,
+    effects: Sequence[Effect],
+    groups: Sequence[Dropped],
+    repeats: Sequence[Repeat],
+) -> Agreement:
+    random = [group.name for group in groups if group.answer is None]
+    names = list(dict.fromkeys(effect.functional for effect in effects))
+    known = {(effect.group, effect.functional): effect for effect in effects}
+    predicted, measured = (
+        np.array([[getattr(known[g, name], part) for g in random] for name in names])
+        for part in ("predicted", "measured")
+    )
+    score, low, high = lds(predicted, measured)
+    size = np.linalg.norm(measured)
+    blamed = sum(group.answer is not None for group in groups)
+    seeds = len({repeat.seed for repeat in repeats}) or 1
+    hits = sum(
+        known[repeat.group, repeat.functional].predicted * repeat.measured > 0 for repeat in repeats
+    )
+    share = share_interval(hits / seeds, blamed)
+    return Agreement(
+        estimate=estimate,
+        groups=len(random),
+        lds=score,
+        lds_low=low,
+        lds_high=high,
+        error=float(np.linalg.norm(predicted - measured) / size) if size else float("nan"),
+        blamed=blamed,
+        seeds=seeds,
+        same_sign=share.mean,
+        same_sign_low=share.low,
+        same_sign_high=share.high,
+    )
+
+
+COUNTERFACTUAL = Stage("counterfactual", 6, compare_retrainings)
