@@ -200,6 +200,23 @@ def rank_correlation(
         return scipy.stats.spearmanrho(x.astype(float), y.astype(float), axis=-1).statistic
 
 
+def partial_rank_correlation(
+    x: Shaped[ndarray, "*draws values"],
+    y: Shaped[ndarray, "*draws values"],
+    given: Shaped[ndarray, "*draws values"],
+) -> Float[ndarray, "*draws"]:
+    """Spearman's ρ of x and y with the ranks of a third quantity held fixed.
+
+    `ρ_xy·z = (ρ_xy − ρ_xz ρ_yz) / √((1 − ρ_xz²)(1 − ρ_yz²))` (Kendall 1942); NaN where one of them
+    is constant or orders the values as the third does.
+    """
+    both = rank_correlation(x, y)
+    of_x, of_y = rank_correlation(x, given), rank_correlation(y, given)
+    rest = np.asarray((1 - of_x**2) * (1 - of_y**2))
+    nan = np.full_like(rest, np.nan)
+    return np.divide(both - of_x * of_y, np.sqrt(np.maximum(rest, 0)), out=nan, where=rest > 1e-12)
+
+
 def lds(
     predicted: Float[ndarray, "values groups"], measured: Float[ndarray, "values groups"]
 ) -> tuple[float, float, float]:

@@ -107,7 +107,7 @@ def _metrics(rows: list[PairAudit]) -> dict[str, float]:
     return means | {"audit/pushed_down": float(np.mean([row.push_down < 0 for row in training]))}
 
 
-AUDIT = Stage("audit", 3, audit, operational=frozenset({"batch_tokens"}))
+AUDIT = Stage("audit", 4, audit, operational=frozenset({"batch_tokens"}))
 
 
 class ForesightConfig(StageConfig):
@@ -136,7 +136,15 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
     metrics = {
         f"foresight/{row.split}/{row.ranking}/{name}": getattr(row, name)
         for row in rankings
-        for name in ("spearman", "auc", "auc_low", "auc_high")
+        for name in (
+            "spearman",
+            "auc",
+            "auc_low",
+            "auc_high",
+            "partial",
+            "partial_low",
+            "partial_high",
+        )
     }
     return work.log_metrics({n: value for n, value in metrics.items() if math.isfinite(value)})
 
@@ -169,7 +177,7 @@ def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenC
     ]
 
 
-FORESIGHT = Stage("foresight", 3, foresee, operational=frozenset({"batch"}))
+FORESIGHT = Stage("foresight", 4, foresee, operational=frozenset({"batch"}))
 
 
 class FilterConfig(StageConfig):

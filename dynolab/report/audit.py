@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import plotly.graph_objects as go
 
-from dynolab.audit.foresight import Ranking, worst_first
+from dynolab.audit.foresight import FORCES, Ranking, worst_first
 from dynolab.data.rows import Split, rows_by_source
 from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_diagonal, base_layout, subplots
 from dynolab.report.inputs.study import Audit, AuditPageInputs
@@ -30,13 +31,19 @@ from dynolab.statistics import Interval
 
 LABELS: dict[Ranking, tuple[str, str]] = {
     "from_all": ("force of all pairs on it", "a step on all training pairs lowers the answer"),
+    "from_others": ("force of the other pairs on it", "the other training pairs lower the answer"),
     "on_all": ("pair’s force on all", "a step on the pair lowers all chosen answers"),
     "force": ("pair’s force on its own", "a step on the pair lowers its own chosen answer"),
     "push_down": ("pair’s push-down alone", "its rejected tokens lower its own chosen answer"),
     "ches": ("CHES", "both answers look alike to the last layer"),
     "ches_per_token": ("CHES per token", "the same, with means over tokens"),
     "likelihood_gap": ("likelihood gap", "the rejected answer is far less likely"),
+    "chosen_logp": ("log π(y⁺) before training", "the model says the answer already"),
+    "chosen_logp_per_token": ("log π(y⁺) per token", "the same, over the answer’s tokens"),
+    "chosen_tokens": ("length of y⁺", "the answer is short"),
     "edit_distance": ("edit distance", "the answers share many tokens"),
+    "word_overlap": ("word overlap", "it resembles rejected answers more than chosen ones"),
+    "random": ("random", "nowhere: a number of the pair’s id"),
 }
 """What each ranking is called, and where it sees a risk."""
 
@@ -62,6 +69,7 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
         lowered=sum(row.from_all < 0 for row in rows),
         harmful=[row.pair_id for row in worst_first(rows, "on_all") if row.on_all < 0],
         token=token if token < FOREIGN else None,
+        told=_told_most(audit.foresight, "train"),
     )
     page = Page(
         name=inputs.name,
@@ -161,28 +169,56 @@ def pull_figure(audit: Audit, words: Words) -> Figure:
 
 
 def foresight_section(foresight: Sequence[Foresight]) -> Section:
-    """Rankings × rank correlation and AUC, on training and on held-out pairs."""
+    """Rankings × rank correlation, partial rank correlation and AUC, on each split."""
     splits = [split for split in SPLITS if any(row.split == split for row in foresight)]
     by_ranking = {(row.ranking, row.split): row for row in foresight}
-
-    def cells(row: Foresight | None) -> tuple[str, str]:
-        if row is None:
-            return "–", "–"
-        spearman = Interval(row.spearman, row.spearman_low, row.spearman_high, row.pairs)
-        auc = Interval(row.auc, row.auc_low, row.auc_high, row.pairs)
-        return with_interval(spearman), with_interval(auc, sign=False)
-
-    rows = [
-        (*label, *(cell for split in splits for cell in cells(by_ranking.get((ranking, split)))))
-        for ranking, label in LABELS.items()
-    ]
-    head = [
-        f"{measure}, {SPLITS[split]}" for split in splits for measure in ("rank correlation", "AUC")
-    ]
-    counted = {split: next(row for row in foresight if row.split == split) for split in splits}
+    rows = []
+    for ranking, label in LABELS.items():
+        cells = [cell for split in splits for cell in _scores(by_ranking.get((ranking, split)))]
+        rows.append((*label, *cells))
+    measures = ("rank correlation", "given the other kind’s best", "AUC")
+    head = [f"{measure}, {SPLITS[split]}" for split in splits for measure in measures]
+    counted = [(by_ranking[FORCES[0], split], _told_most(foresight, split)) for split in splits]
     words = Words("audit.html", counted=counted)
     heads = ("ranking", "at risk where", *head)
     return words.section("foresight", table(heads, rows, "ss" + "n" * len(head)))
+
+
+def _scores(row: Foresight | None) -> tuple[str, str, str]:
+    """A ranking's three figures; a dash where it has none."""
+    if row is None:
+        return "–", "–", "–"
+    spearman = Interval(row.spearman, row.spearman_low, row.spearman_high, row.pairs)
+    partial = Interval(row.partial, row.partial_low, row.partial_high, row.pairs)
+    auc = Interval(row.auc, row.auc_low, row.auc_high, row.pairs)
+    return with_interval(spearman), with_interval(partial), with_interval(auc, sign=False)
+
+
+def _told_most(foresight: Sequence[Foresight], split: Split) -> str:
+    """What told most on a split: the best force or the best trivial ranking, and what forces add.
+
+    Empty where nothing differs.
+    """
+    by_ranking = {row.ranking: row for row in foresight if row.split == split}
+    if not by_ranking:
+        return ""
+    trivial = by_ranking[by_ranking[FORCES[0]].given]
+    force = by_ranking[trivial.given]
+    if not math.isfinite(force.spearman) or not math.isfinite(trivial.spearman):
+        return ""
+    words = Words(
+        "audit.html",
+        split=split,
+        force=LABELS[force.ranking][0],
+        force_told=force.spearman,
+        trivial=LABELS[trivial.ranking][0],
+        trivial_told=abs(trivial.spearman),
+        reversed=trivial.spearman < 0,
+        ahead=force.spearman > abs(trivial.spearman),
+        adds=force.partial,
+        adds_clearly=force.partial_low > 0,
+    )
+    return words("told_most")
 
 
 def foreseen_figure(audit: Audit) -> Figure | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from pydantic import Field
 
 from dynolab.data.rows import Row, Split
@@ -14,11 +16,13 @@ class PairAudit(Row):
     `force` = `pull_up` + `push_down` is the first-order change of the pair's own chosen answer,
     Δ log π(y⁺) in nats, under a gradient step of learning rate one on the pair alone: through its
     chosen tokens and through its rejected ones. `from_all` is the change of the same answer under
-    a step on all training pairs, `on_all` the mean change of all training pairs' chosen answers
-    under the step on this pair.
+    a step on all training pairs, `from_others` the part of it that the other training pairs make,
+    and `on_all` the mean change of all training pairs' chosen answers under the step on this pair.
 
     `ches` and `ches_per_token` are CHES and its length-normalised form, `likelihood_gap` is
     log π(y⁺) − log π(y⁻) in nats, `edit_distance` lies between 0, equal answers, and 1.
+    `word_overlap` says how much more the chosen answer resembles the other training pairs' rejected
+    answers than their chosen ones (`dynolab.audit.word_overlap`).
     """
 
     pair_id: str
@@ -30,11 +34,23 @@ class PairAudit(Row):
     push_down: float
     force: float
     from_all: float
+    from_others: float
     on_all: float
     ches: float
     ches_per_token: float
     likelihood_gap: float
     edit_distance: float
+    word_overlap: float
+
+    @property
+    def chosen_logp_per_token(self) -> float:
+        """log π(y⁺) over its tokens, in nats."""
+        return self.chosen_logp / self.chosen_tokens
+
+    @property
+    def random(self) -> float:
+        """A number in [0, 1) that says nothing: of the pair's id, so that it stays the same."""
+        return int(hashlib.sha256(self.pair_id.encode()).hexdigest()[:8], 16) / 2**32
 
 
 class ChosenChange(Row):
@@ -49,7 +65,9 @@ class Foresight(Measured):
     """How well a ranking of pairs before training predicted whose chosen answer falls.
 
     `spearman`: rank correlation of the ranking's risk with the fall −Δ log π(y⁺); `auc`: share of
-    (fallen, not fallen) couples that the risk puts in order. Both with 95% bootstrap intervals
+    (fallen, not fallen) couples that the risk puts in order, NaN with fewer than ten of either.
+    `partial`: rank correlation of the risk with the fall, given the risk of the ranking `given`:
+    the best that takes no gradient, or, for those, the best force. All with 95% bootstrap intervals
     over pairs; NaN where nothing differs. `fallen` of `pairs` chosen answers fell.
     """
 
@@ -63,6 +81,10 @@ class Foresight(Measured):
     auc: float
     auc_low: float
     auc_high: float
+    given: str
+    partial: float
+    partial_low: float
+    partial_high: float
 
 
 class FilteredPairs(Row):

@@ -29,16 +29,18 @@ def audit(
                 split=split,
                 chosen_tokens=8,
                 rejected_tokens=9,
-                chosen_logp=-14.0,
+                chosen_logp=rng.normal(-14, 3),
                 pull_up=pull,
                 push_down=push,
                 force=pull + push,
                 from_all=change + rng.normal(0, 0.2),
+                from_others=change + rng.normal(0, 0.4),
                 on_all=rng.normal(),
                 ches=rng.normal(20, 9),
                 ches_per_token=rng.normal(),
                 likelihood_gap=rng.normal(9, 3),
                 edit_distance=rng.uniform(),
+                word_overlap=rng.normal(),
             )
         )
         changes.append(ChosenChange(pair_id=name, split=split, change=change))
