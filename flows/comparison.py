@@ -178,8 +178,11 @@ def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int)
         reads["prompts"] = f"prompts-{seed}"
     if arm.filter is not None:
         reads["data"] = step_of(label, seed, "filter")
-        ranked = {} if arm.filter.pairs else {"audit": _audit_name(arm, seed)}
-        steps.append(Step(reads["data"], FILTER, arm.filter, {"data": f"data-{seed}", **ranked}))
+        ranked = {"audit": _audit_name(arm, seed)} if arm.filter.ranks else {}
+        chosen = arm.filter
+        if chosen.random is not None:
+            chosen = chosen.model_copy(update={"seed": chosen.seed + seed})
+        steps.append(Step(reads["data"], FILTER, chosen, {"data": f"data-{seed}", **ranked}))
     training = arm.training(parameters.training, parameters.on_policy, seed)
     return [*steps, Step(name, ARM, training, reads)]
 
@@ -242,7 +245,7 @@ def _preparation_steps(parameters: PairComparison, arm: ArmConfig, seed: int) ->
     reads, steps = {"data": f"data-{seed}", "model": start_of(arm.start, seed)}, []
     if arm.pairs == "resampled":
         steps.append(Step(_sampled_name(arm, seed), SAMPLED_PAIRS, SampleConfig(seed=seed), reads))
-    if arm.filter is not None and not arm.filter.pairs:
+    if arm.filter is not None and arm.filter.ranks:
         job = AuditJob(**dict(parameters.audit), objective=arm.objective)
         steps.append(Step(_audit_name(arm, seed), AUDIT, job, reads))
     return steps

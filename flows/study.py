@@ -165,7 +165,7 @@ class StudyParameters(FlowParameters):
                 self.preference_filter.by,
                 f"needs a loss on pairs, which {objective} is not; leave it out",
             )
-        if self.preference_filter and not self.preference_filter.pairs and self.audit is None:
+        if self.preference_filter and self.preference_filter.ranks and self.audit is None:
             raise ConfigError(
                 "audit",
                 None,
@@ -216,7 +216,7 @@ def study_steps(
     trained_on = "data"
     if study.preference_filter is not None:
         trained_on = foreseen["filter"] = "filter"
-        ranked = {} if study.preference_filter.pairs else {"audit": "audit"}
+        ranked = {"audit": "audit"} if study.preference_filter.ranks else {}
         steps.append(Step("filter", FILTER, study.preference_filter, {"data": "data", **ranked}))
     reads = {"data": trained_on, "model": start}
     kept = study.preference.model_copy(update={"keep_steps": study.ledger is not None})

@@ -104,9 +104,10 @@ class ArmConfig(StageConfig):
             objective=self.objective,
             start=self.start,
             pairs=self.pairs,
-            filtered_by=self.filter and ("id" if self.filter.pairs else self.filter.by),
+            filtered_by=self.filter and self.filter.chosen_by,
             dropped=self.filter and self.filter.drop,
             named=self.filter.pairs if self.filter else (),
+            random=self.filter and self.filter.random,
             alarm=self.alarm,
             learning_rate=self.learning_rate,
             warmup_steps=self.warmup_steps,
@@ -280,8 +281,11 @@ def study_command(label: str, arm: ArmFacts, steps: int) -> str:
 
     The study has a name of its own, so that its page replaces no other.
     """
-    by_rank = {"by": arm.filtered_by, "drop": arm.dropped}
-    left_out = {"pairs": list(arm.named)} if arm.filtered_by == "id" else by_rank
+    left_out: dict[str, Any] = {"by": arm.filtered_by, "drop": arm.dropped}
+    if arm.named:
+        left_out = {"pairs": list(arm.named)}
+    elif arm.random is not None:
+        left_out = {"random": arm.random}
     settings = {
         "name": f"trained-as-{label}",
         "preference.objective": changed_settings(arm.objective),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from dynolab.audit.audit import audit_pairs
 from dynolab.audit.foresight import Ranking, foresight, risk, worst_first
+from dynolab.audit.word_overlap import word_overlap
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
-from dynolab.data.rows import Example, read_rows, read_value, write_rows
+from dynolab.data.rows import Example, Split, read_rows, read_value, write_rows
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import build_objective
@@ -107,7 +110,7 @@ def _metrics(rows: list[PairAudit]) -> dict[str, float]:
     return means | {"audit/pushed_down": float(np.mean([row.push_down < 0 for row in training]))}
 
 
-AUDIT = Stage("audit", 4, audit, operational=frozenset({"batch_tokens"}))
+AUDIT = Stage("audit", 3, audit, operational=frozenset({"batch_tokens"}))
 
 
 class ForesightConfig(StageConfig):
@@ -124,13 +127,14 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
     """
 
     rows = list(read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit))
+    training_pairs = sum(row.split == "train" for row in rows)
     if "filter" in work.inputs:
         facts = read_value(work.input_folder("filter") / "filter.json", FilteredPairs)
         dropped = frozenset(facts.dropped)
         rows = [row for row in rows if row.split != "train" or row.pair_id not in dropped]
     with work.shown():
-        changes = _changes(work, rows)
-        rankings = foresight(rows, changes)
+        changes, overlaps = _changes(work, rows)
+        rankings = foresight(rows, changes, overlaps, training_pairs)
         work.write_tables(changes=changes, foresight=rankings)
     work.log_tables(foresight=rankings, changes=changes)
     metrics = {
@@ -149,32 +153,38 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
     return work.log_metrics({n: value for n, value in metrics.items() if math.isfinite(value)})
 
 
-def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenChange]:
-    """The change in log-probability of every audited chosen answer."""
+def _changes(
+    work: Work[ForesightConfig], rows: list[PairAudit]
+) -> tuple[list[ChosenChange], dict[tuple[Split, str], float]]:
+    """The change in log-probability of every audited chosen answer, and its `word_overlap`."""
 
     folder = work.input_folder("model", "model")
     encoder = load_encoder(folder)
-    encoded = {
-        (split, pair.id): pair.chosen
-        for split in ("train", "heldout")
+    encoded: dict[tuple[Split, str], EncodedExample] = {
+        (split, pair.id): pair
+        for split in get_args(Split)
         for pair in read_pairs(work, encoder, split, None)
     }
     scored = [row for row in rows if (row.split, row.pair_id) in encoded]
+    pairs = [encoded[row.split, row.pair_id] for row in scored]
     model, tokenizer = load_model(folder)
     scores = score_responses(
         ResponseLogits(model),
-        [encoded[row.split, row.pair_id] for row in scored],
+        [pair.chosen for pair in pairs],
         int(tokenizer.pad_token_id),
         work.config.batch,
     )
-    return [
-        ChosenChange(
-            pair_id=row.pair_id,
-            split=row.split,
-            change=float(logps.double().sum()) - row.chosen_logp,
+    overlaps = word_overlap(pairs, sum(row.split == "train" for row in scored))
+    changes = []
+    for row, logps in zip(scored, scores, strict=True):
+        after = float(logps.double().sum())
+        changes.append(
+            ChosenChange(pair_id=row.pair_id, split=row.split, change=after - row.chosen_logp)
         )
-        for row, logps in zip(scored, scores, strict=True)
-    ]
+    return changes, {
+        (row.split, row.pair_id): float(overlap)
+        for row, overlap in zip(scored, overlaps, strict=True)
+    }
 
 
 FORESIGHT = Stage("foresight", 4, foresee, operational=frozenset({"batch"}))
@@ -205,6 +215,38 @@ class FilterConfig(StageConfig):
         exclude_if=lambda pairs: not pairs,
         description="Ids of pairs that are dropped, in place of a ranking.",
     )
+    random: int | None = Field(
+        None,
+        ge=1,
+        exclude_if=lambda count: count is None,
+        description="How many pairs are drawn at random and dropped, in place of a ranking: the "
+        "control of a removal. A comparison draws others with every seed.",
+    )
+    seed: int = Field(
+        0, ge=0, exclude_if=lambda seed: not seed, description="Of the pairs drawn at random."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> FilterConfig:
+        if self.random is not None and (self.pairs or self.weigh):
+            raise ConfigError(
+                "filter.random",
+                self.random,
+                "draws the pairs that are left out; leave out filter.pairs and filter.weigh",
+            )
+        return self
+
+    @property
+    def ranks(self) -> bool:
+        """Whether an audit decides which pairs are dropped, or how much they weigh."""
+        return not self.pairs and self.random is None
+
+    @property
+    def chosen_by(self) -> str:
+        """What decides which pairs are dropped: `id`, `random` or a ranking."""
+        if self.pairs:
+            return "id"
+        return self.by if self.random is None else "random"
 
 
 def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
@@ -215,14 +257,14 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
     `weights.jsonl`, which lists the weights by id. A training stage reads this result in place of
     the data stage's. Pairs that were not audited are kept, with weight 1.
 
-    **Raises** `ConfigError` for ids that no training pair has.
+    **Raises** `ConfigError` for ids that no training pair has, and for more random pairs than there
+    are.
     """
     config, data = work.config, work.input_folder("data")
     with work.shown():
-        ranked = [] if config.pairs else _ranked(work.input_folder("audit"), config)
+        ranked = _ranked(work.input_folder("audit"), config) if config.ranks else []
         weights = _weights(ranked, config) if config.weigh else {}
-        worst = tuple(row.pair_id for row in ranked[: round(config.drop * len(ranked))])
-        dropped = () if weights else config.pairs or worst
+        dropped = () if weights else _dropped(config, ranked, data / "train.jsonl")
         dropped_ids = frozenset(dropped)
         rows = read_rows(data / "train.jsonl", Example)
         kept_rows = (
@@ -238,10 +280,29 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
         if weights:
             weight_rows = [{"id": name, "weight": weight} for name, weight in weights.items()]
             write_rows(work.output / "weights.jsonl", weight_rows)
-        facts = FilteredPairs(by="id" if config.pairs else config.by, kept=kept, dropped=dropped)
+        facts = FilteredPairs(by=config.chosen_by, kept=kept, dropped=dropped)
         (work.output / "filter.json").write_text(facts.model_dump_json(indent=1))
     work.tracker.log_artifact(work.output / "filter.json", "data")
     return {"data/pairs_kept": float(kept), "data/pairs_filtered": float(len(dropped))}
+
+
+def _dropped(
+    config: FilterConfig, ranked: Sequence[PairAudit], training_rows: Path
+) -> tuple[str, ...]:
+    """Ids of the pairs that are left out.
+
+    **Raises** `ConfigError` where more pairs are to be drawn than there are.
+    """
+    if config.pairs:
+        return config.pairs
+    if config.random is None:
+        return tuple(row.pair_id for row in ranked[: round(config.drop * len(ranked))])
+    pairs = [row.id for row in read_rows(training_rows, Example)]
+    if config.random >= len(pairs):
+        raise ConfigError(
+            "filter.random", config.random, f"there are {len(pairs)} pairs; draw fewer"
+        )
+    return tuple(sorted(Random(config.seed).sample(pairs, config.random)))
 
 
 def _ranked(audit: Path, config: FilterConfig) -> list[PairAudit]:

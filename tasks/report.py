@@ -91,20 +91,28 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
 
 def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
     """The file of remedies with what the account names: the fallen answers, which the comparison
-    is to follow, and one more arm, training without the pairs that pulled them down.
+    is to follow, and training without the pairs that pulled them down.
+
+    Beside it stand its controls: as many pairs drawn at random, others with every seed, and as many
+    whose words are most like the fallen answers'. Fewer pairs alone change a training, too.
 
     **Arguments:** `remedies`: the file's text, which ends with its arms, the baseline first.
     """
-    from dynolab.report.ledger.fallen import fallen_accounts, strongest_pullers
+    from dynolab.report.ledger.fallen import fallen_accounts, similar_pairs, strongest_pullers
 
     named = strongest_pullers(ledger) if ledger is not None else []
     if ledger is None or not named:
         return remedies
     baseline = next(iter(yaml.safe_load(remedies)["arms"].values()))
-    arm = {"without-named": baseline | {"filter": {"pairs": named}}}
+    removals = {
+        "without-named": {"pairs": named},
+        "without-random": {"random": len(named)},
+        "without-similar": {"pairs": similar_pairs(ledger, len(named))},
+    }
+    arms = {label: baseline | {"filter": removal} for label, removal in removals.items()}
     fallen = grouped((account.row.split, account.row.name) for account in fallen_accounts(ledger))
     follow = {"follow": [name for names in fallen.values() for name in names[:EACH]]}
-    added = textwrap.indent(yaml.safe_dump(arm, sort_keys=False), "  ")
+    added = textwrap.indent(yaml.safe_dump(arms, sort_keys=False), "  ")
     return remedies + added + yaml.safe_dump(follow)
 
 

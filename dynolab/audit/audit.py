@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.audit.word_overlap import word_overlap
 from dynolab.data.batches import Totals, by_length, count_totals
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.probes.overlap import edit_distance
@@ -58,8 +57,7 @@ def audit_pairs(
 
     **Arguments:**
 
-    - `pairs`: the training pairs; `from_all` and `on_all` are means over them, and so is
-      `from_others`, which lacks the pair itself.
+    - `pairs`: the training pairs; `from_all` and `on_all` are means over them.
     - `heldout`: pairs to audit that are not trained on.
     - `batch_tokens`: bound on sequences × padded length of one forward-mode pass.
     - `on_pair`: called with the number of pairs whose gradients are taken; what follows is quick.
@@ -92,21 +90,14 @@ def audit_pairs(
     mean = _mean_gradient(policy, names, [pair.chosen for pair in pairs])
     sides = [response for pair in all_pairs for response in _responses(pair)]
     on_sides = _changes_along(policy, sides, mean, batch_tokens).view(-1, 2)
-    overlaps = word_overlap(all_pairs, len(pairs))
-    rows = []
-    for number, (up, down, facts) in enumerate(figures):
-        share_of_itself = facts["force"] / len(pairs) if number < len(pairs) else 0.0
-        change, on_side = float(from_all[number]), on_sides[number].tolist()
-        rows.append(
-            PairAudit(
-                **facts,
-                from_all=change,
-                from_others=change - share_of_itself,
-                on_all=up * on_side[0] - down * on_side[1],
-                word_overlap=float(overlaps[number]),
-            )
+    return [
+        PairAudit(
+            **facts,
+            from_all=float(change),
+            on_all=up * float(on_side[0]) - down * float(on_side[1]),
         )
-    return rows
+        for (up, down, facts), change, on_side in zip(figures, from_all, on_sides, strict=True)
+    ]
 
 
 def _own_figures(

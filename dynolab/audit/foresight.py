@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
+from dynolab.data.rows import Split
 from dynolab.results.audit import ChosenChange, Foresight, PairAudit
 from dynolab.statistics import (
+    Interval,
     auc,
     bootstrap,
     partial_rank_correlation,
@@ -19,22 +21,33 @@ from dynolab.statistics import (
 
 Ranking = Literal[
     "from_all",
-    "from_others",
     "on_all",
     "force",
     "push_down",
     "ches",
     "ches_per_token",
     "likelihood_gap",
-    "chosen_logp",
-    "chosen_logp_per_token",
-    "chosen_tokens",
     "edit_distance",
-    "word_overlap",
-    "random",
 ]
+"""Quantities of an audit by which pairs can be ranked."""
 
-RISKY: dict[Ranking, Literal[1, -1]] = {
+Predictor = (
+    Ranking
+    | Literal[
+        "from_others",
+        "chosen_logp",
+        "chosen_logp_per_token",
+        "chosen_tokens",
+        "word_overlap",
+        "random",
+    ]
+)
+"""These, and others that are only held against what training did.
+
+`from_others`: `from_all` without the pair's own part.
+"""
+
+RISKY: dict[Predictor, Literal[1, -1]] = {
     "from_all": -1,
     "from_others": -1,
     "on_all": -1,
@@ -59,10 +72,10 @@ far below the chosen one is a risk. Log-probability: a likely answer, which is a
 further to fall.
 """
 
-FORCES: tuple[Ranking, ...] = ("from_all", "from_others", "on_all", "force", "push_down")
+FORCES: tuple[Predictor, ...] = ("from_all", "from_others", "on_all", "force", "push_down")
 """Rankings that take gradients of the model."""
 
-TRIVIAL: tuple[Ranking, ...] = (
+TRIVIAL: tuple[Predictor, ...] = (
     "likelihood_gap",
     "chosen_logp",
     "chosen_logp_per_token",
@@ -87,11 +100,19 @@ def worst_first(rows: Sequence[PairAudit], ranking: Ranking) -> list[PairAudit]:
     return [rows[number] for number in np.argsort(-risk(rows, ranking), kind="stable")]
 
 
-def foresight(rows: Sequence[PairAudit], changes: Sequence[ChosenChange]) -> list[Foresight]:
+def foresight(
+    rows: Sequence[PairAudit],
+    changes: Sequence[ChosenChange],
+    overlaps: Mapping[tuple[Split, str], float],
+    training_pairs: int,
+) -> list[Foresight]:
     """Scores every ranking against what training did, on the pairs with a measured change.
 
     A force is compared with the trivial ranking that does best on the same pairs, in its order or
     reversed, and every other ranking with the best force.
+
+    **Arguments:** `overlaps`: `word_overlap` by split and pair; `training_pairs`: how many were
+    audited, of which `rows` may lack some.
 
     **Returns:** one row per split and ranking, in that order.
     """
@@ -101,56 +122,93 @@ def foresight(rows: Sequence[PairAudit], changes: Sequence[ChosenChange]) -> lis
         changed = [row for row in rows if row.split == split and (split, row.pair_id) in change_of]
         if changed:
             change = np.array([change_of[split, row.pair_id] for row in changed])
-            foresights += _score_rankings(changed, change)
+            overlap = np.array([overlaps[split, row.pair_id] for row in changed])
+            risks = _risks(changed, overlap, training_pairs)
+            foresights += _score_rankings(split, risks, change)
     return foresights
 
 
-def _score_rankings(rows: Sequence[PairAudit], change: Float[ndarray, " pairs"]) -> list[Foresight]:
-    risks = {ranking: risk(rows, ranking) for ranking in RISKY}
+def _risks(
+    rows: Sequence[PairAudit], overlap: Float[ndarray, " pairs"], training_pairs: int
+) -> dict[Predictor, Float[ndarray, " pairs"]]:
+    """What each ranking says of each pair, signed so that higher is worse.
+
+    The step on all training pairs is the mean of their steps: a training pair's own part of it is
+    `force / training_pairs`, and a held-out pair has none.
+    """
+    own_part = [row.force / training_pairs if row.split == "train" else 0.0 for row in rows]
+    values: dict[Predictor, Float[ndarray, " pairs"]] = {
+        "from_others": np.array([row.from_all for row in rows]) - np.array(own_part),
+        "word_overlap": overlap,
+    }
+    for ranking in RISKY:
+        if ranking not in values:
+            values[ranking] = np.array([getattr(row, ranking) for row in rows], dtype=float)
+    return {ranking: sign * values[ranking] for ranking, sign in RISKY.items()}
+
+
+def _score_rankings(
+    split: Split,
+    risks: Mapping[Predictor, Float[ndarray, " pairs"]],
+    change: Float[ndarray, " pairs"],
+) -> list[Foresight]:
+    pairs = len(change)
+    fell = change < 0
+    fallen = int(fell.sum())
     correlations = {
         ranking: float(rank_correlation(values, -change)) for ranking, values in risks.items()
     }
-
     # A trivial ranking may tell by its reverse, too, and a partial correlation is then the same.
     trivial = max(TRIVIAL, key=lambda ranking: np.nan_to_num(abs(correlations[ranking]), nan=-1))
     force = max(FORCES, key=lambda ranking: np.nan_to_num(correlations[ranking], nan=-1))
-    fell = change < 0
-    fallen = int(fell.sum())
-    few = min(fallen, len(rows) - fallen) < RARER_CLASS
     scores = []
     for ranking, values in risks.items():
         given = trivial if ranking in FORCES else force
-        low, high = bootstrap(
-            lambda at, values=values: np.asarray(rank_correlation(values[at], -change[at])),
-            len(rows),
-        )
-        partial_low, partial_high = bootstrap(
-            lambda at, values=values, other=risks[given]: partial_rank_correlation(
-                values[at], -change[at], other[at]
-            ),
-            len(rows),
-        )
-        auc_low, auc_high = (
-            (np.nan, np.nan)
-            if few
-            else bootstrap(lambda at, values=values: auc(values[at], fell[at]), len(rows))
-        )
+        told = _told(values, change)
+        partial = _told(values, change, given=risks[given])
+        area = _area(values, fell)
         scores.append(
             Foresight(
                 ranking=ranking,
-                split=rows[0].split,
-                pairs=len(rows),
+                split=split,
+                pairs=pairs,
                 fallen=fallen,
-                spearman=correlations[ranking],
-                spearman_low=low,
-                spearman_high=high,
-                auc=np.nan if few else float(auc(values, fell)),
-                auc_low=auc_low,
-                auc_high=auc_high,
+                spearman=told.mean,
+                spearman_low=told.low,
+                spearman_high=told.high,
+                auc=area.mean,
+                auc_low=area.low,
+                auc_high=area.high,
                 given=given,
-                partial=float(partial_rank_correlation(values, -change, risks[given])),
-                partial_low=partial_low,
-                partial_high=partial_high,
+                partial=partial.mean,
+                partial_low=partial.low,
+                partial_high=partial.high,
             )
         )
     return scores
+
+
+def _told(
+    risks: Float[ndarray, " pairs"],
+    change: Float[ndarray, " pairs"],
+    given: Float[ndarray, " pairs"] | None = None,
+) -> Interval:
+    """Rank correlation of risks with falls, and given another ranking's risks."""
+
+    def correlation(at: Int[ndarray, "*draws n"]) -> Float[ndarray, "*draws"]:
+        if given is None:
+            return np.asarray(rank_correlation(risks[at], -change[at]))
+        return partial_rank_correlation(risks[at], -change[at], given[at])
+
+    pairs = np.arange(len(change))
+    low, high = bootstrap(correlation, len(change))
+    return Interval(float(correlation(pairs)), low, high, len(change))
+
+
+def _area(risks: Float[ndarray, " pairs"], fell: Bool[ndarray, " pairs"]) -> Interval:
+    """AUC of risks for falls; NaN with fewer than `RARER_CLASS` answers of either kind."""
+    fallen = int(fell.sum())
+    if min(fallen, len(fell) - fallen) < RARER_CLASS:
+        return Interval(np.nan, np.nan, np.nan, len(fell))
+    low, high = bootstrap(lambda at: auc(risks[at], fell[at]), len(fell))
+    return Interval(float(auc(risks, fell)), low, high, len(fell))

@@ -56,7 +56,8 @@ class ArmFacts(Row):
     """Settings of one arm of a comparison.
 
     `dropped` is the share of pairs that the ranking `filtered_by` left out, unless they were
-    `named` (`id`). `learning_rate`, `warmup_steps` and `updates_per_rollout` are None if the arm
+    `named` (`id`) or drawn at random
+    (`random`). `learning_rate`, `warmup_steps` and `updates_per_rollout` are None if the arm
     does not set its own.
     """
 
@@ -66,6 +67,7 @@ class ArmFacts(Row):
     filtered_by: str | None = None
     dropped: float | None = None
     named: tuple[str, ...] = ()
+    random: int | None = None
     alarm: AlarmConfig | None = None
     learning_rate: float | None = None
     warmup_steps: int | None = None

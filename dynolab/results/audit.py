@@ -16,13 +16,11 @@ class PairAudit(Row):
     `force` = `pull_up` + `push_down` is the first-order change of the pair's own chosen answer,
     Δ log π(y⁺) in nats, under a gradient step of learning rate one on the pair alone: through its
     chosen tokens and through its rejected ones. `from_all` is the change of the same answer under
-    a step on all training pairs, `from_others` the part of it that the other training pairs make,
-    and `on_all` the mean change of all training pairs' chosen answers under the step on this pair.
+    a step on all training pairs, `on_all` the mean change of all training pairs' chosen answers
+    under the step on this pair.
 
     `ches` and `ches_per_token` are CHES and its length-normalised form, `likelihood_gap` is
     log π(y⁺) − log π(y⁻) in nats, `edit_distance` lies between 0, equal answers, and 1.
-    `word_overlap` says how much more the chosen answer resembles the other training pairs' rejected
-    answers than their chosen ones (`dynolab.audit.word_overlap`).
     """
 
     pair_id: str
@@ -34,13 +32,11 @@ class PairAudit(Row):
     push_down: float
     force: float
     from_all: float
-    from_others: float
     on_all: float
     ches: float
     ches_per_token: float
     likelihood_gap: float
     edit_distance: float
-    word_overlap: float
 
     @property
     def chosen_logp_per_token(self) -> float:

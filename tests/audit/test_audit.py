@@ -25,7 +25,7 @@ from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.pair_losses import SimPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.results.audit import ChosenChange, PairAudit
+from dynolab.results.audit import ChosenChange, Foresight, PairAudit
 from dynolab.training.step_record import RecordedExample
 from tests.forces.families import build
 from tests.forces.lora import adapted
@@ -80,12 +80,12 @@ def test_forces_are_sums_of_the_force_map(config: Any) -> None:
     whole = sums.from_chosen + sums.from_rejected
     for at, row in enumerate(rows):
         assert row.from_all == pytest.approx(whole[at].sum(), rel=EXACT, abs=EXACT)
-        others = [number for number in range(3) if number != at]
-        assert row.from_others == pytest.approx(whole[at][others].sum(), rel=EXACT, abs=EXACT)
         if row.split == "train":
             # A map's denominators count its three pairs; the audit's step has one.
             assert row.pull_up == pytest.approx(3 * sums.from_chosen[at, at], rel=EXACT)
             assert row.push_down == pytest.approx(3 * sums.from_rejected[at, at], rel=EXACT)
+            others = whole[at].sum() - whole[at, at]
+            assert row.from_all - row.force / 3 == pytest.approx(others, rel=EXACT, abs=EXACT)
             assert row.on_all == pytest.approx(whole[:3, at].sum(), rel=EXACT, abs=EXACT)
 
 
@@ -115,6 +115,21 @@ def test_a_real_step_on_the_pair_moves_its_chosen_answer_so(family: str) -> None
                 weight.copy_(start)
         assert row.force == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5)
         assert row.force == row.pull_up + row.push_down
+
+
+def test_the_force_of_the_others_is_that_of_all_without_the_pair_itself() -> None:
+    policy, everyone, rows = audited()
+    del policy, everyone
+    of_map = {row.pair_id: row.from_all - row.force / 3 for row in rows if row.split == "train"}
+    changes = [
+        ChosenChange(pair_id=row.pair_id, split=row.split, change=of_map.get(row.pair_id, 0.0))
+        for row in rows
+    ]
+    alike = {(row.split, row.pair_id): 0.5 for row in rows}
+    scores = {
+        row.ranking: row for row in foresight(rows, changes, alike, 3) if row.split == "train"
+    }
+    assert scores["from_others"].spearman == pytest.approx(1)
 
 
 def test_word_overlap_is_the_mean_over_the_other_pairs() -> None:
@@ -243,11 +258,17 @@ def changes(values: Sequence[float], split: str = "train") -> list[ChosenChange]
     ]
 
 
+def judged(rows: list[PairAudit], changes: list[ChosenChange]) -> list[Foresight]:
+    """Where all texts are alike, and no pair is among the audited but those that are held out."""
+    alike = {(row.split, row.pair_id): 0.5 for row in rows}
+    return foresight(rows, changes, alike, training_pairs=10**9)
+
+
 def test_a_ranking_in_the_order_of_the_falls_foresees_all() -> None:
     moved = np.linspace(-2, 1, 30)
-    judged = foresight(rows(moved**3), changes(moved))
-    assert [row.ranking for row in judged] == list(RISKY)
-    for row in judged:
+    scores = judged(rows(moved**3), changes(moved))
+    assert [row.ranking for row in scores] == list(RISKY)
+    for row in scores:
         assert (row.pairs, row.fallen) == (30, 20)
         if row.ranking not in (*MADE, "chosen_logp_per_token"):
             continue
@@ -266,7 +287,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
         ]
         # Spearman's ρ of normal variables correlated by 1/√2.
         truth = 6 / math.pi * math.asin(0.5**0.5 / 2)
-        scores = [row for row in foresight(audited, changes(moved)) if row.ranking in MADE]
+        scores = [row for row in judged(audited, changes(moved)) if row.ranking in MADE]
         covered += sum(row.spearman_low < truth < row.spearman_high for row in scores)
     assert covered >= 0.85 * 5 * len(MADE)  # 0.95 of them are expected
 
@@ -283,7 +304,7 @@ def test_a_force_that_repeats_a_trivial_ranking_adds_nothing_to_it() -> None:
         )
         for at, row in enumerate(rows(moved))
     ]
-    scores = {row.ranking: row for row in foresight(audited, changes(moved))}
+    scores = {row.ranking: row for row in judged(audited, changes(moved))}
     assert {scores[name].given for name in FORCES} == {"chosen_logp"}
     assert {scores[name].given for name in TRIVIAL} == {"force"}
     assert abs(scores["from_all"].partial) < 0.15 < scores["from_all"].spearman
@@ -292,14 +313,14 @@ def test_a_force_that_repeats_a_trivial_ranking_adds_nothing_to_it() -> None:
 
 def test_few_answers_of_either_kind_have_no_auc() -> None:
     moved = np.array([-1.0] * 9 + [1.0] * 30) + np.linspace(0, 0.1, 39)
-    assert all(math.isnan(row.auc) for row in foresight(rows(moved), changes(moved)))
+    assert all(math.isnan(row.auc) for row in judged(rows(moved), changes(moved)))
     moved[9] = -1.0
-    assert foresight(rows(moved), changes(moved))[0].auc == 1
+    assert judged(rows(moved), changes(moved))[0].auc == 1
 
 
 def test_splits_are_judged_apart_and_pairs_without_a_change_left_out() -> None:
     train, held = [-1.0, 0.5, -0.3, 0.2], [0.4, -0.6, -0.1]
-    found = foresight(
+    found = judged(
         rows(train) + rows(held, "heldout"), changes(train[:3]) + changes(held, "heldout")
     )
     sizes = {(one.split, one.pairs, one.fallen) for one in found}
@@ -307,7 +328,7 @@ def test_splits_are_judged_apart_and_pairs_without_a_change_left_out() -> None:
 
 
 def test_where_nothing_differs_there_is_no_number() -> None:
-    all_fell = foresight(rows([1.0, 1.0, 1.0]), changes([-1.0, -2.0, -3.0]))[0]
+    all_fell = judged(rows([1.0, 1.0, 1.0]), changes([-1.0, -2.0, -3.0]))[0]
     assert math.isnan(all_fell.auc)
     assert math.isnan(all_fell.spearman)
     assert type(all_fell).model_validate_json(all_fell.model_dump_json()).pairs == 3

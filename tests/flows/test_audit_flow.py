@@ -74,6 +74,18 @@ def test_the_filter_drops_the_worst_and_keeps_the_rest_as_it_was(
     assert result.metrics == {"data/pairs_kept": 9.0, "data/pairs_filtered": 3.0}
 
 
+def test_random_pairs_are_others_with_every_seed(analysed: Analysed) -> None:
+    def dropped(seed: int) -> tuple[str, ...]:
+        result = analysed.run(FILTER, FilterConfig(random=4, seed=seed), data=analysed.data)
+        return read_value(analysed.folder(result) / "filter.json", FilteredPairs).dropped
+
+    assert len(set(dropped(0))) == 4 and dropped(0) != dropped(1)
+    with pytest.raises(ConfigError, match="draw fewer"):
+        analysed.run(FILTER, FilterConfig(random=12), data=analysed.data)
+    with pytest.raises(ConfigError, match=r"filter\.pairs"):
+        FilterConfig(random=4, pairs=("a",))
+
+
 def test_a_filter_that_weighs_keeps_all_pairs(analysed: Analysed, audited: StageResult) -> None:
     filters = FilterConfig(by="on_all", weigh=True)
     result = analysed.run(FILTER, filters, data=analysed.data, audit=audited)

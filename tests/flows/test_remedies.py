@@ -15,6 +15,7 @@ from flows.forces import ForcesParameters
 from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
+from tasks.audit import FILTER
 from tasks.report import map_command, with_named_arm
 from tasks.runtime.work import StageResult
 from tests.report.ledgers import write_ledger
@@ -92,6 +93,15 @@ def test_the_studys_account_adds_an_arm_without_the_pairs_that_it_names(tmp_path
     assert named.objective == baseline.objective
     assert named.filter is not None
     assert list(named.filter.pairs) == strongest_pullers(ledger) != []
+    control, similar = arms["without-random"], arms["without-similar"]
+    assert control.filter is not None and similar.filter is not None
+    assert control.filter.random == len(similar.filter.pairs) == len(named.filter.pairs)
+    drawn = [
+        step.config.seed
+        for step in mitigation_steps(comparison)
+        if step.name.startswith("without-random") and step.stage is FILTER
+    ]
+    assert drawn == list(comparison.seeds)
     fallen = [account.row.name for account in fallen_accounts(ledger)]
     assert comparison.follow and set(comparison.follow) <= set(fallen)
     assert with_named_arm(file_of(study()), None) == file_of(study())

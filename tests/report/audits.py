@@ -34,13 +34,11 @@ def audit(
                 push_down=push,
                 force=pull + push,
                 from_all=change + rng.normal(0, 0.2),
-                from_others=change + rng.normal(0, 0.4),
                 on_all=rng.normal(),
                 ches=rng.normal(20, 9),
                 ches_per_token=rng.normal(),
                 likelihood_gap=rng.normal(9, 3),
                 edit_distance=rng.uniform(),
-                word_overlap=rng.normal(),
             )
         )
         changes.append(ChosenChange(pair_id=name, split=split, change=change))
@@ -51,4 +49,6 @@ def audit(
             rejected=f" {text} not {number} .",
         )
     known = tuple(changes) if trained else ()
-    return Audit(tuple(rows), texts, known, tuple(foresight(rows, known)))
+    return Audit(
+        tuple(rows), texts, known, tuple(foresight(rows, known, dict.fromkeys(texts, 0.5), train))
+    )

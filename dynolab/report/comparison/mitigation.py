@@ -12,6 +12,7 @@ from dynolab.claims.arms import assess_remedies
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN, table_of
+from dynolab.comparisons.removals import removals
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import (
@@ -105,6 +106,7 @@ def write_mitigation_page(
         lead=words("lead"),
         content=[
             *_sections(compared, figures, words, best),
+            _removal_section(compared, words),
             _followed_section(compared),
             words.section("settings", _settings_table(compared)),
             words.section("verdicts", _verdict_table(verdicts)),
@@ -139,6 +141,14 @@ def write_mitigation_page(
             name.replace("/matched/", "/"): mean.as_dict()
             for name, mean in means.items()
             if "/matched/" in name and not name.startswith(f"{compared.baseline}/")
+        },
+        "removals": {
+            removal.run: {
+                "against_baseline": removal.against_baseline.as_dict(),
+                "control_effect": removal.control_effect.as_dict(),
+                "against_random": removal.against_random.as_dict(),
+            }
+            for removal in removals(compared)
         },
         "ends": _ends(compared),
         "verdicts": [verdict.summary() for verdict in verdicts],
@@ -201,6 +211,7 @@ def _words(
         useless=useless,
         least=LEAST_MARGIN if learned and not reached else None,
         command=commands.get(best or "", ""),
+        removals=removals(compared),
         more_seeds=[*compared.seeds, *(max(compared.seeds) + further for further in (1, 2))],
     )
     return words, best
@@ -219,6 +230,22 @@ def _lines(compared: ComparedArms, figures: ArmTable) -> str:
         fell = [points(figures.mean(run, f"{split}/fell"), False).split(" ")[0] for split in SPLITS]
         rows.append((run, *cells, " and ".join(fell) + " %"))
     return text_table(("", "Δ chosen, in training", "held out", "fell"), rows, "ssss")
+
+
+def _removal_section(compared: ComparedArms, words: Words) -> Section | None:
+    """What leaving out named pairs did, beside leaving out random ones; None without a control."""
+    rows = [
+        (
+            run_name(removal.run),
+            removal.pairs,
+            with_interval(removal.against_baseline),
+            with_interval(removal.control_effect),
+            with_interval(removal.against_random),
+        )
+        for removal in removals(compared)
+    ]
+    head = ("run", "pairs left out", "Δ", "without random pairs", "difference")
+    return words.table("removals", head, rows, "snnnn", cards=True)
 
 
 def _followed_section(compared: ComparedArms) -> Section | None:

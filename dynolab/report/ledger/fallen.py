@@ -181,6 +181,33 @@ def strongest_pullers(ledger: LedgerReader) -> list[str]:
     return [push.example for push in summed_pushers(ledger)[:count] if push.total < 0]
 
 
+def similar_pairs(ledger: LedgerReader, count: int) -> list[str]:
+    """The pairs with an answer most like one of the fallen answers, the most alike first.
+
+    Alike: the share of words in common, `|a ∩ b| / |a ∪ b|`, the greatest over the pair's two
+    answers and the fallen answers other than its own. What text alone would name.
+    """
+    fallen = {}
+    for account in fallen_accounts(ledger):
+        if row := ledger.rows.get(account.row.name):
+            fallen[row.id] = set(row.chosen.split())
+    alike = {}
+    for example in ledger.examples:
+        row = ledger.rows.get(example)
+        if row is None:
+            continue
+        others = [words for name, words in fallen.items() if name != example]
+        answers = [set(row.chosen.split()), set((row.rejected or "").split())]
+        alike[example] = max(
+            (_shared_words(answer, words) for answer in answers for words in others), default=0.0
+        )
+    return sorted(alike, key=lambda example: -alike[example])[:count]
+
+
+def _shared_words(left: set[str], right: set[str]) -> float:
+    return len(left & right) / max(1, len(left | right))
+
+
 def hardest_side(pusher: Pusher, moments: Sequence[Moment]) -> tuple[Side, Tokens]:
     """The side of a pair that pulled hardest, and what its tokens did.
 
