@@ -6,7 +6,7 @@ scipy loads its `stats`, which takes about a second, when a function here first 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -44,12 +44,19 @@ def student_975(degrees: int) -> float:
     return float(scipy.stats.t.ppf(0.975, degrees))
 
 
-def mean_interval(values: Float[ndarray, " pairs"]) -> Interval:
+def column(rows: Iterable[object], name: str) -> Float[ndarray, " rows"]:
+    """One number of every row; NaN where it is None."""
+    return np.array([getattr(row, name) for row in rows], dtype=float)
+
+
+def mean_interval(values: Float[ndarray, " pairs"] | Sequence[float]) -> Interval:
     """`x̄ ± t₀.₉₇₅(n−1) · s/√n` over the measured (finite) pairs.
 
     The pair is the unit, because its answers share a prompt. For paired quantities, pass the
     differences. A single pair has a mean but no interval.
     """
+    if not isinstance(values, ndarray):
+        values = np.array(values, dtype=float)
     values = values[np.isfinite(values)]
     n = values.size
     if n == 0:
