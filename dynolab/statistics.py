@@ -55,16 +55,15 @@ def mean_interval(values: Float[ndarray, " pairs"] | Sequence[float]) -> Interva
     The pair is the unit, because its answers share a prompt. For paired quantities, pass the
     differences. A single pair has a mean but no interval.
     """
-    if not isinstance(values, ndarray):
-        values = np.array(values, dtype=float)
-    values = values[np.isfinite(values)]
-    n = values.size
+    numbers = values if isinstance(values, ndarray) else np.array(values, dtype=float)
+    measured = numbers[np.isfinite(numbers)]
+    n = measured.size
     if n == 0:
         return Interval(np.nan, np.nan, np.nan, 0)
-    mean = float(values.mean())
+    mean = float(measured.mean())
     if n == 1:
         return Interval(mean, np.nan, np.nan, 1)
-    half = student_975(n - 1) * float(values.std(ddof=1)) / n**0.5
+    half = student_975(n - 1) * float(measured.std(ddof=1)) / n**0.5
     return Interval(mean, mean - half, mean + half, n)
 
 

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from dynolab.results.audit import ChosenChange, Foresight, PairAudit
-from dynolab.statistics import auc, bootstrap, rank_correlation
+from dynolab.statistics import auc, bootstrap, column, rank_correlation
+
+Draws = Int[ndarray, "draws n"]
 
 Ranking = Literal[
     "from_all",
@@ -44,7 +46,7 @@ far below the chosen one is a risk.
 
 def risk(rows: Sequence[PairAudit], ranking: Ranking) -> Float[ndarray, " pairs"]:
     """The ranked quantity, signed so that higher is worse."""
-    return RISKY[ranking] * np.array([getattr(row, ranking) for row in rows], dtype=float)
+    return RISKY[ranking] * column(rows, ranking)
 
 
 def worst_first(rows: Sequence[PairAudit], ranking: Ranking) -> list[PairAudit]:
@@ -60,10 +62,12 @@ def foresight(rows: Sequence[PairAudit], changes: Sequence[ChosenChange]) -> lis
     change_of = {(change.split, change.pair_id): change.change for change in changes}
     foresights = []
     for split in dict.fromkeys(row.split for row in rows):
-        own = [row for row in rows if row.split == split and (split, row.pair_id) in change_of]
-        if own:
-            change = np.array([change_of[split, row.pair_id] for row in own])
-            foresights += [_score_ranking(ranking, own, change) for ranking in RISKY]
+        of_split = [row for row in rows if row.split == split]
+        measured = [row for row in of_split if (split, row.pair_id) in change_of]
+        if measured:
+            change = np.array([change_of[split, row.pair_id] for row in measured])
+            for ranking in RISKY:
+                foresights.append(_score_ranking(ranking, measured, change))
     return foresights
 
 
@@ -71,10 +75,15 @@ def _score_ranking(
     ranking: Ranking, rows: Sequence[PairAudit], change: Float[ndarray, " pairs"]
 ) -> Foresight:
     risks, fell = risk(rows, ranking), change < 0
-    low, high = bootstrap(
-        lambda at: np.asarray(rank_correlation(risks[at], -change[at])), len(rows)
-    )
-    auc_low, auc_high = bootstrap(lambda at: auc(risks[at], fell[at]), len(rows))
+
+    def correlation(at: Draws) -> Float[ndarray, " draws"]:
+        return np.asarray(rank_correlation(risks[at], -change[at]))
+
+    def area(at: Draws) -> Float[ndarray, " draws"]:
+        return auc(risks[at], fell[at])
+
+    low, high = bootstrap(correlation, len(rows))
+    auc_low, auc_high = bootstrap(area, len(rows))
     return Foresight(
         ranking=ranking,
         split=rows[0].split,
