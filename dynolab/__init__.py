@@ -73,24 +73,10 @@ if TYPE_CHECKING:
     from dynolab.notebook.result import Result as Result
     from dynolab.objectives import (
         Answers as Answers,
-        CPOConfig as CPOConfig,
-        CustomConfig as CustomConfig,
-        DPOConfig as DPOConfig,
-        GRPOConfig as GRPOConfig,
-        HingeConfig as HingeConfig,
-        IPOConfig as IPOConfig,
         Objective as Objective,
-        ORPOConfig as ORPOConfig,
-        RobustDPOConfig as RobustDPOConfig,
-        SFTConfig as SFTConfig,
-        SFTExtendedConfig as SFTExtendedConfig,
-        SimKOConfig as SimKOConfig,
-        SimPOConfig as SimPOConfig,
-        SLiCConfig as SLiCConfig,
-        SPINConfig as SPINConfig,
-        SPPOConfig as SPPOConfig,
         build_objective as build_objective,
     )
+    from dynolab.objectives.registry import *  # noqa: F403
     from dynolab.probes.paths import learning_paths as learning_paths
     from dynolab.probes.score import score_probes as score_probes
     from dynolab.results.judges import PolicyAnswer as PolicyAnswer
@@ -137,26 +123,7 @@ _MODULES = {
     "likelihood.token_logps": ("ResponseLogits",),
     "notebook.forces": ("TextForces", "force_map"),
     "notebook.result": ("Result",),
-    "objectives": (
-        "Answers",
-        "CPOConfig",
-        "CustomConfig",
-        "DPOConfig",
-        "GRPOConfig",
-        "HingeConfig",
-        "IPOConfig",
-        "ORPOConfig",
-        "Objective",
-        "RobustDPOConfig",
-        "SFTConfig",
-        "SFTExtendedConfig",
-        "SLiCConfig",
-        "SPINConfig",
-        "SPPOConfig",
-        "SimKOConfig",
-        "SimPOConfig",
-        "build_objective",
-    ),
+    "objectives": ("Answers", "Objective", "build_objective"),
     "probes.paths": ("learning_paths",),
     "probes.score": ("score_probes",),
     "results.judges": ("PolicyAnswer",),
@@ -164,23 +131,28 @@ _MODULES = {
     "training.alarm": ("AlarmConfig",),
     "training.step_record": ("RecordCache", "StepRecord"),
 }
-"""The public names of every module."""
+"""The public names of every module, but for the settings of objectives."""
+
+_SETTINGS = f"{__name__}.objectives.registry"
+"""The module whose `__all__` names the settings of every objective."""
 
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = ["__version__", *_HOMES]
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 
     def __getattr__(name: str) -> Any:
         """A public name, loaded from its module."""
-        if name not in _HOMES:
+        if name == "__all__":
+            value = ["__version__", *_HOMES, *import_module(_SETTINGS).__all__]
+        elif name in _HOMES:
+            value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        elif name.endswith("Config") and name in import_module(_SETTINGS).__all__:
+            value = getattr(import_module(_SETTINGS), name)
+        else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

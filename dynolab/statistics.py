@@ -6,7 +6,7 @@ scipy loads its `stats`, which takes about a second, when a function here first 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -44,20 +44,26 @@ def student_975(degrees: int) -> float:
     return float(scipy.stats.t.ppf(0.975, degrees))
 
 
-def mean_interval(values: Float[ndarray, " pairs"]) -> Interval:
+def column(rows: Iterable[object], name: str) -> Float[ndarray, " rows"]:
+    """One number of every row; NaN where it is None."""
+    return np.array([getattr(row, name) for row in rows], dtype=float)
+
+
+def mean_interval(values: Float[ndarray, " pairs"] | Sequence[float]) -> Interval:
     """`x̄ ± t₀.₉₇₅(n−1) · s/√n` over the measured (finite) pairs.
 
     The pair is the unit, because its answers share a prompt. For paired quantities, pass the
     differences. A single pair has a mean but no interval.
     """
-    values = values[np.isfinite(values)]
-    n = values.size
+    numbers = values if isinstance(values, ndarray) else np.array(values, dtype=float)
+    measured = numbers[np.isfinite(numbers)]
+    n = measured.size
     if n == 0:
         return Interval(np.nan, np.nan, np.nan, 0)
-    mean = float(values.mean())
+    mean = float(measured.mean())
     if n == 1:
         return Interval(mean, np.nan, np.nan, 1)
-    half = student_975(n - 1) * float(values.std(ddof=1)) / n**0.5
+    half = student_975(n - 1) * float(measured.std(ddof=1)) / n**0.5
     return Interval(mean, mean - half, mean + half, n)
 
 

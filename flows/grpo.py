@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.objectives.grpo import GRPOConfig, SimKOConfig
 from dynolab.objectives.policy_gradient import AdvantageRuleConfig, ClippedConfig
-from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.objectives.registry import GroupConfig, ObjectiveConfig, names_of
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows.comparison import Comparison, Label, resolved_comparison
@@ -232,7 +232,7 @@ FLOW = StagedFlow(
                 "temperature": "training.temperature",
                 "max_new_tokens": "training.max_new_tokens",
             },
-            objectives=("grpo", "simko"),
+            objectives=names_of(GroupConfig, in_forms=True),
         )
     },
 )

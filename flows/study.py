@@ -17,7 +17,12 @@ from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError, under_field
 from dynolab.objectives.dpo import DPOConfig
-from dynolab.objectives.registry import PAIR_OBJECTIVES, build_objective
+from dynolab.objectives.registry import (
+    PAIR_OBJECTIVES,
+    RowConfig,
+    build_objective,
+    names_of,
+)
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.training.config import TrainConfig
@@ -340,18 +345,7 @@ def compared_results(parameters: StudyParameters, platform: Platform) -> dict[st
     return {name: page for name, page in pages.items() if page is not None}
 
 
-PREFERENCE_OBJECTIVES = (
-    "dpo",
-    "robust_dpo",
-    "ipo",
-    "slic",
-    "hinge",
-    "simpo",
-    "sppo",
-    "cpo",
-    "orpo",
-    "sft_extended",
-)
+PREFERENCE_OBJECTIVES = names_of(RowConfig, in_forms=True)
 """Objectives that a form offers for preference training; `sft` is that of SFT."""
 
 PREFERENCE_FIELDS = {

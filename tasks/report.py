@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from dynolab.comparisons.pair_arms import EACH
+from dynolab.comparisons.pair_arms import FOLLOWED
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.data.sources.config import rows_line
 from dynolab.grouping import grouped
@@ -111,7 +111,7 @@ def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
     }
     arms = {label: baseline | {"filter": removal} for label, removal in removals.items()}
     fallen = grouped((account.row.split, account.row.name) for account in fallen_accounts(ledger))
-    follow = {"follow": [name for names in fallen.values() for name in names[:EACH]]}
+    follow = {"follow": [name for names in fallen.values() for name in names[:FOLLOWED]]}
     added = textwrap.indent(yaml.safe_dump(arms, sort_keys=False), "  ")
     return remedies + added + yaml.safe_dump(follow)
 

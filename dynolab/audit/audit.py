@@ -71,9 +71,12 @@ def audit_pairs(
     if not pairs:
         raise ConfigError("pairs", [], "give at least one pair to audit")
     all_pairs = [*pairs, *heldout]
+    sides: list[Encoded] = []
     for pair in all_pairs:
-        for side, response in zip(("chosen", "rejected"), _responses(pair), strict=True):
-            check_response(f"pair {pair.id}.{side}", response, policy.causal)
+        chosen, rejected = _responses(pair)
+        check_response(f"pair {pair.id}.chosen", chosen, policy.causal)
+        check_response(f"pair {pair.id}.rejected", rejected, policy.causal)
+        sides += [chosen, rejected]
     # Before the sums: measuring it takes tensors of the weights' size.
     derivatives_of(policy).require("forward")
     names = subspace(policy)
@@ -82,25 +85,22 @@ def audit_pairs(
     figures = []
     for number, pair in enumerate(all_pairs):
         into = (step, 1 / len(pairs)) if number < len(pairs) else None
-        figures.append(_own_figures(policy, pair, objective, totals, names, into))
+        figures.append(_pair_figures(policy, pair, objective, totals, names, into))
         on_pair(number + 1)
-    from_all = _changes_along(policy, [pair.chosen for pair in all_pairs], step, batch_tokens)
+    all_chosen = [pair.chosen for pair in all_pairs]
+    from_all = _changes_along(policy, all_chosen, step, batch_tokens)
     # One of the two sums at a time: a large model leaves no room for both.
     step.clear()
-    mean = _mean_gradient(policy, names, [pair.chosen for pair in pairs])
-    sides = [response for pair in all_pairs for response in _responses(pair)]
+    mean = _mean_gradient(policy, names, all_chosen[: len(pairs)])
     on_sides = _changes_along(policy, sides, mean, batch_tokens).view(-1, 2)
-    return [
-        PairAudit(
-            **facts,
-            from_all=float(change),
-            on_all=up * float(on_side[0]) - down * float(on_side[1]),
-        )
-        for (up, down, facts), change, on_side in zip(figures, from_all, on_sides, strict=True)
-    ]
+    rows = []
+    for (up, down, facts), change, on_side in zip(figures, from_all, on_sides, strict=True):
+        on_all = up * float(on_side[0]) - down * float(on_side[1])
+        rows.append(PairAudit(**facts, from_all=float(change), on_all=on_all))
+    return rows
 
 
-def _own_figures(
+def _pair_figures(
     policy: PolicyFunction,
     pair: EncodedExample,
     objective: PairObjective[Any],
@@ -115,12 +115,13 @@ def _own_figures(
     Only g₊ is held as a whole: each of g₋'s tensors is used and released as the backward pass makes
     it.
     """
-    chosen, rejected = (_Scored.of(policy, names, response) for response in _responses(pair))
+    responses = _responses(pair)
+    chosen, rejected = (_Scored.of(policy, names, response) for response in responses)
     up, down = _token_weights(policy, pair, objective, totals, (chosen.logps, rejected.logps))
     plus: dict[str, Tensor] = {}
     chosen.differentiate(plus.__setitem__)
     squares = [_inner(g, g) for g in plus.values()]
-    products = []
+    products: list[Tensor] = []
 
     def use(name: str, minus: Tensor) -> None:
         if name in plus:
@@ -133,7 +134,7 @@ def _own_figures(
         for name, g in plus.items():
             into[0][name].add_(g, alpha=up * into[1])
     pull, push = up * _sum(squares), -down * _sum(products)
-    tokens = [response.ids[response.prompt_length :] for response in _responses(pair)]
+    tokens = [response.ids[response.prompt_length :] for response in responses]
     logp = float(chosen.logps.double().sum())
     return (
         up,
@@ -288,13 +289,13 @@ def ches(
     pair's exact force on its own chosen answer reduces to it if only the last layer moves and all
     predictions are taken to be alike.
     """
-    own = chosen.sum(0)
-    return own @ rejected.sum(0) - own @ own
+    total = chosen.sum(0)
+    return total @ rejected.sum(0) - total @ total
 
 
 def ches_per_token(
     chosen: Float[Tensor, "chosen features"], rejected: Float[Tensor, "rejected features"]
 ) -> Float[Tensor, ""]:
     """Length-normalised CHES: means in place of sums, so that long answers do not dominate."""
-    own = chosen.mean(0)
-    return own @ rejected.mean(0) - own @ own
+    mean = chosen.mean(0)
+    return mean @ rejected.mean(0) - mean @ mean

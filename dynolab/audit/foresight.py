@@ -15,6 +15,7 @@ from dynolab.statistics import (
     Interval,
     auc,
     bootstrap,
+    column,
     partial_rank_correlation,
     rank_correlation,
 )
@@ -92,7 +93,7 @@ RARER_CLASS = 10
 
 def risk(rows: Sequence[PairAudit], ranking: Ranking) -> Float[ndarray, " pairs"]:
     """The ranked quantity, signed so that higher is worse."""
-    return RISKY[ranking] * np.array([getattr(row, ranking) for row in rows], dtype=float)
+    return RISKY[ranking] * column(rows, ranking)
 
 
 def worst_first(rows: Sequence[PairAudit], ranking: Ranking) -> list[PairAudit]:

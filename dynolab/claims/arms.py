@@ -49,7 +49,9 @@ def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple
     verdicts = judged(baseline, baseline, _baseline_claims(baseline, table))
     random = _arms_with_rule(objectives, "random_tokens")
     for arm in _arms_with_rule(objectives, "nthr"):
-        claims = [claim for other in (baseline, *random) for claim in _update(arm, other, table)]
+        claims = []
+        for other in (baseline, *random):
+            claims += _update(arm, other, table)
         more = mean_interval(table.values(arm, PRECISION) - table.values(arm, HARMFUL))
         if table.mean(arm, PRECISION).n:
             harm = (
@@ -63,16 +65,7 @@ def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple
         verdicts += judged(arm, arm, claims)
     for arm, objective in objectives.items():
         if arm != baseline and _keeps_answers(objective):
-            kept = [
-                (
-                    f"{split}/passes",
-                    f"{_pass_label(names[-1])} on {prompts} prompts ends above {baseline}'s",
-                    "> 0",
-                    _difference(1, table, arm, baseline, names[-1]),
-                )
-                for split, prompts, names in _pass_figures(table)
-            ]
-            verdicts += judged(arm, arm, kept)
+            verdicts += judged(arm, arm, _passes_claims(arm, baseline, table))
     return tuple(verdicts)
 
 
@@ -83,19 +76,28 @@ def _keeps_answers(objective: AnyConfig) -> bool:
     return isinstance(objective, SimKOConfig)
 
 
+def _passes_claims(arm: str, baseline: str, table: ArmTable) -> Iterator[Claimed]:
+    for split, prompts, names in _pass_figures(table):
+        claim = f"{_pass_label(names[-1])} on {prompts} prompts ends above {baseline}'s"
+        figure = _difference(1, table, arm, baseline, names[-1])
+        yield f"{split}/passes", claim, "> 0", figure
+
+
 def _baseline_claims(arm: str, table: ArmTable) -> Iterator[Claimed]:
     for split, prompts, names in _pass_figures(table):
-        moves: tuple[tuple[str, str, Sign], ...] = (
-            (names[0], "rises", 1),
-            (names[-1], "falls", -1),
+        first, last = names[0], names[-1]
+        yield (
+            first,
+            f"{_pass_label(first)} on {prompts} prompts rises",
+            "> 0",
+            _difference(1, table, arm, START, first),
         )
-        for name, verb, sign in moves:
-            yield (
-                f"{split}/{name.partition('/')[2]}",
-                f"{_pass_label(name)} on {prompts} prompts {verb}",
-                "> 0" if sign > 0 else "< 0",
-                _difference(sign, table, arm, START, name),
-            )
+        yield (
+            last,
+            f"{_pass_label(last)} on {prompts} prompts falls",
+            "< 0",
+            _difference(-1, table, arm, START, last),
+        )
         yield (
             f"{split}/entropy",
             f"Answers to {prompts} prompts lose entropy",
@@ -139,7 +141,8 @@ def _difference(
 def _pass_figures(table: ArmTable) -> Iterator[tuple[str, str, list[str]]]:
     """The sampled splits, with the name of their prompts and of their pass@k figures."""
     for split, prompts in (("train", "training"), ("heldout", "held-out")):
-        if names := pass_names(table.names, split):
+        names = pass_names(table.names, split)
+        if names:
             yield split, prompts, names
 
 
@@ -167,67 +170,55 @@ def assess_remedies(arms: Sequence[str], baseline: str, table: ArmTable) -> tupl
     baseline's, also per nat of margin learned; their chosen answers end higher; and their answers
     to held-out prompts are preferred.
     """
-    return tuple(
-        verdict
-        for arm in arms
-        if arm != baseline
-        for verdict in judged(arm, arm, _remedy_claims(arm, baseline, table))
-    )
+    verdicts = []
+    for arm in arms:
+        if arm != baseline:
+            verdicts += judged(arm, arm, _remedy_claims(arm, baseline, table))
+    return tuple(verdicts)
 
 
 _RIGHT = (("heldout", "right_heldout", "held-out"), ("train", "right", "training"))
 """Split, the claim's name, and what it calls the prompts."""
 
 
-def _remedy_claims(arm: str, baseline: str, table: ArmTable) -> list[Claimed]:
+def _remedy_claims(arm: str, baseline: str, table: ArmTable) -> Iterator[Claimed]:
     against = f"{arm} − {baseline}"
-    claims: list[Claimed] = [
-        (
-            name,
-            f"More answers to {prompts} prompts are right than under {baseline}",
-            "> 0",
-            above(f"Δ share: {against}", _paired(arm, baseline, f"{split}/right", table), unit=""),
-        )
-        for split, name, prompts in _RIGHT
-        if f"{split}/right" in table.names
-    ]
-    gap, gap_by_margin, chosen = (
-        _paired(arm, baseline, f"train/{name}", table)
-        for name in ("gap", "gap_by_margin", "chosen")
+    for split, name, prompts in _RIGHT:
+        if f"{split}/right" in table.names:
+            claim = f"More answers to {prompts} prompts are right than under {baseline}"
+            interval = _paired(arm, baseline, f"{split}/right", table)
+            yield name, claim, "> 0", above(f"Δ share: {against}", interval, unit="")
+    yield (
+        "gap",
+        f"The gap y* − y⁺ grows less than under {baseline}",
+        "< 0",
+        below(f"Δ gap: {against}", _paired(arm, baseline, "train/gap", table)),
     )
-    return [
-        *claims,
-        (
-            "gap",
-            f"The gap y* − y⁺ grows less than under {baseline}",
-            "< 0",
-            below(f"Δ gap: {against}", gap),
-        ),
-        (
-            "gap_by_margin",
-            "It grows less by the nat of margin, too",
-            "< 0",
-            below(f"Δ gap/Δ margin: {against}", gap_by_margin, unit="nats by the nat"),
-        ),
-        (
-            "chosen",
-            f"The chosen answer ends higher than under {baseline}",
-            "> 0",
-            above(f"Δ chosen: {against}", chosen),
-        ),
-        (
-            "won",
-            f"Its answers to held-out prompts are preferred to {baseline}'s",
-            f"> {EVEN:g}",
-            above("share of contests", _known(table.mean(arm, WON), WON, table), EVEN, unit=""),
-        ),
-    ]
+    by_margin = _paired(arm, baseline, "train/gap_by_margin", table)
+    yield (
+        "gap_by_margin",
+        "It grows less by the nat of margin, too",
+        "< 0",
+        below(f"Δ gap/Δ margin: {against}", by_margin, unit="nats by the nat"),
+    )
+    yield (
+        "chosen",
+        f"The chosen answer ends higher than under {baseline}",
+        "> 0",
+        above(f"Δ chosen: {against}", _paired(arm, baseline, "train/chosen", table)),
+    )
+    yield (
+        "won",
+        f"Its answers to held-out prompts are preferred to {baseline}'s",
+        f"> {EVEN:g}",
+        above("share of contests", _unless_few(table.mean(arm, WON), WON, table), EVEN, unit=""),
+    )
 
 
 def _paired(arm: str, baseline: str, name: str, table: ArmTable) -> Interval:
-    return _known(table.difference(arm, baseline, name), name, table)
+    return _unless_few(table.difference(arm, baseline, name), name, table)
 
 
-def _known(interval: Interval, name: str, table: ArmTable) -> Interval:
+def _unless_few(interval: Interval, name: str, table: ArmTable) -> Interval:
     """The interval, without its ends if the figure is of a few pairs or prompts alone."""
     return Interval(interval.mean, nan, nan, interval.n) if table.few(name) else interval

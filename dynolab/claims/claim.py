@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -19,8 +20,15 @@ from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval, mean_interval
 
 Values = Float[ndarray, "pairs"]
-Part = tuple[str, Sign, Values]
-"""A figure's name, its expected sign, and its value for every pair."""
+
+
+class Part(NamedTuple):
+    """A figure's name, its expected sign, and its value for every pair."""
+
+    name: str
+    sign: Sign
+    values: Values
+
 
 Trainings = Mapping[str, LearningPaths]
 """Paths of one seed's probed trainings on training prompts, by training."""
@@ -65,31 +73,34 @@ class Claim:
 
     def is_measured(self, trainings: Trainings) -> bool:
         """Whether the trainings and kinds of answers that it needs are available."""
-        needed = [name for name in (self.training, self.against) if name is not None]
-        return all(
-            name in trainings and set(self.measure.kinds) <= set(trainings[name].logp)
-            for name in needed
-        )
+        for name in (self.training, self.against):
+            if name is None:
+                continue
+            if name not in trainings or not trainings[name].logp.keys() >= {*self.measure.kinds}:
+                return False
+        return True
 
     def parts(self, trainings: Trainings) -> tuple[Part, ...]:
         """Figures of one seed."""
-        own = self.measure.parts(trainings[self.training])
+        parts = self.measure.parts(trainings[self.training])
         if self.against is None:
-            return own
+            return parts
+        differences = []
         others = self.measure.parts(trainings[self.against])
-        return tuple(
-            (f"{self.training} − {self.against}", sign, values - other)
-            for (_, sign, values), (_, _, other) in zip(own, others, strict=True)
-        )
+        for part, other in zip(parts, others, strict=True):
+            name = f"{self.training} − {self.against}"
+            differences.append(Part(name, part.sign, part.values - other.values))
+        return tuple(differences)
 
 
 def judge(claim: Claim, seeds: Sequence[Trainings]) -> Verdict:
     """The verdict; not measured if any seed lacks a training or kind of answer that it needs."""
     figures = []
     if seeds and all(claim.is_measured(trainings) for trainings in seeds):
-        for same in zip(*(claim.parts(trainings) for trainings in seeds), strict=True):
-            name, sign, _ = same[0]
-            figures.append(on_side(sign, name, over_units([values for _, _, values in same])))
+        parts_by_seed = [claim.parts(trainings) for trainings in seeds]
+        for parts in zip(*parts_by_seed, strict=True):
+            interval = over_units([part.values for part in parts])
+            figures.append(on_side(parts[0].sign, parts[0].name, interval))
     return Verdict.of(claim.id, claim.training, claim.sentence, claim.expected, *figures)
 
 
@@ -97,18 +108,26 @@ def over_units(seeds: Sequence[Values]) -> Interval:
     """Mean over seeds of each seed's mean over pairs; with one seed, mean over its pairs."""
     if len(seeds) == 1:
         return mean_interval(seeds[0])
-    return mean_interval(np.array([mean_interval(values).mean for values in seeds]))
+    return mean_interval([mean_interval(values).mean for values in seeds])
 
 
 def rises(kind: str) -> Measure:
     """`log π_T(y) − log π_0(y) > 0`."""
-    name = "y*" if kind == ARGMAX else kind
-    return Measure("Δ > 0", (kind,), lambda paths: ((f"Δ {name}", 1, change(paths.logp[kind])),))
+    return _changes(kind, 1)
 
 
 def falls(kind: str) -> Measure:
     """`log π_T(y) − log π_0(y) < 0`."""
-    return Measure("Δ < 0", (kind,), lambda paths: ((f"Δ {kind}", -1, change(paths.logp[kind])),))
+    return _changes(kind, -1)
+
+
+def _changes(kind: str, sign: Sign) -> Measure:
+    name = "y*" if kind == ARGMAX else kind
+
+    def parts(paths: LearningPaths) -> tuple[Part, ...]:
+        return (Part(f"Δ {name}", sign, change(paths.logp[kind])),)
+
+    return Measure("Δ > 0" if sign > 0 else "Δ < 0", (kind,), parts)
 
 
 def rises_then_falls(kind: str) -> Measure:
@@ -116,7 +135,7 @@ def rises_then_falls(kind: str) -> Measure:
 
     def parts(paths: LearningPaths) -> tuple[Part, ...]:
         rise, fall = peak_change(paths.logp[kind])
-        return ("up to its peak", 1, rise), ("after its peak", -1, fall)
+        return Part("up to its peak", 1, rise), Part("after its peak", -1, fall)
 
     return Measure("rise > 0, then fall < 0", (kind,), parts)
 
@@ -124,24 +143,25 @@ def rises_then_falls(kind: str) -> Measure:
 def falls_at_once(kind: str) -> Measure:
     """Falls in the first quarter, and over the whole training."""
 
-    return Measure(
-        "first quarter < 0, Δ < 0",
-        (kind,),
-        lambda paths: (
-            ("first quarter", -1, early(paths, kind)),
-            (f"Δ {kind}", -1, change(paths.logp[kind])),
-        ),
-    )
+    def parts(paths: LearningPaths) -> tuple[Part, ...]:
+        return (
+            Part("first quarter", -1, early(paths, kind)),
+            Part(f"Δ {kind}", -1, change(paths.logp[kind])),
+        )
+
+    return Measure("first quarter < 0, Δ < 0", (kind,), parts)
 
 
 def rises_early_then_lags(kind: str) -> Measure:
     """Rises in the first quarter, and gains less than the chosen answer afterwards."""
 
+    def later(paths: LearningPaths, kind: str) -> Values:
+        return change(paths.logp[kind]) - early(paths, kind)
+
     def parts(paths: LearningPaths) -> tuple[Part, ...]:
-        own, chosen = (change(paths.logp[each]) - early(paths, each) for each in (kind, "chosen"))
         return (
-            ("first quarter", 1, early(paths, kind)),
-            ("rest, less the chosen's", -1, own - chosen),
+            Part("first quarter", 1, early(paths, kind)),
+            Part("rest, less the chosen's", -1, later(paths, kind) - later(paths, "chosen")),
         )
 
     return Measure("first quarter > 0, rest below the chosen's", (kind, "chosen"), parts)
@@ -156,21 +176,19 @@ def early(paths: LearningPaths, kind: str) -> Values:
 def gains_more(kind: str, than: str) -> Measure:
     """`Δ log π(y_kind) − Δ log π(y_than) > 0`, paired."""
 
-    return Measure(
-        f"Δ {kind} > Δ {than}",
-        (kind, than),
-        lambda paths: (
-            (f"Δ {kind} − Δ {than}", 1, change(paths.logp[kind]) - change(paths.logp[than])),
-        ),
-    )
+    def parts(paths: LearningPaths) -> tuple[Part, ...]:
+        more = change(paths.logp[kind]) - change(paths.logp[than])
+        return (Part(f"Δ {kind} − Δ {than}", 1, more),)
+
+    return Measure(f"Δ {kind} > Δ {than}", (kind, than), parts)
 
 
 def falls_more(kind: str, than: str) -> Measure:
     """`Δ log π(y_kind) < 0` and `Δ log π(y_kind) − Δ log π(y_than) < 0`, paired."""
 
     def parts(paths: LearningPaths) -> tuple[Part, ...]:
-        own, other = change(paths.logp[kind]), change(paths.logp[than])
-        return (f"Δ {kind}", -1, own), (f"Δ {kind} − Δ {than}", -1, own - other)
+        fall, other = change(paths.logp[kind]), change(paths.logp[than])
+        return Part(f"Δ {kind}", -1, fall), Part(f"Δ {kind} − Δ {than}", -1, fall - other)
 
     return Measure(f"Δ < 0, Δ {kind} < Δ {than}", (kind, than), parts)
 
@@ -178,10 +196,8 @@ def falls_more(kind: str, than: str) -> Measure:
 def gap_changes(sign: Sign) -> Measure:
     """`Δ(log π(y*) − log π(y⁺))` above (1) or below (−1) zero."""
 
-    return Measure(
-        "Δ > 0" if sign > 0 else "Δ < 0",
-        ("chosen", ARGMAX),
-        lambda paths: (
-            ("Δ (y* − chosen)", sign, change(paths.logp[ARGMAX] - paths.logp["chosen"])),
-        ),
-    )
+    def parts(paths: LearningPaths) -> tuple[Part, ...]:
+        gap = paths.logp[ARGMAX] - paths.logp["chosen"]
+        return (Part("Δ (y* − chosen)", sign, change(gap)),)
+
+    return Measure("Δ > 0" if sign > 0 else "Δ < 0", ("chosen", ARGMAX), parts)

@@ -27,7 +27,7 @@ from dynolab.data.world.answer_kinds import RIGHT, WRONG
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import LearningPaths
 from dynolab.results.study import ARGMAX, Answer, ForceRow
-from dynolab.statistics import Interval, mean_interval, unexplained_share
+from dynolab.statistics import Interval, column, mean_interval, unexplained_share
 
 CLAIMS: tuple[Claim, ...] = (
     Claim("sft", "chosen", "The chosen answer rises", rises("chosen")),
@@ -77,14 +77,12 @@ def claims_of(objective: str) -> tuple[Claim, ...]:
     Claims on DPO apply to every pair loss, though the papers make them for DPO only; claims on SFT
     also apply to SFT on both answers, except for the fall of the rejected ones.
     """
-    base, left_out = "dpo" if objective in PAIR_OBJECTIVES else objective, frozenset[str]()
+    training = "dpo" if objective in PAIR_OBJECTIVES else objective
+    claims = [claim for claim in CLAIMS if claim.training == training]
     if objective == "sft_extended":
-        base, left_out = "sft", _FAIL_BY_DESIGN
-    return tuple(
-        replace(claim, training=objective)
-        for claim in CLAIMS
-        if claim.training == base and claim.id not in left_out
-    )
+        claims = [claim for claim in CLAIMS if claim.training == "sft"]
+        claims = [claim for claim in claims if claim.id not in _FAIL_BY_DESIGN]
+    return tuple(replace(claim, training=objective) for claim in claims)
 
 
 def assess(
@@ -96,27 +94,20 @@ def assess(
     training that was not probed.
     """
     probed = {name: paths for name, paths in trainings.items() if paths is not None}
-    return (
-        *(judge(claim, [probed]) for name in trainings for claim in claims_of(name)),
-        *(
-            explains(
-                f"{name}/forces",
-                name,
-                "The first-order forces of a step explain the change it made",
-                unexplained([row for row in forces if row.stage == name]),
-            )
-            for name in trainings
-        ),
-    )
+    verdicts = []
+    for name in trainings:
+        verdicts += [judge(claim, [probed]) for claim in claims_of(name)]
+    for name in trainings:
+        missed = unexplained([row for row in forces if row.stage == name])
+        claim = "The first-order forces of a step explain the change it made"
+        verdicts.append(explains(f"{name}/forces", name, claim, missed))
+    return tuple(verdicts)
 
 
 def unexplained(rows: Sequence[ForceRow]) -> Interval:
     """`1 − R² = Σ(measured − predicted)²/Σ measured²`, with a jackknife interval over pairs."""
-    return unexplained_share(
-        np.array([row.measured for row in rows]),
-        np.array([row.predicted for row in rows]),
-        np.array([row.pair_id for row in rows]),
-    )
+    pairs = np.array([row.pair_id for row in rows])
+    return unexplained_share(column(rows, "measured"), column(rows, "predicted"), pairs)
 
 
 Measure = Callable[[Answer], float | None]
@@ -133,9 +124,12 @@ def assess_answers(answers: Sequence[Answer], trainings: Mapping[str, str]) -> t
     verdicts: list[Verdict] = []
     before = "base"
     for model, objective in trainings.items():
-        verdicts += judged(objective, objective, _answer_claims(objective, answers, before, model))
+        claims = _answer_claims(objective, answers, before, model)
+        for verdict in judged(objective, objective, claims):
+            if all(figure.n for figure in verdict.measured):
+                verdicts.append(verdict)
         before = model
-    return tuple(verdict for verdict in verdicts if all(f.n for f in verdict.measured))
+    return tuple(verdicts)
 
 
 def _answer_claims(
@@ -143,17 +137,16 @@ def _answer_claims(
 ) -> list[Claimed]:
     def change(name: str, sign: Sign, split: Split, measure: Measure) -> Measurement:
         """The change of a measure over the questions that both models answered."""
-        then, now = (
-            {a.pair_id: measure(a) for a in answers if a.model == model and a.split == split}
-            for model in (before, after)
-        )
-        changes = [
-            new - old
-            for pair, old in then.items()
-            if old is not None and (new := now.get(pair)) is not None
-        ]
-        interval = mean_interval(np.array(changes, dtype=float))
-        return on_side(sign, f"Δ {name}, {_SPLITS[split]}", interval, unit="")
+        values: dict[str, dict[str, float | None]] = {before: {}, after: {}}
+        for answer in answers:
+            if answer.split == split and answer.model in values:
+                values[answer.model][answer.pair_id] = measure(answer)
+        changes = []
+        for pair, old in values[before].items():
+            new = values[after].get(pair)
+            if old is not None and new is not None:
+                changes.append(new - old)
+        return on_side(sign, f"Δ {name}, {_SPLITS[split]}", mean_interval(changes), unit="")
 
     claims: list[Claimed] = [
         (
@@ -171,15 +164,10 @@ def _answer_claims(
         ),
     ]
     if objective in PAIR_OBJECTIVES:
-        claims += [
-            (
-                f"right/{split}",
-                f"Right answers to questions {asked} are lost",
-                "Δ < 0",
-                change("right", -1, split, _share_of(RIGHT)),
-            )
-            for split, asked in _SPLITS.items()
-        ]
+        for split, questions in _SPLITS.items():
+            claim = f"Right answers to questions {questions} are lost"
+            figure = change("right", -1, split, _share_of(RIGHT))
+            claims.append((f"right/{split}", claim, "Δ < 0", figure))
     return claims
 
 

@@ -70,15 +70,18 @@ class Verdict(Measured):
     def of(cls, id_: str, topic: str, claim: str, expected: str, *figures: Measurement) -> Verdict:
         """The verdict on a claim from its figures; "not measured" without any."""
         outcomes = {figure.outcome for figure in figures}
-        worst: tuple[Outcome, ...] = ("not measured", "fails", "unclear")
-        outcome: Outcome = next((each for each in worst if each in outcomes), "holds")
+        outcome: Outcome = "holds" if figures else "not measured"
+        worst_last: tuple[Outcome, ...] = ("unclear", "fails", "not measured")
+        for worse in worst_last:
+            if worse in outcomes:
+                outcome = worse
         return cls(
             id=id_,
             topic=topic,
             claim=claim,
             expected=expected,
             measured=figures,
-            outcome=outcome if figures else "not measured",
+            outcome=outcome,
         )
 
     def summary(self) -> dict[str, Any]:

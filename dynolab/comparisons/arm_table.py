@@ -17,15 +17,13 @@ from dynolab.results.groups import (
     TokenChoice,
 )
 from dynolab.rollouts.passes import pass_at_k, pass_levels
-from dynolab.statistics import Interval, clear, mean_interval, ratio_interval
+from dynolab.statistics import Interval, clear, column, mean_interval, ratio_interval
 
 LAZY_SHARE, LAZY_CHANGE = "displaced/share", "displaced/change"
 SQUEEZE_INDEX = "squeeze/index"
 FROM_RIGHT, FROM_WRONG = "push/right", "push/wrong"
-PRECISION, RECALL, HARMFUL, HARM_FOUND = (
-    f"tokens/{name}" for name in ("precision", "recall", "harmful", "harm_found")
-)
-
+PRECISION, RECALL = "tokens/precision", "tokens/recall"
+HARMFUL, HARM_FOUND = "tokens/harmful", "tokens/harm_found"
 
 LEAST_COUNT = 10
 """Pairs or prompts below which no difference is called clear: intervals over seeds know nothing of
@@ -57,8 +55,11 @@ class ArmTable:
     @property
     def names(self) -> list[str]:
         """All figures that any arm has."""
-        every = (name for seeds in self._values.values() for figures in seeds for name in figures)
-        return list(dict.fromkeys(every))
+        names: dict[str, None] = {}
+        for seeds in self._values.values():
+            for figures in seeds:
+                names |= dict.fromkeys(figures)
+        return list(names)
 
     def values(self, arm: str, name: str) -> Float[ndarray, " seeds"]:
         """One number per seed; NaN where it was not measured."""
@@ -66,8 +67,8 @@ class ArmTable:
 
     def mean(self, arm: str, name: str) -> Interval:
         """Mean over seeds with its t-interval; for one seed, the interval over prompts if known."""
-        own = self._within.get(arm, {})
-        return own[name] if name in own else self.over_seeds(arm, name)
+        over_prompts = self._within.get(arm, {})
+        return over_prompts[name] if name in over_prompts else self.over_seeds(arm, name)
 
     def over_seeds(self, arm: str, name: str) -> Interval:
         """Mean over seeds with its t-interval; one seed has no interval."""
@@ -79,12 +80,13 @@ class ArmTable:
 
     def means(self, arms: Sequence[str]) -> dict[str, Interval]:
         """`<arm>/<figure>`: the means that were measured."""
-        return {
-            f"{arm}/{name}": mean
-            for arm in arms
-            for name in self.names
-            if (mean := self.mean(arm, name)).n
-        }
+        measured = {}
+        for arm in arms:
+            for name in self.names:
+                mean = self.mean(arm, name)
+                if mean.n:
+                    measured[f"{arm}/{name}"] = mean
+        return measured
 
     def few(self, name: str) -> int:
         """How many pairs or prompts a figure is of, if fewer than `LEAST_COUNT`; else 0."""
@@ -97,15 +99,17 @@ class ArmTable:
 
     def against(self, other: str) -> ArmTable:
         """The table of differences from an arm, seed by seed."""
-        return ArmTable(
-            {
-                arm: [
-                    {name: value - base[name] for name, value in figures.items() if name in base}
-                    for figures, base in zip(seeds, self._values[other], strict=True)
-                ]
-                for arm, seeds in self._values.items()
-            }
-        )
+        base_seeds = self._values[other]
+        differences = {}
+        for arm, seeds in self._values.items():
+            paired = zip(seeds, base_seeds, strict=True)
+            differences[arm] = [_difference(figures, base) for figures, base in paired]
+        return ArmTable(differences)
+
+
+def _difference(figures: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:
+    """The differences of the figures that both have."""
+    return {name: figures[name] - base[name] for name in figures if name in base}
 
 
 def evaluation_figures(
@@ -123,20 +127,22 @@ def evaluation_figures(
     """
     figures: dict[str, Interval] = {}
     for split in dict.fromkeys(row.split for row in scores):
-        own = [row for row in scores if row.split == split]
-        moved = [row.change for row in changes if row.split == split]
+        prompts = [row for row in scores if row.split == split]
+        for level in pass_levels(k):
+            solved = [pass_at_k(row.samples, row.right, level) for row in prompts]
+            figures[f"{split}/pass_at_{level}"] = mean_interval(solved)
+        samples = column(prompts, "samples")
         measured = {
-            f"pass_at_{level}": [pass_at_k(row.samples, row.right, level) for row in own]
-            for level in pass_levels(k)
-        } | {
-            "distinct": [row.distinct / row.samples for row in own],
-            "entropy": [row.entropy for row in own],
-            "tokens": [row.tokens for row in own],
-            "repeaters": [row.repeaters / row.samples for row in own],
-            "right_change": moved,
-            "right_fallen": [float(change <= 0) for change in moved],
+            "distinct": column(prompts, "distinct") / samples,
+            "entropy": column(prompts, "entropy"),
+            "tokens": column(prompts, "tokens"),
+            "repeaters": column(prompts, "repeaters") / samples,
         }
-        figures |= {f"{split}/{name}": _mean(values) for name, values in measured.items() if values}
+        moved = column([row for row in changes if row.split == split], "change")
+        if moved.size:
+            measured |= {"right_change": moved, "right_fallen": (moved <= 0).astype(float)}
+        for name, values in measured.items():
+            figures[f"{split}/{name}"] = mean_interval(values)
     return figures
 
 
@@ -146,9 +152,10 @@ def displacement_figures(
     """Share of questions lazily displaced by one update, and mean Δ log π of right answers."""
     if not rows:
         return {}
+    means = column(rows, "mean")
     return {
-        LAZY_SHARE: _mean([float(row.mean <= epsilon) for row in rows]),
-        LAZY_CHANGE: _mean([row.mean for row in rows]),
+        LAZY_SHARE: mean_interval((means <= epsilon).astype(float)),
+        LAZY_CHANGE: mean_interval(means),
     }
 
 
@@ -169,14 +176,10 @@ def choice_figures(rows: Sequence[TokenChoice]) -> dict[str, Interval]:
         HARM_FOUND: ("harm_chosen", "harm"),
     }
     questions = np.array([row.id for row in rows])
-    columns = {
-        field: np.array([getattr(row, field) for row in rows], dtype=float)
-        for field in {field for both in ratios.values() for field in both}
-    }
-    return {
-        name: ratio_interval(columns[part], columns[whole], questions)
-        for name, (part, whole) in ratios.items()
-    }
+    figures = {}
+    for name, (part, total) in ratios.items():
+        figures[name] = ratio_interval(column(rows, part), column(rows, total), questions)
+    return figures
 
 
 def completion_figures(rows: Sequence[CompletionForce]) -> dict[str, Interval]:
@@ -186,28 +189,26 @@ def completion_figures(rows: Sequence[CompletionForce]) -> dict[str, Interval]:
     """
     if not rows:
         return {}
-    sums: dict[str, dict[bool, float]] = {}
+    # A question without right, or without wrong, answers counts with 0.
+    right = dict.fromkeys((row.id for row in rows), 0.0)
+    wrong = dict(right)
     for row in rows:
-        own = sums.setdefault(row.id, {True: 0.0, False: 0.0})
-        own[row.correct] += row.force
+        sums = right if row.correct else wrong
+        sums[row.id] += row.force
     return {
-        name: _mean([own[correct] for own in sums.values()])
-        for name, correct in ((FROM_RIGHT, True), (FROM_WRONG, False))
+        FROM_RIGHT: mean_interval([*right.values()]),
+        FROM_WRONG: mean_interval([*wrong.values()]),
     }
 
 
 def pass_names(figures: Sequence[str], split: str) -> list[str]:
     """Selects a split's pass@k figures, by ascending k."""
     start = f"{split}/pass_at_"
-    names = [name for name in figures if name.startswith(start)]
-    return sorted(names, key=lambda name: int(name.removeprefix(start)))
+    levels = [int(name.removeprefix(start)) for name in figures if name.startswith(start)]
+    return [f"{start}{level}" for level in sorted(levels)]
 
 
 def splits_of(figures: Sequence[str]) -> list[Split]:
     """The splits whose prompts were evaluated."""
     splits: tuple[Split, ...] = ("train", "heldout")
     return [split for split in splits if pass_names(figures, split)]
-
-
-def _mean(values: Sequence[float]) -> Interval:
-    return mean_interval(np.array(values, dtype=float))

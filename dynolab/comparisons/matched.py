@@ -10,11 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-from jaxtyping import Float
-from numpy import ndarray
-
 from dynolab.comparisons.arm_table import ArmTable
-from dynolab.grouping import grouped
 from dynolab.probes.paths import learning_paths
 from dynolab.results.arms import ComparedArms, MarginPoint
 from dynolab.results.study import ARGMAX, ProbeScore
@@ -32,21 +28,18 @@ def margin_path(scores: Sequence[ProbeScore]) -> tuple[MarginPoint, ...]:
     paths = learning_paths(scores, "train")
     if paths is None or not {"chosen", "rejected", ARGMAX} <= paths.logp.keys():
         return ()
-    chosen, rejected, best = (paths.since_start(kind) for kind in ("chosen", "rejected", ARGMAX))
-    return tuple(
-        MarginPoint(step=int(step), margin=margin, gap=gap, chosen=up)
-        for step, margin, gap, up in zip(
-            paths.steps,
-            _means(chosen - rejected),
-            _means(best - chosen),
-            _means(chosen),
-            strict=True,
+    chosen, best = paths.since_start("chosen"), paths.since_start(ARGMAX)
+    margins, gaps = chosen - paths.since_start("rejected"), best - chosen
+    points = []
+    for step, margin, gap, up in zip(paths.steps, margins, gaps, chosen, strict=True):
+        point = MarginPoint(
+            step=int(step),
+            margin=mean_interval(margin).mean,
+            gap=mean_interval(gap).mean,
+            chosen=mean_interval(up).mean,
         )
-    )
-
-
-def _means(values: Float[ndarray, "steps pairs"]) -> list[float]:
-    return [mean_interval(row).mean for row in values]
+        points.append(point)
+    return tuple(points)
 
 
 def reach(path: Sequence[MarginPoint]) -> float:
@@ -66,24 +59,20 @@ def at_margin(
     return float("nan")
 
 
-def matched_figures(own: Sequence[MarginPoint], other: Sequence[MarginPoint]) -> dict[str, float]:
+def matched_figures(path: Sequence[MarginPoint], other: Sequence[MarginPoint]) -> dict[str, float]:
     """How a training differs from another at the largest margin that both reach.
 
     `matched/gap` and `matched/chosen`: differences in nats; `matched/steps`: how many times the
     other's steps it took there; `matched/margin`: that margin. Empty if it is below
     `LEAST_MARGIN`.
     """
-    margin = min(reach(own), reach(other))
+    margin = min(reach(path), reach(other))
     if margin < LEAST_MARGIN:
         return {}
-    mine, others = (
-        {name: at_margin(path, margin, name) for name in ("gap", "chosen", "step")}
-        for path in (own, other)
-    )
     return {
-        "matched/gap": mine["gap"] - others["gap"],
-        "matched/chosen": mine["chosen"] - others["chosen"],
-        "matched/steps": mine["step"] / others["step"],
+        "matched/gap": at_margin(path, margin, "gap") - at_margin(other, margin, "gap"),
+        "matched/chosen": at_margin(path, margin, "chosen") - at_margin(other, margin, "chosen"),
+        "matched/steps": at_margin(path, margin, "step") / at_margin(other, margin, "step"),
         "matched/margin": margin,
     }
 
@@ -91,25 +80,19 @@ def matched_figures(own: Sequence[MarginPoint], other: Sequence[MarginPoint]) ->
 def table_of(compared: ComparedArms) -> ArmTable:
     """Every run's figures, seed by seed, with its `matched_figures` against the baseline.
 
-    The baseline's own `matched/gap` and `matched/chosen` are zero, so that a difference from it is
+    The baseline's `matched/gap` and `matched/chosen` are zero, so that a difference from it is
     that at the same margin.
     """
-    by_name = grouped(
-        item for runs in compared.runs.values() for run in runs for item in run.counts.items()
-    )
-    counts = {name: min(own) for name, own in by_name.items()}
-    matched = dict.fromkeys(("matched/gap", "matched/chosen"), counts.get("train/margin", 0))
-    base = compared.runs[compared.baseline]
-    values = {
-        arm: [
-            run.figures
-            | (
-                dict.fromkeys(matched, 0.0)
-                if arm == compared.baseline
-                else matched_figures(run.path, other.path)
-            )
-            for run, other in zip(runs, base, strict=True)
-        ]
-        for arm, runs in compared.runs.items()
-    }
-    return ArmTable(values, counts=counts | matched)
+    values: dict[str, list[dict[str, float]]] = {}
+    counts: dict[str, int] = {}
+    for arm, runs in compared.runs.items():
+        values[arm] = []
+        for run, base in zip(runs, compared.runs[compared.baseline], strict=True):
+            matched = {"matched/gap": 0.0, "matched/chosen": 0.0}
+            if arm != compared.baseline:
+                matched = matched_figures(run.path, base.path)
+            values[arm].append(run.figures | matched)
+            for name, count in run.counts.items():
+                counts[name] = min(count, counts.get(name, count))
+    counts["matched/gap"] = counts["matched/chosen"] = counts.get("train/margin", 0)
+    return ArmTable(values, counts=counts)

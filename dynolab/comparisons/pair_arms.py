@@ -6,7 +6,7 @@ Every figure is a mean over the pairs or prompts of a split with its interval, n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,17 +36,21 @@ def path_figures(scores: Sequence[ProbeScore]) -> dict[str, Interval]:
     """
     figures: dict[str, Interval] = {}
     for split in SPLITS:
-        if (paths := learning_paths(scores, split)) is None:
+        paths = learning_paths(scores, split)
+        if paths is None:
             continue
-        known = {kind for kind in (CHOSEN, REJECTED, ARGMAX) if kind in paths.logp}
-        moved = {kind: change(paths.logp[kind]) for kind in known}
-        if {ARGMAX, CHOSEN} <= known:
+        moved = {}
+        for kind in (CHOSEN, REJECTED, ARGMAX):
+            if kind in paths.logp:
+                moved[kind] = change(paths.logp[kind])
+        if CHOSEN in moved and ARGMAX in moved:
             moved[GAP] = moved[ARGMAX] - moved[CHOSEN]
-        if {CHOSEN, REJECTED} <= known:
+        if CHOSEN in moved and REJECTED in moved:
             moved[MARGIN] = moved[CHOSEN] - moved[REJECTED]
-        if CHOSEN in known:
+        if CHOSEN in moved:
             moved[FELL] = (moved[CHOSEN] < 0).astype(float)
-        figures |= {f"{split}/{name}": mean_interval(values) for name, values in moved.items()}
+        for name, values in moved.items():
+            figures[f"{split}/{name}"] = mean_interval(values)
     return figures
 
 
@@ -56,11 +60,12 @@ def gap_by_margin(moved: Mapping[str, float]) -> dict[str, float]:
     An arm that only trains less has a smaller gap but the same ratio. Undefined, so left out, if
     the margin has grown by less than a nat.
     """
-    return {
-        f"{split}/gap_by_margin": moved[f"{split}/{GAP}"] / margin
-        for split in SPLITS
-        if (margin := moved.get(f"{split}/{MARGIN}", 0.0)) >= 1 and f"{split}/{GAP}" in moved
-    }
+    ratios = {}
+    for split in SPLITS:
+        margin, gap = moved.get(f"{split}/{MARGIN}", 0.0), moved.get(f"{split}/{GAP}")
+        if margin >= 1 and gap is not None:
+            ratios[f"{split}/gap_by_margin"] = gap / margin
+    return ratios
 
 
 @dataclass(frozen=True)
@@ -78,27 +83,25 @@ class SampledAnswer:
     repetition: Repetition
 
 
-_ANSWER_FIGURES: dict[str, Callable[[SampledAnswer], float | None]] = {
-    "distinct_1": lambda sample: sample.repetition.distinct_1,
-    "distinct_2": lambda sample: sample.repetition.distinct_2,
-    "longest_repeat": lambda sample: sample.repetition.longest_repeat,
-    "repeaters": lambda sample: sample.repetition.repeater,
-    "entropy": lambda sample: -sample.logp,
-    "tokens": lambda sample: sample.answer.tokens,
-    "finished": lambda sample: sample.answer.finished,
-    RIGHT: lambda sample: (
-        None
-        if (own := sample.answer).truth is None
-        else answered(own.prompt, own.answer) == own.truth
-    ),
-    STATES_WRONGLY: lambda sample: (
-        None
-        if (own := sample.answer).truth is None
-        else answer_kind(own.prompt, own.answer, own.truth) in WRONG
-    ),
-    REFUSED: lambda sample: sample.refused,
-}
-"""Figures of single answers; None where an answer cannot be checked."""
+def _figures_of(sample: SampledAnswer) -> dict[str, float | None]:
+    """The figures of a single answer; None where it cannot be checked."""
+    answer, repetition = sample.answer, sample.repetition
+    right = states_wrongly = None
+    if answer.truth is not None:
+        right = answered(answer.prompt, answer.answer) == answer.truth
+        states_wrongly = answer_kind(answer.prompt, answer.answer, answer.truth) in WRONG
+    return {
+        "distinct_1": repetition.distinct_1,
+        "distinct_2": repetition.distinct_2,
+        "longest_repeat": repetition.longest_repeat,
+        "repeaters": repetition.repeater,
+        "entropy": -sample.logp,
+        "tokens": answer.tokens,
+        "finished": answer.finished,
+        RIGHT: right,
+        STATES_WRONGLY: states_wrongly,
+        REFUSED: sample.refused,
+    }
 
 
 def answer_figures(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
@@ -112,16 +115,17 @@ def answer_figures(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
     """
     figures: dict[str, Interval] = {}
     for split in SPLITS:
-        own = [sample for sample in samples if sample.answer.split == split]
-        measured = {
-            name: _over_prompts((sample.answer.id, of(sample)) for sample in own)
-            for name, of in _ANSWER_FIGURES.items()
-        }
-        texts = grouped(
-            (_prompt_of(sample.answer.id), sample.answer.answer.strip()) for sample in own
-        )
-        shares = [len(set(said)) / len(said) for said in texts.values()]
-        measured["different"] = mean_interval(np.array(shares))
+        values: dict[str, list[tuple[str, float | None]]] = {}
+        texts: dict[str, list[str]] = {}
+        for sample in samples:
+            answer = sample.answer
+            if answer.split == split:
+                texts.setdefault(_prompt_of(answer.id), []).append(answer.answer.strip())
+                for name, value in _figures_of(sample).items():
+                    values.setdefault(name, []).append((answer.id, value))
+        measured = {name: _over_prompts(by_answer) for name, by_answer in values.items()}
+        different = [len(set(of_prompt)) / len(of_prompt) for of_prompt in texts.values()]
+        measured["different"] = mean_interval(different)
         figures |= {f"{split}/{name}": mean for name, mean in measured.items() if mean.n}
     return figures
 
@@ -133,18 +137,16 @@ def win_figures(
 
     Contests without a verdict in both orders do not count; `judged` is the share that do.
     """
-    worth = {name: worth_to_a(both) for name, both in both_orders(judgements).items()}
+    worth = {contest: worth_to_a(pair) for contest, pair in both_orders(judgements).items()}
+    contests = dict.fromkeys(judgement.id for judgement in judgements)
     figures: dict[str, Interval] = {}
     for split in SPLITS:
-        asked = [
-            name for name in dict.fromkeys(j.id for j in judgements) if split_of[name] == split
-        ]
-        if asked:
-            won = [(name, worth[name]) for name in asked if name in worth]
+        of_split = [contest for contest in contests if split_of[contest] == split]
+        if of_split:
+            won = [(contest, worth.get(contest)) for contest in of_split]
+            judged = [(contest, float(contest in worth)) for contest in of_split]
             figures[f"{split}/{WON}"] = _over_prompts(won)
-            figures[f"{split}/judged"] = _over_prompts(
-                (name, float(name in worth)) for name in asked
-            )
+            figures[f"{split}/judged"] = _over_prompts(judged)
     return figures
 
 
@@ -156,10 +158,10 @@ def _prompt_of(answer: str) -> str:
 def _over_prompts(values: Iterable[tuple[str, float | None]]) -> Interval:
     """Mean over prompts of the means over their answers, so that the prompt is the unit."""
     by_prompt = grouped((_prompt_of(name), value) for name, value in values if value is not None)
-    return mean_interval(np.array([np.mean(own) for own in by_prompt.values()], dtype=float))
+    return mean_interval([float(np.mean(answers)) for answers in by_prompt.values()])
 
 
-EACH = 5
+FOLLOWED = 5
 """Answers of each split that are followed."""
 
 Key = tuple[Split, str]
@@ -172,8 +174,9 @@ def chosen_changes(scores: Sequence[ProbeScore]) -> dict[Key, float]:
     for split in SPLITS:
         paths = learning_paths(scores, split)
         if paths is not None and CHOSEN in paths.logp:
-            moved = zip(paths.pairs, change(paths.logp[CHOSEN]), strict=True)
-            changes |= {(split, pair): float(nats) for pair, nats in moved if np.isfinite(nats)}
+            for pair, nats in zip(paths.pairs, change(paths.logp[CHOSEN]), strict=True):
+                if np.isfinite(nats):
+                    changes[split, pair] = float(nats)
     return changes
 
 
@@ -193,32 +196,34 @@ def followed_answers(
 
     - `changes`: by arm, `chosen_changes` seed by seed; empty for a diverged run.
     - `watched`: the watched rows, seed by seed.
-    - `names`: ids of pairs; empty: the `EACH` answers of each split that fell most.
+    - `names`: ids of pairs; empty: the `FOLLOWED` answers of each split that fell most.
     """
-    first = next((number for number, own in enumerate(changes[baseline]) if own), None)
-    if first is None:
+    seeds = [seed for seed, by_pair in enumerate(changes[baseline]) if by_pair]
+    if not seeds:
         return ()
-    chosen = [
-        {(row.split, row.pair_id): row for row in rows if row.kind == CHOSEN} for rows in watched
-    ]
-    fallen = changes[baseline][first]
+    chosen: list[dict[Key, ProbeRow]] = []
+    for rows in watched:
+        chosen.append({(row.split, row.pair_id): row for row in rows if row.kind == CHOSEN})
+    fallen = changes[baseline][seeds[0]]
     followed = []
     for split in SPLITS:
-        own = sorted((key for key in fallen if key[0] == split), key=fallen.__getitem__)
-        lowest = [key for key in own if fallen[key] < 0][:EACH]
-        for key in [key for key in own if key[1] in names] if names else lowest:
-            row, rows = chosen[first][key], [of_seed.get(key) for of_seed in chosen]
-            same = [
-                other is not None and (other.prompt, other.response) == (row.prompt, row.response)
-                for other in rows
-            ]
-            moved = {
-                arm: tuple(
-                    own.get(key) if there else None for own, there in zip(seeds, same, strict=True)
-                )
-                for arm, seeds in changes.items()
-            }
+        # From the one that fell most.
+        of_split = sorted((key for key in fallen if key[0] == split), key=fallen.__getitem__)
+        lowest = [key for key in of_split if fallen[key] < 0][:FOLLOWED]
+        for key in [key for key in of_split if key[1] in names] if names else lowest:
+            row = chosen[seeds[0]][key]
+            same = [_same_answer(row, of_seed.get(key)) for of_seed in chosen]
+            moved: dict[str, tuple[float | None, ...]] = {}
+            for arm, by_seed in changes.items():
+                watches = zip(by_seed, same, strict=True)
+                moved[arm] = tuple(run.get(key) if there else None for run, there in watches)
             followed.append(
                 FollowedAnswer(pair_id=row.pair_id, split=split, prompt=row.prompt, changes=moved)
             )
     return tuple(followed)
+
+
+def _same_answer(row: ProbeRow, other: ProbeRow | None) -> bool:
+    if other is None:
+        return False
+    return (other.prompt, other.response) == (row.prompt, row.response)

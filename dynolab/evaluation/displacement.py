@@ -6,7 +6,7 @@ pushing each sampled answer, and each of its tokens, does to them, exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +63,7 @@ def likelihood_displacement(
 
     **Raises:** `ConfigError` for a batch of several questions.
     """
-    kept = {name: weight.detach().clone() for name, weight in _trainable(logits).items()}
+    originals = {name: weight.detach().clone() for name, weight in _trainable(logits).items()}
     measured = []
     for question in questions:
         if len(question.batch.ids) != 1:
@@ -79,7 +79,7 @@ def likelihood_displacement(
         finally:
             with torch.no_grad():
                 for name, weight in _trainable(logits).items():
-                    weight.copy_(kept[name])
+                    weight.copy_(originals[name])
         measured.append(Displacement(question.batch.ids[0], tuple(changes.tolist())))
     return measured
 
@@ -94,14 +94,19 @@ def one_update(objective: Objective, optimizer: OptimizerConfig) -> Update:
         weights = list(_trainable(logits).values())
         logps = read_logps(objective, logits(question.batch), question.batch)
         loss = objective.loss(logps, question.batch)
-        kept_gradients = [weight.grad for weight in weights]
-        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-            weight.grad = gradient
+        gradients_before = [weight.grad for weight in weights]
+        _set_gradients(weights, torch.autograd.grad(loss, weights))
         build_optimizer(optimizer, weights).step()
-        for weight, kept in zip(weights, kept_gradients, strict=True):
-            weight.grad = kept
+        _set_gradients(weights, gradients_before)
 
     return update
+
+
+def _set_gradients(
+    weights: Sequence[torch.nn.Parameter], gradients: Sequence[Tensor | None]
+) -> None:
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
 
 
 def _trainable(logits: ResponseLogits) -> dict[str, torch.nn.Parameter]:
@@ -137,18 +142,18 @@ def completion_forces(
     batch = question.batch
     assert batch.advantage is not None
     forces = batch.sequence_sum(right_answer_forces(policy, objective, question).double())
-    return [
-        CompletionForce(
-            id=batch.ids[0], correct=correct, advantage=advantage, tokens=tokens, force=force
+    advantages = batch.sequence_sum(batch.advantage) / batch.sequence_length
+    rows = []
+    for sequence, force in enumerate(forces.tolist()):
+        row = CompletionForce(
+            id=batch.ids[0],
+            correct=bool(question.correct[sequence]),
+            advantage=float(advantages[sequence]),
+            tokens=int(batch.sequence_length[sequence]),
+            force=force,
         )
-        for correct, advantage, tokens, force in zip(
-            question.correct.tolist(),
-            (batch.sequence_sum(batch.advantage) / batch.sequence_length).tolist(),
-            batch.sequence_length.tolist(),
-            forces.tolist(),
-            strict=True,
-        )
-    ]
+        rows.append(row)
+    return rows
 
 
 def token_choice(

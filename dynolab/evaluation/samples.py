@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Split
@@ -71,11 +70,10 @@ def longest_repeat(tokens: Sequence[int]) -> int:
 
 
 def _grams(generations: Iterable[Sequence[int]], n: int) -> Counter[tuple[int, ...]]:
-    return Counter(
-        tuple(tokens[start : start + n])
-        for tokens in generations
-        for start in range(len(tokens) - n + 1)
-    )
+    grams: Counter[tuple[int, ...]] = Counter()
+    for tokens in generations:
+        grams.update(tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1))
+    return grams
 
 
 EVALUATION = 2**31
@@ -85,19 +83,26 @@ EVALUATION = 2**31
 def score_prompt(answers: Answers, split: Split, right_from: float) -> PromptScore:
     """Counts of one prompt's samples; an answer is right if its reward is at least `right_from`."""
     sampled = answers.sampled
+    texts: set[str] = set()
+    finished = repeaters = tokens = 0
+    logp = 0.0
+    for sample in sampled:
+        texts.add(sample.text.strip())
+        finished += sample.finished
+        tokens += len(sample.response)
+        logp += sum(sample.logps)
+        without_end = sample.response[:-1] if sample.finished else sample.response
+        repeaters += repetition(without_end).repeater
     return PromptScore(
         id=answers.id,
         split=split,
         samples=len(sampled),
         right=sum(reward >= right_from for reward in answers.rewards),
-        distinct=len({sample.text.strip() for sample in sampled}),
-        finished=sum(sample.finished for sample in sampled),
-        entropy=-sum(sum(sample.logps) for sample in sampled) / len(sampled),
-        tokens=sum(len(sample.response) for sample in sampled) / len(sampled),
-        repeaters=sum(
-            repetition(sample.response[: -1 if sample.finished else None]).repeater
-            for sample in sampled
-        ),
+        distinct=len(texts),
+        finished=finished,
+        entropy=-logp / len(sampled),
+        tokens=tokens / len(sampled),
+        repeaters=repeaters,
     )
 
 
@@ -114,23 +119,18 @@ def right_answers(
 
     **Arguments:** `batch`: sequences per forward.
     """
-    right = [
-        (group.id, split, sample.encoded)
-        for group, split in answers
-        for sample, reward in zip(group.sampled, group.rewards, strict=True)
-        if reward >= right_from
-    ]
-    logps = score_answers(
-        logits,
-        [encoded for *_, encoded in right],
-        pad_id=pad_id,
-        batch=batch,
-        temperature=temperature,
-    )
-    return [
-        RightAnswer(id=name, split=split, encoded=encoded, logp=logp)
-        for (name, split, encoded), logp in zip(right, logps, strict=True)
-    ]
+    places: list[tuple[str, Split]] = []
+    sequences: list[Encoded] = []
+    for group, split in answers:
+        for sample, reward in zip(group.sampled, group.rewards, strict=True):
+            if reward >= right_from:
+                places.append((group.id, split))
+                sequences.append(sample.encoded)
+    logps = score_answers(logits, sequences, pad_id=pad_id, batch=batch, temperature=temperature)
+    right = []
+    for (name, split), encoded, logp in zip(places, sequences, logps, strict=True):
+        right.append(RightAnswer(id=name, split=split, encoded=encoded, logp=logp))
+    return right
 
 
 def likelihood_changes(
@@ -147,26 +147,25 @@ def likelihood_changes(
     −KL(π₀‖π): any change lowers it. Over right answers alone it rises with their probability, and
     falls if a few of them take it all.
     """
-    after = score_answers(
-        logits,
-        [answer.encoded for answer in before],
-        pad_id=pad_id,
-        batch=batch,
-        temperature=temperature,
-    )
-    pairs = zip(before, after, strict=True)
+    sequences = [answer.encoded for answer in before]
+    after = score_answers(logits, sequences, pad_id=pad_id, batch=batch, temperature=temperature)
+    old: dict[tuple[str, Split], list[float]] = {}
+    new: dict[tuple[str, Split], list[float]] = {}
+    for answer, logp in zip(before, after, strict=True):
+        prompt = answer.id, answer.split
+        old.setdefault(prompt, []).append(answer.logp)
+        new.setdefault(prompt, []).append(logp)
     changes = []
-    for (name, split), group in groupby(pairs, key=lambda pair: (pair[0].id, pair[0].split)):
-        rows = list(group)
-        changes.append(
-            LikelihoodChange(
-                id=name,
-                split=split,
-                answers=len(rows),
-                before=sum(answer.logp for answer, _ in rows) / len(rows),
-                after=sum(logp for _, logp in rows) / len(rows),
-            )
+    for name, split in old:
+        then, now = old[name, split], new[name, split]
+        change = LikelihoodChange(
+            id=name,
+            split=split,
+            answers=len(then),
+            before=sum(then) / len(then),
+            after=sum(now) / len(now),
         )
+        changes.append(change)
     return changes
 
 

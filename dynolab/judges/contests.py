@@ -58,8 +58,9 @@ def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> l
                     name,
                     f"{policy} answers this prompt and {other} does not; let both answer the same",
                 )
-    return [
-        Contest(
+    contests = []
+    for name, answer in by_id[a].items():
+        contest = Contest(
             id=name,
             prompt=answer.prompt,
             turn=answer.turn,
@@ -69,8 +70,8 @@ def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> l
             answer_a=answer.answer,
             answer_b=by_id[b][name].answer,
         )
-        for name, answer in by_id[a].items()
-    ]
+        contests.append(contest)
+    return contests
 
 
 def count(judgements: Iterable[Judgement]) -> JudgementCounts:
@@ -123,18 +124,13 @@ class ExactJudge:
     def judge(
         self, contests: Sequence[Contest], on_progress: OnProgress = ignore_progress
     ) -> list[Judgement]:
-        """As `Judge.judge`; raises `ConfigError` if a reward cannot score a contest's prompt."""
-        scores = [
-            tuple(
-                self._rewards(
-                    contest.prompt,
-                    [contest.answer_a, contest.answer_b],
-                    PromptRow(id=contest.id, prompt=contest.prompt, answer=contest.truth),
-                )
-            )
-            for contest in contests
-        ]
-        return scored_judgements(self.name, contests, [(a, b) for a, b in scores])
+        """The higher reward wins; raises `ConfigError` where one cannot score a prompt."""
+        scores = []
+        for contest in contests:
+            row = PromptRow(id=contest.id, prompt=contest.prompt, answer=contest.truth)
+            a, b = self._rewards(contest.prompt, [contest.answer_a, contest.answer_b], row)
+            scores.append((a, b))
+        return scored_judgements(self.name, contests, scores)
 
 
 ROUNDING = 1e-9
@@ -157,19 +153,24 @@ def scored_judgements(
     judgements = []
     for contest, pair in zip(contests, scores, strict=True):
         outcome, reason = _outcome(*pair, tie)
-        judgements += [
-            Judgement(
-                judge=judge,
-                id=contest.id,
-                a=contest.a,
-                b=contest.b,
-                swapped=swapped,
-                outcome=outcome,
-                said=reason,
-            )
-            for swapped in ORDERS
-        ]
+        for swapped in ORDERS:
+            judgements.append(judgement_of(judge, contest, swapped, outcome, reason))
     return judgements
+
+
+def judgement_of(
+    judge: str, contest: Contest, swapped: bool, outcome: Outcome, text: str
+) -> Judgement:
+    """A judge's outcome of a contest in one order, and what it said without a verdict."""
+    return Judgement(
+        judge=judge,
+        id=contest.id,
+        a=contest.a,
+        b=contest.b,
+        swapped=swapped,
+        outcome=outcome,
+        said=text,
+    )
 
 
 def _outcome(a: Scored, b: Scored, tie: float) -> tuple[Outcome, str]:

@@ -12,13 +12,13 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, product
 from typing import Literal
 
 from dynolab.endpoint import Answered, Endpoint, Failure, Request
 from dynolab.endpoint.client import OnProgress, ignore_progress
 from dynolab.judges.config import CRITERION
-from dynolab.judges.contests import ORDERS
+from dynolab.judges.contests import ORDERS, judgement_of
 from dynolab.results.judges import Contest, Judgement, Outcome
 
 Place = Literal["A", "B", "TIE"]
@@ -45,7 +45,7 @@ what an answer to the prompt should not hold.
 Reply with one JSON object and nothing else: {{"verdict": "A"}} if answer A is better, \
 {{"verdict": "B"}} if answer B is better, {{"verdict": "TIE"}} if neither is."""
 
-KEPT_CHARACTERS = 160
+LONGEST_REPLY = 160
 """Characters stored of a reply without a verdict."""
 
 _OUTCOMES: dict[Place, tuple[Outcome, Outcome]] = {
@@ -74,28 +74,16 @@ class LlmJudge:
     def judge(
         self, contests: Sequence[Contest], on_progress: OnProgress = ignore_progress
     ) -> list[Judgement]:
-        """As `Judge.judge`; raises as `Endpoint.ask`."""
-        shown = [(contest, swapped) for contest in contests for swapped in ORDERS]
-        requests = [
-            judging_request(contest, swapped, self._criterion) for contest, swapped in shown
-        ]
+        """The model's verdicts, two requests for each contest; raises as `Endpoint.ask`."""
+        shown = list(product(contests, ORDERS))
+        requests = [judging_request(*contest, self._criterion) for contest in shown]
+        judgements = []
         answers = self._endpoint.ask(requests, on_progress)
-        return [
-            self._judgement(contest, swapped, answer)
-            for (contest, swapped), answer in zip(shown, answers, strict=True)
-        ]
-
-    def _judgement(self, contest: Contest, swapped: bool, answer: Answered | Failure) -> Judgement:
-        outcome, reply = read_reply(answer, swapped)
-        return Judgement(
-            judge=self.name,
-            id=contest.id,
-            a=contest.a,
-            b=contest.b,
-            swapped=swapped,
-            outcome=outcome,
-            said=" ".join(reply.split())[:KEPT_CHARACTERS],
-        )
+        for (contest, swapped), answer in zip(shown, answers, strict=True):
+            outcome, reply = read_reply(answer, swapped)
+            text = " ".join(reply.split())[:LONGEST_REPLY]
+            judgements.append(judgement_of(self.name, contest, swapped, outcome, text))
+        return judgements
 
 
 def read_reply(answer: Answered | Failure, swapped: bool) -> tuple[Outcome, str]:
@@ -146,13 +134,11 @@ def judging_request(contest: Contest, swapped: bool, criterion: str = CRITERION)
     first, second = reversed(shown) if swapped else shown
     texts = {"PROMPT": contest.prompt, "ANSWER A": first, "ANSWER B": second}
     fence = fence_for([criterion, *texts.values()])
-    parts = [
-        f"{fence} {name}, {len(text)} characters\n{one_line(text)}" for name, text in texts.items()
-    ]
-    return Request(
-        system=_SYSTEM.format(criterion=criterion, fence=fence),
-        text="\n".join([*parts, f"{fence} END"]),
-    )
+    lines = []
+    for name, text in texts.items():
+        lines += [f"{fence} {name}, {len(text)} characters", one_line(text)]
+    lines.append(f"{fence} END")
+    return Request(system=_SYSTEM.format(criterion=criterion, fence=fence), text="\n".join(lines))
 
 
 def fence_for(texts: Sequence[str]) -> str:
@@ -161,9 +147,12 @@ def fence_for(texts: Sequence[str]) -> str:
     It is a hash of all the texts: writing it into an answer requires finding a text that contains
     96 bits of its own hash.
     """
-    contents = (json.dumps([*texts, attempt]).encode() for attempt in count())
-    fences = (f"<<{hashlib.sha256(content).hexdigest()[:24]}>>" for content in contents)
-    return next(fence for fence in fences if not any(fence in text for text in texts))
+    for attempt in count():
+        content = json.dumps([*texts, attempt]).encode()
+        fence = f"<<{hashlib.sha256(content).hexdigest()[:24]}>>"
+        if not any(fence in text for text in texts):
+            break
+    return fence
 
 
 def one_line(text: str) -> str:

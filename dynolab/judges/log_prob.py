@@ -46,23 +46,17 @@ class LogProbJudge:
     def judge(
         self, contests: Sequence[Contest], on_progress: OnProgress = ignore_progress
     ) -> list[Judgement]:
-        """As `Judge.judge`."""
+        """The likelier answer by token wins; one outside the model's context makes it fail."""
         scores = self._score(contests)
         pairs = list(zip(scores[::2], scores[1::2], strict=True))
         return scored_judgements(self.name, contests, pairs, tie=self._tie)
 
     def _score(self, contests: Sequence[Contest]) -> list[Scored]:
         """Scores every contest's two answers, in order."""
-        encoded = [
-            response
-            for contest in contests
-            for response in self._encoder.responses(
-                contest.id,
-                contest.prompt,
-                [contest.written(contest.answer_a), contest.written(contest.answer_b)],
-                contest.turn,
-            )
-        ]
+        encoded = []
+        for contest in contests:
+            answers = [contest.written(contest.answer_a), contest.written(contest.answer_b)]
+            encoded += self._encoder.responses(contest.id, contest.prompt, answers, contest.turn)
         # Score duplicates once: rounding must not separate equal answers.
         distinct = list(dict.fromkeys(response for response in encoded if response is not None))
         tokenizer = self._encoder.tokenizer
@@ -70,8 +64,7 @@ class LogProbJudge:
         logps = score_answers(
             self._reference, distinct, pad_id=int(pad), batch=self._batch, temperature=1.0
         )
-        score_of = {
-            response: logp / response.response_length
-            for response, logp in zip(distinct, logps, strict=True)
-        }
-        return [TOO_LONG if response is None else score_of[response] for response in encoded]
+        scores: dict[object, Scored] = {None: TOO_LONG}
+        for response, logp in zip(distinct, logps, strict=True):
+            scores[response] = logp / response.response_length
+        return [scores[response] for response in encoded]

@@ -39,14 +39,14 @@ def win_rate(judgements: Sequence[Judgement]) -> WinRate:
     judge, a, b = _single_comparison(judgements)
     judged = both_orders(judgements)
     worth = np.array([worth_to_a(both) for both in judged.values()])
-    asked = len({judgement.id for judgement in judgements})
+    prompts = len({judgement.id for judgement in judgements})
     rate, first = _rate(worth), _first_answer_share(list(judged.values()))
-    unjudged = asked - len(judged)
+    unjudged = prompts - len(judged)
     return WinRate(
         judge=judge,
         a=a,
         b=b,
-        prompts=asked,
+        prompts=prompts,
         judged=len(judged),
         rate=rate.mean,
         low=rate.low,
@@ -54,8 +54,8 @@ def win_rate(judgements: Sequence[Judgement]) -> WinRate:
         wins=int((worth > 0.5).sum()),
         ties=int((worth == 0.5).sum()),
         losses=int((worth < 0.5).sum()),
-        lowest=float(worth.sum()) / asked,
-        highest=(float(worth.sum()) + unjudged) / asked,
+        lowest=float(worth.sum()) / prompts,
+        highest=(float(worth.sum()) + unjudged) / prompts,
         first_share=first.mean,
         first_low=first.low,
         first_high=first.high,
@@ -122,12 +122,11 @@ def _first_answer_share(judged: Sequence[Both]) -> Interval:
     Computed over both orders of the same prompts, so that a better policy does not look like
     position bias.
     """
-    first = np.array(
-        [sum(judgement.chose_first for judgement in both) for both in judged], dtype=float
-    )
-    decided = np.array(
-        [sum(judgement.outcome != "tie" for judgement in both) for both in judged], dtype=float
-    )
+    first, decided = np.zeros(len(judged)), np.zeros(len(judged))
+    for prompt, both in enumerate(judged):
+        for judgement in both:
+            first[prompt] += judgement.chose_first
+            decided[prompt] += judgement.outcome != "tie"
     if not decided.sum():
         return Interval(np.nan, np.nan, np.nan, 0)
 

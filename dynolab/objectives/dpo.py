@@ -16,6 +16,7 @@ from torch import Tensor
 from dynolab.data.batches import REJECTED, TokenBatch
 from dynolab.errors import check_settings
 from dynolab.objectives.pairs import Answers, PairConfig, PairObjective, Pairs
+from dynolab.objectives.registration import register
 
 OnMargin = Literal["sigmoid", "robust", "hinge", "exo_pair", "discopop", "ipo", "sigmoid_norm"]
 OnRatios = Literal["nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "dpop", "shift"]
@@ -172,6 +173,7 @@ _ON_RATIOS: dict[OnRatios, Callable[[Pairs, Pairs, DPOConfig], Pairs]] = {
 """φ of β h_c and β h_r."""
 
 
+@register(DPOConfig, "DPO")
 class DPO(PairObjective[DPOConfig]):
     """`φ = Σ_k w_k φ_k` over the config's losses; by default `−log σ(β d)`, `d = h_c − h_r`.
 
@@ -304,3 +306,24 @@ class SPINConfig(PairConfig):
 
     name: Literal["spin"] = "spin"
     beta: float = Field(default=0.1, gt=0, description="The paper's λ: inverse temperature.")
+
+
+@register(RobustDPOConfig, "Robust DPO")
+def _robust(config: RobustDPOConfig) -> DPO:
+    return _with_loss(config, "robust")
+
+
+@register(HingeConfig, "Hinge", heading="Hinge on DPO's margin")
+def _hinge(config: HingeConfig) -> DPO:
+    return _with_loss(config, "hinge")
+
+
+@register(SPINConfig, "SPIN", in_forms=False)
+def _spin(config: SPINConfig) -> DPO:
+    return _with_loss(config, "sigmoid")
+
+
+def _with_loss(config: PairConfig, loss_type: LossType) -> DPO:
+    """DPO under the settings of one of its losses that has a name of its own."""
+    settings = config.model_dump(exclude={"name", "designed_dose"})
+    return DPO(DPOConfig(**settings, loss_type=(loss_type,)))

@@ -25,6 +25,7 @@ from dynolab.objectives.policy_gradient import (
     reference_gap,
     report,
 )
+from dynolab.objectives.registration import register
 
 SAPO_TEMPERATURES = (1.0, 1.05)
 """τ of sapo where the advantage is positive, and elsewhere: the paper's, and TRL's."""
@@ -59,6 +60,7 @@ class GRPOConfig(ClippedConfig):
     )
 
 
+@register(GRPOConfig, "GRPO")
 class GRPO(Objective):
     """`L = Σ_l w_l [−S_l + β k3_l + γ ρ_l log π_old,l]`, ρ the ratio of policy to old policy.
 
@@ -191,6 +193,7 @@ class SimKOConfig(ClippedConfig):
     )
 
 
+@register(SimKOConfig, "SimKO")
 class SimKO(Objective):
     """GRPO's loss with γ in place of the ratio: a dense objective over the likeliest tokens.
 

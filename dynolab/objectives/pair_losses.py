@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from dynolab.errors import ConfigError
 from dynolab.functions import Sources, named_function, running, sources_of
 from dynolab.objectives.pairs import Answers, PairConfig, PairObjective, Pairs
+from dynolab.objectives.registration import register
 
 
 class SLiCConfig(PairConfig):
@@ -26,6 +27,7 @@ class SLiCConfig(PairConfig):
     )
 
 
+@register(SLiCConfig, "SLiC")
 class SLiC(PairObjective[SLiCConfig]):
     """`φ = max(0, δ − log π(y_c) + log π(y_r)) − λ log π(y_c)`, without a reference.
 
@@ -52,6 +54,7 @@ class SimPOConfig(PairConfig):
     )
 
 
+@register(SimPOConfig, "SimPO")
 class SimPO(PairObjective[SimPOConfig]):
     """`φ = −log σ(β(a_c − a_r) − γ)`, a the mean log-probability of a response's tokens.
 
@@ -84,6 +87,7 @@ class IPOConfig(PairConfig):
     )
 
 
+@register(IPOConfig, "IPO")
 class IPO(PairObjective[IPOConfig]):
     """`φ = (d − 1/(2β))²`, `d = h_c − h_r`, h a response's log-ratio, summed or averaged.
 
@@ -125,6 +129,7 @@ class SPPOConfig(PairConfig):
     )
 
 
+@register(SPPOConfig, "SPPO")
 class SPPO(PairObjective[SPPOConfig]):
     """`φ = (h_c − (P_c − 1/2)/β)² + (h_r − (P_r − 1/2)/β)²`, h a response's log-ratio.
 
@@ -190,6 +195,7 @@ class CPOConfig(PairConfig):
         return self
 
 
+@register(CPOConfig, "CPO")
 class CPO(PairObjective[CPOConfig]):
     """`φ = −log σ(β m)` and the chosen answers' likelihood, `m = r_c − r_r`.
 
@@ -237,6 +243,7 @@ class ORPOConfig(PairConfig):
     beta: float = Field(default=0.1, gt=0, description="Weight λ of the odds ratio.")
 
 
+@register(ORPOConfig, "ORPO")
 class ORPO(PairObjective[ORPOConfig]):
     """`φ = −β log σ(o_c − o_r)` and the chosen answers' likelihood, o the log-odds of an answer.
 
@@ -283,6 +290,7 @@ class CustomConfig(PairConfig):
         return self
 
 
+@register(CustomConfig, "custom", in_forms=False)
 class Custom(PairObjective[CustomConfig]):
     """`φ = loss(chosen, rejected, **settings)`, one number for each pair, from `Answers`.
 

@@ -1,37 +1,49 @@
-"""Objectives by name."""
+"""Objectives by name: the unions of their settings that trainings, forces and study files take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
 from dynolab.objectives.base import Objective
-from dynolab.objectives.dpo import DPO, DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
-from dynolab.objectives.grpo import GRPO, GRPOConfig, SimKO, SimKOConfig
+from dynolab.objectives.dpo import DPOConfig, HingeConfig, RobustDPOConfig, SPINConfig
+from dynolab.objectives.grpo import GRPOConfig, SimKOConfig
 from dynolab.objectives.pair_losses import (
-    CPO,
-    IPO,
-    ORPO,
-    SPPO,
     CPOConfig,
-    Custom,
     CustomConfig,
     IPOConfig,
     ORPOConfig,
-    SimPO,
     SimPOConfig,
-    SLiC,
     SLiCConfig,
     SPPOConfig,
 )
 from dynolab.objectives.pairs import PairConfig
-from dynolab.objectives.sft import KTO, SFT, KTOConfig, SFTConfig, SFTExtended, SFTExtendedConfig
+from dynolab.objectives.registration import REGISTERED as REGISTERED
+from dynolab.objectives.sft import KTOConfig, SFTConfig, SFTExtendedConfig
+
+# The settings that are public names of `dynolab`.
+__all__ = [
+    "CPOConfig",
+    "CustomConfig",
+    "DPOConfig",
+    "GRPOConfig",
+    "HingeConfig",
+    "IPOConfig",
+    "KTOConfig",
+    "ORPOConfig",
+    "RobustDPOConfig",
+    "SFTConfig",
+    "SFTExtendedConfig",
+    "SLiCConfig",
+    "SPINConfig",
+    "SPPOConfig",
+    "SimKOConfig",
+    "SimPOConfig",
+]
 
 RowConfig = (
     SFTConfig
-    | SFTExtendedConfig
     | DPOConfig
     | RobustDPOConfig
     | IPOConfig
@@ -42,6 +54,7 @@ RowConfig = (
     | CPOConfig
     | ORPOConfig
     | CustomConfig
+    | SFTExtendedConfig
     | KTOConfig
 )
 GroupConfig = GRPOConfig | SimKOConfig
@@ -54,43 +67,25 @@ GroupObjectiveConfig = Annotated[GroupConfig, Field(discriminator="name")]
 ObjectiveConfig = Annotated[AnyConfig, Field(discriminator="name")]
 """Every objective. SPIN trains on rows whose rejected answers it samples itself."""
 
-_CLASSES: dict[str, Callable[[Any], Objective]] = {
-    "sft": SFT,
-    "sft_extended": SFTExtended,
-    "dpo": DPO,
-    "robust_dpo": lambda config: _dpo(config, "robust"),
-    "ipo": IPO,
-    "slic": SLiC,
-    "hinge": lambda config: _dpo(config, "hinge"),
-    "simpo": SimPO,
-    "sppo": SPPO,
-    "grpo": GRPO,
-    "simko": SimKO,
-    "cpo": CPO,
-    "orpo": ORPO,
-    "custom": Custom,
-    "kto": KTO,
-    "spin": lambda config: _dpo(config, "sigmoid"),
-}
+
+def names_of(union: Any, *, base: type = object, in_forms: bool = False) -> tuple[str, ...]:
+    """Names of a union's objectives, in its order.
+
+    **Arguments:** `base`: only those whose settings are of this class; `in_forms`: only those that
+    forms offer.
+    """
+    configs = [config for config in get_args(union) if issubclass(config, base)]
+    names = [config.model_fields["name"].default for config in configs]
+    return tuple(name for name in names if REGISTERED[name].in_forms or not in_forms)
 
 
-PAIR_OBJECTIVES = frozenset(
-    config.model_fields["name"].default
-    for config in get_args(RowConfig)
-    if issubclass(config, PairConfig)
-)
+PAIR_OBJECTIVES = frozenset(names_of(RowConfig, base=PairConfig))
 """Names of the losses that compare a chosen with a rejected answer."""
-
-
-def _dpo(config: RobustDPOConfig | HingeConfig | SPINConfig, loss_type: str) -> DPO:
-    """A loss of DPO that also has a name of its own."""
-    settings = config.model_dump(exclude={"name", "designed_dose"})
-    return DPO(DPOConfig(**settings, loss_type=(loss_type,)))
 
 
 def build_objective(config: AnyConfig) -> Objective:
     """Builds the objective of a config."""
-    return _CLASSES[config.name](config)
+    return REGISTERED[config.name].build(config)
 
 
 def changed_settings(objective: AnyConfig) -> dict[str, Any]:

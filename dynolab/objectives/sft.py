@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
 from dynolab.objectives.base import Objective
+from dynolab.objectives.registration import register
 
 
 class LikelihoodConfig(BaseModel):
@@ -36,6 +37,7 @@ class SFTExtendedConfig(LikelihoodConfig):
     name: Literal["sft_extended"] = "sft_extended"
 
 
+@register(SFTConfig, "SFT", heading="Supervised fine-tuning", in_forms=False)
 class SFT(Objective):
     """`L = −Σ_l log π(y_l | x, y_<l)`, divided by the step's responses or tokens.
 
@@ -66,6 +68,7 @@ class SFT(Objective):
         return {names[side]: total.sum() for side, total in zip(self.sides, totals, strict=True)}
 
 
+@register(SFTExtendedConfig, "Extended SFT", heading="Supervised fine-tuning on both answers")
 class SFTExtended(SFT):
     """SFT on two rows per pair, `(x, y⁺)` and `(x, y⁻)`: the papers' `extend`.
 
@@ -94,6 +97,7 @@ class KTOConfig(BaseModel):
     undesirable_weight: float = Field(default=1.0, ge=0, description="Weight λ of bad answers.")
 
 
+@register(KTOConfig, "KTO", in_forms=False)
 class KTO(Objective):
     """`L = mean over rows of λ σ(∓β(h − z))`, h a response's log-ratio; minus for good ones.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dynolab.data.rows import Split
 from dynolab.data.world.answer_kinds import AnswerKind
+from dynolab.objectives.registry import REGISTERED
 from dynolab.results.study import ARGMAX
 from dynolab.statistics import Interval
 
@@ -203,20 +204,6 @@ def style_of(kind: str) -> KindStyle:
     return KINDS.get(kind) or KindStyle(plotly_text(kind, 24), "Other", _NOISE, "longdashdot")
 
 
-OBJECTIVES = {
-    "sft_extended": "Extended SFT",
-    "robust_dpo": "Robust DPO",
-    "slic": "SLiC",
-    "hinge": "Hinge",
-    "simpo": "SimPO",
-    "simko": "SimKO",
-}
-_ACRONYMS = ("sft", "dpo", "ipo", "sppo", "spin", "cpo", "orpo", "grpo", "nthr")
-TITLES = {
-    "sft": "Supervised fine-tuning",
-    "sft_extended": "Supervised fine-tuning on both answers",
-    "hinge": "Hinge on DPO's margin",
-}
 ANSWER_KINDS: dict[AnswerKind, tuple[str, str]] = {
     "right": ("right", UP),
     "rejected_style": ("right, rejected style", _SOFT_CHOSEN),
@@ -232,14 +219,18 @@ ANSWER_KINDS: dict[AnswerKind, tuple[str, str]] = {
 SPLITS: dict[Split, str] = {"train": "training", "heldout": "held-out"}
 
 
-def objective_name(stage: str) -> str:
-    """An objective's name in a sentence; an arm's own name stays as it is."""
-    return OBJECTIVES.get(stage) or (stage.upper() if stage in _ACRONYMS else stage)
+def objective_name(objective: str) -> str:
+    """An objective's name in a sentence; an arm's name that is no objective's stays as it is."""
+    if objective in REGISTERED:
+        return REGISTERED[objective].page_name
+    return "NTHR" if objective == "nthr" else objective
 
 
-def stage_title(stage: str) -> str:
+def stage_title(objective: str) -> str:
     """The heading of a training's panel, by its objective."""
-    return TITLES.get(stage) or objective_name(stage)
+    if objective in REGISTERED:
+        return REGISTERED[objective].heading
+    return objective_name(objective)
 
 
 def rank_of(kind: str) -> int:

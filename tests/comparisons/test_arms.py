@@ -9,7 +9,7 @@ import pytest
 
 from dynolab.comparisons.matched import LEAST_MARGIN, at_margin, matched_figures
 from dynolab.comparisons.pair_arms import (
-    EACH,
+    FOLLOWED,
     Key,
     SampledAnswer,
     answer_figures,
@@ -175,9 +175,9 @@ def test_the_answers_that_fell_most_with_the_baselines_first_seed_are_followed()
     followed = followed_answers(arms, [watched("a", "b", "c")] * 2, "dpo")
     assert [answer.pair_id for answer in followed] == ["b", "a"]
     assert followed[0].changes == {"dpo": (-3.0, 2.0), "soft": (0.2, 0.5)}
-    many = of(**{f"p{number}": -number - 1.0 for number in range(EACH + 3)})
+    many = of(**{f"p{number}": -number - 1.0 for number in range(FOLLOWED + 3)})
     rows = watched(*(pair for _, pair in many))
-    assert len(followed_answers({"dpo": [many]}, [rows], "dpo")) == EACH
+    assert len(followed_answers({"dpo": [many]}, [rows], "dpo")) == FOLLOWED
 
 
 def test_named_answers_are_followed_wherever_they_went() -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from dynolab.errors import ConfigError
-from dynolab.objectives.registry import RowConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES, RowConfig, names_of
+from dynolab.report.style import objective_name
 from flows.parameters import load_parameters, parse_parameters
-from flows.study import STUDY, StudyParameters, TrainParameters, resolved, study_steps
+from flows.study import (
+    PREFERENCE_OBJECTIVES,
+    STUDY,
+    StudyParameters,
+    TrainParameters,
+    resolved,
+    study_steps,
+)
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import InProcess
 from tests.flows.lab import ROOT, SMALL as SMALL_FILE
@@ -78,7 +85,6 @@ def test_the_shortest_study_runs_to_its_page(tmp_path: Path) -> None:
     assert "dpo/chosen/change" in lab.summary(results["report"])["metrics"]
 
 
-OBJECTIVES = [config.model_fields["name"].default for config in get_args(RowConfig)]
 PLAIN = [f"{stage}.engine={{kind: plain, ranks: 1}}" for stage in ("sft", "preference")]
 QUICK = [
     "base.training.steps=2",
@@ -96,7 +102,7 @@ QUICK = [
 ON_LABELS = "kto"
 
 
-@pytest.mark.parametrize("objective", sorted({*OBJECTIVES} - {"sft", ON_LABELS}))
+@pytest.mark.parametrize("objective", sorted({*names_of(RowConfig)} - {"sft", ON_LABELS}))
 def test_the_built_in_study_takes_it(objective: str) -> None:
     loss = ", loss: tests.objectives.losses.margin" if objective == "custom" else ""
     change = f"preference.objective={{name: {objective}{loss}}}"
@@ -131,17 +137,7 @@ def test_two_trainings_of_one_objective_are_refused() -> None:
     load_parameters(StudyParameters, SMALL_FILE, extended)
 
 
-CALLED = {
-    "dpo": "DPO",
-    "robust_dpo": "Robust DPO",
-    "ipo": "IPO",
-    "slic": "SLiC",
-    "hinge": "Hinge",
-    "simpo": "SimPO",
-    "sppo": "SPPO",
-    "cpo": "CPO",
-    "orpo": "ORPO",
-}
+CALLED = {name: objective_name(name) for name in PREFERENCE_OBJECTIVES if name in PAIR_OBJECTIVES}
 FAST = "simpo"
 
 

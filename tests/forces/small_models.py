@@ -19,7 +19,6 @@ from dynolab.forces.step.one_step import norm_of
 from dynolab.forces.step.split import step_totals
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import (
-    CustomConfig,
     DPOConfig,
     ObjectiveConfig,
     build_objective,
@@ -35,6 +34,7 @@ from dynolab.training.step_record import (
     StepFacts,
     StepRecord,
 )
+from tests.objectives.registered import REQUIRED
 
 VOCABULARY = 50
 COMMON = {
@@ -252,9 +252,7 @@ def every_objective() -> list[BaseModel]:
     union, *_ = get_args(ObjectiveConfig)
     configs: list[BaseModel] = []
     for kind in get_args(union):
-        fixed = {"max_tokens": 8} if "max_tokens" in kind.model_fields else {}
-        if kind is CustomConfig:
-            fixed = {"loss": "tests.objectives.losses.margin"}
+        fixed = REQUIRED.get(kind, {})
         configs.append(kind(**fixed))
         for name, field in kind.model_fields.items():
             others: list[Any] = []

@@ -30,7 +30,6 @@ from dynolab.objectives.policy_gradient import (
     aggregation_weights,
     influence,
 )
-from dynolab.objectives.registry import PAIR_OBJECTIVES
 from tests.objectives.sampled import batch_of
 from tests.objectives.test_advantage_rules import scene
 
@@ -211,8 +210,3 @@ def test_a_force_pulls_to_its_targets_with_their_rates() -> None:
     at_half = target_force(torch.ones(1, dtype=torch.float64), slope, torch.tensor([[0]]), 0.5)
     # Doubled logits: 1 : 4 : 1.
     assert at_half.tolist() == [pytest.approx([-10 / 6, 8 / 6, 2 / 6])]
-
-
-def test_the_losses_on_pairs_are_known_by_name() -> None:
-    named = "dpo robust_dpo ipo slic hinge simpo sppo cpo orpo custom"
-    assert frozenset(named.split()) == PAIR_OBJECTIVES

@@ -20,20 +20,17 @@ from dynolab.objectives import (
     RobustDPOConfig,
     SFTConfig,
     SFTExtendedConfig,
-    SimPOConfig,
     SLiCConfig,
     SPPOConfig,
     build_objective,
 )
 from dynolab.objectives.base import force
 from dynolab.objectives.pairs import Answers, PairObjective
+from tests.objectives.registered import ON_ROWS
 
-BY_NAME = {
-    "sft": SFTConfig(),
+BY_NAME = ON_ROWS | {
     "sft-token-mean": SFTConfig(normalise="token_mean"),
-    "sft-extended": SFTExtendedConfig(),
     "sft-extended-token-mean": SFTExtendedConfig(normalise="token_mean"),
-    "dpo": DPOConfig(beta=0.1),
     "dpo-steep": DPOConfig(beta=2.0),
     "dpo-smoothed": DPOConfig(beta=0.5, label_smoothing=0.2),
     "dpo-dosed": DPOConfig(beta=0.5, negative_dose=0.3),
@@ -41,11 +38,10 @@ BY_NAME = {
     "dpo-robust": RobustDPOConfig(beta=0.5, label_smoothing=0.2),
     "ipo-sum": IPOConfig(beta=0.2),
     "ipo-mean": IPOConfig(beta=0.2, normalise="mean"),
-    "slic": SLiCConfig(margin=2.0, sft_weight=0.3),
+    "slic-live": SLiCConfig(margin=2.0, sft_weight=0.3),
     "slic-without-sft": SLiCConfig(margin=3.0, sft_weight=0.0),
-    "hinge": HingeConfig(beta=0.3),
-    "simpo": SimPOConfig(),
-    "sppo": SPPOConfig(beta=0.05),
+    "hinge-live": HingeConfig(beta=0.3),
+    "sppo-flat": SPPOConfig(beta=0.05),
     "sppo-soft": SPPOConfig(beta=0.2, labels="soft"),
 }
 NAMES, CONFIGS = list(BY_NAME), list(BY_NAME.values())

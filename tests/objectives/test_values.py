@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -25,71 +27,99 @@ from dynolab.objectives import (
     SPPOConfig,
     build_objective,
 )
+from dynolab.objectives.registry import PAIR_OBJECTIVES
 from tests.objectives.sampled import batch_of
 from tests.objectives.test_forces import EXAMPLES, batch_of as pairs_of, random_logits
 
 
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
+class PairLoss(NamedTuple):
+    """A loss on pairs in plain arithmetic.
+
+    `formula` is φ of the chosen and of the rejected answer's score: its log-ratio to the reference,
+    or log π without one, by token where it is `averaged`. A score times `scale` is the reward.
+    """
+
+    config: Any
+    formula: Callable[[float, float], float]
+    scale: float
+    reference: bool = True
+    averaged: bool = False
 
 
-# Name: settings, φ(s_c, s_r), and what a score is multiplied with to be the reward.
-PAIR_LOSSES = {
-    "dpo": (DPOConfig(beta=0.3), lambda c, r: -math.log(sigmoid(0.3 * (c - r))), 0.3),
-    "smoothed dpo": (
-        DPOConfig(beta=0.3, label_smoothing=0.2),
-        lambda c, r: (
-            -0.8 * math.log(sigmoid(0.3 * (c - r))) - 0.2 * math.log(sigmoid(0.3 * (r - c)))
-        ),
-        0.3,
-    ),
-    "dosed dpo": (
-        DPOConfig(beta=0.3, negative_dose=0.4),
-        lambda c, r: -math.log(sigmoid(0.3 * (c - r))),
-        0.3,
-    ),
-    "robust dpo": (
-        RobustDPOConfig(beta=0.3, label_smoothing=0.2),
-        lambda c, r: (
-            (0.2 * math.log(sigmoid(0.3 * (r - c))) - 0.8 * math.log(sigmoid(0.3 * (c - r)))) / 0.6
-        ),
-        0.3,
-    ),
-    "ipo": (IPOConfig(beta=0.2), lambda c, r: (c - r - 2.5) ** 2, 0.2),
-    "ipo mean": (IPOConfig(beta=0.2, normalise="mean"), lambda c, r: (c - r - 2.5) ** 2, 0.2),
-    "slic": (
-        SLiCConfig(margin=2.0, sft_weight=0.3),
-        lambda c, r: max(0.0, 2.0 - c + r) - 0.3 * c,
-        1.0,
-    ),
-    "hinge": (HingeConfig(beta=0.3), lambda c, r: max(0.0, 1 - 0.3 * (c - r)), 0.3),
-    "simpo": (
-        SimPOConfig(beta=1.5, margin=0.4),
-        lambda c, r: -math.log(sigmoid(1.5 * (c - r) - 0.4)),
-        1.5,
-    ),
-    "sppo": (SPPOConfig(beta=0.05), lambda c, r: (c - 10) ** 2 + (r + 10) ** 2, 0.05),
-    "spin": (SPINConfig(beta=0.3), lambda c, r: -math.log(sigmoid(0.3 * (c - r))), 0.3),
-}
-WITHOUT_REFERENCE, AVERAGED = {"slic", "simpo"}, {"simpo", "ipo mean"}
+def logistic(margin: float) -> float:
+    return math.log(1 + math.exp(-margin))
 
 
-@pytest.mark.parametrize("name", PAIR_LOSSES)
-def test_a_loss_on_pairs_and_what_it_reports_are_sums_over_the_pairs(name):
-    config, phi, scale = PAIR_LOSSES[name]
-    objective, batch = build_objective(config), pairs_of(config)
+def dpo(chosen: float, rejected: float) -> float:
+    return logistic(0.3 * (chosen - rejected))
+
+
+def smoothed(chosen: float, rejected: float) -> float:
+    return 0.8 * dpo(chosen, rejected) + 0.2 * dpo(rejected, chosen)
+
+
+def robust(chosen: float, rejected: float) -> float:
+    return (0.8 * dpo(chosen, rejected) - 0.2 * dpo(rejected, chosen)) / 0.6
+
+
+def ipo(chosen: float, rejected: float) -> float:
+    return (chosen - rejected - 2.5) ** 2
+
+
+def slic(chosen: float, rejected: float) -> float:
+    return max(0.0, 2.0 - chosen + rejected) - 0.3 * chosen
+
+
+def hinge(chosen: float, rejected: float) -> float:
+    return max(0.0, 1 - 0.3 * (chosen - rejected))
+
+
+def simpo(chosen: float, rejected: float) -> float:
+    return logistic(1.5 * (chosen - rejected) - 0.4)
+
+
+def sppo(chosen: float, rejected: float) -> float:
+    return (chosen - 10) ** 2 + (rejected + 10) ** 2
+
+
+PAIR_LOSSES = (
+    PairLoss(DPOConfig(beta=0.3), dpo, 0.3),
+    PairLoss(DPOConfig(beta=0.3, label_smoothing=0.2), smoothed, 0.3),
+    PairLoss(DPOConfig(beta=0.3, negative_dose=0.4), dpo, 0.3),
+    PairLoss(RobustDPOConfig(beta=0.3, label_smoothing=0.2), robust, 0.3),
+    PairLoss(IPOConfig(beta=0.2), ipo, 0.2),
+    PairLoss(IPOConfig(beta=0.2, normalise="mean"), ipo, 0.2, averaged=True),
+    PairLoss(SLiCConfig(margin=2.0, sft_weight=0.3), slic, 1.0, reference=False),
+    PairLoss(HingeConfig(beta=0.3), hinge, 0.3),
+    PairLoss(SimPOConfig(beta=1.5, margin=0.4), simpo, 1.5, reference=False, averaged=True),
+    PairLoss(SPPOConfig(beta=0.05), sppo, 0.05),
+    PairLoss(SPINConfig(beta=0.3), dpo, 0.3),
+)
+AGAINST_TRL = {"cpo", "orpo"}
+"""Losses whose formula is that of TRL's code, in `test_trl_pair_losses.py`."""
+
+
+def test_every_loss_on_pairs_has_its_formula_here() -> None:
+    compared = {loss.config.name for loss in PAIR_LOSSES} | AGAINST_TRL
+    assert compared >= PAIR_OBJECTIVES - {"custom"}
+
+
+@pytest.mark.parametrize("pair_loss", PAIR_LOSSES, ids=lambda loss: repr(loss.config))
+def test_a_loss_on_pairs_and_what_it_reports_are_sums_over_the_pairs(pair_loss: PairLoss) -> None:
+    scale = pair_loss.scale
+    objective, batch = build_objective(pair_loss.config), pairs_of(pair_loss.config)
     logps = token_logps(random_logits(batch), batch).detach()
     losses, rewards, totals = [], [], []
     for pair in range(len(EXAMPLES)):
         scores, sums = {}, {}
         for side in (CHOSEN, REJECTED):
-            own = batch.sequence == int(
-                torch.nonzero((batch.example == pair) & (batch.side == side))
-            )
-            sums[side] = float(logps[own].sum())
-            reference = 0.0 if name in WITHOUT_REFERENCE else float(batch.reference[own].sum())
-            scores[side] = (sums[side] - reference) / (int(own.sum()) if name in AVERAGED else 1)
-        losses.append(phi(scores[CHOSEN], scores[REJECTED]))
+            answer = torch.nonzero((batch.example == pair) & (batch.side == side))
+            tokens = batch.sequence == int(answer)
+            sums[side] = float(logps[tokens].sum())
+            reference = float(batch.reference[tokens].sum()) if pair_loss.reference else 0.0
+            length = int(tokens.sum()) if pair_loss.averaged else 1
+            scores[side] = (sums[side] - reference) / length
+        losses.append(pair_loss.formula(scores[CHOSEN], scores[REJECTED]))
         rewards.append((scale * scores[CHOSEN], scale * scores[REJECTED]))
         totals.append((sums[CHOSEN], sums[REJECTED]))
     assert float(objective.loss(logps, batch)) == pytest.approx(sum(losses) / len(EXAMPLES))

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynolab.objectives.registry import RowConfig
 from dynolab.training.config import GroupTrainConfig, TrainConfig
+from tests.objectives.registered import REQUIRED, defaults
 from tests.training.small import group_settings, settings
 
 ON_ROWS: dict[str, dict[str, Any]] = {
-    "sft": {"name": "sft", "normalise": "sequence_sum"},
+    name: {"name": name} | REQUIRED.get(type(config), {})
+    for name, config in defaults(RowConfig).items()
+} | {
     "sft token mean": {"name": "sft", "normalise": "token_mean"},
-    "sft_extended": {"name": "sft_extended"},
-    "dpo": {"name": "dpo"},
     "dpo designed": {"name": "dpo", "designed_dose": {"per": "batch", "sample": 5}},
     "dpo designed by pair": {"name": "dpo", "designed_dose": {"per": "pair", "sample": 5}},
-    "robust_dpo": {"name": "robust_dpo"},
-    "ipo": {"name": "ipo", "normalise": "sum"},
     "ipo mean": {"name": "ipo", "normalise": "mean"},
     "ipo designed by token": {"name": "ipo", "designed_dose": {"per": "token", "sample": 5}},
-    "slic": {"name": "slic"},
-    "hinge": {"name": "hinge"},
-    "simpo": {"name": "simpo"},
-    "cpo": {"name": "cpo"},
-    "orpo": {"name": "orpo"},
-    "custom": {"name": "custom", "loss": "tests.objectives.losses.margin"},
-    "kto": {"name": "kto"},
-    "sppo": {"name": "sppo"},
     "sppo soft": {"name": "sppo", "beta": 0.1, "labels": "soft"},
 }
 ON_GROUPS: dict[str, dict[str, Any]] = {

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlencode
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from dynolab.explorer.step import Asked, Metric
 from dynolab.explorer.training import Training
 from dynolab.objectives.dpo import DPOConfig
-from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.objectives.pairs import PairConfig
+from dynolab.objectives.registry import ObjectiveConfig, RowConfig, names_of
 
 View = Literal["answers", "pairs", "what-if"]
-OBJECTIVES = ("", "dpo", "ipo", "hinge", "slic", "simpo")
-"""Objectives that are asked about; empty: the training's own."""
+OBJECTIVES = ("", *names_of(RowConfig, base=PairConfig, in_forms=True))
+"""Objectives that are asked about; empty: the training's."""
 
 BETAS = (0.03, 0.1, 0.3, 1.0)
+
+
+def _askable(name: str) -> str:
+    if name not in OBJECTIVES:
+        raise ValueError(f"is none of {OBJECTIVES}")
+    return name
 
 
 class State(BaseModel):
@@ -45,7 +52,7 @@ class State(BaseModel):
     metric: Metric = "optimizer"
     without: tuple[str, ...] = ()
     dose: float = Field(1.0, ge=0, le=2)
-    objective: Literal["", "dpo", "ipo", "hinge", "slic", "simpo"] = ""
+    objective: Annotated[str, AfterValidator(_askable)] = ""
     beta: float | None = Field(None, gt=0)
 
     @classmethod
