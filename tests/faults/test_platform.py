@@ -18,7 +18,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.flow_engine import MINIMUM_HEARTBEAT_INTERVAL
 
-from flows.deploy import register_automations
+from flows.deployment.upkeep import register_automations
 from tasks.runtime.launch.devices import LISTED, hold_devices
 from tasks.runtime.servers.services import MLFLOW, PREFECT
 from tests.faults.records import Record, tell
