@@ -19,8 +19,8 @@ from flows.checkpoints import (
     resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow, Step
-from flows.parameters import as_change
-from flows.study import PREFERENCE_OBJECTIVES
+from flows.parameters.parse import as_change
+from flows.study.flow import PREFERENCE_OBJECTIVES
 from tasks.audit import AUDIT, FORESIGHT, AuditJob, ForesightConfig
 from tasks.data import file_for_model
 from tasks.pages import AUDIT_PAGE, AuditPageConfig

@@ -12,8 +12,9 @@ from dynolab.data.source_checks import FolderOrName
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError, under_field
 from flows.flow import Step, existing_result, finished, results_by_digest
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved, study_steps
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from tasks.base import BASE, BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.runtime.stage import Platform

@@ -32,18 +32,16 @@ from flows.flow import (
     existing_result,
     plan,
 )
-from flows.parameters import load_parameters
-from flows.sweep import FLOW, SweepParameters, check_sweep, grid_points, short, trial_of
+from flows.parameters.parse import load_parameters
+from flows.sweep.flow import FLOW
+from flows.sweep.parameters import SweepParameters
+from flows.sweep.run import check_sweep, trial_of
+from flows.sweep.trials import grid_points, short
 from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.open_platform import open_store, planning_platform
-from tasks.runtime.servers.services import (
-    MLFLOW,
-    PATIENCE,
-    PREFECT,
-    client_variables,
-    running_services,
-    use_services,
-)
+from tasks.runtime.servers.service import MLFLOW, PREFECT
+from tasks.runtime.servers.services import PATIENCE, client_variables
+from tasks.runtime.servers.standing import running_services, use_services
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings

@@ -15,7 +15,7 @@ from dynolab import __version__
 from dynolab.errors import DynolabError
 from dynolab.store import git_revision
 from tasks.runtime.open_platform import open_store
-from tasks.runtime.servers.services import running_services
+from tasks.runtime.servers.standing import running_services
 from tasks.runtime.system.settings import Settings
 
 State = Literal["ok", "note", "wrong"]

@@ -26,8 +26,9 @@ from dynolab.data.unknown import (
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
 from flows.costs import PlannedCosts
-from flows.parameters import parse_parameters
-from flows.study import StudyParameters, resolved, study_steps
+from flows.parameters.parse import parse_parameters
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from models.language import context_length, load_language_model, load_tokenizer
 from tasks.data import file_for_model
 

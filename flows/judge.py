@@ -19,8 +19,8 @@ from flows.checkpoints import (
 )
 from flows.comparison import Label
 from flows.flow import FlowParameters, Name, Plan, StagedFlow, Step
-from flows.parameters import load_parameters
-from flows.study import StudyParameters
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters
 from tasks.answers import ANSWERS, ANSWERS_OF, JUDGE, AnswersConfig, JudgeJob
 from tasks.base import seeded_data
 from tasks.data import PROMPTS

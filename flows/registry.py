@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CORE = {
     "study": Entry(
         "Run the study: data, base, SFT, preference training, probe, forces, report.",
-        "flows.study",
+        "flows.study.flow",
         START,
         listed="a-study",
     ),
@@ -53,10 +53,10 @@ CORE = {
         COMPARE,
         tag="compare",
     ),
-    "train": Entry("Train as a study does, without its analyses.", "flows.study"),
+    "train": Entry("Train as a study does, without its analyses.", "flows.study.train"),
     "sweep": Entry(
         "Try settings of another flow: a grid, draws or Optuna's TPE.",
-        "flows.sweep",
+        "flows.sweep.flow",
         tag="compare",
         listed="a-sweep",
     ),

@@ -25,10 +25,12 @@ from prefect.server.schemas.schedules import SCHEDULE_TYPES
 from pydantic import TypeAdapter
 
 from dynolab.errors import ConfigError, check_known
-from flows.deploy import LISTED, PARAMETER, deployments, flow_of, schedule_name
+from flows.deploy import schedule_name
+from flows.deployment.deployments import LISTED, PARAMETER, deployments, flow_of
 from flows.flow import StagedFlow
-from flows.parameters import STUDIES, read_settings, read_study, study_file, with_paths
-from flows.sweep import check_sweep
+from flows.parameters.defaults import with_paths
+from flows.parameters.files import STUDIES, read_settings, read_study, study_file
+from flows.sweep.run import check_sweep
 from tasks.runtime.open_platform import planning_platform
 
 

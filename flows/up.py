@@ -11,17 +11,9 @@ from pathlib import Path
 
 from dynolab.errors import ServiceFailed
 from tasks.runtime.cleanup import reap_orphans
-from tasks.runtime.servers.services import (
-    MLFLOW,
-    PREFECT,
-    START_SECONDS,
-    Service,
-    Services,
-    client_variables,
-    login_links,
-    standing_services,
-    watch,
-)
+from tasks.runtime.servers.service import MLFLOW, PREFECT, START_SECONDS, Service
+from tasks.runtime.servers.services import Services, client_variables
+from tasks.runtime.servers.standing import login_links, standing_services, watch
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.processes import (
     Process,

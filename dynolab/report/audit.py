@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from dynolab.audit.foresight import FORCES, Predictor, Ranking, worst_first
+from dynolab.audit.foresight import FORCES, Ranking, worst_first
 from dynolab.data.rows import Split, rows_by_source
 from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_diagonal, base_layout, subplots
 from dynolab.report.inputs.study import Audit, AuditPageInputs
@@ -29,7 +29,7 @@ from dynolab.report.style import (
 from dynolab.results.audit import Foresight
 from dynolab.statistics import Interval
 
-LABELS: dict[Predictor, tuple[str, str]] = {
+LABELS: dict[str, tuple[str, str]] = {
     "from_all": ("force of all pairs on it", "a step on all training pairs lowers the answer"),
     "from_others": ("force of the other pairs on it", "the other training pairs lower the answer"),
     "on_all": ("pair’s force on all", "a step on the pair lowers all chosen answers"),

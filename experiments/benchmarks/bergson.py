@@ -50,8 +50,9 @@ from dynolab.statistics import lds, rank_correlation
 from experiments.counterfactual.flow import CounterfactualParameters, plan_removals
 from experiments.counterfactual.results import Effect
 from flows.flow import Plan, Step
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved, study_steps
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.work import StageResult
 from tasks.shared.policies import load_encoder

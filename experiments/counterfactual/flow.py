@@ -22,8 +22,8 @@ from experiments.counterfactual.stages import (
 )
 from flows.checkpoints import results_of
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow, Step
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters, resolved
 from tasks.runtime.stage import Platform
 from tasks.training import PREFERENCE
 

@@ -8,8 +8,8 @@ import pytest
 from typer.main import get_command
 
 from experiments.wing import CHAPTERS, FLOWS
-from flows import deploy
 from flows.cli import app
+from flows.deployment import deployments
 from flows.registry import REGISTRY, WINGS
 
 
@@ -27,5 +27,5 @@ def test_its_flows_are_commands_and_chapters_by_both_their_names() -> None:
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_prefect_lists_chapters_last(name: str) -> None:
-    assert deploy.LISTED[name] == f"~chapter-{name}"
-    assert deploy.study_files(name)[0] == f"{name}_builtin.yaml"
+    assert deployments.LISTED[name] == f"~chapter-{name}"
+    assert deployments.study_files(name)[0] == f"{name}_builtin.yaml"

@@ -103,7 +103,8 @@ def open_platform(
 
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
-    from tasks.runtime.servers.services import MLFLOW, use_services
+    from tasks.runtime.servers.service import MLFLOW
+    from tasks.runtime.servers.standing import use_services
 
     if settings.mlflow_tracking_uri is not None:
         return Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment=project)

@@ -32,7 +32,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flows.deploy import deployments
+from flows.deployment.deployments import deployments
 from tests.benchmarks.figures import ROOT, report
 from tests.browsing import browser_page
 from tests.flows.lab import SMALL, Lab, until

@@ -47,8 +47,9 @@ from dynolab.objectives import build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig
 from dynolab.training.step_record import StepRecord
 from flows.flow import Step
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved, study_steps
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from tasks.audit import AuditConfig
 from tasks.runtime.stage import run_stage
 from tasks.runtime.system.computing import COMPUTING

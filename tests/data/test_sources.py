@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from dynolab.data.rows import rows_by_source, with_rejected, write_rows
 from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
 from dynolab.errors import ConfigError
-from flows.parameters import load_parameters
+from flows.parameters.parse import load_parameters
 from flows.probes import ProbesParameters
 from tests.data.rows_files import file_config, write
 

@@ -23,8 +23,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
 from flows.deploy import COMMAND
-from flows.parameters import load_parameters
-from flows.study import StudyParameters
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters
 from tasks.runtime.system.settings import Settings
 from tests.deploy.kubeflow import TRAIN_JOB, TRAINING_RUNTIME
 from tests.flows.lab import ROOT

@@ -27,8 +27,8 @@ from dynolab.objectives.pairs import DesignedDoseConfig
 from dynolab.training.step_record import RecordCache
 from flows.explore import start
 from flows.mitigation import MitigationParameters
-from flows.parameters import validated
-from flows.study import StudyParameters
+from flows.parameters.validation import validated
+from flows.study.parameters import StudyParameters
 from tests.forces.small_models import neox, recorded
 
 CPU = torch.device("cpu")

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dynolab.store.verify import remove, verify
-from tasks.runtime.servers.services import MLFLOW, Service, Services, running_services
+from tasks.runtime.servers.service import MLFLOW, Service
+from tasks.runtime.servers.services import Services
+from tasks.runtime.servers.standing import running_services
 from tasks.runtime.system.secret_files import login_token, own_folder
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT

@@ -16,14 +16,8 @@ import psutil
 
 from flows.up import work_for
 from tasks.runtime.launch import devices
-from tasks.runtime.servers.services import (
-    ALL,
-    PREFECT,
-    Service,
-    Services,
-    is_healthy,
-    start_services,
-)
+from tasks.runtime.servers.service import PREFECT, Service, is_healthy
+from tasks.runtime.servers.services import ALL, Services, start_services
 from tests.flows.history import finished_history, histories, lost
 from tests.flows.lab import SMALL, Lab, address_with_login, until
 from tests.platform.served import Served

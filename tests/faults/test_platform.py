@@ -18,9 +18,9 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.flow_engine import MINIMUM_HEARTBEAT_INTERVAL
 
-from flows.deploy import register_automations
+from flows.deployment.upkeep import register_automations
 from tasks.runtime.launch.devices import LISTED, hold_devices
-from tasks.runtime.servers.services import MLFLOW, PREFECT
+from tasks.runtime.servers.service import MLFLOW, PREFECT
 from tests.faults.records import Record, tell
 from tests.faults.standing import GPUS, Standing, engine_of, launcher_of, standing
 from tests.flows.lab import ROOT, Lab, until

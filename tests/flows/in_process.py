@@ -14,7 +14,7 @@ from dynolab.data.rows import read_rows
 from dynolab.store import Store
 from dynolab.training.step_record import RecordCache, StepRecord
 from flows.flow import Parameters, Plan, StagedFlow, Step, plan
-from flows.parameters import validated
+from flows.parameters.validation import validated
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.secret_files import own_folder
 from tasks.runtime.system.settings import Settings

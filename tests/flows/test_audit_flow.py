@@ -18,8 +18,9 @@ from dynolab.forces import PolicyFunction
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.results.audit import ChosenChange, FilteredPairs, Foresight, PairAudit
 from flows.audit import FLOW, AuditParameters, named_on_command_line
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, study_steps
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters
+from flows.study.steps import study_steps
 from models.language import folder_context, load_language_model, load_tokenizer
 from tasks.audit import AUDIT, FILTER, FORESIGHT, AuditJob, FilterConfig, ForesightConfig
 from tasks.runtime.work import StageResult

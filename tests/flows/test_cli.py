@@ -156,9 +156,9 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
         ("nonsense", "--set = 'nonsense': write it as key=value"),
         ("=3", "--set = '=3': write it as key=value"),
         ("sft..steps=3", "--set = 'sft..steps=3': write it as key=value"),
-        ("sft.steps=[", "--set = 'sft.steps=[': the value cannot be read as YAML"),
+        ("sft.steps=[", "--set = 'sft.steps=[': cannot be read as YAML"),
         ("seed.of.all=3", "--set = 'seed.of.all=3': seed holds a value, not settings"),
-        ("name=2024-13-45", "the value cannot be read as YAML (month must be in 1..12"),
+        ("name=2024-13-45", "cannot be read as YAML (month must be in 1..12"),
         ("data.path=${DYNOLAB_NOWHERE}", "set the environment variable DYNOLAB_NOWHERE"),
     ],
 )

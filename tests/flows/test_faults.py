@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.runtime.servers.services import MLFLOW, PREFECT, start_services
+from tasks.runtime.servers.service import MLFLOW, PREFECT
+from tasks.runtime.servers.services import start_services
 from tasks.runtime.system.secret_files import own_folder
 from tests.faults.records import Record, tell
 from tests.flows.conftest import Command

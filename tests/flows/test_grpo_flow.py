@@ -25,7 +25,7 @@ from dynolab.statistics import mean_interval
 from dynolab.training.reference import score_responses
 from flows.flow import Plan
 from flows.grpo import FLOW, GrpoParameters, grpo_steps
-from flows.parameters import validated
+from flows.parameters.validation import validated
 from models.language import load_language_model
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed

@@ -12,8 +12,8 @@ from dynolab.errors import ConfigError
 from flows.audit import AuditParameters, named_on_command_line
 from flows.doctor import examine
 from flows.init import write_study
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters, resolved
 from tests.training.small import make_policy, make_rows, make_tokenizer
 
 

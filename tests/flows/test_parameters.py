@@ -12,16 +12,18 @@ from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from dynolab.errors import ConfigError
-from flows import deploy
 from flows.audit import AuditParameters
-from flows.deploy import PARAMETER, Deployment, FilledForm, deployments
+from flows.deployment import deployments as offered
+from flows.deployment.deployments import PARAMETER, Deployment, deployments
+from flows.deployment.forms import FilledForm
 from flows.grpo import GrpoParameters
 from flows.judge import JudgeParameters
 from flows.mitigation import ARMS, MitigationParameters
-from flows.parameters import STUDIES, load_parameters, parse_parameters
+from flows.parameters.files import STUDIES
+from flows.parameters.parse import load_parameters, parse_parameters
 from flows.registry import FLOWS
-from flows.study import StudyParameters
-from flows.sweep import SweepParameters
+from flows.study.parameters import StudyParameters
+from flows.sweep.parameters import SweepParameters
 
 
 def study(text: str = "", *changes: str, folder: Path | None = None) -> StudyParameters:
@@ -214,8 +216,8 @@ def test_a_run_has_the_name_that_was_typed(
     typed: str, filled: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = SimpleNamespace(name=typed, parameters={PARAMETER: filled}, flow_name="sweep")
-    monkeypatch.setattr(deploy, "flow_run", run)
-    assert deploy._run_name() == name
+    monkeypatch.setattr(offered, "flow_run", run)
+    assert offered._run_name() == name
 
 
 def test_an_objective_starts_from_its_defaults() -> None:

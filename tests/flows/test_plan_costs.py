@@ -12,9 +12,10 @@ from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay, resolve_commit
 from flows.costs import PlannedCosts
 from flows.flow import Step
-from flows.parameters import load_parameters
+from flows.parameters.parse import load_parameters
 from flows.plan_table import remedy
-from flows.study import StudyParameters, study_steps
+from flows.study.parameters import StudyParameters
+from flows.study.steps import study_steps
 from models.unloaded import KNOWN, read_config
 
 LLAMA = "ultrafeedback_llama3_8b.yaml"

@@ -12,9 +12,10 @@ import pytest
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from flows.flow import Plan
-from flows.parameters import validated
+from flows.parameters.validation import validated
 from flows.probes import FLOW, ProbesParameters
-from flows.study import StudyParameters, resolved, study_steps
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from tasks.runtime.work import StageResult
 from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good, trouble
 from tests.flows.analysed import Analysed

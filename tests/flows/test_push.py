@@ -22,7 +22,7 @@ from dynolab.data.rows import Example, read_rows
 from dynolab.data.source_checks import OnDisk
 from dynolab.errors import ConfigError
 from dynolab.store import Manifest, Store
-from flows.parameters import _metadata, choices
+from flows.parameters.defaults import choices, markers_of
 from flows.push import ON_DISK, push, without_folders
 from flows.registry import FLOWS, load_flow
 from tasks.runtime.system.secret_files import own_folder
@@ -220,7 +220,7 @@ def test_all_settings_that_name_a_file_or_folder_are_known() -> None:
     seen = set(classes)
     while classes:
         for name, info in classes.pop().model_fields.items():
-            if any(isinstance(mark, OnDisk) for mark in _metadata(info)):
+            if any(isinstance(mark, OnDisk) for mark in markers_of(info)):
                 named.add(name)
             for kind in choices(info.annotation):
                 inner = {kind, *get_args(kind)} - seen

@@ -28,7 +28,8 @@ from prefect.settings import (
 from dynolab.errors import ConfigError
 from flows import deploy
 from flows.commands import use_platform
-from flows.parameters import STUDIES
+from flows.deployment.upkeep import keep_one_late_run
+from flows.parameters.files import STUDIES
 from flows.schedule import change_schedules
 from tests.flows.lab import SMALL, until
 
@@ -186,7 +187,7 @@ def test_of_runs_that_came_due_while_nothing_ran_one_is_left_and_said(
 
     until(lambda: len(due()) > 5, 200)
     newest = max(due())
-    deploy.keep_one_late_run(own_server)
+    keep_one_late_run(own_server)
     assert capsys.readouterr().out.startswith("missed  often, ")
     assert newest in due() and len(due()) < 5
     schedule(remove="often")

@@ -13,8 +13,9 @@ from dynolab.objectives.grpo import GRPOConfig
 from dynolab.report.ledger.fallen import fallen_accounts, strongest_pullers
 from flows.forces import ForcesParameters
 from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved, study_steps
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from tasks.audit import FILTER
 from tasks.report import map_command, with_named_arm
 from tasks.runtime.work import StageResult

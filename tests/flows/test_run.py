@@ -11,9 +11,11 @@ import pytest
 
 from dynolab.errors import ConfigError
 from flows.flow import Plan
-from flows.parameters import load_parameters
+from flows.parameters.parse import load_parameters
 from flows.run import check_hosts, copy_page, write_early_page
-from flows.study import STUDY, StudyParameters, study_steps
+from flows.study.flow import FLOW as STUDY
+from flows.study.parameters import StudyParameters
+from flows.study.steps import study_steps
 from tasks.runtime.system.settings import Settings
 from tests.flows.lab import SMALL
 

@@ -11,8 +11,9 @@ from dynolab.data.rows import read_value
 from dynolab.results.study import AlarmRing, Answer, RisenMass, TrainingSummary, records
 from dynolab.training.alarm import RANG, AlarmConfig
 from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, study_steps
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters
+from flows.study.steps import study_steps
 from tasks.probe import MODELS, PROBE, ProbeConfig
 from tasks.runtime.training_monitor import TAG
 from tasks.runtime.work import StageResult

@@ -17,8 +17,10 @@ from dynolab.results.study import MetricsLine
 from dynolab.results.sweep import TrialRow
 from dynolab.store import Claim, Store
 from flows import run
-from flows.parameters import validated
-from flows.sweep import SweepParameters, SweepStudy, check_sweep, run_trials, study_name
+from flows.parameters.validation import validated
+from flows.sweep.parameters import SweepParameters
+from flows.sweep.run import check_sweep, run_trials
+from flows.sweep.trials import SweepStudy, study_name
 from tasks.runtime.stage import Platform
 from tasks.runtime.training_monitor import Watched
 from tasks.runtime.work import StageResult

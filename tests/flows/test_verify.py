@@ -10,8 +10,9 @@ import pytest
 
 from dynolab.errors import ConfigError
 from flows.cli import file_and_stages
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, study_steps
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters
+from flows.study.steps import study_steps
 from tasks.runtime.system.secret_files import own_folder
 from tests.flows.analysed import Analysed
 from tests.flows.conftest import Command

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import ConfigError
-from tasks.runtime.servers.services import MLFLOW, PREFECT, Services
+from tasks.runtime.servers.service import MLFLOW, PREFECT
+from tasks.runtime.servers.services import Services
 from tasks.runtime.system.secret_files import login_token, own_folder, signing_key
 from tests.browsing import CHROMIUM
 from tests.platform import doors, other_sites

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import HfApi
 
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved, study_steps
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 
 FILE = Path(__file__).parents[2] / "deploy/studies/hh_pythia410m.yaml"
 MODEL_COMMIT, DATA_COMMIT = "a" * 40, "b" * 40

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime.servers.services import MLFLOW, is_healthy
+from tasks.runtime.servers.service import MLFLOW, is_healthy
 from tasks.runtime.system.processes import free_port
 from tasks.runtime.track.tracking import Tracking
 from tests.flows.lab import until

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling, Completed, Failed, Running, Scheduled, State
 
 from dynolab.store.claim import this_process
-from flows.deploy import close_lost_runs, delete_completed_runs
+from flows.deployment.upkeep import close_lost_runs, delete_completed_runs
 from tasks.runtime.cleanup import reap_orphans
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
 

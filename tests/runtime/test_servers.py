@@ -27,17 +27,9 @@ from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.open_platform import open_platform
 from tasks.runtime.servers import services as services_module
 from tasks.runtime.servers.guard import Guard
-from tasks.runtime.servers.services import (
-    MLFLOW,
-    PREFECT,
-    STARTS,
-    Service,
-    Services,
-    running_services,
-    standing_services,
-    start_services,
-    use_services,
-)
+from tasks.runtime.servers.service import MLFLOW, PREFECT, STARTS, Service
+from tasks.runtime.servers.services import Services, start_services
+from tasks.runtime.servers.standing import running_services, standing_services, use_services
 from tasks.runtime.system.processes import listening_socket, port_in_use, start_child, stop_group
 from tasks.runtime.system.secret_files import PROOF_PATH, login_token
 from tests.flows.lab import until
@@ -47,7 +39,8 @@ UP = """
 import sys, pathlib
 from contextlib import suppress
 from tasks.runtime.launch.notice import sigterm_as_interrupt
-from tasks.runtime.servers.services import *
+from tasks.runtime.servers.service import *
+from tasks.runtime.servers.standing import *
 with (
     suppress(KeyboardInterrupt),
     sigterm_as_interrupt(),

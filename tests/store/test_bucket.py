@@ -458,7 +458,7 @@ def test_nobody_at_the_endpoint(
             "tasks.runtime.track.progress",
             "torch transformers mlflow prefect rich requests pydantic",
         ),
-        ("flows.study, flows.run", "transformers plotly pandas mlflow deepspeed"),
+        ("flows.study.flow, flows.run", "transformers plotly pandas mlflow deepspeed"),
     ],
 )
 def test_what_a_command_imports_first_costs_no_large_package(modules: str, heavy: str) -> None:

@@ -15,8 +15,8 @@ from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.rollouts.decoding import SampleConfig, sample_responses
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.job import TrainJob
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters, resolved
 from models.language import load_language_model, load_tokenizer, save_language_model
 from models.tiny import TinyConfig, build_tiny
 from tasks.ranks.train import run

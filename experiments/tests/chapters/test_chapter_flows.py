@@ -15,7 +15,7 @@ from dynolab.report.style import DARK
 from experiments.chapters.flows import FLOWS
 from experiments.chapters.page import read_frame
 from flows.flow import Plan
-from flows.parameters import load_parameters
+from flows.parameters.parse import load_parameters
 from tasks.runtime.open_platform import planning_platform
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import WORLD, Analysed

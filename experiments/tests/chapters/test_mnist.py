@@ -26,7 +26,8 @@ from experiments.chapters.page import read_frame
 from experiments.chapters.supervision.claims import supervision_table
 from experiments.chapters.transfer.page import by_tau
 from experiments.chapters.vision import build_classifier
-from flows.parameters import load_parameters, validated
+from flows.parameters.parse import load_parameters
+from flows.parameters.validation import validated
 from tests.benchmarks.figures import STUDIES
 from tests.flows.in_process import InProcess
 

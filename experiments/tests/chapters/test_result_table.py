@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from experiments.chapters.flows.digits import SimplicityParameters, plan_simplicity
-from flows.parameters import validated
+from flows.parameters.validation import validated
 from tasks.shared.result_table import result_table, write_table
 from tests.flows.in_process import InProcess
 

@@ -9,7 +9,8 @@ from experiments.chapters.flows.digits import SimplicityParameters
 from experiments.chapters.simplicity.page import mapping_verdicts
 from experiments.chapters.simplicity.sweep import learned, sweep
 from experiments.chapters.stages import SpaceConfig
-from flows.parameters import STUDIES, load_parameters
+from flows.parameters.files import STUDIES
+from flows.parameters.parse import load_parameters
 
 pytestmark = [pytest.mark.study, pytest.mark.timeout(3600)]
 

@@ -19,8 +19,9 @@ from dynolab.training.config import OptimizerConfig, TrainConfig
 from experiments.counterfactual.flow import FLOW
 from experiments.counterfactual.results import Agreement, Dropped, Effect, Repeat
 from experiments.counterfactual.stages import agree
-from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved, study_steps
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from models.language import load_language_model
 from tasks.training import PREFERENCE
 from tests.flows.analysed import PLAIN, Analysed

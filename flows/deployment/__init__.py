@@ -1,0 +1,1 @@
+"""Deployments in Prefect: what people fill in and start there."""

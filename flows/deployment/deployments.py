@@ -1,0 +1,156 @@
+"""What Prefect offers: every flow with each of its forms, and the study files of each."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from inspect import Parameter, Signature
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import prefect
+from prefect.runtime import flow_run
+from prefect.states import Failed
+from pydantic import (
+    BaseModel,
+    create_model,
+)
+
+from dynolab.errors import DynolabError
+from flows.deployment.forms import FilledForm, derive_form
+from flows.flow import Flow, Form
+from flows.parameters.files import STUDIES, read_settings, read_study
+from flows.registry import FLOWS, REGISTRY, load_flow
+from flows.run import run_flow
+
+PARAMETER = "settings"
+"""The only parameter of a deployed flow: its form."""
+
+LISTED = {name: entry.listed for name, entry in REGISTRY.items() if entry.listed} | {
+    "reconcile": "~internal-reconcile"
+}
+"""Deployment → its name in Prefect, if another."""
+
+FIRST = ("model", "data_source", "objective", "beta", "steps")
+"""Fields that a form begins with, after the study file: what people change most."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A flow of the registry with one of its forms; Prefect shows it as `flow/name`."""
+
+    name: str
+    flow: Flow[Any]
+    form: Form
+
+    @property
+    def first_file(self) -> str:
+        """The form's default study file."""
+        return self.form.file or f"{self.flow.name}_builtin.yaml"
+
+    @cached_property
+    def form_model(self) -> type[FilledForm]:
+        """The model of the form that users fill in."""
+        return derive_form(
+            f"{self.name.title()}Form", self.form, self.flow.parameters, self.first_file
+        )
+
+    @property
+    def description(self) -> str:
+        """What it does, what its default file costs, and where its page is, in Markdown."""
+        lines = read_study(STUDIES / self.first_file).split("\n")
+        comment = takewhile(lambda line: line.startswith("# "), lines)
+        return (
+            f"{self.form.about}\n\nIts default settings, `{self.first_file}`: "
+            f"{' '.join(line[2:] for line in comment)}\n\nThe run's artifacts lead to its page. It "
+            "is also in the folder `reports` of Dynolab's home, under the run's `name`."
+        )
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of the form for Prefect's UI, with the current study files as choices."""
+        fields: Any = {PARAMETER: (self.form_model, ...)}
+        model: type[BaseModel] = create_model("Parameters", **fields)
+        schema = model.model_json_schema(ref_template="#/definitions/{model}")
+        schema["definitions"] = schema.pop("$defs")
+        shown = schema["definitions"][self.form_model.__name__]["properties"]
+        shown["study_file"]["enum"] = study_files(self.flow.name)
+        rare = ("other_settings", "study_text", "fresh")
+        first = ("study_file", *self.form.tried, *FIRST)
+        order = sorted(shown, key=lambda name: (name in rare) - (name in first))
+        for position, name in enumerate(order):
+            shown[name]["position"] = position
+        return schema
+
+    def parameters(self, form: FilledForm) -> BaseModel:
+        """Convert a filled form to the flow's parameters; raises `ConfigError`."""
+        return form.parameters(self.flow.parameters, self.form.fixed)
+
+    def prefect_flow(self) -> prefect.Flow[..., Any]:
+        """The flow that a worker runs: form → parameters → the same stages as the command."""
+
+        def start(**arguments: FilledForm) -> Any:
+            gc.enable()  # see tasks.runtime.flow_run_process
+            form = arguments[PARAMETER]
+            try:
+                return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
+            except DynolabError as error:  # Prefect would put a long traceback before its message
+                logging.getLogger(__name__).error("%s", error)
+                return Failed(message=str(error))
+
+        signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form_model)]
+        vars(start)["__signature__"] = Signature(signature)
+        start.__doc__ = self.form.about
+        return prefect.flow(name=self.flow.name, flow_run_name=_run_name)(start)
+
+
+def deployments() -> dict[str, Deployment]:
+    """Every deployment of the registry's flows, by name."""
+    return {
+        name: Deployment(name, flow, form)
+        for flow in map(load_flow, FLOWS)
+        for name, form in (flow.forms or {flow.name: Form(FLOWS[flow.name])}).items()
+    }
+
+
+def study_files(flow: str) -> list[str]:
+    """The study files of a flow; those of `train` are `study`'s."""
+    wanted = "study" if flow == "train" else flow
+    return sorted(path.name for path in STUDIES.glob("*.yaml") if built_in_flow(path) == wanted)
+
+
+@cache
+def built_in_flow(file: Path) -> str | None:
+    """The flow that a file of deploy/studies is for; without a flow's name before its own, `study`.
+
+    None: it is for a flow of a wing that is not here.
+    """
+    flow = flow_of(file.name, read_settings(read_study(file), file.name))
+    return flow if flow == "study" or file.name.startswith(f"{flow}_") else None
+
+
+def flow_of(file: str, settings: Mapping[str, Any]) -> str | None:
+    """The flow whose name begins that of a study file, else the first that has its settings."""
+    named = (flow for flow in FLOWS if file.startswith(f"{flow}_"))
+    fitting = (
+        flow for flow in FLOWS if settings.keys() <= load_flow(flow).parameters.model_fields.keys()
+    )
+    return next(named, None) or next(fitting, None)
+
+
+def _run_name() -> str:
+    """The run name that was typed, else the form's name, else the study file's and the run name.
+
+    Prefect fills the field for the run name with two words, which somebody may have typed, too.
+    """
+    form, given = flow_run.parameters[PARAMETER], str(flow_run.name)
+    if not re.fullmatch(r"[A-Za-z]+\d*-[A-Za-z]+\d*", given):
+        return given
+    filled = form if isinstance(form, dict) else form.model_dump()
+    file = Path(filled.get("study_file") or flow_run.flow_name)
+    return str(filled.get("name") or f"{file.stem} ({given})")[:60]

@@ -1,0 +1,1 @@
+"""From a study file, with changes, to the parameters of a flow."""

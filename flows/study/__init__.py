@@ -1,0 +1,1 @@
+"""The study: data → base → SFT → preference training → probe → forces → report."""

@@ -1,0 +1,1 @@
+"""The sweep: trials with settings of another flow, whose stages share results."""

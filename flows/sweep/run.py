@@ -1,0 +1,220 @@
+"""Runs the trials of a sweep, each under an MLflow run of its own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dynolab.data.rows import read_rows
+from dynolab.errors import ConfigError, DynolabError, Pruned, check_known
+from dynolab.grouping import grouped
+from dynolab.results.study import MetricsLine
+from dynolab.results.sweep import TrialState
+from dynolab.store import Claim
+from flows.parameters.parse import as_change, load_parameters
+from flows.registry import FLOWS, load_flow
+from flows.sweep.page import show_trials
+from flows.sweep.parameters import SweepParameters
+from flows.sweep.trials import MEASURED, RUN_ID, SweepStudy, short, study_name
+from tasks.runtime.open_platform import planning_platform
+from tasks.runtime.stage import Platform
+from tasks.runtime.track.runs import shown_params
+from tasks.runtime.training_monitor import watched_by
+from tasks.runtime.work import StageResult
+
+if TYPE_CHECKING:
+    import optuna
+
+log = logging.getLogger(__name__)
+
+PATH_POINTS = 100
+
+LOGP = "probe/chosen/logp"
+
+BESIDE = (LOGP, "probe/rejected/logp", "squeeze/gap", "train/margin")
+"""Metrics that are shown beside those of the sweep."""
+
+RUN_CREATION_SECONDS = 30.0
+
+_METRIC = re.compile(
+    r"(train|rollout|data)/.+|squeeze/(gap|rise)|probe/([^/]+/(logp(_per_token)?|outside_mass)|seconds)"
+)  # of a training; only the training itself knows all that begin with train/
+
+
+def check_sweep(parameters: SweepParameters) -> None:
+    """Raises `ConfigError`, before any trial, for an unknown flow, step, metric or setting.
+
+    Checks each value of a setting together with the first values of the others.
+    """
+    check_known("flow", parameters.flow, [name for name in FLOWS if name != "sweep"])
+    first = {
+        name: dimension.low if dimension.values is None else dimension.values[0]
+        for name, dimension in parameters.space.items()
+    }
+    for name, dimension in parameters.space.items():
+        for value in dimension.values or (dimension.low, dimension.high):
+            flow, settings = trial_of(parameters, first | {name: value})
+    steps = [step.name for step in flow.plan(settings, planning_platform()).steps]
+    check_known("stage", parameters.stage, steps)
+    for metric in parameters.objectives:
+        if parameters.stage in ("sft", "preference") and not _METRIC.fullmatch(metric):
+            raise ConfigError(
+                "metric",
+                metric,
+                "no training has it; choose train/margin, "
+                "probe/chosen/logp, squeeze/gap or another that MLflow shows of a training",
+            )
+
+
+def trial_of(parameters: SweepParameters, point: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The flow of a trial, and its parameters with the values of a `point` of the space.
+
+    **Raises** `ConfigError` for settings that cannot work.
+    """
+    changes = [as_change(setting, value) for setting, value in point.items()]
+    flow = load_flow(parameters.flow)
+    return flow, load_parameters(
+        flow.parameters, parameters.study_path, [*parameters.settings, *changes]
+    )
+
+
+def run_trials(study: SweepStudy, platform: Platform) -> None:
+    """Runs trials one by one: those whose process died, then new ones.
+
+    An error fails its trial alone. An interruption ends the sweep; its next process takes the trial
+    up again.
+
+    **Raises** `ConfigError` if the study file changed after the sweep began.
+    """
+    abandoned = study.unfinished()
+    while (trial := abandoned.pop(0) if abandoned else study.ask()) is not None:
+        with Claim(platform.store.files, f"sweeps/{study.name}/{trial.number}") as claim:
+            if (holder := claim.acquire_or_holder()) or study.has_ended(trial):
+                log.info("trial %d: left to %s", trial.number, holder or "its process")
+                continue
+            if study_name(study.parameters) != study.name:
+                raise ConfigError(
+                    "study",
+                    study.parameters.study,
+                    "changed after the sweep began; start the sweep again",
+                )
+            show_trials(study, platform)
+            _run_trial(study, trial, platform)
+
+
+def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> None:
+    """Runs a trial's stages under an MLflow run of its own, and records its end."""
+    sweep, point = study.parameters, trial.params
+    try:
+        flow, settings = trial_of(sweep, point)
+    except ConfigError as error:
+        log.warning("trial %d failed: %s", trial.number, error)
+        study.end(trial, "failed")
+        return
+    pairs = ", ".join(
+        f"{name.rpartition('.')[2]} = {short(value)}" for name, value in point.items()
+    )
+    own = replace(platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run)
+    # Opened here, so that its run gets metrics also if every stage is cached.
+    run = own.tracking.start_run(
+        f"{pairs} ({sweep.name} {trial.number})"[:120],
+        parent=platform.parent_run,
+        params=shown_params(settings) | point,
+        settings_yaml=settings.as_yaml,
+        tags={"kind": "trial", "flow": "trial", "sweep": sweep.name, "trial": str(trial.number)},
+    )
+
+    def watch(stage: str, line: MetricsLine) -> None:
+        value = line.metrics.get(sweep.metric)
+        if sweep.prune is None or stage != sweep.stage or line.step % sweep.prune.every:
+            return
+        if value is None or not math.isfinite(value):
+            return
+        trial.report(value, line.step)
+        if trial.should_prune():
+            raise Pruned(stage, line.step, sweep.metric, value)
+
+    state: TrialState = "failed"
+    values: dict[str, float] | None = None
+    try:
+        from flows.run import run_on
+
+        with watched_by(watch):
+            planned = replace(flow.plan(settings, planning_platform()), trained=sweep.stage)
+            results = run_on(own, planned, fresh=False)
+        paths = metric_paths(sweep, results, platform)
+        values = {name: path[-1][1] for name, path in paths.items()}
+        of_stage = results[sweep.stage].metrics  # the others are logged at every step
+        run.log_metrics({name: values[name] for name in sweep.objectives if name in of_stage}, 0)
+        trial.set_user_attr(MEASURED, _kept(sweep, paths))
+        run.wait_created(RUN_CREATION_SECONDS)
+        state = "complete"
+    except UnknownMetric:  # no trial has it
+        run.finish("FAILED")
+        study.end(trial, state)
+        raise
+    except Pruned as pruned:
+        log.info("trial %d: %s", trial.number, pruned)
+        state = "pruned"
+    except Exception as error:
+        expected = isinstance(error, DynolabError)
+        log.warning("trial %d failed: %s", trial.number, error, exc_info=not expected)
+    except BaseException:
+        run.finish("KILLED")
+        raise
+    trial.set_user_attr(RUN_ID, run.run_id)
+    study.end(trial, state, values)
+    run.set_tags({"trial.state": state})
+    run.finish("FAILED" if state == "failed" else "FINISHED")
+
+
+class UnknownMetric(ConfigError):
+    """The sweep's step has no metric of this name."""
+
+
+def metric_paths(
+    sweep: SweepParameters, results: Mapping[str, StageResult], platform: Platform
+) -> dict[str, list[tuple[int, float]]]:
+    """Metrics of the sweep's step → steps and values; one that is no training's has one, at 0.
+
+    **Raises** `UnknownMetric` without a metric of the sweep, and `ConfigError` unless their last
+    values are finite numbers.
+    """
+    result = results[sweep.stage]
+    paths = {name: [(0, value)] for name, value in result.metrics.items()}
+    if "metrics.jsonl" in platform.store.manifest(result.address, result.digest).files:
+        folder = platform.store.folder(result.address, result.digest)
+        paths |= grouped(
+            (name, (line.step, value))
+            for line in read_rows(folder / "metrics.jsonl", MetricsLine)
+            for name, value in line.metrics.items()
+        )
+    for metric in sweep.objectives:
+        if metric not in paths:
+            known = ", ".join(sorted(paths)) or "none"
+            raise UnknownMetric("metric", metric, f"choose a metric of {sweep.stage}: {known}")
+        if not math.isfinite(paths[metric][-1][1]):
+            raise ConfigError("metric", metric, "is not finite at the end; lower the learning rate")
+    return paths
+
+
+def _kept(
+    sweep: SweepParameters, paths: Mapping[str, list[tuple[int, float]]]
+) -> dict[str, dict[str, Any]]:
+    """What the sweep's page shows of a trial: last values of some metrics, and two paths."""
+    shown = [name for name in dict.fromkeys((*sweep.objectives, *BESIDE)) if name in paths]
+    kept = {}
+    per_token = any(name.startswith(LOGP) for name in sweep.objectives)
+    for name in (*sweep.objectives, *([] if per_token else [LOGP])):
+        finite = [point for point in paths.get(name, ()) if math.isfinite(point[1])]
+        if len(finite) > 1:
+            kept[name] = finite[:: -math.ceil(len(finite) / PATH_POINTS)][::-1]
+    last = {name: paths[name][-1][1] for name in shown}
+    return {
+        "values": {name: last[name] for name in last if math.isfinite(last[name])},
+        "paths": kept,
+    }
