@@ -29,6 +29,7 @@ AT_LEAST = {
     "claims_total": 45,
     "claims_decided_builtin": 0.9,
     "claims_decided_real_text": 0.75,
+    "verdicts_with_q": 1.0,
     "claims_tried_on_authors_logs": 12,
     "headline_seeds_min": 5,
     "lds_groups": 40,
@@ -59,9 +60,16 @@ def is_wrong(line: str) -> bool:
 
 
 def decided(rows: list[list[claims.Cell]]) -> float:
-    """Of the claims with a cell, the share with one that holds or does not."""
+    """Of the claims with a cell, the share with one that is decided: no difference is, too."""
     tried = [cells for cells in rows if cells]
-    return sum(any(c.outcome in ("holds", "fails") for c in own) for own in tried) / len(tried)
+    open_ones = ("unclear", "not measured")
+    return sum(any(c.outcome not in open_ones for c in cells) for cells in tried) / len(tried)
+
+
+def with_q(rows: list[list[claims.Cell]]) -> float:
+    """Of the cells whose figures have an interval, the share with a q; claims on cases have none."""
+    judged = [cell for cells in rows for cell in cells if cell.p is not None]
+    return sum(cell.q is not None for cell in judged) / len(judged)
 
 
 def main() -> None:
@@ -72,7 +80,7 @@ def main() -> None:
     builtin, text, authors = (
         [[c for c in cells if chosen(c)] for cells in rows]
         for chosen in (
-            lambda c: c.column == claims.BUILT_IN,
+            lambda c: c.column == claims.MADE,
             lambda c: c.table.endswith(REAL_TEXT),
             lambda c: c.column == claims.AUTHORS,
         )
@@ -92,6 +100,7 @@ def main() -> None:
             "claims_total": len(rows),
             "claims_decided_builtin": decided(builtin),
             "claims_decided_real_text": decided(text),
+            "verdicts_with_q": with_q(rows),
             "claims_tried_on_authors_logs": sum(map(bool, authors)),
             "claims_decided_on_authors_logs": decided(authors),
             "headline_seeds_min": min(seeds[str(table)] for table in headlines),
