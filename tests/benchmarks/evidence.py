@@ -67,7 +67,7 @@ def decided(rows: list[list[claims.Cell]]) -> float:
 
 
 def with_q(rows: list[list[claims.Cell]]) -> float:
-    """Of the cells whose figures have an interval, the share with a q; claims on cases have none."""
+    """Of the cells with an interval, the share with a q; claims about cases have none."""
     judged = [cell for cells in rows for cell in cells if cell.p is not None]
     return sum(cell.q is not None for cell in judged) / len(judged)
 

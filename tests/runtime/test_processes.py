@@ -14,7 +14,7 @@ import pytest
 
 from tasks.runtime.launch import notice
 from tasks.runtime.launch.notice import Notice, sigterm_as_interrupt
-from tasks.runtime.system.child import GRACE
+from tasks.runtime.system.child import GRACE, STARTER, starter
 from tasks.runtime.system.processes import (
     Process,
     free_port,
@@ -51,6 +51,26 @@ def test_a_child_whose_parent_is_gone_ends_at_once() -> None:
     command = [sys.executable, "-m", "tasks.runtime.system.child", str(os.getppid()), "this"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=20)
     assert (ended.returncode, ended.stdout) == (128 + signal.SIGKILL, b"")
+
+
+def test_a_rank_whose_launcher_ended_while_it_loaded_ends_at_once() -> None:
+    code = "from tasks.runtime.launch.rank_entry import main; main(None)"
+    gone = f"{os.uname().nodename} {os.getppid()}"  # another process than the rank's parent
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {STARTER: gone},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stdout) == (128 + signal.SIGKILL, b"")
+
+
+def test_another_host_s_starter_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STARTER, f"another {os.getpid()}")
+    assert starter() == os.getppid()
+    monkeypatch.delenv(STARTER)
+    assert starter() == os.getppid()
 
 
 def test_stopping_goes_from_sigterm_to_sigkill(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from dynolab.errors import ConfigError, DynolabError
 from dynolab.store import library_versions
 from tasks.runtime.launch.devices import check_usable
-from tasks.runtime.system.child import die_with_parent, run_as_main
+from tasks.runtime.system.child import die_with_parent, run_as_main, starter
 from tasks.runtime.system.computing import COMPUTING
 
 PROGRAMS = "tasks.ranks."
@@ -41,7 +41,7 @@ class Program(BaseModel):
 
 def main(given: Program | None) -> None:
     """Run the program; record an exception and raise it again."""
-    die_with_parent(os.getppid())
+    die_with_parent(starter())
     several = int(os.environ["GROUP_WORLD_SIZE"]) > 1
     program = rank_0s(given) if several or given is None else given
     rank = os.environ["RANK"]

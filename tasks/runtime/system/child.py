@@ -16,6 +16,8 @@ import sys
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GRACE = "DYNOLAB_GRACE_SECONDS"
+STARTER = "DYNOLAB_STARTER"
+"""Host and process that started those which inherit this variable."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -36,6 +38,17 @@ def die_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def starter() -> int:
+    """The process that started this one.
+
+    As it said itself, if it is a child of Dynolab's: the parent that this process has now is
+    another one if the starter ended while modules were loaded. A variable that came from another
+    host says nothing.
+    """
+    host, _, pid = os.environ.get(STARTER, "").rpartition(" ")
+    return int(pid) if host == os.uname().nodename else os.getppid()
+
+
 def shield() -> None:
     """Block SIGTERM here and in all descendants, where a training has a time of grace.
 
@@ -54,4 +67,5 @@ def run_as_main(module: str, arguments: list[str]) -> None:
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
     shield()
+    os.environ[STARTER] = f"{os.uname().nodename} {os.getpid()}"
     run_as_main(sys.argv[2], sys.argv[3:])
