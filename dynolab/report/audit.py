@@ -11,7 +11,7 @@ from dynolab.audit.foresight import Ranking, worst_first
 from dynolab.data.rows import Split, rows_by_source
 from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_diagonal, base_layout, subplots
 from dynolab.report.inputs.study import Audit, AuditPageInputs
-from dynolab.report.page import Page, Section, Words, table, write_page
+from dynolab.report.page import Section, Words, table, write_page
 from dynolab.report.style import (
     CHOSEN,
     DOWN,
@@ -63,11 +63,8 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
         harmful=[row.pair_id for row in worst_first(rows, "on_all") if row.on_all < 0],
         token=token if token < FOREIGN else None,
     )
-    page = Page(
-        name=inputs.name,
-        heading=words("heading"),
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    page = words.page(
+        inputs.name,
         content=[
             worst_section(audit, "on_all", words),
             sources_section(audit, words),

@@ -215,6 +215,16 @@ class Words:
         """A figure with its title, finding and note from the template."""
         return Figure(name, *self._texts(name), plot)
 
+    def page(self, name: str, content: Sequence[Part], **parts: Any) -> Page:
+        """A page whose heading, answer and lead are from the template; `parts` as in `Page`."""
+        texts = {
+            "heading": self("heading"),
+            "answer": self.lines("answer"),
+            "more": self.lines("more"),
+            "lead": self("lead"),
+        }
+        return Page(name=name, content=content, **(texts | parts))
+
     def _texts(self, name: str) -> tuple[Markup, Markup, Markup]:
         block = name.replace("-", "_")
         title, message, note = (self(f"{block}_{text}") for text in ("title", "message", "note"))

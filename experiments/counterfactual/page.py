@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from dynolab.report.figure import Figure, add_diagonal, subplots
 from dynolab.report.inputs.study import StageFacts
-from dynolab.report.page import Page, Words, table, write_page
+from dynolab.report.page import Words, table, write_page
 from dynolab.report.style import CHOSEN, HISTORY, number, plotly_text
 from dynolab.statistics import mean_interval
 from dynolab.training.config import DIFFERENTIATED
@@ -51,10 +51,8 @@ def write_counterfactual_page(
         )
         for each in agreements
     ]
-    page = Page(
-        name=name,
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    page = words.page(
+        name,
         content=[
             words.section("estimates", table(head, rows, "snnnnn")),
             words.section("blamed", blamed_table(effects, groups, repeats)),

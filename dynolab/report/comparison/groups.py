@@ -31,7 +31,7 @@ from dynolab.probes.paths import learning_paths
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import GroupPageInputs, curve
 from dynolab.report.inputs.study import Squeezing
-from dynolab.report.page import Page, Words, table, write_page, write_summary
+from dynolab.report.page import Words, table, write_page, write_summary
 from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.study.learning_paths import (
     WINDOW,
@@ -110,10 +110,8 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
         splits=list(passes),
         window=WINDOW,
     )
-    page = Page(
-        name=inputs.name,
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    page = words.page(
+        inputs.name,
         content=[
             words.section(
                 "runs", run_table(figures, runs, first, baseline, best.run if best else None)

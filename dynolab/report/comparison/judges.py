@@ -17,7 +17,7 @@ from dynolab.data.rows import write_rows
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from dynolab.judges.win_rate import agreement, both_orders, preferred
 from dynolab.report.inputs.study import PageInputs
-from dynolab.report.page import Page, Section, Words, table, write_page, write_summary
+from dynolab.report.page import Section, Words, table, write_page, write_summary
 from dynolab.report.plots import DotPanel, forest_plot
 from dynolab.report.style import excerpt, points, with_interval
 from dynolab.report.tables import run_name
@@ -147,10 +147,8 @@ def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
         )
         for row in inputs.agreements
     ]
-    page = Page(
-        name=inputs.name,
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    page = words.page(
+        inputs.name,
         content=[
             words.section(
                 "rates",

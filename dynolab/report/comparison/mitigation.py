@@ -16,7 +16,6 @@ from dynolab.report.figure import Figure
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import (
     ANSWER,
-    Page,
     Section,
     Words,
     table,
@@ -98,11 +97,9 @@ def write_mitigation_page(
     figures = table_of(compared)
     words, best = _words(compared, figures, commands or {})
     verdicts = assess_remedies(list(compared.arms), compared.baseline, figures)
-    page = Page(
-        name=compared.name,
-        heading=words("heading"),
+    page = words.page(
+        compared.name,
         answer=[*words.lines("answer"), *words.lines("next")],
-        lead=words("lead"),
         content=[
             *_sections(compared, figures, words, best),
             _followed_section(compared),

@@ -11,7 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout, subplots
-from dynolab.report.page import Page, Words, page_html, table, write_text
+from dynolab.report.page import Words, page_html, table, write_text
 from dynolab.report.style import (
     BEST,
     CHOSEN,
@@ -277,11 +277,8 @@ def write_sweep_page(
         compare=compare,
     )
     figures = SweepFigures([row for row in rows if row.values], objectives, best, settings, words)
-    page = Page(
-        name=name,
-        answer=words.lines("answer"),
-        more=words.lines("more"),
-        lead=words("lead"),
+    page = words.page(
+        name,
         content=[
             words.section("trials", table(head, lines, "ns" + "n" * (len(head) - 3) + "s")),
             figures.values(),

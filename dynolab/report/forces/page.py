@@ -21,7 +21,7 @@ from dynolab.report.figure import (
 from dynolab.report.forces.matrices import kernel_size_figure, pair_matrix_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_choice_figure
 from dynolab.report.inputs.study import CheckpointForces, ForcePageInputs
-from dynolab.report.page import Page, Words, table, write_page
+from dynolab.report.page import Words, table, write_page
 from dynolab.report.style import (
     BEST,
     CHOSEN,
@@ -64,9 +64,8 @@ def write_force_page(inputs: ForcePageInputs, folder: Path) -> None:
         error=max(errors, default=None),
     )
     maps = [(each.label, token_map) for each in checkpoints for token_map in each.token_maps]
-    page = Page(
-        name=inputs.name,
-        lead=words("lead"),
+    page = words.page(
+        inputs.name,
         content=[
             pair_matrix_figure(checkpoints),
             token_map_choice_figure(maps),

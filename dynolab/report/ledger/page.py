@@ -14,7 +14,7 @@ from dynolab.report.figure import CELLS, Figure, base_layout, menu
 from dynolab.report.forces.token_map import FELL_MOST, token_map_figure
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.ledger.fallen import fallen_figure, pusher_section
-from dynolab.report.page import Page, Section, Words, write_page
+from dynolab.report.page import Section, Words, write_page
 from dynolab.report.style import (
     CHOSEN,
     DIVERGING,
@@ -52,10 +52,8 @@ def write_ledger_page(
 ) -> None:
     """Writes the self-contained `ledger.html`, and every figure as a file in `figures/`."""
     words = Words("ledger.html", ledger=ledger, summary=ledger.summary)
-    page = Page(
-        name=name,
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    page = words.page(
+        name,
         content=ledger_parts(ledger),
         settings=settings,
         stages=stages,
