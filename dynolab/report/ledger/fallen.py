@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from dynolab.data.rows import Example
 from dynolab.data.sources.columns import ASSISTANT
-from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout
+from dynolab.report.figure import LEGEND_ABOVE, Figure, empty_plot
 from dynolab.report.page import PARTS, Section, Words, table
 from dynolab.report.style import (
     CHOSEN,
@@ -219,13 +218,11 @@ def fallen_figure(ledger: LedgerReader) -> Figure | None:
         names.append(plotly_text(name, 24))
         label = plotly_text(prompt_of(name, ledger.rows, 32), 32)
         labels.append(f"{label} {number(answer.change, 2, sign=True)}")
-    plot = go.Figure(
-        layout=base_layout(
-            120 + 34 * len(answers),
-            barmode="relative",
-            bargap=0.35,
-            legend=LEGEND_ABOVE | {"x": 0, "xanchor": "left"},
-        )
+    plot = empty_plot(
+        120 + 34 * len(answers),
+        barmode="relative",
+        bargap=0.35,
+        legend=LEGEND_ABOVE | {"x": 0, "xanchor": "left"},
     )
     for part, label, color in _BARS:
         plot.add_bar(

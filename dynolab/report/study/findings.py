@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -24,10 +24,11 @@ from dynolab.probes.paths import (
 )
 from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.ledger.fallen import fallen_answers, prompt_of, strongest, summed_pushers
+from dynolab.report.page import as_dicts
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import SPLITS, excerpt, numbers, text_table
 from dynolab.report.tables import outcome_counts
-from dynolab.results.study import ForceRow, PairChange
+from dynolab.results.study import ForceRow, PairChange, ProbeScore
 from dynolab.squeezing.index import chosen_by_step, squeeze_index
 from dynolab.statistics import Interval, column, mean_interval
 
@@ -54,7 +55,7 @@ def find(inputs: ReportInputs) -> Found:
     forces: list[ForceRow] = []
     for training in trainings:
         forces += training.forces
-        scores = training.probes
+        scores: Sequence[ProbeScore] = training.probes
         if training.stage in PAIR_OBJECTIVES:
             scores = complete_pairs(scores)
         for split in SPLITS:
@@ -140,7 +141,7 @@ def summarise(inputs: ReportInputs, found: Found) -> dict[str, Any]:
         "study": inputs.facts.name,
         "seed": inputs.facts.seed,
         "metrics": metrics,
-        "changes": {name: interval.as_dict() for name, interval in changes.items()},
+        "changes": as_dicts(changes),
         "means": indices,
         "verdicts": [verdict.summary() for verdict in found.verdicts],
         "events": {
