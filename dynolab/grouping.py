@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+
+def attributes(rows: Iterable[object], name: str) -> list[Any]:
+    """One attribute of every row."""
+    return [getattr(row, name) for row in rows]
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:

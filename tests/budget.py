@@ -12,6 +12,7 @@ import sys
 import tokenize
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +61,7 @@ def main() -> None:
     limits: dict[str, int] = settings["tool"]["dynolab"]["budget"]
     sizes = dict.fromkeys(limits, 0)
     for top in (*SOURCE, "tests"):
-        for path in (ROOT / top).rglob("*.py"):
+        for path in chain((ROOT / top).rglob("*.py"), (ROOT / top).rglob("*.pyi")):
             count = tokens(path.read_text(encoding="utf-8"))
             for room in set(rooms_of(path)) & set(limits):
                 sizes[room] += count

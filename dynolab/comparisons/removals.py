@@ -31,6 +31,15 @@ class Removal:
     control_effect: Interval
     against_random: Interval
 
+    @property
+    def effects(self) -> dict[str, dict[str, float | int | None]]:
+        """The three intervals by name, for JSON."""
+        return {
+            "against_baseline": self.against_baseline.as_dict(),
+            "control_effect": self.control_effect.as_dict(),
+            "against_random": self.against_random.as_dict(),
+        }
+
 
 def removals(compared: ComparedArms) -> list[Removal]:
     """The runs that leave named pairs out, each beside the run without random ones; none without

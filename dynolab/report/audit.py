@@ -6,28 +6,35 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import plotly.graph_objects as go
-
 from dynolab.audit.foresight import FORCES, Ranking, worst_first
 from dynolab.data.rows import Split, rows_by_source
-from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_diagonal, base_layout, subplots
+from dynolab.grouping import attributes
+from dynolab.report.figure import (
+    LEGEND_OVER_TITLES,
+    Figure,
+    add_diagonal,
+    dot,
+    empty_plot,
+    in_panel,
+    subplots,
+)
 from dynolab.report.inputs.study import Audit, AuditPageInputs
-from dynolab.report.page import Page, Section, Words, table, write_page
+from dynolab.report.page import Section, Words, table, write_page
 from dynolab.report.style import (
     CHOSEN,
     DOWN,
     HISTORY,
-    PAPER,
     SPLITS,
     UP,
     ZERO,
     excerpt,
     number,
+    numbers,
     plotly_text,
     with_interval,
 )
-from dynolab.results.audit import Foresight
-from dynolab.statistics import Interval
+from dynolab.results.audit import Foresight, PairAudit
+from dynolab.statistics import Interval, column
 
 LABELS: dict[str, tuple[str, str]] = {
     "from_all": ("force of all pairs on it", "a step on all training pairs lowers the answer"),
@@ -52,30 +59,28 @@ FOREIGN = -4.0
 """Nats a token, a perplexity of 55, below which a model's answers were hardly its own."""
 
 _DRAWN: tuple[Ranking, ...] = ("from_all", "force", "ches")
+_BY_CHANGE = {"not trained yet": CHOSEN, "rose in training": UP, "fell in training": DOWN}
 _COLORS: dict[Split, str] = {"train": DOWN, "heldout": HISTORY}
 
 
 def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
     """Writes the self-contained `audit.html`, and every figure as a file in `figures/`."""
     audit = inputs.audit
-    rows = [row for row in audit.rows if row.split == "train"]
-    token = sum(row.chosen_logp for row in rows) / sum(row.chosen_tokens for row in rows)
+    rows = audit.trained
+    token = column(rows, "chosen_logp").sum() / column(rows, "chosen_tokens").sum()
     words = Words(
         "audit.html",
         inputs=inputs,
         pairs=len(rows),
         heldout=len(audit.rows) - len(rows),
-        own=sum(row.force < 0 for row in rows),
-        lowered=sum(row.from_all < 0 for row in rows),
+        own=int((column(rows, "force") < 0).sum()),
+        lowered=int((column(rows, "from_all") < 0).sum()),
         harmful=[row.pair_id for row in worst_first(rows, "on_all") if row.on_all < 0],
         token=token if token < FOREIGN else None,
         told=_told_most(audit.foresight, "train"),
     )
-    page = Page(
-        name=inputs.name,
-        heading=words("heading"),
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    page = words.page(
+        inputs.name,
         content=[
             worst_section(audit, "on_all", words),
             sources_section(audit, words),
@@ -93,79 +98,68 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
 
 def worst_section(audit: Audit, ranking: Ranking, words: Words) -> Section:
     """The pairs that a ranking puts first, with their texts."""
-    own = [row for row in audit.rows if row.split == "train"]
-    moved = {(change.split, change.pair_id): change.change for change in audit.changes}
-    rows = [
-        (
-            row.pair_id,
-            excerpt(pair.prompt, 90, end=True),
-            excerpt(pair.chosen, 90),
-            excerpt(pair.rejected or "", 90),
-            *(
-                number(value, sign=True)
-                for value in (row.pull_up, row.push_down, row.from_all, row.on_all)
-            ),
-            number(row.ches),
-            number(moved.get((row.split, row.pair_id)), sign=True),
-        )
-        for row in worst_first(own, ranking)[:WORST]
-        for pair in (audit.texts[row.split, row.pair_id],)
-    ]
-    numbers = ("pull up", "push down", "from all", "on all", "CHES", "Δ by training")
-    head = ("pair", "prompt", "chosen y⁺", "rejected y⁻", *numbers)
-    return words.section(f"worst-{ranking}", table(head, rows, "ssss" + "n" * len(numbers)))
+    moved = audit.moved
+    rows = []
+    for row in worst_first(audit.trained, ranking)[:WORST]:
+        name = row.split, row.pair_id
+        pair = audit.texts[name]
+        answers = excerpt(pair.chosen, 90), excerpt(pair.rejected or "", 90)
+        nats = numbers(row.pull_up, row.push_down, row.from_all, row.on_all, sign=True)
+        trained = number(moved.get(name), sign=True)
+        prompt = excerpt(pair.prompt, 90, end=True)
+        rows.append((row.pair_id, prompt, *answers, *nats, number(row.ches), trained))
+    nats_head = ("pull up", "push down", "from all", "on all", "CHES", "Δ by training")
+    head = ("pair", "prompt", "chosen y⁺", "rejected y⁻", *nats_head)
+    return words.section(f"worst-{ranking}", table(head, rows, "ssssnnnnnn"))
 
 
 def sources_section(audit: Audit, words: Words) -> Section | None:
     """What a step on a source's pairs does to all chosen answers; None for a single source."""
-    own = [row for row in audit.rows if row.split == "train"]
-    sources = rows_by_source([row.pair_id for row in own])
-    rows = [
-        (
-            source,
-            len(places),
-            number(sum(own[place].on_all for place in places) / len(own), sign=True),
-            number(sum(own[place].from_all for place in places) / len(places), sign=True),
-            number(sum(own[place].force for place in places) / len(places), sign=True),
-        )
-        for source, places in sources.items()
-    ]
+    trained = audit.trained
+    rows = []
+    for source, places in rows_by_source(attributes(trained, "pair_id")).items():
+        pairs = [trained[place] for place in places]
+        part = column(pairs, "on_all").sum() / len(trained)
+        means = column(pairs, "from_all").mean(), column(pairs, "force").mean()
+        rows.append((source, len(pairs), *numbers(part, *means, sign=True)))
     head = ("source", "pairs", "its part in the step on all", "from all", "on its own")
     return words.table("sources", head, rows, "snnnn")
 
 
 def pull_figure(audit: Audit, words: Words) -> Figure:
     """Pull up and push down of every training pair on its own chosen answer."""
-    rows = [row for row in audit.rows if row.split == "train"]
-    moved = {change.pair_id: change.change for change in audit.changes if change.split == "train"}
-    groups = {
-        "not trained yet": (CHOSEN, [row for row in rows if row.pair_id not in moved]),
-        "rose in training": (UP, [row for row in rows if moved.get(row.pair_id, -1) >= 0]),
-        "fell in training": (DOWN, [row for row in rows if moved.get(row.pair_id, 0) < 0]),
-    }
-    plot = go.Figure(
-        layout=base_layout(
-            440,
-            xaxis={"title": {"text": "pull up, through y⁺ (nats)"}},
-            yaxis={"title": {"text": "push down, through y⁻ (nats)"}},
-        )
+    groups: dict[str, list[PairAudit]] = {name: [] for name in _BY_CHANGE}
+    for row in audit.trained:
+        change = audit.moved.get((row.split, row.pair_id))
+        name = "not trained yet"
+        if change is not None:
+            name = "fell in training" if change < 0 else "rose in training"
+        groups[name].append(row)
+    plot = empty_plot(
+        440,
+        xaxis={"title": {"text": "pull up, through y⁺ (nats)"}},
+        yaxis={"title": {"text": "push down, through y⁻ (nats)"}},
     )
-    low = min(0.0, *(row.push_down for row in rows))
-    add_diagonal(plot, (0, min(max(row.pull_up for row in rows), -low)), slope=-1)
-    for name, (color, own) in groups.items():
-        if own:
+    low = min(0.0, column(audit.trained, "push_down").min())
+    add_diagonal(plot, (0, min(column(audit.trained, "pull_up").max(), -low)), slope=-1)
+    for name, pairs in groups.items():
+        if pairs:
             plot.add_scatter(
-                x=[row.pull_up for row in own],
-                y=[row.push_down for row in own],
+                x=attributes(pairs, "pull_up"),
+                y=attributes(pairs, "push_down"),
                 mode="markers",
                 name=name,
-                marker={"color": color, "size": 7, "line": {"color": PAPER, "width": 0.5}},
-                text=[plotly_text(f"“{row.pair_id}”", 32) for row in own],
-                customdata=[row.force for row in own],
+                marker=dot(_BY_CHANGE[name], 7),
+                text=_names(pairs),
+                customdata=attributes(pairs, "force"),
                 hovertemplate="%{text}: up %{x:.3g}, down %{y:+.3g}, together "
                 "%{customdata:+.3g} nats<extra></extra>",
             )
     return words.figure("pulls", plot)
+
+
+def _names(pairs: Sequence[PairAudit]) -> list[str]:
+    return [plotly_text(f"“{row.pair_id}”", 32) for row in pairs]
 
 
 def foresight_section(foresight: Sequence[Foresight]) -> Section:
@@ -225,7 +219,7 @@ def foreseen_figure(audit: Audit) -> Figure | None:
     """Three rankings against what training did to every chosen answer."""
     if not audit.changes:
         return None
-    moved = {(change.split, change.pair_id): change.change for change in audit.changes}
+    moved = audit.moved
     rows = [row for row in audit.rows if (row.split, row.pair_id) in moved]
     plot = subplots(
         [LABELS[ranking][0] for ranking in _DRAWN],
@@ -239,19 +233,15 @@ def foreseen_figure(audit: Audit) -> Figure | None:
     )
     for col, ranking in enumerate(_DRAWN, start=1):
         for split, color in _COLORS.items():
-            own = [row for row in rows if row.split == split]
+            of_split = [row for row in rows if row.split == split]
             plot.add_scatter(
-                x=[getattr(row, ranking) for row in own],
-                y=[moved[row.split, row.pair_id] for row in own],
+                x=attributes(of_split, ranking),
+                y=[moved[split, row.pair_id] for row in of_split],
                 mode="markers",
-                name=f"{SPLITS[split]} pairs",
-                legendgroup=split,
-                showlegend=col == 1,
-                marker={"color": color, "size": 6, "line": {"color": PAPER, "width": 0.5}},
-                text=[plotly_text(f"“{row.pair_id}”", 32) for row in own],
+                **in_panel(col, f"{SPLITS[split]} pairs", split),
+                marker=dot(color),
+                text=_names(of_split),
                 hovertemplate="%{text}: %{x:.3g} before, %{y:+.3g} nats by training<extra></extra>",
-                row=1,
-                col=col,
             )
     fell = [row for row in rows if moved[row.split, row.pair_id] < 0]
     return Words("audit.html", fell=len(fell), audited=len(rows)).figure("foreseen", plot)

@@ -91,6 +91,11 @@ def base_layout(height: int, **more: Any) -> dict[str, Any]:
     }
 
 
+def empty_plot(height: int, **layout: Any) -> go.Figure:
+    """A plot of one panel, with the layout that all figures share."""
+    return go.Figure(layout=base_layout(height, **layout))
+
+
 def subplots(
     titles: Sequence[str],
     height: int,
@@ -167,14 +172,23 @@ def add_diagonal(plot: go.Figure, ends: Sequence[float], slope: int = 1, **where
     )
 
 
+def in_panel(col: int, name: str, group: str = "", row: int = 1) -> dict[str, Any]:
+    """Where a trace is drawn, and its entry in the legend, which is that of the first panel."""
+    legend = {"legendgroup": group or name, "showlegend": col == 1}
+    return {"name": name, **legend, "row": row, "col": col}
+
+
+def dot(color: str, size: int = 6) -> dict[str, Any]:
+    """The look of a dot among others: a thin line parts it from those below."""
+    return {"color": color, "size": size, "line": {"color": PAPER, "width": 0.5}}
+
+
 def correlation_plot(height: int, **cells: Any) -> go.Figure:
     """A heat map of named rows by named columns with its numbers in the cells."""
     ticks = {**CELLS, "type": "category"}
-    layout = base_layout(height, xaxis=ticks, yaxis={**ticks, "autorange": "reversed"})
+    plot = empty_plot(height, xaxis=ticks, yaxis={**ticks, "autorange": "reversed"})
     hover = "%{x} and %{y}: %{z:.3f}<extra></extra>"
-    return go.Figure(layout=layout).add_heatmap(
-        xgap=2, ygap=2, texttemplate="%{text}", hovertemplate=hover, **cells
-    )
+    return plot.add_heatmap(xgap=2, ygap=2, texttemplate="%{text}", hovertemplate=hover, **cells)
 
 
 def spread(values: Sequence[int], most: int = 4) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from dynolab.report.style import (
     with_interval,
 )
 from dynolab.report.terms import terms_in, with_terms
+from dynolab.statistics import Interval
 
 _LOADER = PackageLoader("dynolab.report")
 _TEMPLATES = Environment(
@@ -105,11 +106,7 @@ class Fold:
     @property
     def sections(self) -> list[Section]:
         """The sections that were measured; a figure as a section."""
-        return [
-            figure_section(part) if isinstance(part, Figure) else part
-            for part in self.content
-            if part is not None
-        ]
+        return [as_section(part) for part in self.content if part is not None]
 
     @property
     def markup(self) -> Markup:
@@ -215,31 +212,38 @@ class Words:
         """A figure with its title, finding and note from the template."""
         return Figure(name, *self._texts(name), plot)
 
+    def page(self, name: str, content: Sequence[Part], **parts: Any) -> Page:
+        """A page whose heading, answer and lead are from the template; `parts` as in `Page`."""
+        texts = {
+            "heading": self("heading"),
+            "answer": self.lines("answer"),
+            "more": self.lines("more"),
+            "lead": self("lead"),
+        }
+        return Page(name=name, content=content, **(texts | parts))
+
     def _texts(self, name: str) -> tuple[Markup, Markup, Markup]:
         block = name.replace("-", "_")
-        title, message, note = (self(f"{block}_{text}") for text in ("title", "message", "note"))
-        return title, message, note
+        return self(f"{block}_title"), self(f"{block}_message"), self(f"{block}_note")
 
 
-def figure_section(figure: Figure) -> Section:
-    """A figure with its finding above and its note on how to read it below."""
-    drawn = (Markup(PARTS.figure(figure)),)
-    return Section(figure.name, figure.title, figure.message, drawn, figure.note)
+def as_section(part: Figure | Section) -> Section:
+    """A figure with its finding above and its note on how to read it below; else the section."""
+    if isinstance(part, Section):
+        return part
+    return Section(part.name, part.title, part.message, (Markup(PARTS.figure(part)),), part.note)
 
 
 def stage_section(stages: Sequence[StageFacts]) -> Section:
     """The stages that the page was made from, with their keys."""
     seconds = sum(stage.seconds or 0.0 for stage in stages)
     code = Markup("<code>{}</code>").format
-    rows = [
-        (
-            stage.stage,
-            code(stage.key[:16] + ("…" if len(stage.key) > 16 else "")),
-            "–" if stage.seconds is None else f"{stage.seconds:.1f}",
-            code(stage.mlflow_run_id) if stage.mlflow_run_id else "–",
-        )
-        for stage in stages
-    ]
+    rows = []
+    for stage in stages:
+        key = code(stage.key[:16] + ("…" if len(stage.key) > 16 else ""))
+        duration = "–" if stage.seconds is None else f"{stage.seconds:.1f}"
+        run = code(stage.mlflow_run_id) if stage.mlflow_run_id else "–"
+        rows.append((stage.stage, key, duration, run))
     return section(
         "stages",
         "Stages",
@@ -253,11 +257,12 @@ def stage_section(stages: Sequence[StageFacts]) -> Section:
 
 def page_html(page: Page) -> str:
     """A self-contained page: plotly.js is inlined, nothing is loaded, two known scripts may run."""
-    parts: list[Section | Fold] = [
-        figure_section(part) if isinstance(part, Figure) else part
-        for part in page.content
-        if part is not None and not (isinstance(part, Fold) and not part.sections)
-    ]
+    parts: list[Section | Fold] = []
+    for part in page.content:
+        if isinstance(part, Fold) and part.sections:
+            parts.append(part)
+        elif isinstance(part, Figure | Section):
+            parts.append(as_section(part))
     made_from = [] if page.stages is None else [stage_section(page.stages)]
     if page.settings is not None:
         code = Markup("<pre>{}</pre>").format(page.settings)
@@ -278,28 +283,35 @@ def write_page(page: Page, folder: Path, file: str) -> None:
     figures = folder / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     write_text(folder / file, page_html(page))
-    if answer := page.answer or _first_finding(page):
+    answer = page.answer or _first_finding(page)
+    if answer:
         plain = [Markup(sentence).striptags() for sentence in map(escape, answer)]
         printed = ["", page.printed] if page.printed else []
         write_text(folder / ANSWER, "\n".join([*plain, *printed]) + "\n")
     write_text(figures / "plotly.min.js", get_plotlyjs())
-    parts = (part.content if isinstance(part, Fold) else [part] for part in page.content)
-    for part in (each for group in parts for each in group if isinstance(each, Figure)):
-        write_text(figures / f"{part.name}.json", part.plot.to_json())
-        body = Markup(PARTS.section(figure_section(part), terms=False))
-        page_of_figure = _html(part.title, body, (_SCRIPT,), plotly_file="plotly.min.js")
-        write_text(figures / f"{part.name}.html", page_of_figure)
+    for part in page.content:
+        for figure in part.content if isinstance(part, Fold) else [part]:
+            if isinstance(figure, Figure):
+                write_text(figures / f"{figure.name}.json", figure.plot.to_json())
+                body = Markup(PARTS.section(as_section(figure), terms=False))
+                page_of_figure = _html(figure.title, body, (_SCRIPT,), plotly_file="plotly.min.js")
+                write_text(figures / f"{figure.name}.html", page_of_figure)
 
 
 def _first_finding(page: Page) -> list[str]:
     """The first message on a page without an answer."""
-    found = (part.message for part in page.content if isinstance(part, Figure | Section))
-    return [message for message in found if message][:1]
+    messages = [part.message for part in page.content if isinstance(part, Figure | Section)]
+    return [message for message in messages if message][:1]
 
 
 def write_text(path: Path, content: str) -> None:
     """Writes UTF-8 text with the same line ends on every system."""
     path.write_text(content, encoding="utf-8", newline="\n")
+
+
+def as_dicts(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | int | None]]:
+    """Intervals for JSON."""
+    return {name: interval.as_dict() for name, interval in intervals.items()}
 
 
 def write_summary(summary: dict[str, Any], folder: Path) -> dict[str, float]:
@@ -319,8 +331,10 @@ def _html(
     plotly_file: str = "",
 ) -> str:
     """Fills the page template; without `page`, with the body alone."""
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts]
-    own_files = ["'self'", "file:"] if plotly_file else []
+    allowed = ["'self'", "file:"] if plotly_file else []
+    for text in scripts:
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest())
+        allowed.append(f"'sha256-{digest.decode()}'")
     head = Markup(PARTS.head(page)) if page else Markup()
     return _TEMPLATES.get_template("page.html").render(
         title=title,
@@ -331,7 +345,7 @@ def _html(
         glossary=terms_in(head + body) if page else {},
         scripts=scripts,
         plotly_file=plotly_file,
-        allowed=[*own_files, *(f"'sha256-{digest.decode()}'" for digest in hashes)],
+        allowed=allowed,
         style=_STYLE,
         dark=DARK,
     )

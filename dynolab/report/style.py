@@ -70,6 +70,11 @@ def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
     return f"{mantissa}·10{superscript}"
 
 
+def numbers(*values: float | None, digits: int = 3, sign: bool = False) -> list[str]:
+    """Formats several numbers as `number` does."""
+    return [number(value, digits, sign) for value in values]
+
+
 def true_minus(text: str) -> str:
     """Replaces the hyphen in a formatted number by a minus sign."""
     return text.replace("-", "−")

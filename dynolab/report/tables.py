@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 
 from jaxtyping import Float
 from markupsafe import Markup
@@ -13,6 +14,7 @@ from numpy import ndarray
 
 from dynolab.claims.verdict import APPEARS, Measurement, Outcome, Verdict
 from dynolab.comparisons.arm_table import ArmTable
+from dynolab.grouping import attributes
 from dynolab.report.page import table
 from dynolab.report.style import mean_and_ends, number, with_interval
 from dynolab.results.arms import RunFigures
@@ -53,13 +55,10 @@ def run_table(
     the run that is marked; `about`: a remark below a run's name.
     """
     shown = [measure for measure in measures if measure.figure in figures.names]
-    rows = [
-        (
-            run_name(run, run == best, (about or {}).get(run, "")),
-            *(_cell(figures, run, measure, baseline) for measure in shown),
-        )
-        for run in runs
-    ]
+    rows = []
+    for run in runs:
+        cells = [_cell(figures, run, measure, baseline) for measure in shown]
+        rows.append((run_name(run, run == best, (about or {}).get(run, "")), *cells))
     head = ("run", *(measure.caption for measure in shown))
     return table(head, rows, "s" + "n" * len(shown), cards=True)
 
@@ -71,13 +70,12 @@ def run_name(run: str, best: bool = False, about: str = "") -> Markup:
 
 def ending(trainings: Mapping[int, RunFigures]) -> str:
     """How a run's trainings, by seed, ended; empty if all did after their last step."""
-    ends = [
-        f"seed {seed} diverged after {run.diverged.step} steps"
-        for seed, run in trainings.items()
-        if run.diverged is not None
-    ]
-    alarms = [run.alarm for run in trainings.values()]
-    stops = [alarm.step for alarm in alarms if alarm is not None and alarm.stopped]
+    ends, stops = [], []
+    for seed, run in trainings.items():
+        if run.diverged is not None:
+            ends.append(f"seed {seed} diverged after {run.diverged.step} steps")
+        if run.alarm is not None and run.alarm.stopped:
+            stops.append(run.alarm.step)
     if stops:
         steps = "–".join(dict.fromkeys(map(str, (min(stops), max(stops)))))
         ends.append(f"{len(stops)} of {len(trainings)} ended by the alarm at step {steps}")
@@ -95,10 +93,10 @@ def intervals_of_change(values: Float[ndarray, "steps seeds"]) -> list[Interval]
 
 def _cell(figures: ArmTable, run: str, measure: Measure, baseline: str | None) -> Markup | str:
     factor = 100 if measure.share else 1
-    own = figures.mean(run, measure.figure)
-    if not own.n:
+    value = figures.mean(run, measure.figure)
+    if not value.n:
         return "–"
-    mean, ends = mean_and_ends(own.times(factor), measure.signed)
+    mean, ends = mean_and_ends(value.times(factor), measure.signed)
     if baseline is None:
         return _CELL.format("", mean, ends)
     change = figures.difference(run, baseline, measure.figure)
@@ -140,6 +138,11 @@ class Standing:
         """Clearly better on some measure and clearly worse on none."""
         return bool(self.better) and not self.worse
 
+    @property
+    def rank(self) -> tuple[bool, int, float]:
+        """What orders the runs: the larger, the earlier."""
+        return self.recommended, len(self.better), self.end
+
 
 def standings(
     figures: ArmTable,
@@ -156,21 +159,20 @@ def standings(
     `Standing.end`; the first one with enough pairs counts.
     """
 
-    def clear(run: str, sign: int) -> tuple[str, ...]:
-        changes = {name: figures.difference(run, baseline, name) for name in measures}
-        return tuple(
-            name
-            for name, change in changes.items()
-            if figures.decides(change, name) and sign * measures[name] * change.mean > 0
-        )
-
-    known = [name for name in ends if name in figures.names and not figures.few(name)] or [ends[-1]]
-    every = [
-        Standing(run, clear(run, 1), clear(run, -1), change.mean if change.n else -inf)
-        for run in runs
-        for change in (figures.difference(run, baseline, known[0]),)
-    ]
-    return sorted(every, key=lambda own: (own.recommended, len(own.better), own.end), reverse=True)
+    decisive = [name for name in ends if name in figures.names and not figures.few(name)]
+    end_name = decisive[0] if decisive else ends[-1]
+    unordered = []
+    for run in runs:
+        better: list[str] = []
+        worse: list[str] = []
+        for name, sign in measures.items():
+            change = figures.difference(run, baseline, name)
+            if figures.decides(change, name):
+                (better if sign * change.mean > 0 else worse).append(name)
+        end = figures.difference(run, baseline, end_name)
+        end_mean = end.mean if end.n else -inf
+        unordered.append(Standing(run, tuple(better), tuple(worse), end_mean))
+    return sorted(unordered, key=attrgetter("rank"), reverse=True)
 
 
 def unlearned(figures: ArmTable, runs: Sequence[str]) -> list[str]:
@@ -201,19 +203,18 @@ def verdict_table(
     - `about`: heading of the first column, whose entries are `named(verdict.topic)`.
     - `words`: labels of outcomes; an outcome without one is shown by its name.
     """
-    rows = [
-        (
+    rows = []
+    for verdict in verdicts:
+        least = min(attributes(verdict.measured, "n"), default=0)
+        row = (
             named(verdict.topic),
             verdict.claim,
             verdict.expected,
             _figures(verdict),
-            f"{least:,}"
-            if (least := min((figure.n for figure in verdict.measured), default=0))
-            else "–",
+            f"{least:,}" if least else "–",
             outcome_mark(verdict, words),
         )
-        for verdict in verdicts
-    ]
+        rows.append(row)
     return table((about, "claim", "expected", "measured [95%]", "n", "verdict"), rows, "ssssns")
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from dynolab.report.figure import Figure, add_diagonal, subplots
+from dynolab.report.figure import Figure, add_diagonal, in_panel, subplots
 from dynolab.report.inputs.study import StageFacts
-from dynolab.report.page import Page, Words, table, write_page
+from dynolab.report.page import Words, table, write_page
 from dynolab.report.style import CHOSEN, HISTORY, number, plotly_text
 from dynolab.statistics import mean_interval
 from dynolab.training.config import DIFFERENTIATED
@@ -51,10 +51,8 @@ def write_counterfactual_page(
         )
         for each in agreements
     ]
-    page = Page(
-        name=name,
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    page = words.page(
+        name,
         content=[
             words.section("estimates", table(head, rows, "snnnnn")),
             words.section("blamed", blamed_table(effects, groups, repeats)),
@@ -113,13 +111,9 @@ def effects_figure(effects: Sequence[Effect], groups: Sequence[Dropped], words: 
                 y=[round(effect.measured, 5) for effect in own],
                 text=[plotly_text(f"{e.group} on {e.functional}") for e in own],
                 mode="markers",
-                name=label,
-                legendgroup=label,
-                showlegend=column == 1,
+                **in_panel(column, label),
                 marker={"color": color, "size": 5, "opacity": 0.6},
                 hovertemplate="%{text}: predicted %{x:+.3g}, measured %{y:+.3g}<extra></extra>",
-                row=1,
-                col=column,
             )
         ends = [effect.predicted for effect in of_estimate]
         add_diagonal(plot, (min(ends), max(ends)), row=1, col=column)

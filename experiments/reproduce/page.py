@@ -103,10 +103,9 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     }
     measures = [Measure(name, f"Δ {title}", signed=True) for name, title in _SHOWN.items()]
     table = run_table(ArmTable(values, rows), list(rows), measures, None, about=ends)
-    page = Page(
-        name=inputs.name,
+    page = words.page(
+        inputs.name,
         answer=Words("findings.html", verdicts=verdicts, unit=inputs.unit).lines("answer"),
-        lead=words("lead"),
         content=[
             words.section("changes", table),
             _path_figure(seeds, words),
@@ -174,10 +173,8 @@ def logs_page(name: str, runs: Mapping[str, Log], settings: str) -> Page:
         "note",
     )
     found = verdict_table("run", verdicts, named=lambda run: f"{run}: {TITLES[runs[run].training]}")
-    return Page(
-        name=name,
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    return words.page(
+        name,
         content=[
             words.section("changes", table(head, rows, "ssnnnnnns")),
             *(_figure(f"paths-{i}", run, runs[run], words) for i, run in enumerate(runs)),

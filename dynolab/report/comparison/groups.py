@@ -27,11 +27,12 @@ from dynolab.comparisons.arm_table import (
     splits_of,
 )
 from dynolab.data.rows import Split
-from dynolab.probes.paths import learning_paths
+from dynolab.grouping import attributes
+from dynolab.probes.paths import LearningPaths, learning_paths
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import GroupPageInputs, curve
 from dynolab.report.inputs.study import Squeezing
-from dynolab.report.page import Page, Words, table, write_page, write_summary
+from dynolab.report.page import Words, as_dicts, table, write_page, write_summary
 from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.study.learning_paths import (
     WINDOW,
@@ -50,6 +51,7 @@ from dynolab.report.tables import (
     standings,
     verdict_table,
 )
+from dynolab.results.study import RisenMass
 
 _CURVES = (
     ("rollout/pass_at_1", "Accuracy of the answers sampled for training", "pass@1", ".0%"),
@@ -90,15 +92,16 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
     verdicts = assess_arms(inputs.arms, baseline, figures)
     runs, others = [START, *inputs.arms], [run for run in inputs.arms if run != baseline]
     passes = {split: pass_names(figures.names, split) for split in splits_of(figures.names)}
-    ends = [name for names in passes.values() for name in dict.fromkeys((names[0], names[-1]))]
+    first, more = [], []
+    for split, names in passes.items():
+        for name in dict.fromkeys((names[0], names[-1])):
+            caption = f"pass@{name.rpartition('_')[2]}, {SPLITS[split]}, %"
+            first.append(Measure(name, caption, share=True))
+        of_split = [replace(measure, figure=f"{split}/{measure.figure}") for measure in _OF_SPLIT]
+        more.append(run_table(figures, runs, of_split, baseline))
+    ends = attributes(first, "figure")
     ranked = standings(figures, others, baseline, dict.fromkeys(ends, 1), ends[::-1])
     best = ranked[0] if ranked and ranked[0].recommended else None
-    first = [
-        Measure(name, f"pass@{name.rpartition('_')[2]}, {SPLITS[split]}, %", share=True)
-        for split, names in passes.items()
-        for name in dict.fromkeys((names[0], names[-1]))
-    ]
-    more = [[replace(own, figure=f"{split}/{own.figure}") for own in _OF_SPLIT] for split in passes]
     words = Words(
         "groups.html",
         inputs=inputs,
@@ -110,17 +113,15 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
         splits=list(passes),
         window=WINDOW,
     )
-    page = Page(
-        name=inputs.name,
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    page = words.page(
+        inputs.name,
         content=[
             words.section(
                 "runs", run_table(figures, runs, first, baseline, best.run if best else None)
             ),
             words.figure("pass-at-k", _pass_plot(figures, passes, runs)) if passes else None,
             _curve_figure(inputs, words),
-            words.section("more", *(run_table(figures, runs, own, baseline) for own in more)),
+            words.section("more", *more),
             words.section("update", run_table(figures, list(inputs.arms), _UPDATE, baseline)),
             *_probed_figures(inputs),
             words.section("settings", _settings_table(inputs)),
@@ -131,20 +132,14 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
     )
     write_page(page, folder, "grpo.html")
     means = figures.means(runs)
-    tables = {
-        "means": means,
-        "changes": figures.against(START).means([*inputs.arms]),
-        "differences": figures.against(baseline).means([START, *others]),
-    }
     summary = {
         "comparison": inputs.name,
         "seeds": inputs.seeds,
         "baseline": baseline,
         "metrics": {name: mean.mean for name, mean in means.items()} | outcome_counts(verdicts),
-        **{
-            title: {name: own.as_dict() for name, own in every.items()}
-            for title, every in tables.items()
-        },
+        "means": as_dicts(means),
+        "changes": as_dicts(figures.against(START).means([*inputs.arms])),
+        "differences": as_dicts(figures.against(baseline).means([START, *others])),
         "verdicts": [verdict.summary() for verdict in verdicts],
     }
     return write_summary(summary, folder)
@@ -154,22 +149,16 @@ def _pass_plot(
     figures: ArmTable, passes: Mapping[Split, list[str]], runs: Sequence[str]
 ) -> go.Figure:
     """pass@k by k, a panel for each split."""
-    return line_plot(
-        [
-            LinePanel(
-                f"{SPLITS[split]} prompts",
-                "k",
-                "pass@k",
-                [
-                    Line(run, range(len(names)), [figures.mean(run, name) for name in names])
-                    for run in runs
-                ],
-                ".0%",
-                ticks=[name.rpartition("_")[2] for name in names],
-            )
-            for split, names in passes.items()
-        ]
-    )
+    panels = []
+    for split, names in passes.items():
+        lines = []
+        for run in runs:
+            means = [figures.mean(run, name) for name in names]
+            lines.append(Line(run, range(len(names)), means))
+        levels = [name.rpartition("_")[2] for name in names]
+        title = f"{SPLITS[split]} prompts"
+        panels.append(LinePanel(title, "k", "pass@k", lines, ".0%", ticks=levels))
+    return line_plot(panels)
 
 
 def _curve_figure(inputs: GroupPageInputs, words: Words) -> Figure | None:
@@ -191,19 +180,22 @@ def _probed_figures(inputs: GroupPageInputs) -> list[Figure | None]:
     """What probes and recorded steps of the first seed's trainings show, as on a study's page."""
     seed = inputs.seeds[0]
     runs = {run: inputs.runs[run, seed] for run in inputs.arms}
-    paths = {
-        (run, split): own
-        for run, of_run in runs.items()
-        for split in SPLITS
-        if of_run.training and (own := learning_paths(of_run.training.probes, split)) is not None
-    }
-    titles = {f"{run}-{seed}": objective_name(run) for run in inputs.arms}
-    risen = tuple(row for of_run in runs.values() for row in of_run.risen)
+    paths: dict[tuple[str, Split], LearningPaths] = {}
+    titles = {}
+    risen: list[RisenMass] = []
+    for run, of_run in runs.items():
+        titles[f"{run}-{seed}"] = objective_name(run)
+        risen += of_run.risen
+        for split in SPLITS:
+            scores = of_run.training.probes if of_run.training else ()
+            of_split = learning_paths(scores, split)
+            if of_split is not None:
+                paths[run, split] = of_split
     training = runs[inputs.baseline].training
     sides = ("answers that were pushed up", "answers that were pushed down")
     figures = [
         learning_path_figure(paths),
-        squeezing_figure(Squeezing(risen), titles),
+        squeezing_figure(Squeezing(tuple(risen)), titles),
         decomposition_figure(training, sides) if training else None,
     ]
     return [figure and replace(figure, note=f"Seed {seed}. {figure.note}") for figure in figures]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
+from operator import attrgetter
 from pathlib import Path
 
+import plotly.graph_objects as go
 from markupsafe import Markup
 
 from dynolab.comparisons.arm_table import ArmTable
@@ -17,13 +19,13 @@ from dynolab.data.rows import write_rows
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from dynolab.judges.win_rate import agreement, both_orders, preferred
 from dynolab.report.inputs.study import PageInputs
-from dynolab.report.page import Page, Section, Words, table, write_page, write_summary
+from dynolab.report.page import Section, Words, table, write_page, write_summary
 from dynolab.report.plots import DotPanel, forest_plot
 from dynolab.report.style import excerpt, points, with_interval
 from dynolab.report.tables import run_name
-from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
+from dynolab.results.judges import Agreement, Judgement, JudgementCounts, PolicyAnswer, WinRate
 from dynolab.results.study import rows as stage_rows
-from dynolab.statistics import Interval
+from dynolab.statistics import Interval, column
 
 SHOWN = 24
 """Number of prompts on the page; the results have all of them."""
@@ -71,25 +73,23 @@ class JudgePageInputs(PageInputs):
     @property
     def rates(self) -> list[WinRate]:
         """Every policy's win rates, judge by judge."""
-        return [
-            rate
-            for policy in self.policies
-            for judged in self.judged.values()
-            for rate in judged.rates
-            if rate.a == policy
-        ]
+        rates = [*chain(*(judged.rates for judged in self.judged.values()))]
+        in_order = [rate for rate in rates if rate.a in self.policies]
+        return sorted(in_order, key=lambda rate: self.policies.index(rate.a))
 
     @cached_property
     def agreements(self) -> tuple[Agreement, ...]:
         """Agreement of every two judges on every policy for which both have verdicts."""
-        every = (
-            agreement(self._of(first, policy), self._of(second, policy))
-            for policy in self.policies
-            for first, second in combinations(self.judged, 2)
-        )
-        return tuple(agreed for agreed in every if agreed is not None)
+        agreements = []
+        for policy in self.policies:
+            for first, second in combinations(self.judged, 2):
+                agreed = agreement(self.verdicts(first, policy), self.verdicts(second, policy))
+                if agreed is not None:
+                    agreements.append(agreed)
+        return tuple(agreements)
 
-    def _of(self, judge: str, policy: str) -> list[Judgement]:
+    def verdicts(self, judge: str, policy: str) -> list[Judgement]:
+        """A judge's verdicts on a policy."""
         return [verdict for verdict in self.judged[judge].judgements if verdict.a == policy]
 
 
@@ -111,9 +111,10 @@ def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
 
     **Returns** the summary's flat, finite metrics.
     """
-    rates, counts = inputs.rates, [rate.counts.model_dump() for rate in inputs.rates]
+    rates = inputs.rates
     clear = [rate for rate in rates if rate.low > 0.5 or rate.high < 0.5]
-    best = max((rate for rate in clear if rate.low > 0.5), key=lambda own: own.rate, default=None)
+    won = [rate for rate in clear if rate.low > 0.5]
+    best = max(won, key=attrgetter("rate"), default=None)
     words = Words(
         "judges.html",
         inputs=inputs,
@@ -122,41 +123,24 @@ def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
         biased=[rate for rate in rates if rate.first.low > 0.5 or rate.first.high < 0.5],
         shown=min(SHOWN, len(inputs.answers[inputs.baseline])),
     )
-    won = {
-        policy: {rate.judge: rate.interval for rate in rates if rate.a == policy and rate.judged}
-        for policy in inputs.policies
-    }
-    values = {run: [{name: own.mean for name, own in of.items()}] for run, of in won.items()} | {
-        inputs.baseline: [dict.fromkeys(inputs.judged, 0.5)]
-    }
-    panel = DotPanel("Win rate", "share of prompts", {name: name for name in inputs.judged}, ".0%")
-    plot = forest_plot(ArmTable(values, won), inputs.policies, [panel], inputs.baseline)
-    missing = Counter(
-        (verdict.judge, verdict.outcome, verdict.said)
-        for judged in inputs.judged.values()
-        for verdict in judged.judgements
-        if not verdict.parsed
-    )
-    agreements = [
-        (
-            f"{row.first} and {row.second}",
-            row.a,
-            f"{100 * row.share:.1f}",
-            with_interval(Interval(row.kappa, row.kappa_low, row.kappa_high, row.prompts), False),
-            row.prompts,
-        )
-        for row in inputs.agreements
-    ]
-    page = Page(
-        name=inputs.name,
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    missing: Counter[tuple[str, str, str]] = Counter()
+    for judged in inputs.judged.values():
+        for verdict in judged.judgements:
+            if not verdict.parsed:
+                missing[verdict.judge, verdict.outcome, verdict.said] += 1
+    agreements = []
+    for row in inputs.agreements:
+        kappa = Interval(row.kappa, row.kappa_low, row.kappa_high, row.prompts)
+        shares = f"{100 * row.share:.1f}", with_interval(kappa, sign=False)
+        agreements.append((f"{row.first} and {row.second}", row.a, *shares, row.prompts))
+    page = words.page(
+        inputs.name,
         content=[
             words.section(
                 "rates",
                 table(_RATES, [_rate_row(rate, rate is best) for rate in rates], "ss" + "n" * 9),
             ),
-            words.figure("win-rates", plot),
+            words.figure("win-rates", _rate_plot(inputs)),
             words.section(
                 "agreement",
                 table(("judges", "policy", "same, %", "κ [95%]", "prompts"), agreements, "ssnnn"),
@@ -165,7 +149,7 @@ def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
                 "missing",
                 table(
                     ("judge", "outcome", "response", "times"),
-                    [(*said, times) for said, times in missing.most_common(10)],
+                    [(*verdict, times) for verdict, times in missing.most_common(10)],
                     "sssn",
                 ),
             )
@@ -185,13 +169,16 @@ def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
     )
     write_page(page, folder, "judge.html")
     write_rows(folder / "agreements.jsonl", inputs.agreements)
-    metrics = {f"win_rate/{rate.a}/{rate.judge}": rate.rate for rate in rates} | {
-        f"first_share/{rate.a}/{rate.judge}": rate.first_share for rate in rates
-    }
+    metrics: dict[str, float] = {}
+    for rate in rates:
+        metrics[f"win_rate/{rate.a}/{rate.judge}"] = rate.rate
+        metrics[f"first_share/{rate.a}/{rate.judge}"] = rate.first_share
     for row in inputs.agreements:
         judges = f"{row.a}/{row.first}-{row.second}"
         metrics |= {f"agreement/{judges}": row.share, f"kappa/{judges}": row.kappa}
-    metrics |= {f"verdicts/{name}": float(sum(of[name] for of in counts)) for name in counts[0]}
+    counts = [rate.counts for rate in rates]
+    for name in JudgementCounts.model_fields:
+        metrics[f"verdicts/{name}"] = float(column(counts, name).sum())
     summary = {
         "comparison": inputs.name,
         "baseline": inputs.baseline,
@@ -203,8 +190,20 @@ def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
     return write_summary(summary, folder)
 
 
+def _rate_plot(inputs: JudgePageInputs) -> go.Figure:
+    """Every policy's win rates, and the line at which it would be as good as the baseline."""
+    values = {inputs.baseline: [dict.fromkeys(inputs.judged, 0.5)]}
+    intervals: dict[str, dict[str, Interval]] = {}
+    for policy in inputs.policies:
+        measured = [rate for rate in inputs.rates if rate.a == policy and rate.judged]
+        values[policy] = [{rate.judge: rate.rate for rate in measured}]
+        intervals[policy] = {rate.judge: rate.interval for rate in measured}
+    panel = DotPanel("Win rate", "share of prompts", {name: name for name in inputs.judged}, ".0%")
+    return forest_plot(ArmTable(values, intervals), inputs.policies, [panel], inputs.baseline)
+
+
 def _rate_row(rate: WinRate, best: bool) -> tuple[object, ...]:
-    whole = rate.judged == rate.prompts
+    is_certain = rate.judged == rate.prompts
     return (
         run_name(rate.a, best),
         rate.judge,
@@ -213,7 +212,7 @@ def _rate_row(rate: WinRate, best: bool) -> tuple[object, ...]:
         rate.ties,
         rate.losses,
         f"{rate.judged} of {rate.prompts}",
-        "–" if whole else f"{100 * rate.lowest:.1f} – {100 * rate.highest:.1f}",
+        "–" if is_certain else f"{100 * rate.lowest:.1f} – {100 * rate.highest:.1f}",
         points(rate.first, sign=False),
         rate.flipped,
         f"{rate.counts.asked - rate.counts.parsed} of {rate.counts.asked}",
@@ -232,33 +231,27 @@ def _criterion(judge: JudgeConfig) -> str:
 
 def prompt_section(inputs: JudgePageInputs, words: Words) -> Section:
     """The answers side by side; prompts on which judges prefer different ones come first."""
-    verdicts = {
-        (judge, policy, prompt): str(preferred(both))
-        for judge, judged in inputs.judged.items()
-        for policy in inputs.policies
-        for prompt, both in both_orders([v for v in judged.judgements if v.a == policy]).items()
-    }
-    answers = {
-        policy: {answer.id: answer for answer in own} for policy, own in inputs.answers.items()
-    }
-    prompts = answers[inputs.baseline]
-
-    def of(policy: str, prompt: str) -> dict[str, str]:
-        keys = ((judge, policy, prompt) for judge in inputs.judged)
-        return {key[0]: verdicts[key] for key in keys if key in verdicts}
-
-    contradicted = {
-        prompt: sum({"a", "b"} <= set(of(own, prompt).values()) for own in inputs.policies)
-        for prompt in prompts
-    }
-    rows = [
-        (
-            excerpt(prompts[prompt].prompt, end=True),
-            _cell(prompts[prompt], {}),
-            *(_cell(answers[own][prompt], of(own, prompt)) for own in inputs.policies),
-        )
-        for prompt in sorted(prompts, key=contradicted.__getitem__, reverse=True)[:SHOWN]
-    ]
+    # By policy and prompt, every judge's verdict.
+    verdicts: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    answers: dict[tuple[str, str], PolicyAnswer] = {}
+    for policy, of_policy in inputs.answers.items():
+        for answer in of_policy:
+            answers[policy, answer.id] = answer
+        for judge in inputs.judged:
+            for prompt, pair in both_orders(inputs.verdicts(judge, policy)).items():
+                verdicts[policy, prompt][judge] = preferred(pair)
+    contradictions: Counter[str] = Counter()
+    for answer in inputs.answers[inputs.baseline]:
+        for policy in inputs.policies:
+            by_judge = verdicts[policy, answer.id].values()
+            contradictions[answer.id] += "a" in by_judge and "b" in by_judge
+    rows = []
+    for prompt, _ in contradictions.most_common(SHOWN):
+        first = answers[inputs.baseline, prompt]
+        cells = [
+            _cell(answers[policy, prompt], verdicts[policy, prompt]) for policy in inputs.policies
+        ]
+        rows.append((excerpt(first.prompt, end=True), _cell(first, {}), *cells))
     return words.section("prompts", table(("prompt", inputs.baseline, *inputs.policies), rows))
 
 

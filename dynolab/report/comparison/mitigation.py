@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 from markupsafe import Markup
+from numpy import ndarray
 
 from dynolab.claims.arms import assess_remedies
 from dynolab.claims.verdict import Verdict
@@ -17,9 +20,9 @@ from dynolab.report.figure import Figure
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import (
     ANSWER,
-    Page,
     Section,
     Words,
+    as_dicts,
     table,
     write_page,
     write_summary,
@@ -38,7 +41,7 @@ from dynolab.report.tables import (
     standings,
     unlearned,
 )
-from dynolab.results.arms import ArmFacts, ComparedArms, FollowedAnswer, RunFigures
+from dynolab.results.arms import ArmFacts, ComparedArms, RunFigures
 from dynolab.statistics import mean_interval
 
 FIRST = (
@@ -99,11 +102,9 @@ def write_mitigation_page(
     figures = table_of(compared)
     words, best = _words(compared, figures, commands or {})
     verdicts = assess_remedies(list(compared.arms), compared.baseline, figures)
-    page = Page(
-        name=compared.name,
-        heading=words("heading"),
+    page = words.page(
+        compared.name,
         answer=[*words.lines("answer"), *words.lines("next")],
-        lead=words("lead"),
         content=[
             *_sections(compared, figures, words, best),
             _removal_section(compared, words),
@@ -116,40 +117,28 @@ def write_mitigation_page(
     )
     write_page(page, folder, "mitigation.html")
     write_text(folder / "comparison.json", compared.model_dump_json(indent=1) + "\n")
-    answer, following = ([line.unescape() for line in words.lines(b)] for b in ("answer", "next"))
-    write_text(folder / ANSWER, "\n".join([*answer, _lines(compared, figures), *following]) + "\n")
-    means = figures.means([*compared.arms])
-    own = {name: mean for name, mean in means.items() if "/matched/" not in name}
+    lines = [*words.lines("answer"), Markup.escape(_lines(compared, figures)), *words.lines("next")]
+    write_text(folder / ANSWER, "\n".join(line.unescape() for line in lines) + "\n")
+    plain, matched = {}, {}
+    for name, mean in figures.means([*compared.arms]).items():
+        if "/matched/" not in name:
+            plain[name] = mean
+        elif not name.startswith(f"{compared.baseline}/"):
+            matched[name.replace("/matched/", "/")] = mean.as_dict()
+    metrics = {name: mean.mean for name, mean in plain.items()}
+    for run, seeds in compared.runs.items():
+        metrics[f"{run}/diverged"] = float(sum(seed.diverged is not None for seed in seeds))
     differences = figures.against(compared.baseline).means(compared.others)
-    diverged = {
-        f"{run}/diverged": float(sum(one.diverged is not None for one in runs))
-        for run, runs in compared.runs.items()
-    }
     summary = {
         "comparison": compared.name,
         "seeds": list(compared.seeds),
         "arms": list(compared.arms),
         "baseline": compared.baseline,
-        "metrics": {name: mean.mean for name, mean in own.items()}
-        | diverged
-        | outcome_counts(verdicts),
-        "means": {name: mean.as_dict() for name, mean in own.items()},
-        "differences": {
-            name: change.as_dict() for name, change in differences.items() if name in own
-        },
-        "matched": {
-            name.replace("/matched/", "/"): mean.as_dict()
-            for name, mean in means.items()
-            if "/matched/" in name and not name.startswith(f"{compared.baseline}/")
-        },
-        "removals": {
-            removal.run: {
-                "against_baseline": removal.against_baseline.as_dict(),
-                "control_effect": removal.control_effect.as_dict(),
-                "against_random": removal.against_random.as_dict(),
-            }
-            for removal in removals(compared)
-        },
+        "metrics": metrics | outcome_counts(verdicts),
+        "means": as_dicts(plain),
+        "differences": as_dicts({name: differences[name] for name in differences if name in plain}),
+        "matched": matched,
+        "removals": {removal.run: removal.effects for removal in removals(compared)},
         "ends": _ends(compared),
         "verdicts": [verdict.summary() for verdict in verdicts],
     }
@@ -166,12 +155,12 @@ def _sections(
     compared: ComparedArms, figures: ArmTable, words: Words, best: str | None
 ) -> list[Section | Figure | None]:
     runs, baseline = list(compared.arms), compared.baseline
-    shown = [
-        DotPanel(panel.title, panel.unit, known, panel.tickformat, panel.zero)
-        for panel in _PANELS
-        if (known := {k: name for k, name in panel.figures.items() if name in figures.names})
-    ]
-    more = [run_table(figures, runs, own, baseline) for own in (MORE, SAMPLED)]
+    shown = []
+    for panel in _PANELS:
+        measured = {k: name for k, name in panel.figures.items() if name in figures.names}
+        if measured:
+            shown.append(replace(panel, figures=measured))
+    more = [run_table(figures, runs, measures, baseline) for measures in (MORE, SAMPLED)]
     return [
         words.section("runs", run_table(figures, runs, FIRST, baseline, best, _ends(compared))),
         words.figure("remedies", forest_plot(figures, runs, shown, baseline)) if shown else None,
@@ -181,10 +170,10 @@ def _sections(
 
 def _ends(compared: ComparedArms) -> dict[str, str]:
     """How every run's trainings ended."""
-    return {
-        run: ending(dict(zip(compared.seeds, own, strict=True)))
-        for run, own in compared.runs.items()
-    }
+    ends = {}
+    for run, trainings in compared.runs.items():
+        ends[run] = ending(dict(zip(compared.seeds, trainings, strict=True)))
+    return ends
 
 
 def _words(
@@ -196,18 +185,15 @@ def _words(
     ranked = standings(figures, learned, compared.baseline)
     best = ranked[0].run if ranked and ranked[0].recommended else None
     reached = any(figures.mean(run, "matched/margin").n for run in learned)
+    judged_by = [measure for measure in FIRST if measure.figure in {*MEASURES} & {*figures.names}]
     words = Words(
         "mitigation.html",
         compared=compared,
         best=ranked[0] if best else None,
-        worse=[own.run for own in ranked if own.worse],
-        others=[own.run for own in ranked[1:] if own.better],
+        worse=[standing.run for standing in ranked if standing.worse],
+        others=[standing.run for standing in ranked[1:] if standing.better],
         measured=sum(name in figures.names for name in MEASURES),
-        few=[
-            own.caption
-            for own in FIRST
-            if own.figure in MEASURES and own.figure in figures.names and figures.few(own.figure)
-        ],
+        few=[measure.caption for measure in judged_by if figures.few(measure.figure)],
         useless=useless,
         least=LEAST_MARGIN if learned and not reached else None,
         command=commands.get(best or "", ""),
@@ -223,10 +209,11 @@ def _lines(compared: ComparedArms, figures: ArmTable) -> str:
     for run in compared.arms:
         cells = []
         for name in ("train/chosen", "heldout/chosen"):
+            cell = number(figures.mean(run, name).mean, 2, sign=True)
             change = figures.difference(run, compared.baseline, name)
-            known = run != compared.baseline and change.n > 0
-            own = number(figures.mean(run, name).mean, 2, sign=True)
-            cells.append(f"{own} ({with_interval(change)})" if known else own)
+            if run != compared.baseline and change.n:
+                cell = f"{cell} ({with_interval(change)})"
+            cells.append(cell)
         fell = [points(figures.mean(run, f"{split}/fell"), False).split(" ")[0] for split in SPLITS]
         rows.append((run, *cells, " and ".join(fell) + " %"))
     return text_table(("", "Δ chosen, in training", "held out", "fell"), rows, "ssss")
@@ -258,34 +245,26 @@ def _followed_section(compared: ComparedArms) -> Section | None:
     answers, baseline = compared.followed, compared.baseline
     if not answers or not compared.others:
         return None
-    known = [
-        place
-        for place in range(len(compared.seeds))
-        if any(answer.changes[baseline][place] is not None for answer in answers)
-    ]
-    over = known[1:] or known[:1]
-
-    def cell(answer: FollowedAnswer, run: str) -> Markup:
-        own, base = answer.changes[run], answer.changes[baseline]
-        pairs = [(own[at], base[at]) for at in over]
-        changes = [ours - theirs for ours, theirs in pairs if ours is not None is not theirs]
-        difference = number(_mean(changes), sign=True) if run != baseline else ""
-        mean = number(_mean([own[at] for at in over]), sign=True)
-        return Markup('{}<br><small class="quiet">{}</small>').format(mean, difference)
-
-    rows = [
-        (
-            run_name(answer.pair_id, about=excerpt(answer.prompt, 70, end=True)),
-            SPLITS[answer.split],
-            number(_mean([answer.changes[baseline][at] for at in known[:1]]), sign=True),
-            *(cell(answer, run) for run in (baseline, *compared.others)),
-        )
-        for answer in answers
-    ]
+    # Changes by answer and seed; NaN where a seed does not observe the answer.
+    changes: dict[str, Float[ndarray, "answers seeds"]] = {}
+    for run in (baseline, *compared.others):
+        changes[run] = np.array([answer.changes[run] for answer in answers], dtype=float)
+    observing = np.flatnonzero(np.isfinite(changes[baseline]).any(axis=0))
+    first, others = observing[:1], observing[1:]
+    over = others if others.size else first
+    rows = []
+    for place, answer in enumerate(answers):
+        base = changes[baseline][place]
+        cells = [run_name(answer.pair_id, about=excerpt(answer.prompt, 70, end=True))]
+        for run, values in changes.items():
+            mean = _mean(values[place, over])
+            difference = "" if run == baseline else _mean((values[place] - base)[over])
+            cells.append(_CHANGE.format(mean, difference))
+        rows.append((cells[0], SPLITS[answer.split], _mean(base[first]), *cells[1:]))
     words = Words(
         "mitigation.html",
         compared=compared,
-        first=[compared.seeds[at] for at in known[:1]],
+        first=[compared.seeds[at] for at in first],
         over=[compared.seeds[at] for at in over],
         unknown=sorted(set(compared.follow) - {answer.pair_id for answer in answers}),
     )
@@ -293,8 +272,11 @@ def _followed_section(compared: ComparedArms) -> Section | None:
     return words.section("followed", table(head, rows, "ss" + "n" * (len(head) - 2), cards=True))
 
 
-def _mean(values: Collection[float | None]) -> float:
-    return mean_interval(np.array(list(values), dtype=float)).mean
+_CHANGE = Markup('{}<br><small class="quiet">{}</small>')
+
+
+def _mean(values: Float[ndarray, " seeds"]) -> str:
+    return number(mean_interval(values).mean, sign=True)
 
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> Markup:
@@ -302,28 +284,31 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> Markup:
     marks = {(verdict.topic, verdict.claim): outcome_mark(verdict) for verdict in verdicts}
     effects = list(dict.fromkeys(verdict.claim for verdict in verdicts))
     runs = dict.fromkeys(verdict.topic for verdict in verdicts)
-    rows = [(run_name(run), *(marks.get((run, effect), "–") for effect in effects)) for run in runs]
+    rows = []
+    for run in runs:
+        rows.append((run_name(run), *(marks.get((run, effect), "–") for effect in effects)))
     return table(("run", *effects), rows, cards=True)
 
 
 def _settings_table(compared: ComparedArms) -> Markup:
     """Every run's start, pairs and settings, and the pairs that its filter left out."""
-    rows = [
-        (run_name(run), facts.start, facts.pairs, _settings(facts), _left_out(compared.runs[run]))
-        for run, facts in compared.arms.items()
-    ]
+    rows = []
+    for run, facts in compared.arms.items():
+        texts = _settings(facts), _left_out(compared.runs[run])
+        rows.append((run_name(run), facts.start, facts.pairs, *texts))
     return table(("run", "start", "pairs", "settings", "pairs left out"), rows, cards=True)
 
 
 def _settings(facts: ArmFacts) -> str:
     """A run's objective and the settings that are not the default."""
-    own = facts.model_dump(
+    settings = facts.objective.model_dump(exclude_defaults=True, exclude={"name", "source_sha256"})
+    settings |= facts.model_dump(
         exclude_defaults=True, exclude={"objective", "start", "pairs", "named", "alarm"}
     )
-    objective = facts.objective.model_dump(exclude_defaults=True, exclude={"name", "source_sha256"})
-    alarm = facts.alarm.model_dump(exclude_defaults=True) if facts.alarm else {}
-    every = objective | own | {f"alarm.{name}": value for name, value in alarm.items()}
-    texts = [f"{name} = {value}" for name, value in every.items() if value is not None]
+    if facts.alarm:
+        for name, value in facts.alarm.model_dump(exclude_defaults=True).items():
+            settings[f"alarm.{name}"] = value
+    texts = [f"{name} = {value}" for name, value in settings.items() if value is not None]
     return ", ".join([facts.objective.name, *texts])
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout, subplots
-from dynolab.report.page import Page, Words, page_html, table, write_text
+from dynolab.report.figure import LEGEND_ABOVE, Figure, empty_plot, subplots
+from dynolab.report.page import Words, page_html, table, write_text
 from dynolab.report.style import (
     BEST,
     CHOSEN,
@@ -75,7 +75,7 @@ class SweepFigures:
         if len(self.objectives) < 2:
             return None
         x, y, *_ = self.objectives
-        plot = go.Figure(layout=base_layout(420, margin={"l": 72, "r": 24, "t": 32, "b": 60}))
+        plot = empty_plot(420, margin={"l": 72, "r": 24, "t": 32, "b": 60})
         best = [(row.values[x], row.values[y]) for row in self.rows if row.number in self.best]
         plot.add_scatter(
             x=[at for at, _ in sorted(best)],
@@ -97,7 +97,7 @@ class SweepFigures:
         if len(self.settings) < 2:
             return None
         heights: dict[str, dict[int, float]] = {}
-        plot = go.Figure(layout=base_layout(460, margin={"l": 24, "r": 90, "t": 64, "b": 40}))
+        plot = empty_plot(460, margin={"l": 24, "r": 90, "t": 64, "b": 40})
         for place, axis in enumerate(axes):
             at = {row.number: {**row.values, **row.settings}.get(axis) for row in self.rows}
             known = {number: value for number, value in at.items() if value is not None}
@@ -140,7 +140,7 @@ class SweepFigures:
         """Bars of each setting's share in the variance of each metric."""
         if not importances:
             return None
-        plot = go.Figure(layout=base_layout(130 + 40 * len(self.settings), legend=LEGEND_ABOVE))
+        plot = empty_plot(130 + 40 * len(self.settings), legend=LEGEND_ABOVE)
         for place, (metric, shares) in enumerate(importances.items()):
             plot.add_bar(
                 x=[round(share, 4) for share in shares.values()],
@@ -277,11 +277,8 @@ def write_sweep_page(
         compare=compare,
     )
     figures = SweepFigures([row for row in rows if row.values], objectives, best, settings, words)
-    page = Page(
-        name=name,
-        answer=words.lines("answer"),
-        more=words.lines("more"),
-        lead=words("lead"),
+    page = words.page(
+        name,
         content=[
             words.section("trials", table(head, lines, "ns" + "n" * (len(head) - 3) + "s")),
             figures.values(),

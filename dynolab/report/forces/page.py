@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from dynolab.report.figure import (
@@ -15,13 +14,14 @@ from dynolab.report.figure import (
     LEGEND_OVER_TITLES,
     Figure,
     add_diagonal,
-    base_layout,
+    empty_plot,
+    in_panel,
     subplots,
 )
 from dynolab.report.forces.matrices import kernel_size_figure, pair_matrix_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_choice_figure
 from dynolab.report.inputs.study import CheckpointForces, ForcePageInputs
-from dynolab.report.page import Page, Words, table, write_page
+from dynolab.report.page import Words, table, write_page
 from dynolab.report.style import (
     BEST,
     CHOSEN,
@@ -64,9 +64,8 @@ def write_force_page(inputs: ForcePageInputs, folder: Path) -> None:
         error=max(errors, default=None),
     )
     maps = [(each.label, token_map) for each in checkpoints for token_map in each.token_maps]
-    page = Page(
-        name=inputs.name,
-        lead=words("lead"),
+    page = words.page(
+        inputs.name,
         content=[
             pair_matrix_figure(checkpoints),
             token_map_choice_figure(maps),
@@ -122,15 +121,13 @@ _TERMS = (
 
 def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
     """Bars: each block's share of the map; ticks: the size of its part."""
-    plot = go.Figure(
-        layout=base_layout(
-            400,
-            barmode="group",
-            scattermode="group",
-            bargap=0.3,
-            yaxis={"tickformat": ".0%", "title": {"text": "share of the map"}},
-            legend=LEGEND_ABOVE,
-        )
+    plot = empty_plot(
+        400,
+        barmode="group",
+        scattermode="group",
+        bargap=0.3,
+        yaxis={"tickformat": ".0%", "title": {"text": "share of the map"}},
+        legend=LEGEND_ABOVE,
     )
     for place, checkpoint in enumerate(checkpoints):
         parts = checkpoint.facts.blocks  # the axis names every checkpoint's, as they are first seen
@@ -189,17 +186,13 @@ def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
                 x=[row.total for row in points],
                 y=[row.from_head for row in points],
                 mode="markers",
-                name=name,
-                legendgroup=name,
-                showlegend=col == 1,
+                **in_panel(col, name),
                 marker={"color": color, "size": 6, "line": {"color": PAPER, "width": 0.5}},
                 text=[
                     plotly_text(f"“{row.updating_id}” on {row.kind} of “{row.observed_id}”")
                     for row in points
                 ],
                 hovertemplate="%{text}<br>whole %{x:+.3g}, head %{y:+.3g} nats<extra></extra>",
-                row=1,
-                col=col,
             )
     return Words("forces.html", moving=moving).figure("last-layer", plot)
 

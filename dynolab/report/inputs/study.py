@@ -82,6 +82,16 @@ class Audit:
     changes: tuple[ChosenChange, ...] = ()
     foresight: tuple[Foresight, ...] = ()
 
+    @property
+    def trained(self) -> list[PairAudit]:
+        """The pairs of the training."""
+        return [row for row in self.rows if row.split == "train"]
+
+    @property
+    def moved(self) -> dict[tuple[str, str], float]:
+        """What training did to chosen answers in nats, by split and pair."""
+        return {(row.split, row.pair_id): row.change for row in self.changes}
+
 
 @dataclass(frozen=True)
 class AuditPageInputs(PageInputs):

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from dynolab.data.rows import Example
 from dynolab.data.sources.columns import ASSISTANT
-from dynolab.report.figure import LEGEND_ABOVE, Figure, base_layout
+from dynolab.report.figure import LEGEND_ABOVE, Figure, empty_plot
 from dynolab.report.page import PARTS, Section, Words, table
 from dynolab.report.style import (
     CHOSEN,
@@ -24,10 +23,12 @@ from dynolab.report.style import (
     SPLITS,
     excerpt,
     number,
+    numbers,
     plotly_text,
     visible_token,
 )
 from dynolab.results.ledger import FunctionalAccount, LedgerReader, Moment, Pusher
+from dynolab.statistics import column
 
 Tokens = Sequence[tuple[str, float]]
 """Tokens in their order, each with what it did in nats."""
@@ -46,8 +47,8 @@ def summed(moments: Sequence[Moment]) -> list[tuple[str, float]]:
     spelt = {tuple(token for token, _ in moment.tokens) for moment in moments}
     if len(spelt) != 1:  # none, or samples that differ from step to step
         return list(moments[0].tokens) if moments else []
-    each = zip(*(moment.tokens for moment in moments), strict=True)
-    return [(pushes[0][0], sum(nats for _, nats in pushes)) for pushes in each]
+    total = np.sum([[nats for _, nats in moment.tokens] for moment in moments], axis=0)
+    return list(zip(spelt.pop(), total.tolist(), strict=True))
 
 
 def strongest_tokens(tokens: Tokens, *, down: bool) -> str:
@@ -55,12 +56,13 @@ def strongest_tokens(tokens: Tokens, *, down: bool) -> str:
 
     Without tokens that pushed less than a twentieth of the hardest.
     """
-    most = sorted((own for own in tokens if own[1] < 0 or not down), key=lambda own: -abs(own[1]))
-    return ", ".join(
-        f"“{visible_token(token).strip('·')}” {number(nats, 2, sign=True)}"
-        for token, nats in most[:3]
-        if abs(nats) >= _LEAST * abs(most[0][1])
-    )
+    pushes = [(abs(nats), nats, token) for token, nats in tokens if nats < 0 or not down]
+    pushes.sort(key=lambda push: -push[0])
+    named = []
+    for size, nats, token in pushes[:3]:
+        if size >= _LEAST * pushes[0][0]:
+            named.append(f"“{visible_token(token).strip('·')}” {number(nats, 2, sign=True)}")
+    return ", ".join(named)
 
 
 def coloured(tokens: Tokens, text: str) -> Markup:
@@ -72,10 +74,10 @@ def coloured(tokens: Tokens, text: str) -> Markup:
     pushes = [abs(nats) for _, nats in words]
     end = max(pushes) or 1.0
     start = max(0, min(pushes.index(max(pushes)) - _SHOWN // 2, len(words) - _SHOWN))
-    shown = [
-        _TOKEN("down" if nats < 0 else "up", abs(nats) / end, number(nats, 2, sign=True), word)
-        for word, nats in words[start : start + _SHOWN]
-    ]
+    shown = []
+    for word, nats in words[start : start + _SHOWN]:
+        direction, nats_text = "down" if nats < 0 else "up", number(nats, 2, sign=True)
+        shown.append(_TOKEN(direction, abs(nats) / end, nats_text, word))
     before, after = "[…] " if start else "", " […]" if start + _SHOWN < len(words) else ""
     return Markup("{}{}{}").format(before, Markup().join(shown), after)
 
@@ -88,24 +90,26 @@ def on_text(tokens: Tokens, text: str) -> list[tuple[str, float]]:
     """
     if not text.strip():
         return list(tokens)
-    at, held = 0, 0.0
+    at = 0
     words: list[tuple[str, float]] = []
+    # Tokens that the text does not hold, until one that it holds, and what they did.
     unread: list[str] = []
+    unread_nats = 0.0
     for token, nats in tokens:
         place = text.find(token.strip(), at)
         between = text[at:place].strip()
         if place < 0 or not token.strip() or len(between) > 4 * len(unread):
             unread.append(token)
-            held += nats
+            unread_nats += nats
             continue
         if unread:
-            words.append((text[at:place] if between else " ".join(unread), held))
-            unread, held = [], 0.0
+            words.append((text[at:place] if between else " ".join(unread), unread_nats))
+            unread, unread_nats = [], 0.0
         start = place if between else at
         at = place + len(token.strip())
         words.append((text[start:at], nats))
     if unread:
-        words.append((text[at:] or " ".join(unread), held))
+        words.append((text[at:] or " ".join(unread), unread_nats))
     return words
 
 
@@ -146,20 +150,17 @@ def fallen_accounts(ledger: LedgerReader) -> list[FunctionalAccount]:
 
 def fallen_answers(ledger: LedgerReader) -> list[Fallen]:
     """The answers of `fallen_accounts`, split by who pushed."""
-    found = []
+    answers = []
     for account in fallen_accounts(ledger):
-        pushers = ledger.pushers(account.lines)
-        own = next((push for push in pushers if push.example == account.row.name), None)
-        found.append(
-            Fallen(
-                account,
-                change=account.end - account.start,
-                own_chosen=own.from_chosen if own else 0.0,
-                own_rejected=own.from_rejected if own else 0.0,
-                others=sum(push.total for push in pushers if push is not own),
-            )
-        )
-    return found
+        own_chosen = own_rejected = others = 0.0
+        for push in ledger.pushers(account.lines):
+            if push.example == account.row.name:
+                own_chosen, own_rejected = push.from_chosen, push.from_rejected
+            else:
+                others += push.total
+        change = account.end - account.start
+        answers.append(Fallen(account, change, own_chosen, own_rejected, others))
+    return answers
 
 
 def summed_pushers(ledger: LedgerReader) -> list[Pusher]:
@@ -168,8 +169,10 @@ def summed_pushers(ledger: LedgerReader) -> list[Pusher]:
     The pair that lowered them most comes first. A pair that lifts one answer by as much as it
     lowers another is not among the strongest: without it they would end as low.
     """
-    nothing = np.zeros(len(ledger.example))
-    return ledger.pushers(sum((own.lines for own in fallen_accounts(ledger)), nothing))
+    total = np.zeros(len(ledger.example))
+    for account in fallen_accounts(ledger):
+        total = total + account.lines
+    return ledger.pushers(total)
 
 
 def strongest_pullers(ledger: LedgerReader) -> list[str]:
@@ -214,15 +217,17 @@ def hardest_side(pusher: Pusher, moments: Sequence[Moment]) -> tuple[Side, Token
     **Arguments:** `moments`: the hardest pulls on the answer. Only these have tokens: a side that
     has some comes before one that has none.
     """
-    own = [moment for moment in moments if moment.example == pusher.example]
-    by_side: dict[Side, list[Moment]] = {
-        "chosen": [moment for moment in own if moment.side == "chosen"],
-        "rejected": [moment for moment in own if moment.side != "chosen"],
-    }
-    known = {side: sum(m.nats for m in own) for side, own in by_side.items() if own}
-    pulls: dict[Side, float] = {"rejected": pusher.from_rejected, "chosen": pusher.from_chosen}
-    side = min(known or pulls, key=(known or pulls).__getitem__)
-    return side, summed(by_side[side])
+    by_side: dict[Side, list[Moment]] = {"chosen": [], "rejected": []}
+    of_moments: dict[Side, float] = {}
+    for moment in moments:
+        if moment.example == pusher.example:
+            side: Side = "chosen" if moment.side == "chosen" else "rejected"
+            by_side[side].append(moment)
+            of_moments[side] = of_moments.get(side, 0.0) + moment.nats
+    of_pair: dict[Side, float] = {"rejected": pusher.from_rejected, "chosen": pusher.from_chosen}
+    pulls = of_moments or of_pair
+    hardest = min(pulls, key=pulls.__getitem__)
+    return hardest, summed(by_side[hardest])
 
 
 def fallen_figure(ledger: LedgerReader) -> Figure | None:
@@ -233,54 +238,50 @@ def fallen_figure(ledger: LedgerReader) -> Figure | None:
     answers = fallen_answers(ledger)
     if not answers:
         return None
-    labels = [prompt_of(own.account.row.name, ledger.rows, 32) for own in answers]
     places = list(range(len(answers)))
-    plot = go.Figure(
-        layout=base_layout(
-            120 + 34 * len(answers),
-            barmode="relative",
-            bargap=0.35,
-            legend=LEGEND_ABOVE | {"x": 0, "xanchor": "left"},
-        )
+    labels, names = [], []
+    for answer in answers:
+        name = answer.account.row.name
+        names.append(plotly_text(name, 24))
+        label = plotly_text(prompt_of(name, ledger.rows, 32), 32)
+        labels.append(f"{label} {number(answer.change, 2, sign=True)}")
+    plot = empty_plot(
+        120 + 34 * len(answers),
+        barmode="relative",
+        bargap=0.35,
+        legend=LEGEND_ABOVE | {"x": 0, "xanchor": "left"},
     )
-    for name, label, color in _BARS:
+    for part, label, color in _BARS:
         plot.add_bar(
             name=label,
             orientation="h",
             y=places,
-            x=[round(getattr(own, name), 4) for own in answers],
+            x=column(answers, part).round(4).tolist(),
             marker_color=color,
             hovertemplate=f"{label}: %{{x:+.3g}} nats<extra>%{{customdata}}</extra>",
-            customdata=[plotly_text(own.account.row.name, 24) for own in answers],
+            customdata=names,
         )
     plot.update_xaxes(title_text="nats")
-    plot.update_yaxes(
-        autorange="reversed",
-        tickvals=places,
-        ticktext=[
-            f"{plotly_text(label, 32)} {number(own.change, 2, sign=True)}"
-            for label, own in zip(labels, answers, strict=True)
-        ],
-    )
+    plot.update_yaxes(autorange="reversed", tickvals=places, ticktext=labels)
     words = Words("ledger.html", ledger=ledger, answers=answers, fell=answers[0].change < 0)
     return replace(words.figure("fallen", plot), beside=_pullers(ledger))
 
 
 def _pullers(ledger: LedgerReader) -> Markup:
     """The five pairs that pulled most, with their texts."""
-    moments = [m for own in fallen_accounts(ledger) for m in ledger.moments.get(own.row.name, ())]
-    return table(
-        ("pair", "nats", "through chosen", "through rejected"),
-        [
-            (
-                _pair(push, moments, ledger.rows),
-                *(number(n, sign=True) for n in (push.total, push.from_chosen, push.from_rejected)),
-            )
-            for push in summed_pushers(ledger)[:PAIRS]
-            if push.total < 0
-        ],
-        "snnn",
-    )
+    moments: list[Moment] = []
+    for account in fallen_accounts(ledger):
+        moments += ledger.moments.get(account.row.name, ())
+    rows = []
+    for push in strongest(summed_pushers(ledger)):
+        nats = numbers(push.total, push.from_chosen, push.from_rejected, sign=True)
+        rows.append((_pair(push, moments, ledger.rows), *nats))
+    return table(("pair", "nats", "through chosen", "through rejected"), rows, "snnn")
+
+
+def strongest(pushers: Sequence[Pusher]) -> list[Pusher]:
+    """The first `PAIRS`, without those that lift."""
+    return [push for push in pushers[:PAIRS] if push.total < 0]
 
 
 def pusher_section(ledger: LedgerReader) -> Section | None:
@@ -288,21 +289,23 @@ def pusher_section(ledger: LedgerReader) -> Section | None:
     answers = fallen_answers(ledger)
     if not answers:
         return None
-    opened = {own.account.row.split: own for own in reversed(answers)}.values()
-    details = [
-        PARTS.fallen(
-            answer=own,
-            opened=own in opened,
-            split=SPLITS[own.account.row.split],
-            row=ledger.rows.get(own.account.row.name),
-            pullers=[
-                (push, _pair(push, ledger.moments.get(own.account.row.name, ()), ledger.rows))
-                for push in ledger.pushers(own.account.lines)[:PAIRS]
-                if push.total < 0
-            ],
+    details = []
+    opened_splits: set[str] = set()
+    for answer in answers:
+        name, split = answer.account.row.name, answer.account.row.split
+        moments = ledger.moments.get(name, ())
+        pullers = []
+        for push in strongest(ledger.pushers(answer.account.lines)):
+            pullers.append((push, _pair(push, moments, ledger.rows)))
+        detail = PARTS.fallen(
+            answer=answer,
+            opened=split not in opened_splits,  # the first answer of every split
+            split=SPLITS[split],
+            row=ledger.rows.get(name),
+            pullers=pullers,
         )
-        for own in answers
-    ]
+        opened_splits.add(split)
+        details.append(detail)
     return Words("ledger.html", ledger=ledger, answers=answers).section("pushers", *details)
 
 

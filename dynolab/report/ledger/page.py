@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from dynolab.data.rows import rows_by_source
-from dynolab.report.figure import CELLS, Figure, base_layout, menu
+from dynolab.report.figure import CELLS, Figure, empty_plot, menu
 from dynolab.report.forces.token_map import FELL_MOST, token_map_figure
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.ledger.fallen import fallen_figure, pusher_section
-from dynolab.report.page import Page, Section, Words, write_page
+from dynolab.report.page import Section, Words, write_page
 from dynolab.report.style import (
     CHOSEN,
     DIVERGING,
@@ -52,10 +51,8 @@ def write_ledger_page(
 ) -> None:
     """Writes the self-contained `ledger.html`, and every figure as a file in `figures/`."""
     words = Words("ledger.html", ledger=ledger, summary=ledger.summary)
-    page = Page(
-        name=name,
-        answer=words.lines("answer"),
-        lead=words("lead"),
+    page = words.page(
+        name,
         content=ledger_parts(ledger),
         settings=settings,
         stages=stages,
@@ -72,7 +69,7 @@ def waterfall_figure(ledger: LedgerReader) -> Figure:
     sources = [*_changes(ledger, ledger.accounts[0])]
     # An account of some steps does not know where the training ended.
     end = "end" if ledger.summary.whole else "start with these steps’ changes"
-    plot = go.Figure(layout=base_layout(420, showlegend=False))
+    plot = empty_plot(420, showlegend=False)
     plot.add_waterfall(
         x=["start", *sources, end],
         measure=["absolute", *["relative"] * len(sources), "total"],
@@ -175,12 +172,10 @@ def ledger_map_figure(ledger: LedgerReader) -> Figure:
     """The strongest examples by steps; a menu chooses the functional."""
     shown = [own for own in ledger.accounts if own.row.split == "train"] or list(ledger.accounts)
     colorbar = {"title": {"text": "nats", "side": "top"}, "thickness": 12}
-    plot = go.Figure(
-        layout=base_layout(
-            620,
-            margin={"l": 120, "r": 24, "t": 64, "b": 52},
-            coloraxis={"colorscale": DIVERGING, "cmid": 0, "colorbar": colorbar},
-        )
+    plot = empty_plot(
+        620,
+        margin={"l": 120, "r": 24, "t": 64, "b": 52},
+        coloraxis={"colorscale": DIVERGING, "cmid": 0, "colorbar": colorbar},
     )
     plot.add_heatmap(
         coloraxis="coloraxis",
@@ -215,7 +210,7 @@ def blocks_figure(ledger: LedgerReader) -> Figure | None:
     accounts = [account for account in ledger.accounts if account.row.name in ledger.blocks]
     if not accounts:
         return None
-    plot = go.Figure(layout=base_layout(380, barmode="relative"))
+    plot = empty_plot(380, barmode="relative")
     first = _block_bars(ledger, accounts[0])
     for side, (name, color) in enumerate(
         (("chosen answers", CHOSEN), ("rejected answers", REJECTED))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from dynolab.data.rows import Split
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.paths import (
     Event,
+    LearningPaths,
     change,
     complete_pairs,
     events_of,
@@ -21,13 +23,14 @@ from dynolab.probes.paths import (
     pair_changes,
 )
 from dynolab.report.inputs.study import ReportInputs
-from dynolab.report.ledger.fallen import PAIRS, fallen_answers, prompt_of, summed_pushers
+from dynolab.report.ledger.fallen import fallen_answers, prompt_of, strongest, summed_pushers
+from dynolab.report.page import as_dicts
 from dynolab.report.study.learning_paths import Paths
-from dynolab.report.style import SPLITS, excerpt, number, text_table
+from dynolab.report.style import SPLITS, excerpt, numbers, text_table
 from dynolab.report.tables import outcome_counts
-from dynolab.results.study import PairChange
+from dynolab.results.study import ForceRow, PairChange, ProbeScore
 from dynolab.squeezing.index import chosen_by_step, squeeze_index
-from dynolab.statistics import Interval, mean_interval
+from dynolab.statistics import Interval, column, mean_interval
 
 
 @dataclass(frozen=True)
@@ -48,33 +51,28 @@ class Found:
 def find(inputs: ReportInputs) -> Found:
     """Paths, verdicts, events and pairs of the trainings that were measured."""
     trainings = inputs.trainings
-    probes = {
-        training.stage: complete_pairs(training.probes)
-        if training.stage in PAIR_OBJECTIVES
-        else training.probes
-        for training in trainings
-    }
-    paths = {
-        (stage, split): own
-        for stage, scores in probes.items()
-        for split in SPLITS
-        if (own := learning_paths(scores, split)) is not None
-    }
-    trained = {stage: own for (stage, split), own in paths.items() if split == "train"}
-    verdicts = (
-        *assess(
-            {training.stage: trained.get(training.stage) for training in trainings},
-            [row for training in trainings for row in training.forces],
-        ),
-        *assess_answers(inputs.answers, {t.name: t.stage for t in trainings}),
-    )
+    paths: dict[tuple[str, Split], LearningPaths] = {}
+    forces: list[ForceRow] = []
+    for training in trainings:
+        forces += training.forces
+        scores: Sequence[ProbeScore] = training.probes
+        if training.stage in PAIR_OBJECTIVES:
+            scores = complete_pairs(scores)
+        for split in SPLITS:
+            of_split = learning_paths(scores, split)
+            if of_split is not None:
+                paths[training.stage, split] = of_split
+    trained = {stage: of_split for (stage, split), of_split in paths.items() if split == "train"}
+    paths_of = {training.stage: trained.get(training.stage) for training in trainings}
+    objectives = {training.name: training.stage for training in trainings}
+    verdicts = assess(paths_of, forces) + assess_answers(inputs.answers, objectives)
     prompts = {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
     last = trainings[-1].stage if trainings else ""
     on_pairs = last in PAIR_OBJECTIVES
     return Found(
         paths=paths,
         verdicts=verdicts,
-        events={stage: tuple(events_of(own)) for stage, own in trained.items()},
+        events={stage: tuple(events_of(of_split)) for stage, of_split in trained.items()},
         pairs=pair_changes(trained[last], prompts) if on_pairs and last in trained else [],
         prompts=prompts,
         fell=_chosen_changes(inputs, paths, last) if on_pairs else {},
@@ -83,27 +81,26 @@ def find(inputs: ReportInputs) -> Found:
 
 def _chosen_changes(inputs: ReportInputs, paths: Paths, last: str) -> dict[Split, np.ndarray]:
     """Changes of all pairs' chosen answers in the last training, else of the observed, in nats."""
-    found: dict[Split, np.ndarray] = {}
+    changes: dict[Split, np.ndarray] = {}
+    audited = inputs.audit.changes if inputs.audit else ()
     for split in SPLITS:
-        audited = (
-            [row.change for row in inputs.audit.changes if row.split == split]
-            if inputs.audit
-            else []
-        )
-        own = paths.get((last, split))
-        if audited:
-            found[split] = np.array(audited)
-        elif own is not None and "chosen" in own.logp:
-            found[split] = change(own.logp["chosen"])
-    return found
+        of_split = column([row for row in audited if row.split == split], "change")
+        observed = paths.get((last, split))
+        if of_split.size:
+            changes[split] = of_split
+        elif observed is not None and "chosen" in observed.logp:
+            changes[split] = change(observed.logp["chosen"])
+    return changes
 
 
 def changes_since_start(paths: Paths) -> dict[str, Interval]:
     """`<stage>/<kind>` and `<stage>/gap`: mean change since step 0, training prompts, nats."""
     changes: dict[str, Interval] = {}
-    for (stage, split), own in paths.items():
+    for (stage, split), of_split in paths.items():
         if split == "train":
-            values = dict(own.logp) | ({} if own.gap is None else {"gap": own.gap})
+            values = dict(of_split.logp)
+            if of_split.gap is not None:
+                values["gap"] = of_split.gap
             for name, value in values.items():
                 changes[f"{stage}/{name}"] = mean_interval(change(value))
     return {name: interval for name, interval in changes.items() if interval.n}
@@ -121,33 +118,34 @@ def summarise(inputs: ReportInputs, found: Found) -> dict[str, Any]:
     """
     changes = changes_since_start(found.paths)
     # Comparisons of runs show the first number: that of the last training distinguishes them.
-    stages = [training.stage for training in reversed(inputs.trainings)]
-    last_first = [name for stage in stages for name in changes if name.startswith(f"{stage}/")]
-    metrics = {
-        **{f"{name}/change": changes[name].mean for name in (*last_first, *changes)},
-        **outcome_counts(found.verdicts),
-    }
+    metrics: dict[str, float] = {}
+    for stage in (training.stage for training in reversed(inputs.trainings)):
+        for name, interval in changes.items():
+            if name.startswith(f"{stage}/"):
+                metrics[f"{name}/change"] = interval.mean
+    metrics |= outcome_counts(found.verdicts)
     for verdict in found.verdicts:
         if verdict.id.endswith("/forces") and verdict.outcome != "not measured":
             metrics[f"force/{verdict.topic}/unexplained"] = verdict.measured[0].mean
-    replay = [row for training in inputs.trainings for row in training.replay]
+    replay = [*chain(*(training.replay for training in inputs.trainings))]
     if replay:
         metrics["force/replay_error"] = max(row.replay_error for row in replay)
         metrics["force/closure_error"] = max(row.closure_error for row in replay)
     rows = inputs.squeezing.risen if inputs.squeezing else ()
-    indices = {
-        f"squeeze/index/{name}": squeeze_index(steps[max(steps)])
-        for name, steps in chosen_by_step(rows).items()
-    }
+    indices = {}
+    for name, steps in chosen_by_step(rows).items():
+        index = squeeze_index(steps[max(steps)])
+        if index.n:
+            indices[f"squeeze/index/{name}"] = index.as_dict()
     return {
         "study": inputs.facts.name,
         "seed": inputs.facts.seed,
         "metrics": metrics,
-        "changes": {name: interval.as_dict() for name, interval in changes.items()},
-        "means": {name: index.as_dict() for name, index in indices.items() if index.n},
+        "changes": as_dicts(changes),
+        "means": indices,
         "verdicts": [verdict.summary() for verdict in found.verdicts],
         "events": {
-            stage: [event.as_dict() for event in own] for stage, own in found.events.items()
+            stage: [event.as_dict() for event in events] for stage, events in found.events.items()
         },
         "replay": [row.model_dump() for row in replay],
     }
@@ -159,37 +157,22 @@ _PRINTED = 5  # answers and pairs in a terminal
 def printed(inputs: ReportInputs, found: Found) -> str:
     """The first tables of the page for a terminal: answers that fell, and pairs that pulled."""
     ledger = inputs.ledger
-    if ledger is None or not (answers := fallen_answers(ledger)[:_PRINTED]):
+    answers = fallen_answers(ledger)[:_PRINTED] if ledger else []
+    if ledger is None or not answers:
         head = ("pair", "Δ chosen", "Δ rejected", "Δ gap", "prompt")
-        rows = [
-            (
-                pair.pair_id,
-                *(number(v, sign=True) for v in (pair.chosen, pair.rejected, pair.gap)),
-                excerpt(pair.prompt or "", 40, end=True),
-            )
-            for pair in found.pairs[:_PRINTED]
-        ]
+        rows = []
+        for pair in found.pairs[:_PRINTED]:
+            changes = numbers(pair.chosen, pair.rejected, pair.gap, sign=True)
+            rows.append((pair.pair_id, *changes, excerpt(pair.prompt or "", 40, end=True)))
         return text_table(head, rows, "snnns") if rows else ""
-    fallen = [
-        (
-            own.account.row.name,
-            *(
-                number(nats, sign=True)
-                for nats in (own.change, own.own_chosen, own.own_rejected, own.others)
-            ),
-            prompt_of(own.account.row.name, ledger.rows, 32),
-        )
-        for own in answers
-    ]
-    pulled = [
-        (
-            push.example,
-            *(number(n, sign=True) for n in (push.total, push.from_chosen, push.from_rejected)),
-            prompt_of(push.example, ledger.rows, 32),
-        )
-        for push in summed_pushers(ledger)[:PAIRS]
-        if push.total < 0
-    ]
+    fallen, pulled = [], []
+    for answer in answers:
+        name, of_own = answer.account.row.name, (answer.own_chosen, answer.own_rejected)
+        nats = numbers(answer.change, *of_own, answer.others, sign=True)
+        fallen.append((name, *nats, prompt_of(name, ledger.rows, 32)))
+    for push in strongest(summed_pushers(ledger)):
+        nats = numbers(push.total, push.from_chosen, push.from_rejected, sign=True)
+        pulled.append((push.example, *nats, prompt_of(push.example, ledger.rows, 32)))
     first = "answer that fell" if answers[0].change < 0 else "answer that rose least"
     parts = ("own chosen", "own rejected", "other pairs")
     sides = ("nats", "through chosen", "through rejected")

@@ -73,8 +73,11 @@ def learning_path_figure(paths: Paths) -> Figure | None:
     )
     in_legend = set[str]()
     for col, stage in enumerate(stages, start=1):
-        kinds = in_order({k for s in splits if (stage, s) in paths for k in paths[(stage, s)].logp})
-        for kind in sorted(kinds, key=lambda kind: style_of(kind).prominent):
+        kinds: set[str] = set()
+        for split in splits:
+            if (stage, split) in paths:
+                kinds |= paths[stage, split].logp.keys()
+        for kind in sorted(in_order(kinds), key=lambda kind: style_of(kind).prominent):
             for trace in _band_and_line(kind, in_legend=kind not in in_legend):
                 plot.add_trace(trace, row=1, col=col)
             in_legend.add(kind)
@@ -162,16 +165,11 @@ def _button(
 
 def gap_figure(paths: Paths) -> Figure | None:
     """The squeezing gap `log π(y*) − log π(y⁺)` of training pairs over each training, in nats."""
-    panels = [
-        LinePanel(
-            stage_title(stage),
-            "step",
-            "gap y* − y⁺ (nats)",
-            [Line("gap", own.steps.tolist(), [mean_interval(step) for step in own.gap])],
-        )
-        for (stage, split), own in paths.items()
-        if split == "train" and own.gap is not None
-    ]
+    panels = []
+    for (stage, split), of_split in paths.items():
+        if split == "train" and of_split.gap is not None:
+            line = Line("gap", of_split.steps.tolist(), list(map(mean_interval, of_split.gap)))
+            panels.append(LinePanel(stage_title(stage), "step", "gap y* − y⁺ (nats)", [line]))
     return Words("study.html").figure("gap", line_plot(panels)) if panels else None
 
 
@@ -180,50 +178,44 @@ def squeezing_figure(squeezing: Squeezing, titles: Mapping[str, str]) -> Figure 
 
     **Arguments:** `titles`: the trainings' names on the page, by name.
     """
-    panels = [
-        LinePanel(
-            plotly_text(titles.get(name, name)),
-            "step",
-            "share of the risen probability",
-            [
-                Line(taker, sorted(steps), [share(steps[step]) for step in sorted(steps)])
-                for taker, share in _TAKERS.items()
-            ],
-            ".0%",
-            zero=True,
-        )
-        for name, steps in chosen_by_step(squeezing.risen).items()
-        if squeeze_index(steps[max(steps)]).n
-    ]
+    panels = []
+    unit = "share of the risen probability"
+    for name, by_step in chosen_by_step(squeezing.risen).items():
+        steps = sorted(by_step)
+        if squeeze_index(by_step[steps[-1]]).n:
+            lines = []
+            for taker, share in _TAKERS.items():
+                lines.append(Line(taker, steps, [share(by_step[step]) for step in steps]))
+            title = plotly_text(titles.get(name, name))
+            panels.append(LinePanel(title, "step", unit, lines, ".0%", zero=True))
     return Words("study.html").figure("squeezing", line_plot(panels)) if panels else None
 
 
 def training_figure(trainings: Sequence[Training]) -> Figure | None:
     """Loss of every training, and implicit rewards where it has them: running means by step."""
-    panels = [
-        LinePanel(f"{objective_name(training.stage)} {title}", "step", "", lines)
-        for training in trainings
-        for title, names in (("loss", _LOSS), ("implicit rewards", _REWARDS))
-        if (
-            lines := [
-                line for name, label in names.items() for line in _line(training, name, label)
-            ]
-        )
-    ]
+    panels = []
+    for training in trainings:
+        for title, names in (("loss", _LOSS), ("implicit rewards", _REWARDS)):
+            lines: list[Line] = []
+            for name, label in names.items():
+                lines += _line(training, name, label)
+            if lines:
+                heading = f"{objective_name(training.stage)} {title}"
+                panels.append(LinePanel(heading, "step", "", lines))
     words = Words("study.html", window=WINDOW)
     return words.figure("training", line_plot(panels)) if panels else None
 
 
 def _line(training: Training, name: str, label: str) -> list[Line]:
     """A metric's running mean; empty without finite values."""
-    known = [
-        (line.step, value)
-        for line in training.metrics
-        if np.isfinite(value := line.metrics.get(name, np.nan))
-    ]
-    if not known:
+    steps, values = [], []
+    for line in training.metrics:
+        value = line.metrics.get(name, np.nan)
+        if np.isfinite(value):
+            steps.append(line.step)
+            values.append(value)
+    if not steps:
         return []
-    steps, values = zip(*known, strict=True)
     means = running_mean(np.array(values))
     return [Line(label, steps, [Interval(mean, np.nan, np.nan, 1) for mean in means.tolist()])]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import plotly.graph_objects as go
 
 from dynolab.data.rows import write_rows
 from dynolab.data.unknown import UnknownTokens, about_auto
-from dynolab.grouping import grouped
+from dynolab.grouping import attributes, grouped
 from dynolab.report.audit import foreseen_figure, foresight_section
 from dynolab.report.comparison.findings import findings_section
 from dynolab.report.comparison.mitigation import comparison_sections
-from dynolab.report.figure import Figure, buttons, spread, subplots
+from dynolab.report.figure import Figure, buttons, in_panel, spread, subplots
 from dynolab.report.forces.matrices import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_figure
 from dynolab.report.inputs.study import ReportInputs
@@ -61,7 +61,7 @@ from dynolab.report.style import (
 from dynolab.report.tables import verdict_table
 from dynolab.results.ledger import SHOWN_TOGETHER
 from dynolab.results.study import ForceRow, Training
-from dynolab.statistics import mean_interval
+from dynolab.statistics import column, mean_interval
 
 
 def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
@@ -100,26 +100,29 @@ def _page(inputs: ReportInputs, found: Found) -> Page:
     facts, trainings, ledger = inputs.facts, inputs.trainings, inputs.ledger
     compared = inputs.compared
     titles = {training.name: objective_name(training.stage) for training in trainings}
-    unknown = [own for each in trainings if (own := UnknownTokens.of_metrics(each.rows)).tokens]
+    far = {}
+    unknown: UnknownTokens | None = None
+    for training in trainings:
+        tokens = UnknownTokens.of_metrics(training.rows)
+        unknown = tokens if tokens.tokens else unknown
+        steps = far_steps(training)
+        if steps:
+            far[objective_name(training.stage)] = steps
+    fell = []
+    for split, changes in found.fell.items():
+        mean, count = mean_interval(changes), int((changes < 0).sum())
+        fell.append({"split": split, "count": count, "of": len(changes), "mean": mean})
     words = Words(
         "study.html",
         facts=facts,
         trainings=trainings,
         last=trainings[-1] if trainings else None,
         on_pairs=bool(found.fell) or bool(found.pairs),
-        fell=[
-            {
-                "split": split,
-                "count": int((own < 0).sum()),
-                "of": len(own),
-                "mean": mean_interval(own),
-            }
-            for split, own in found.fell.items()
-        ],
-        counts={split: len(own.pairs) for (_, split), own in found.paths.items()},
-        far={objective_name(own.stage): steps for own in trainings if (steps := far_steps(own))},
-        unknown=unknown[-1] if unknown else None,
-        replacing=_replacing(unknown[-1]) if unknown else "",
+        fell=fell,
+        counts={split: len(paths.pairs) for (_, split), paths in found.paths.items()},
+        far=far,
+        unknown=unknown,
+        replacing=_replacing(unknown) if unknown else "",
         auto=about_auto(facts.read_otherwise) if facts.read_otherwise else "",
         contrasts=[training.name for training in inputs.contrasts],
         observed=inputs.watched[0] if inputs.watched else None,
@@ -216,13 +219,6 @@ _PARTS: Parts = (
     ("residual", "residual: beyond first order", RESIDUAL),
 )
 _SIDES = ("the chosen side of the loss", "the rejected side of the loss")
-Keep = Callable[[ForceRow], bool]
-_VIEWS: tuple[tuple[str, Keep], ...] = (
-    ("all prompts", lambda row: True),
-    ("in the step's batch", lambda row: row.in_batch),
-    ("other training prompts", lambda row: not row.in_batch and row.split == "train"),
-    ("held-out prompts", lambda row: row.split == "heldout"),
-)
 
 
 def decomposition_figure(training: Training, sides: tuple[str, str] = _SIDES) -> Figure | None:
@@ -261,18 +257,13 @@ def decomposition_figure(training: Training, sides: tuple[str, str] = _SIDES) ->
         if col > 1:
             plot.update_xaxes(matches="x" if shared else None, col=col)
             plot.update_yaxes(ticks="", col=col)
-    views = {
-        name: _bar_data(own, parts, kinds, steps)
-        for name, keep in _VIEWS
-        if (own := list(filter(keep, rows)))
-    }
+    views = {name: _bar_data(of_view, parts, kinds, steps) for name, of_view in _views(rows)}
     for trace, x, text in zip(plot.data, *views["all prompts"], strict=True):
         trace.update(x=x, customdata=text)
     if len(views) > 1:
-        choices = [
-            (name, [{"x": values, "customdata": texts}, {}])
-            for name, (values, texts) in views.items()
-        ]
+        choices: list[tuple[str, list[Any]]] = []
+        for name, (values, texts) in views.items():
+            choices.append((name, [{"x": values, "customdata": texts}, {}]))
         plot.update_layout(updatemenus=[buttons(choices, 1 + 34 / height)])
     words = Words("study.html", stage=training.stage, shared=shared)
     return replace(words.figure("decomposition", plot), name=f"decomposition-{training.stage}")
@@ -284,10 +275,28 @@ def _with_together_where_large(rows: Sequence[ForceRow]) -> Sequence[ForceRow]:
     sides = sum(abs(row.from_chosen) + abs(row.from_rejected) for row in rows)
     if together > SHOWN_TOGETHER * sides:
         return rows
-    return [
-        row.model_copy(update={"residual": row.residual + row.from_together, "from_together": 0.0})
-        for row in rows
-    ]
+    joined = []
+    for row in rows:
+        update = {"residual": row.residual + row.from_together, "from_together": 0.0}
+        joined.append(row.model_copy(update=update))
+    return joined
+
+
+def _views(rows: Sequence[ForceRow]) -> list[tuple[str, Sequence[ForceRow]]]:
+    """The rows by where their prompts are from, all of them first; without groups of none."""
+    groups: dict[str, list[ForceRow]] = {
+        "in the step's batch": [],
+        "other training prompts": [],
+        "held-out prompts": [],
+    }
+    for row in rows:
+        if row.in_batch:
+            groups["in the step's batch"].append(row)
+        elif row.split == "train":
+            groups["other training prompts"].append(row)
+        if row.split == "heldout":
+            groups["held-out prompts"].append(row)
+    return [("all prompts", rows), *(group for group in groups.items() if group[1])]
 
 
 def _parts(rows: Sequence[ForceRow], sides: tuple[str, str]) -> Parts:
@@ -295,11 +304,11 @@ def _parts(rows: Sequence[ForceRow], sides: tuple[str, str]) -> Parts:
     names = {"from_chosen": f"from {sides[0]}", "from_rejected": f"from {sides[1]}"}
     if not any(row.from_rejected for row in rows):
         names["from_chosen"] = "from the batch's answers"
-    return tuple(
-        (name, names.get(name, label), color)
-        for name, label, color in _PARTS
-        if any(getattr(row, name) for row in rows)
-    )
+    parts = []
+    for name, label, color in _PARTS:
+        if any(attributes(rows, name)):
+            parts.append((name, names.get(name, label), color))
+    return tuple(parts)
 
 
 def _add_bars(plot: go.Figure, labels: list[str], parts: Parts, col: int) -> None:
@@ -307,24 +316,16 @@ def _add_bars(plot: go.Figure, labels: list[str], parts: Parts, col: int) -> Non
         plot.add_bar(
             y=labels,
             orientation="h",
-            name=label,
-            legendgroup=name,
-            showlegend=col == 1,
+            **in_panel(col, label, name),
             marker={"color": color, "line": {"width": 0}},
             hovertemplate="<b>%{y}</b><br>" + label + " %{customdata}<extra></extra>",
-            row=1,
-            col=col,
         )
     plot.add_scatter(
         y=labels,
         mode="markers",
-        name="measured",
-        legendgroup="measured",
-        showlegend=col == 1,
+        **in_panel(col, "measured"),
         marker={"color": INK, "symbol": "diamond", "size": 9, "line": {"color": PAPER, "width": 1}},
         hovertemplate="<b>%{y}</b><br>measured %{customdata}<extra></extra>",
-        row=1,
-        col=col,
     )
 
 
@@ -335,15 +336,12 @@ def _bar_data(
     rows: Sequence[ForceRow], parts: Parts, kinds: Sequence[str], steps: Sequence[int]
 ) -> Bars:
     """Means over prompts for every trace: steps × (parts, measured), one value a kind."""
-    found = grouped(((row.step, row.kind), row) for row in rows)
+    by_bar = grouped(((row.step, row.kind), row) for row in rows)
     values: list[list[float | None]] = []
     texts: list[list[str]] = []
     for step in steps:
         for part in (*(name for name, _, _ in parts), "measured"):
-            means = [
-                mean_interval(np.array([getattr(row, part) for row in found.get((step, kind), ())]))
-                for kind in kinds
-            ]
+            means = [mean_interval(column(by_bar.get((step, kind), ()), part)) for kind in kinds]
             values.append([round(mean.mean, 7) if mean.n else None for mean in means])
             texts.append([f"{with_interval(mean)} nats, n = {mean.n}" for mean in means])
     return values, texts

@@ -27,16 +27,17 @@ from dynolab.report.style import (
     excerpt,
     in_order,
     number,
+    numbers,
     objective_name,
     rank_of,
     style_of,
     with_interval,
 )
 from dynolab.results.study import ARGMAX, PairChange, Training
-from dynolab.statistics import mean_interval
+from dynolab.statistics import column, mean_interval
 
 _SHOWN = ("chosen", "rejected", ARGMAX, GAP)
-_HEADS = ("Δ chosen y⁺", "Δ rejected y⁻", "Δ y*", "Δ gap y* − y⁺")
+_HEADS = ("Δ chosen y⁺", "Δ rejected y⁻", "Δ y*", "Δ gap y* − y⁺", "pairs")
 WORST = 10  # number of pairs shown
 _FORECASTS = {
     "logits": "one softmax",
@@ -46,35 +47,41 @@ _FORECASTS = {
     "weights": "all weights",
     "batch": "whole batch",
 }
+_OF_PART = ("auc", "right", "flow", "flow_measured")
 
 
 def change_section(paths: Paths, words: Words) -> Section | None:
     """Mean changes of the pair, y* and the gap, by training and split; None without probes."""
-    rows = [
-        (objective_name(stage), name, *_changes(own), len(own.pairs))
-        for stage in stages_of(paths)
-        for split, name in SPLITS.items()
-        if (own := paths.get((stage, split))) is not None
-    ]
-    return words.table(
-        "changes", ("training", "prompts", *_HEADS, "n"), rows, "ssnnnnn", cards=True
-    )
+    rows = []
+    for stage in stages_of(paths):
+        for split, prompts in SPLITS.items():
+            of_split = paths.get((stage, split))
+            if of_split is not None:
+                rows.append((objective_name(stage), prompts, *_changes(of_split)))
+    return words.table("changes", ("training", "prompts", *_HEADS), rows, "ssnnnnn", cards=True)
 
 
-def contrast_section(own: Training, contrasts: Sequence[Training], words: Words) -> Section | None:
+def contrast_section(
+    training: Training, contrasts: Sequence[Training], words: Words
+) -> Section | None:
     """The same changes in a training and under other conditions; None without contrasts."""
-    rows = [
-        (name, *_changes(paths), len(paths.pairs))
-        for name, training in [("this study", own), *((each.name, each) for each in contrasts)]
-        if (paths := learning_paths(training.probes)) is not None
-    ]
-    shown = table(("training", *_HEADS, "n"), rows, "snnnnn")
+    scores = {"this study": training.probes} | {other.name: other.probes for other in contrasts}
+    rows = []
+    for name, probes in scores.items():
+        paths = learning_paths(probes)
+        if paths is not None:
+            rows.append((name, *_changes(paths)))
+    shown = table(("training", *_HEADS), rows, "snnnnn")
     return words.section("contrasts", shown) if contrasts else None
 
 
-def _changes(paths: LearningPaths) -> list[str]:
-    values = [values_of(paths, kind) for kind in _SHOWN]
-    return ["–" if own is None else with_interval(mean_interval(change(own))) for own in values]
+def _changes(paths: LearningPaths) -> list[object]:
+    """The mean change of every kind that is shown, and the number of pairs."""
+    cells: list[object] = []
+    for kind in _SHOWN:
+        values = values_of(paths, kind)
+        cells.append("–" if values is None else with_interval(mean_interval(change(values))))
+    return [*cells, len(paths.pairs)]
 
 
 def values_of(paths: LearningPaths, kind: str) -> ndarray | None:
@@ -87,119 +94,103 @@ def pair_section(pairs: Sequence[PairChange], words: Words) -> Section | None:
 
     **Arguments:** `pairs`: worst first.
     """
-    rows = [
-        (
-            pair.pair_id,
-            "–" if pair.prompt is None else excerpt(pair.prompt, 90, end=True),
-            *(number(v, sign=True) for v in (pair.chosen, pair.rejected, pair.margin, pair.gap)),
-        )
-        for pair in pairs[:WORST]
-    ]
+    rows = []
+    for pair in pairs[:WORST]:
+        prompt = "–" if pair.prompt is None else excerpt(pair.prompt, 90, end=True)
+        changes = numbers(pair.chosen, pair.rejected, pair.margin, pair.gap, sign=True)
+        rows.append((pair.pair_id, prompt, *changes))
     head = ("pair", "prompt", "Δ chosen", "Δ rejected", "Δ margin", "Δ gap")
     return words.table("pairs", head, rows, "ssnnnn")
 
 
 def event_section(events: Mapping[str, Sequence[Event]], words: Words) -> Section | None:
     """When paths peak, fall or widen the gap; `events` by the training's objective."""
-    rows = [
-        (
-            objective_name(stage),
-            event.step,
-            # A style's label is escaped already.
-            Markup(f"{'gap y* − y⁺' if event.kind == GAP else style_of(event.kind).label} ")
-            + event.what,
-            with_interval(event.before),
-            with_interval(event.after),
+    rows = []
+    for objective, of_training in events.items():
+        by_time = sorted(
+            of_training, key=lambda event: (event.step, rank_of(event.kind), event.kind)
         )
-        for stage, own in events.items()
-        for event in sorted(own, key=lambda event: (event.step, rank_of(event.kind), event.kind))
-    ]
-    head = ("training", "step", "what", "up to it or there", "after it or at the end")
+        for event in by_time:
+            label = "gap y* − y⁺" if event.kind == GAP else style_of(event.kind).label
+            what = Markup(f"{label} ") + event.what  # a style's label is escaped already
+            ends = with_interval(event.before), with_interval(event.after)
+            rows.append((objective_name(objective), event.step, what, *ends))
+    ends_head = ("Δ from start to this step", "Δ after a peak, else start to end")
+    head = ("training", "step", "what", *ends_head)
     return words.table("events", head, rows, "snsnn")
 
 
 def kind_section(paths: Paths, observed: Sequence[ProbeRow], words: Words) -> Section | None:
     """How every kind of answer was made, with one prompt's answers; None without probes."""
-    made = {
-        **grouped((row.kind, row.made_by) for row in observed),
-        ARGMAX: ["the model's likeliest token at every position along the chosen answer"],
-    }
-    examples = {
-        row.kind: excerpt(row.response) for row in observed if row.pair_id == observed[0].pair_id
-    }
-    rows = [
-        (
-            Markup(style_of(kind).label),
-            "; ".join(dict.fromkeys(made.get(kind, ()))) or "unknown",
-            examples.get(kind, "–"),
-        )
-        for kind in in_order({kind for own in paths.values() for kind in own.logp})
-    ]
+    made = grouped((row.kind, row.made_by) for row in observed)
+    made[ARGMAX] = ["the model's likeliest token at every position along the chosen answer"]
+    examples = {}
+    for row in observed:
+        if row.pair_id == observed[0].pair_id:
+            examples[row.kind] = excerpt(row.response)
+    kinds: set[str] = set()
+    for of_training in paths.values():
+        kinds |= of_training.logp.keys()
+    rows = []
+    for kind in in_order(kinds):
+        makers = "; ".join(dict.fromkeys(made.get(kind, ()))) or "unknown"
+        rows.append((Markup(style_of(kind).label), makers, examples.get(kind, "–")))
     return words.table("kinds", ("kind", "how it was made", "example"), rows)
 
 
 def replay_section(trainings: Sequence[Training], words: Words) -> Section | None:
     """Whether the analysed updates are those that training made; None without recorded steps."""
-    rows = [
-        (
-            objective_name(row.stage),
-            row.step,
-            *map(number, (row.learning_rate, row.grad_norm, row.clip_factor)),
-            *(number(e, 2) for e in (row.replay_error, row.rounding_floor, row.closure_error)),
-        )
-        for training in trainings
-        for row in training.replay
-    ]
+    rows = []
+    for training in trainings:
+        for row in training.replay:
+            facts = numbers(row.learning_rate, row.grad_norm, row.clip_factor)
+            errors = numbers(row.replay_error, row.rounding_floor, row.closure_error, digits=2)
+            rows.append((objective_name(row.stage), row.step, *facts, *errors))
     head = ("training", "step", "learning rate", "gradient norm", "clip factor")
-    errors = ("replay error", "rounding floor", "closure error")
-    return words.table("replay", (*head, *errors), rows, "snnnnnnn")
+    errors_head = ("replay error", "rounding floor", "closure error")
+    return words.table("replay", (*head, *errors_head), rows, "snnnnnnn")
 
 
 def validity_section(trainings: Sequence[Training], words: Words) -> Section | None:
     """What first order leaves of recorded steps, of each and of all up to it; None without any."""
-    forces = [
-        (
-            objective_name(training.stage),
-            len(training.forces),
-            len({row.step for row in training.forces}),
-            with_interval(unexplained(training.forces), sign=False),
-        )
-        for training in trainings
-        if training.forces
-    ]
-    changes = [
-        (
-            objective_name(training.stage),
-            f"step {own.step}" if own.since is None else f"steps {own.since}–{own.step}",
-            _percent(own.unexplained),
-            number(own.predicted, 2),
-            number(own.measured, 2),
-            _percent(own.softmax),
-        )
-        for training in trainings
-        for own in training.validity
-    ]
+    forces, changes = [], []
+    for training in trainings:
+        name = objective_name(training.stage)
+        if training.forces:
+            steps = {row.step for row in training.forces}
+            missed = with_interval(unexplained(training.forces), sign=False)
+            forces.append((name, len(training.forces), len(steps), missed))
+        for row in training.validity:
+            steps_moved = f"step {row.step}"
+            if row.since is not None:
+                steps_moved = f"steps {row.since}–{row.step}"
+            radii = numbers(row.predicted, row.measured, digits=2)
+            shares = _percent(row.unexplained), _percent(row.softmax)
+            changes.append((name, steps_moved, shares[0], *radii, shares[1]))
     if not forces and not changes:
         return None
-    heads = (
+    head = (
         "training",
         "change",
-        "unexplained",
-        "radius, predicted",
-        "measured",
-        "of it the softmax",
+        "unexplained by first order",
+        "radius in which it holds, predicted",
+        "radius, measured",
+        "softmax’s share of the second order",
     )
     return words.section(
         "validity",
         table(("training", "changes", "steps", "1 − R² [95 %]"), forces, "snnn"),
-        table(heads, changes, "ssnnns"),
+        table(head, changes, "ssnnnn"),
     )
 
 
 def far_steps(training: Training) -> list[int]:
     """Recorded steps that moved the weights too far for first order."""
-    alone = [own for own in training.validity if own.since is None]
-    return [own.step for own in alone if own.unexplained > own.bound]
+    steps = []
+    for row in training.validity:
+        if row.since is None and row.unexplained > row.bound:
+            steps.append(row.step)
+    return steps
 
 
 def _percent(share: float) -> str:
@@ -208,19 +199,12 @@ def _percent(share: float) -> str:
 
 def layer_section(trainings: Sequence[Training], words: Words) -> Section | None:
     """How far a step moves every layer's features, and whether forces there agree."""
-    rows = [
-        (
-            objective_name(training.stage),
-            layer,
-            *(
-                number(np.mean([getattr(row, name) for row in own]), 2)
-                for name in ("moved", "resultant", "unexplained")
-            ),
-        )
-        for training in trainings
-        for layer in sorted({row.layer for row in training.layers})
-        for own in [[row for row in training.layers if row.layer == layer]]
-    ]
+    rows = []
+    for training in trainings:
+        by_layer = grouped((row.layer, row) for row in training.layers)
+        for layer, members in sorted(by_layer.items()):
+            means = [column(members, name).mean() for name in ("moved", "resultant", "unexplained")]
+            rows.append((objective_name(training.stage), layer, *numbers(*means, digits=2)))
     head = ("training", "blocks run", "‖Δh‖ / ‖h‖", "agreement of forces", "unexplained")
     return words.table("layers", head, rows, "snnnn")
 
@@ -232,39 +216,30 @@ def forecast_section(
 
     None without forecasts. **Arguments:** `titles`: the trainings' names on the page, by name.
     """
-    rows = [
-        (
-            titles.get(row["training"], row["training"]),
-            row["step"],
-            row["side"],
-            *(_percent(row[name] / row["tokens"]) for name in ("foretold", "rose", "right")),
-            *(number(row[name]) for name in ("auc", "auc_top", "auc_last_layer", "explained")),
-        )
-        for row in squeezing.forecasts
-    ]
-    ladder = sorted(squeezing.ladder, key=lambda row: list(_FORECASTS).index(row["rung"]))
-    by_part = grouped(((row["training"], row["side"], row["rung"]), row) for row in ladder)
-    parts = [
-        (
-            titles.get(training, training),
-            side,
-            _FORECASTS[rung],
-            *(
-                number(np.mean([row[name] for row in own]))
-                for name in ("auc", "right", "flow", "flow_measured")
-            ),
-        )
-        for (training, side, rung), own in by_part.items()
-    ]
+    rows = []
+    for row in squeezing.forecasts:
+        training = titles.get(row["training"], row["training"])
+        shares = [_percent(row[name] / row["tokens"]) for name in ("foretold", "rose", "right")]
+        fits = numbers(row["auc"], row["auc_top"], row["auc_last_layer"], row["explained"])
+        rows.append((training, row["step"], row["side"], *shares, *fits))
+    by_part = grouped(
+        ((row["rung"], row["training"], row["side"]), row) for row in squeezing.ladder
+    )
+    parts = []
+    for rung, label in _FORECASTS.items():
+        for (of_rung, training, side), members in by_part.items():
+            if of_rung == rung:
+                means = [np.mean([row[name] for row in members]) for name in _OF_PART]
+                parts.append((titles.get(training, training), side, label, *numbers(*means)))
     if not rows and not parts:
         return None
     counts = ("predicted to rise", "rose", "right")
-    fits = ("AUC", "AUC, top 20", "AUC of the head", "R² of the head")
-    kept = ("AUC", "signs predicted", "flow to y*, predicted", "realised")
+    fits_head = ("AUC", "AUC, top 20", "AUC of the head", "R² of the head")
+    by_rung = ("AUC", "signs predicted", "flow to y*, predicted", "realised")
     return words.section(
         "forecast",
-        table(("training", "step", "answers", *counts, *fits), rows, "snsnnnnnnn"),
-        table(("training", "answers", "kept of first order", *kept), parts, "sssnnnn"),
+        table(("training", "step", "answers", *counts, *fits_head), rows, "snsnnnnnnn"),
+        table(("training", "answers", "parts of first order", *by_rung), parts, "sssnnnn"),
     )
 
 
@@ -285,7 +260,9 @@ def try_section(inputs: ReportInputs, pairs: Sequence[PairChange]) -> Section | 
     if facts.remedies_command and trainings and trainings[-1].stage in PAIR_OBJECTIVES:
         commands = {"remedies": facts.remedies_command} | commands
     words = Words("study.html", facts=facts)
-    rows = [(words(f"try_{name}") or name, _COMMAND.format(own)) for name, own in commands.items()]
+    rows = []
+    for name, command in commands.items():
+        rows.append((words(f"try_{name}") or name, _COMMAND.format(command)))
     return words.table("try-next", ("to", "run"), rows)
 
 

@@ -16,6 +16,7 @@ from dynolab.report.figure import (
     LEGEND_BELOW,
     Figure,
     base_layout,
+    in_panel,
     panel_title,
     spread,
     subplots,
@@ -285,12 +286,8 @@ def _zigzag(scores: pd.DataFrame, known: Sequence[str]) -> Figure:
                 x=x[mask].round(4),
                 y=y[mask].round(4),
                 mode="markers",
-                name=name,
-                legendgroup=name,
-                showlegend=col == 1,
+                **in_panel(col, name),
                 marker={"color": color, "size": 5, "opacity": 0.55},
-                row=1,
-                col=col,
             )
     return Figure(
         "zigzag",

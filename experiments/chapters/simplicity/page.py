@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.claims.verdict import Claimed, Verdict, above, below, judged
-from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, subplots
+from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, in_panel, subplots
 from dynolab.report.page import section, table
 from dynolab.report.plots import LinePanel, line_plot
 from dynolab.report.style import CHOSEN, HISTORY, REJECTED, number, with_interval
@@ -153,13 +153,9 @@ def _points(
                 x=x.round(5),
                 y=[round(float(np.mean(area)), 5) for area in own.area],
                 mode="markers",
-                name=kind,
-                legendgroup=kind,
-                showlegend=col == 1,
+                **in_panel(col, kind),
                 marker={"color": color, "size": 7, "opacity": 0.75},
                 text=["·".join(map(str, messages)) for messages in own.messages],
-                row=1,
-                col=col,
             )
     return Figure(name, title, "A point: one mapping, a mean over seeds.", note, plot)
 

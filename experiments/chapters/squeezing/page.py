@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
 from dynolab.report.figure import (
     LEGEND_ABOVE,
     LEGEND_BELOW,
     LEGEND_OVER_TITLES,
     Figure,
-    base_layout,
+    empty_plot,
+    in_panel,
     subplots,
 )
 from dynolab.report.plots import Line, LinePanel, line_plot
@@ -99,23 +99,15 @@ def _panels(panels: pd.DataFrame) -> Figure:
                 x=ranks,
                 y=np.exp(values[order]).round(7),
                 mode="lines",
-                name=name,
-                legendgroup=name,
-                showlegend=col == 1,
+                **in_panel(col, name),
                 line={"color": color, "width": 2.2, "shape": "hvh"},
-                row=1,
-                col=col,
             )
         plot.add_scatter(
             x=ranks[order == panel.label],
             y=np.exp(before[[panel.label]]),
             mode="markers",
-            name="y",
-            legendgroup="y",
-            showlegend=col == 1,
+            **in_panel(col, "y"),
             marker={"symbol": "star", "size": 13, "color": REJECTED},
-            row=1,
-            col=col,
         )
         bars = {"color": [UP if value > 0 else DOWN for value in change], "line": {"width": 0}}
         plot.add_bar(x=ranks, y=change.round(6), showlegend=False, marker=bars, row=2, col=col)
@@ -171,12 +163,10 @@ def _step_paths(paths: pd.DataFrame) -> Figure:
     low = np.min(paths[~paths.role.isin(list(known))].change.to_list())
     high = np.max(paths.change.to_list())
     margin = 0.1 * (high - low)
-    plot = go.Figure(
-        layout=base_layout(
-            380,
-            xaxis={"title": {"text": "size of the step η"}},
-            yaxis={"title": {"text": "Δ log p (nats)"}, "range": [low - margin, high + margin]},
-        )
+    plot = empty_plot(
+        380,
+        xaxis={"title": {"text": "size of the step η"}},
+        yaxis={"title": {"text": "Δ log p (nats)"}, "range": [low - margin, high + margin]},
     )
     for path in paths.itertuples():
         shown = path.role in known
@@ -201,14 +191,12 @@ def _step_paths(paths: pd.DataFrame) -> Figure:
 
 def _explained(left: pd.DataFrame) -> Figure:
     """`R² = 1 −` the share left over, by approximation and answer."""
-    plot = go.Figure(
-        layout=base_layout(
-            380,
-            barmode="group",
-            bargap=0.4,
-            yaxis={"title": {"text": "explained, R²"}, "tickformat": ".0%", "zeroline": True},
-            legend=LEGEND_ABOVE,
-        )
+    plot = empty_plot(
+        380,
+        barmode="group",
+        bargap=0.4,
+        yaxis={"title": {"text": "explained, R²"}, "tickformat": ".0%", "zeroline": True},
+        legend=LEGEND_ABOVE,
     )
     for (answer, name), color in zip(_ANSWERS.items(), (REJECTED, CHOSEN), strict=True):
         own = select(left, answer=answer)
@@ -258,12 +246,8 @@ def _ranks(ranks: pd.DataFrame) -> Figure:
                 x=names,
                 y=own[name],
                 mode="lines+markers",
-                name=label,
-                legendgroup=name,
-                showlegend=col == 1,
+                **in_panel(col, label, name),
                 line={"color": color, "dash": dash, "width": 3 if name == "measured" else 2},
-                row=1,
-                col=col,
             )
     return Figure(
         "ranks",

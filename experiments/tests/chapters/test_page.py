@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import plotly.graph_objects as go
 import pytest
 
 from dynolab.claims.verdict import Measurement, Verdict, above, never
 from dynolab.data.rows import read_rows
-from dynolab.report.figure import Figure, base_layout
+from dynolab.report.figure import Figure, empty_plot
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import section
 from dynolab.report.style import plotly_text
@@ -40,7 +39,7 @@ def verdicts(mark: str = "") -> list[Verdict]:
 
 
 def chapter(mark: str = "") -> Chapter:
-    figure = go.Figure(layout=base_layout(300))
+    figure = empty_plot(300)
     figure.add_scatter(x=[1, 2], y=[3, 4], name=plotly_text(f"curve{mark}"))
     return Chapter(
         title=f"A chapter{mark}",
