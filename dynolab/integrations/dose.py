@@ -20,8 +20,9 @@ from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError, check_settings
 from dynolab.forces.function.weights import NamedTensors
+from dynolab.forces.ledger.forwards import draw_again, draws_of
 from dynolab.forces.step.optimizers import UpdateFacts, optimizer_map
-from dynolab.integrations.optimizer import TrainerHeld, config_of
+from dynolab.integrations.optimizer import TrainerOptimizer, config_of
 from dynolab.integrations.trained import TrainedRows, Watching, check_trainer, context_of, unwrapped
 from dynolab.likelihood.arithmetic import check_float32_products
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
@@ -199,7 +200,7 @@ class DesignedDose(Watching):
         weights = [p for p in self._model.parameters() if p.is_floating_point()]
         narrow = any(torch.finfo(p.dtype).bits < 32 for p in weights)
         self._rounded = narrow or trainer.accelerator.mixed_precision != "no"
-        self._optimizer_view = TrainerHeld(trainer, self._trained)
+        self._optimizer_view = TrainerOptimizer(trainer, self._trained)
         self._clipping = trainer.accelerator.clip_grad_norm_
         self._handles = [
             self._model.register_forward_pre_hook(self._enter),
@@ -212,9 +213,7 @@ class DesignedDose(Watching):
 
     def _enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if self._is_step():
-            on_gpu = self._device.type == "cuda"
-            gpu = torch.cuda.get_rng_state(self._device) if on_gpu else None
-            self._random = torch.get_rng_state(), gpu
+            self._draws = draws_of(self._device)
 
     def _leave(
         self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any
@@ -271,10 +270,7 @@ class DesignedDose(Watching):
 
     def _outputs(self, reach: float, arguments: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
         """The outputs with the weights moved, at the step's own draws of dropout."""
-        state, on_gpu = self._random
-        torch.set_rng_state(state)
-        if on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu, self._device)
+        draw_again(self._draws, self._device)
         with torch.no_grad():
             return _read(functional_call(self._model, self._weights(reach), arguments, named))
 
@@ -389,11 +385,11 @@ class DesignedDose(Watching):
 
     def _read_step(self) -> _Step | None:
         """The step between its gradient and its update."""
-        given, trainer = self._optimizer_view.given(), self.trainer
+        gradients, trainer = self._optimizer_view.gradients(), self.trainer
         # Clipping divides by the scale of fp16; without it the optimizer's step does.
-        scale = 1.0 if trainer.args.max_grad_norm else given.scale
+        scale = 1.0 if trainer.args.max_grad_norm else gradients.scale
         if not self._effects:
-            if not any(bool(gradient.any()) for gradient in given.gradients.values()):
+            if not any(bool(gradient.any()) for gradient in gradients.by_name.values()):
                 return None
             raise ConfigError("trainer", type(trainer).__name__, BYPASSED)
         momentum = way = foreseen = projection = 0.0
@@ -402,7 +398,7 @@ class DesignedDose(Watching):
                 if p.grad is None:  # the optimizer leaves it alone
                     continue
                 slope, state = self._slope[name].flatten(), self._state(p)
-                gradient = given.gradients[name].to(slope) / scale
+                gradient = gradients.by_name[name].to(slope) / scale
                 step = optimizer_map(
                     UpdateFacts(int(state.get("step", 0)), float(group["lr"]), 1.0, config),
                     p.detach().to(slope).flatten(),
@@ -415,21 +411,21 @@ class DesignedDose(Watching):
                 foreseen += _total(along.abs())
                 projection -= _total(along)
         effects = torch.stack(self._effects)
-        mean = torch.cat([effects[:, :1].mean(0), effects[:, 1:].sum(0) / given.scale])
+        mean = torch.cat([effects[:, :1].mean(0), effects[:, 1:].sum(0) / gradients.scale])
         dose, undosed, dosed, size = (
             distributed.add_up(mean.to(self._device)) / distributed.world_size()
         ).tolist()
         # Both by the gradient before clipping. How far the optimizer really goes with it, beside
         # how far it was foreseen to go, is the unit of what was foreseen.
-        unit = given.clip * way / foreseen if foreseen else 0.0
-        if abs(projection / given.clip - dosed) > UNSEEN * size and not self._said:
+        unit = gradients.clip * way / foreseen if foreseen else 0.0
+        if abs(projection / gradients.clip - dosed) > UNSEEN * size and not self._said:
             self._said = True
             _log.warning(
                 "DesignedDose sees a part of the gradient alone: by that one a step does %.3g nats "
                 "to the answers, by all %.3g. Some of the loss does not go through the outputs of "
                 "the model's forward (auxiliary losses, a fused cross entropy); it has no dose",
                 unit * dosed,
-                unit * projection / given.clip,
+                unit * projection / gradients.clip,
             )
         return _Step(dose, unit * (dosed - undosed), momentum)
 

@@ -80,7 +80,7 @@ def own_scores(
 
 
 class SelfCheck:
-    """The checks of the accounts of one training; `said` holds what failed, each once.
+    """The checks of the accounts of one training; `failed` says what did, once by kind.
 
     **Arguments:** `covered`: names of the parameters that accounts are of; `coarse`: the training
     computes in 16 bits.
@@ -99,7 +99,7 @@ class SelfCheck:
         self._covered, self._off = set(covered), OFF[coarse]
         self._prints: Prints = {}
         self._scores = torch.empty(0)
-        self.said: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
 
     def optimizer(self, optimizer: Any) -> None:
         """Looks at the optimizer of a training that begins."""
@@ -229,7 +229,7 @@ class SelfCheck:
         return difference > self._off * values.abs() + 1e-3
 
     def _say(self, kind: str, text: str) -> None:
-        self.said.setdefault(kind, text)
+        self.failed.setdefault(kind, text)
 
 
 def _named(names: Sequence[str]) -> str:

@@ -248,11 +248,11 @@ class FunctionalAccount(Account):
 
 
 def account_of(
-    name: str, steps: Mapping[str, ndarray], lines: Mapping[str, ndarray], *, whole: bool
+    name: str, steps: Mapping[str, ndarray], lines: Mapping[str, ndarray], *, every_step: bool
 ) -> Account:
     """Sums a functional's entries.
 
-    **Arguments:** `steps`, `lines`: arrays of these tables; `whole`: of `LedgerSummary`.
+    **Arguments:** `steps`, `lines`: arrays of these tables; `every_step`: `LedgerSummary.whole`.
     """
     own = steps["functional"] == name
     order = np.argsort(steps["step"][own])
@@ -263,11 +263,11 @@ def account_of(
     nats = lines["nats"][mine]
     return Account(
         start=float(before[0]),
-        end=float(after[-1] if whole else before[0] + change.sum()),
+        end=float(after[-1] if every_step else before[0] + change.sum()),
         lines=nats,
         nats=float((weight[np.searchsorted(step, lines["step"][mine])] * nats).sum()),
         decay=float((weight * decay).sum()),
-        carried_in=float(carried_in[0] if whole else carried_in.sum()),
+        carried_in=float(carried_in[0] if every_step else carried_in.sum()),
         residual=float((weight * (change - predicted + rounding)).sum()),
         arithmetic=float((weight * rounding).sum()),
         unexplained=float((weight * unexplained).sum()),
@@ -432,7 +432,7 @@ def read_ledger(folder: Path, data: Path) -> LedgerReader:
         summary=summary,
         accounts=tuple(
             FunctionalAccount(
-                row=row, **vars(account_of(row.name, steps, lines, whole=summary.whole))
+                row=row, **vars(account_of(row.name, steps, lines, every_step=summary.whole))
             )
             for row in read_rows(folder / "functionals.jsonl", FunctionalRow)
         ),

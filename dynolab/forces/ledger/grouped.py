@@ -14,12 +14,12 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
+from dynolab.forces.function.calls import Call, recorded_calls
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights, gradients, unflatten
 from dynolab.forces.map.factors import differing, normed
-from dynolab.forces.map.output_gradients import Call, recorded_calls
 
 Values = Callable[[Float[Tensor, "tokens vocabulary"]], Float[Tensor, " tokens"]]
 """A value of every response token, computed from its logits."""
