@@ -85,7 +85,7 @@ class AccountFolder:
     def write_page(self) -> None:
         """Writes tables and page of all accounts so far."""
         from dynolab.report.ledger.page import write_ledger_page
-        from dynolab.results.ledger import read_ledger
+        from dynolab.results.ledger_reader import read_ledger
 
         self.tables.write(self.folder)
         checks = {"checks": tuple(self.checks.values())}

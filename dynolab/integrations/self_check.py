@@ -173,7 +173,7 @@ class SelfCheck:
             )
 
     def after_step(
-        self, measured: Float[Tensor, " functionals"], made: Float[Tensor, " functionals"]
+        self, measured: Float[Tensor, " functionals"], size: Float[Tensor, " functionals"]
     ) -> Float[Tensor, " functionals"]:
         """The step is made. Returns the change of the trainer's own scores that is not measured.
 
@@ -192,7 +192,7 @@ class SelfCheck:
             )
         after = own_scores(self._trainer, self._policy, self._functionals)
         unread = (after - self._scores - measured.cpu()).nan_to_num(0.0)
-        allowed = self._off * (after.abs() + self._scores.abs()).nan_to_num(0.0) + 0.05 * made.cpu()
+        allowed = self._off * (after.abs() + self._scores.abs()).nan_to_num(0.0) + 0.05 * size.cpu()
         if bool((unread.abs() > allowed).any()):
             self._say(
                 "unread",
@@ -205,16 +205,16 @@ class SelfCheck:
         self,
         rounding: Float[Tensor, " functionals"],
         unexplained: Float[Tensor, " functionals"],
-        made: Float[Tensor, " functionals"],
+        size: Float[Tensor, " functionals"],
     ) -> None:
         """What the formula of the step does not give, and no sequence makes, of parts of a size."""
-        if bool((unexplained.abs() > 0.05 * made + 1e-6).any()):
+        if bool((unexplained.abs() > 0.05 * size + 1e-6).any()):
             self._say(
                 "other gradient",
                 f"{_numbers(unexplained)} nats come from a part of the gradient that no sequence "
                 "makes, such as an auxiliary loss, or a callback that changes gradients",
             )
-        if bool((rounding.abs() > 0.05 * made + 1e-6).any()):
+        if bool((rounding.abs() > 0.05 * size + 1e-6).any()):
             self._say(
                 "other step",
                 f"the optimizer moved the watched answers by {_numbers(rounding)} nats beside what "

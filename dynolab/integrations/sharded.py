@@ -149,9 +149,9 @@ class ShardedGradients(GroupedGradients):
             }
             with torch.no_grad():
                 add_call(call.rule, *typed(call, signal, into.dtype), where, unsplit)
-            for name, made in unsplit.items():
+            for name, gradient in unsplit.items():
                 share = Share.of(parameters[name])
-                parts[name] += made[:, share.start : share.start + share.size]
+                parts[name] += gradient[:, share.start : share.start + share.size]
         return token_values.detach()
 
 

@@ -58,11 +58,11 @@ class GroupedGradients:
         def values(logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, " tokens"]:
             return View.realised(batch).logps(logits).squeeze(-1)
 
-        made, truth = by_rule.rows(at, len(sample)), by_rule.rows(at, len(sample))
-        by_rule.add(at, batch, values, groups, into=made)
+        rows_by_rule, truth = by_rule.rows(at, len(sample)), by_rule.rows(at, len(sample))
+        by_rule.add(at, batch, values, groups, into=rows_by_rule)
         by_autograd.add(at, batch, values, groups, into=truth)
         generic: set[str] = set()
-        for row, true_row in zip(made, truth, strict=True):
+        for row, true_row in zip(rows_by_rule, truth, strict=True):
             generic |= differing(unflatten(row, at), unflatten(true_row, at))
         tried = tuple(rule for rule in rules if not generic & set(rule.names))
         covered = {name for rule in tried for name in rule.names}
@@ -103,8 +103,8 @@ class GroupedGradients:
             if on_host:
                 out = {name: torch.zeros_like(r, device=where.device) for name, r in out.items()}
             add_call(rule, value, delta, where, out)
-            for name, made in out.items() if on_host else ():
-                named[name] += made.cpu()
+            for name, row in out.items() if on_host else ():
+                named[name] += row.cpu()
 
         def add_generic(name: str, number: int, gradient: Float[Tensor, " size"]) -> None:
             named[name][number] += gradient.to(into.device)

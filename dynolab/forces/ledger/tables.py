@@ -21,13 +21,13 @@ from dynolab.results.ledger import (
     TABLES,
     Account,
     LedgerSummary,
-    Responses,
     StepLine,
     account_of,
     read_arrays,
     read_table,
     write_table,
 )
+from dynolab.results.ledger_reader import Responses
 from dynolab.training.config import InRunLedgerConfig
 from dynolab.training.step_record import StepRecord
 
