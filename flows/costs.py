@@ -310,7 +310,7 @@ class Costs:
         cost = self._cost(entered * answers * self._answer)
         whole = config.every == 1
         held = 1 + ledger_copies(
-            training.optimizer, functionals=1, responses=responses, whole=whole
+            training.optimizer, functionals=1, responses=responses, every_step=whole
         )
         cost = replace(cost, rank_bytes=frozen + held * copy)
         if self.machine.gpus:

@@ -21,7 +21,7 @@ from dynolab.explorer.training import Training
 from dynolab.forces.map.analysis import recorded_examples
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives.registry import ObjectiveConfig
-from dynolab.results.ledger import read_ledger
+from dynolab.results.ledger_reader import read_ledger
 from dynolab.store import Store
 from dynolab.training.reference import score_reference
 from dynolab.training.step_batch import RecordedExample

@@ -121,7 +121,7 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
             built = build_probe_set(
                 config,
                 *(list(read_rows(data / name, Example)) for name in ROWS),
-                given=list(read_rows(data / "probes.jsonl", ProbeRow)),
+                extra=list(read_rows(data / "probes.jsonl", ProbeRow)),
                 policy=policy,
                 endpoint=endpoint.endpoint,
                 on_progress=endpoint.on_progress,

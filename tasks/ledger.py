@@ -17,13 +17,13 @@ from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.data.token_texts import token_string
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.functional import (
+from dynolab.forces.ledger.tables import LedgerTables
+from dynolab.forces.ledger.watched import (
     WatchedFunctional,
     kind_means,
     sampled_steps,
     single_answers,
 )
-from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.map.token_map import MAP_TOKENS, build_token_map
 from dynolab.results.study import TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
@@ -115,7 +115,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         functionals,
         batch_tokens=config.batch_tokens,
         by_token=[number for number, row in enumerate(rows) if row.single],
-        whole=config.every == 1,
+        every_step=config.every == 1,
         waiting=work.scratch / WAITING,
     )
     learned = learned_steps(trained / "metrics.jsonl")

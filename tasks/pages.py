@@ -20,7 +20,7 @@ from dynolab.report.inputs.study import (
     read_checkpoint,
     read_kernel,
 )
-from dynolab.results.ledger import read_ledger
+from dynolab.results.ledger_reader import read_ledger
 from dynolab.training.config import OptimizerConfig
 from tasks.answers import ANSWERS_OF, AnswersConfig
 from tasks.runtime.stage import Stage

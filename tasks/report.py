@@ -25,7 +25,7 @@ from dynolab.report.inputs.study import (
     read_kernel,
     read_squeezing,
 )
-from dynolab.results.ledger import LedgerReader, read_ledger
+from dynolab.results.ledger_reader import LedgerReader, read_ledger
 from dynolab.results.study import Answer, PairChange, read_training, rows
 from tasks.base import OTHERWISE
 from tasks.runtime.stage import Platform, Stage

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.errors import ConfigError
-from dynolab.forces.ledger.functional import check_kinds
+from dynolab.forces.ledger.watched import check_kinds
 from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.results.study import TrainingSummary
 from dynolab.rollouts.rewards import Rewards

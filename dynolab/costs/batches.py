@@ -52,7 +52,7 @@ def joined(examples: Sequence[Lengths]) -> MicroBatch:
     """One forward of some examples; where no answers share a row, rows hold their last token."""
     rows = [length for example in examples for length in example.rows]
     alone = len(rows) == sum(example.answers for example in examples)
-    return MicroBatch(len(rows), max(rows) + alone, sum(each.responses for each in examples))
+    return MicroBatch(len(rows), max(rows) + alone, sum(member.responses for member in examples))
 
 
 def training_batches(config: LoopConfig, lengths: Sequence[Lengths]) -> tuple[int, MicroBatch]:
@@ -89,12 +89,14 @@ def stand_in_rows(name: str | None, count: int, limit: int) -> list[EncodedExamp
     **Arguments:** `limit`: longest row in tokens; a longer one loses the beginning of its prompt.
     """
     lengths = KNOWN.get(name or "", ((limit // 2, limit - limit // 2, limit - limit // 2),))
-    rows = [_row(str(number), each, limit) for number, each in enumerate(lengths)]
+    rows = [_row(str(number), length, limit) for number, length in enumerate(lengths)]
     return [rows[number % len(rows)] for number in range(count)]
 
 
 def _row(name: str, lengths: tuple[int, ...], limit: int) -> EncodedExample:
     prompt, chosen, rejected = lengths
-    kept = max(1, min(prompt, limit - max(chosen, rejected)))
-    first, second = (Encoded((0,) * (kept + answer), kept) for answer in (chosen, rejected))
+    prompt_length = max(1, min(prompt, limit - max(chosen, rejected)))
+    first, second = (
+        Encoded((0,) * (prompt_length + answer), prompt_length) for answer in (chosen, rejected)
+    )
     return EncodedExample(name, first, second)

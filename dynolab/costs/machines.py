@@ -109,8 +109,8 @@ def machine_named(name: str) -> Machine:
     """
     match = re.fullmatch(r"(\w+?)(?:x([1-9]\d?))?", name)
     if match is None or match[1] not in _GPUS:
-        known = ", ".join(f"{gpu}, {gpu}x8" for gpu in _GPUS)
-        raise ConfigError("--machine", name, f"is not known; give one of {known} or another number")
+        names = ", ".join(f"{gpu}, {gpu}x8" for gpu in _GPUS)
+        raise ConfigError("--machine", name, f"is not known; give one of {names} or another number")
     size, fp32, bf16, source = _GPUS[match[1]]
     count = int(match[2] or 1)
     return Machine(
@@ -157,10 +157,10 @@ class StageCost:
                 f"needs {gigabytes(self.rank_bytes)} on each rank's GPU, and {machine.name} has "
                 f"{gigabytes(machine.device_bytes)} for tensors on each"
             )
-        whole = self.host_bytes + (0 if machine.gpus else self.ranks * self.rank_bytes)
-        if whole > machine.host_bytes:
+        host_bytes = self.host_bytes + (0 if machine.gpus else self.ranks * self.rank_bytes)
+        if host_bytes > machine.host_bytes:
             return (
-                f"needs {gigabytes(whole)} of main memory, and {machine.name} has "
+                f"needs {gigabytes(host_bytes)} of main memory, and {machine.name} has "
                 f"{gigabytes(machine.host_bytes)}"
             )
         return None

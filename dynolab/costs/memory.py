@@ -67,14 +67,14 @@ def training_bytes(
 
     On CPUs a rank's own copies in main memory add to what its device takes.
     """
-    kept, copies = kept_bytes(config, shape), copies_of(config, shape)
+    activation_bytes, copies = kept_bytes(config, shape), copies_of(config, shape)
     working = working_bytes(config, shape, activations, gpus=gpus)
     if not gpus:
         later = max(working + copies.in_step, copies.after)
-        return TrainingBytes(kept + copies.every + later, 0)
+        return TrainingBytes(activation_bytes + copies.every + later, 0)
     loading = FP32 * shape.parameters * config.engine.ranks
     copied = copies.every * config.engine.ranks + max(copies.in_step, copies.after)
-    return TrainingBytes(kept + working, max(loading, copied))
+    return TrainingBytes(activation_bytes + working, max(loading, copied))
 
 
 def kept_bytes(config: LoopConfig, shape: ModelShape) -> int:
@@ -127,13 +127,13 @@ def working_bytes(
         layer = activations.kept // shape.layers
         loss = activations.most + again * gradients
         return max(loss, gradients + max(reduction, layer, update))
-    held = again * (gradients if stage == 1 else part)
+    gradient_bytes = again * (gradients if stage == 1 else part)
     if stage < 3:
         bucket = w * BUCKET if config.engine.kind == "deepspeed" else 0
         full = shape.trained > BUCKET  # sends while activations are still kept
         backward = bucket + activations.kept + max(head, sent if full else 0)
         reduction = bucket + sent + (part if w < FP32 else 0)
-        return max(held + max(activations.most, backward, reduction), 2 * part + update)
+        return max(gradient_bytes + max(activations.most, backward, reduction), 2 * part + update)
     live = w * min(shape.parameters, LIVE)
     return max(live + activations.most, live + sent, part + update)
 
@@ -160,13 +160,13 @@ def copies_of(config: LoopConfig, shape: ModelShape) -> Copies:
 
     Checked as `kept_bytes` is.
     """
-    whole = FP32 * shape.trained
+    weight_bytes = FP32 * shape.trained
     s, r = states(config.optimizer), recorded_states(config.optimizer)
-    every = whole if bytes_of(config) < FP32 else 0
-    saved = FP32 * shape.parameters if config.lora is not None else whole
+    every = weight_bytes if bytes_of(config) < FP32 else 0
+    saved = FP32 * shape.parameters if config.lora is not None else weight_bytes
     if not config.record_steps and config.ledger is None:
         return Copies(every, in_step=0, after=saved)
-    return Copies(every, in_step=(1 + s) * whole, after=max(saved, (2 + r) * whole))
+    return Copies(every, in_step=(1 + s) * weight_bytes, after=max(saved, (2 + r) * weight_bytes))
 
 
 def bytes_of(config: LoopConfig) -> int:
@@ -175,9 +175,9 @@ def bytes_of(config: LoopConfig) -> int:
 
 
 def ledger_copies(
-    optimizer: OptimizerConfig, *, functionals: int, responses: int, whole: bool = True
+    optimizer: OptimizerConfig, *, functionals: int, responses: int, every_step: bool = True
 ) -> int:
     """Copies of the weights that a ledger holds: `3 f + r + 11 + s` for f functionals at once, r
     responses of a batch and s `recorded_states`; a functional has one copy more where steps are
     left out. Functionals that do not fit wait on disk, so that a ledger needs those of one."""
-    return (3 + (not whole)) * functionals + responses + 11 + recorded_states(optimizer)
+    return (3 + (not every_step)) * functionals + responses + 11 + recorded_states(optimizer)

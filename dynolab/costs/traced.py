@@ -114,14 +114,14 @@ def trace(
     ]
     attention = sdpa_kernel(SDPBackend.MATH) if products else nullcontext()
     with (
-        LiveBytes(known=[*model.parameters(), *model.buffers()]) as live,
+        LiveBytes(uncounted=[*model.parameters(), *model.buffers()]) as live,
         attention,
         torch.set_grad_enabled(backward),
     ):
-        kept = forward_backward(model, tokens, lambda: live.now)
+        kept_bytes = forward_backward(model, tokens, lambda: live.now)
     for hook in hooks:
         hook.remove()
-    return Activations(live.most, kept)
+    return Activations(live.most, kept_bytes)
 
 
 def forward_backward(
@@ -131,13 +131,13 @@ def forward_backward(
     causal = causal_model(model)
     with activations_checkpointed(model):
         hidden = response_hidden(causal, tokens)
-        given = after_decoder()
+        result = after_decoder()
         parts = count_parts(causal, hidden)
         head = partial(logits_of, causal)
         logps = read_parts(head, hidden, tokens, token_logps, parts)
     if torch.is_grad_enabled():
         logps.sum().backward()
-    return given
+    return result
 
 
 def seconds_of(model: nn.Module, batch: MicroBatch) -> float:
@@ -184,28 +184,28 @@ class LiveBytes(TorchDispatchMode):
 
     Unlike resident memory it holds no libraries, and nothing that an allocator keeps for later.
 
-    **Arguments:** `known`: tensors that do not count, such as a model's weights; `dtype`: only
+    **Arguments:** `uncounted`: tensors that do not count, such as a model's weights; `dtype`: only
     tensors of it count.
     """
 
-    def __init__(self, known: Iterable[Tensor] = (), dtype: torch.dtype | None = None) -> None:
+    def __init__(self, uncounted: Iterable[Tensor] = (), dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self._dtype = dtype
         self.now = self.most = 0
-        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self._seen = {tensor.untyped_storage()._cdata for tensor in uncounted}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for value in tree_iter((args, kwargs, made)):
+        result = func(*args, **(kwargs or {}))
+        for value in tree_iter((args, kwargs, result)):
             if (
                 isinstance(value, Tensor)
                 and value.device.type != "meta"
                 and self._dtype in (None, value.dtype)
             ):
                 self.count(value.untyped_storage())
-        return made
+        return result
 
     def count(self, storage: torch.UntypedStorage) -> None:
         """Counts a storage until it is released."""

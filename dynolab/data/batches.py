@@ -87,8 +87,8 @@ class TokenBatch:
     @property
     def targets(self) -> Int[Tensor, "tokens targets"]:
         """Response tokens in the first column, then the likeliest tokens where there are any."""
-        own = self.token[:, None]
-        return own if self.top is None else torch.cat([own, self.top.token], dim=1)
+        token = self.token[:, None]
+        return token if self.top is None else torch.cat([token, self.top.token], dim=1)
 
     @property
     def token_row(self) -> Int[Tensor, " tokens"]:
@@ -183,7 +183,7 @@ def collate(
         example=torch.tensor(list(example or range(len(sequences))), dtype=torch.long),
         side=torch.tensor(list(side or [CHOSEN] * len(sequences)), dtype=torch.long),
         ids=tuple(ids),
-        totals=totals or totals_of(len(sequences), [(CHOSEN, one) for one in sequences]),
+        totals=totals or totals_of(len(sequences), [(CHOSEN, member) for member in sequences]),
     )
 
 
@@ -215,7 +215,8 @@ def collate_examples(
 def count_totals(examples: Sequence[EncodedExample], sides: Sequence[int]) -> Totals:
     """Global denominators of one optimizer step on these examples."""
     return totals_of(
-        len(examples), [one for example in examples for one in responses_of(example, sides)]
+        len(examples),
+        [response for example in examples for response in responses_of(example, sides)],
     )
 
 
@@ -238,12 +239,12 @@ def responses_of(example: EncodedExample, sides: Sequence[int]) -> list[tuple[in
     if example.label is not None:
         return [(CHOSEN if example.label else REJECTED, example.chosen)]
     by_side = {CHOSEN: example.chosen, REJECTED: example.rejected}
-    found = [(side, sequence) for side in sides if (sequence := by_side[side]) is not None]
-    if len(found) < len(sides):
+    present = [(side, sequence) for side in sides if (sequence := by_side[side]) is not None]
+    if len(present) < len(sides):
         raise ConfigError(
             f"updating example {example.id}", None, "its objective needs a rejected response"
         )
-    return found
+    return present
 
 
 def by_length(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
@@ -268,13 +269,13 @@ def in_groups(items: Sequence[Item], sizes: Sequence[int], room: int) -> Iterato
     A larger item gets a group of its own.
     """
     group: list[Item] = []
-    taken = 0
+    size_so_far = 0
     for item, size in zip(items, sizes, strict=True):
-        if group and taken + size > room:
+        if group and size_so_far + size > room:
             yield group
-            group, taken = [], 0
+            group, size_so_far = [], 0
         group.append(item)
-        taken += size
+        size_so_far += size
     if group:
         yield group
 

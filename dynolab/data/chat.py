@@ -75,14 +75,17 @@ def template_writer(tokenizer: PreTrainedTokenizerBase, name: str) -> Write:
         )
 
     parameters = inspect.signature(tokenizer.apply_chat_template).parameters.values()
-    reserved = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+    reserved = {
+        parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD
+    }
     reserved |= {"messages", *tokenizer.special_tokens_map}
 
     def write(row: Conversation, where: str) -> Texts:
-        if taken := sorted(reserved & row.options.keys()):
+        clashing = sorted(reserved & row.options.keys())
+        if clashing:
             raise ConfigError(
                 f"{where}, column chat_template_kwargs",
-                taken,
+                clashing,
                 "are the renderer's or the model's own; a row may set only what the template reads",
             )
 
@@ -111,13 +114,13 @@ def template_writer(tokenizer: PreTrainedTokenizerBase, name: str) -> Write:
                 raise ConfigError(where, roles, remedy) from error
             return str(text)
 
-        asked = rendered(row.prompt, ask=True)
-        whole = [rendered([*row.prompt, *answer]) for answer in row.answers]
-        prompt = _common_prompt(tokenizer, asked, whole, where, name)
+        prompt_text = rendered(row.prompt, ask=True)
+        texts = [rendered([*row.prompt, *answer]) for answer in row.answers]
+        prompt = _common_prompt(tokenizer, prompt_text, texts, where, name)
         marked = rendered([*row.prompt, {"role": "assistant", "content": _MARK}])
         before, _, after = marked[len(prompt) :].partition(_MARK)
         turn = (before, after) if marked.startswith(prompt) and _MARK in marked else ("", "")
-        return Texts(prompt, [text[len(prompt) :] for text in whole], turn)
+        return Texts(prompt, [text[len(prompt) :] for text in texts], turn)
 
     return write
 
@@ -156,30 +159,34 @@ def writer_of(tokenizer: PreTrainedTokenizerBase) -> Write:
 
 
 def _common_prompt(
-    tokenizer: PreTrainedTokenizerBase, asked: str, whole: Sequence[str], where: str, name: str
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_text: str,
+    texts: Sequence[str],
+    where: str,
+    name: str,
 ) -> str:
     """The prompt whose tokens begin all texts as far as those of the whole prompt do.
 
     Most templates begin a conversation with the very text of its prompt. Of a prompt that goes on
     differently (an empty thought, say) only the beginning counts.
     """
-    if all(text.startswith(asked) for text in whole):
-        return asked
+    if all(text.startswith(prompt_text) for text in texts):
+        return prompt_text
 
     def shared(prompt: str) -> int:
-        alone, *ids = tokenizer([prompt, *whole], add_special_tokens=False)["input_ids"]
+        alone, *ids = tokenizer([prompt, *texts], add_special_tokens=False)["input_ids"]
         return min(common_length(alone, others) for others in ids)
 
-    length, prompt = shared(asked), asked
-    for text in whole:
+    length, prompt = shared(prompt_text), prompt_text
+    for text in texts:
         prompt = prompt[: common_length(prompt, text)]
     if shared(prompt) != length:
-        ids = tokenizer(whole[0], add_special_tokens=False, return_offsets_mapping=True)
-        prompt = whole[0][: ids["offset_mapping"][length - 1][1]] if length else ""
+        ids = tokenizer(texts[0], add_special_tokens=False, return_offsets_mapping=True)
+        prompt = texts[0][: ids["offset_mapping"][length - 1][1]] if length else ""
     if shared(prompt) != length:
         raise ConfigError(
             where,
-            asked[-80:],
+            prompt_text[-80:],
             f"the chat template of {name} writes this prompt in another way before its answer, and "
             "their tokens cannot be told apart; use a template that writes both alike",
         )

@@ -104,9 +104,9 @@ class Encoder:
     def example(self, row: Example) -> EncodedExample | None:
         """Both sides of an example, or None if the overlong rule drops it."""
         texts = [row.chosen] if row.rejected is None else [row.chosen, row.rejected]
-        whole = self._whole(row.prompt, texts, row.turn)
-        common = min(side.prompt_length for side in whole)
-        sides = self._fitted(row.id, [Encoded(side.ids, common) for side in whole])
+        sequences = self._whole(row.prompt, texts, row.turn)
+        common = min(side.prompt_length for side in sequences)
+        sides = self._fitted(row.id, [Encoded(side.ids, common) for side in sequences])
         if sides is None:
             return None
         for side, text in zip(sides, texts, strict=True):
@@ -128,12 +128,12 @@ class Encoder:
         Under `truncate_left` a prompt that must be cut is cut by as many tokens for all responses
         that can fit, so that compared responses answer the same question.
         """
-        whole = self._whole(prompt, texts, turn)
+        sequences = self._whole(prompt, texts, turn)
         cut = 0
         if self.overlong == "truncate_left":
-            excesses = ((side, len(side.ids) - self.max_length) for side in whole)
+            excesses = ((side, len(side.ids) - self.max_length) for side in sequences)
             cut = max((more for side, more in excesses if self._cut(side, more)), default=0)
-        fitted = (self._fitted(name, [side], cut) for side in whole)
+        fitted = (self._fitted(name, [side], cut) for side in sequences)
         return [None if sides is None else sides[0] for sides in fitted]
 
     def probe(self, row: ProbeRow) -> Encoded | None:
@@ -162,9 +162,9 @@ class Encoder:
             )
         # Only the beginning of a prompt is ever cut: `keep_start` drops it.
         length = len(ids) if self.overlong == "truncate_left" else len(ids) + room
-        whole = Encoded((*ids, *[self.tokenizer.eos_token_id] * room), length)
-        kept = self._fitted(name, [whole])
-        return None if kept is None else kept[0].ids[: len(kept[0].ids) - room]
+        full = Encoded((*ids, *[self.tokenizer.eos_token_id] * room), length)
+        fitted = self._fitted(name, [full])
+        return None if fitted is None else fitted[0].ids[: len(fitted[0].ids) - room]
 
     def examples(self, rows: Iterable[Example]) -> list[EncodedExample]:
         """All rows that the overlong rule keeps; raises `ConfigError` if there are none."""
@@ -181,10 +181,10 @@ class Encoder:
         """Each response with its prompt, however long."""
         end = "" if turn else str(self.tokenizer.eos_token)
         written = [prompt + (text if text.endswith(end) else text + end) for text in texts]
-        alone, *whole = self.tokenizer([prompt, *written], add_special_tokens=turn is None)[
+        alone, *with_answers = self.tokenizer([prompt, *written], add_special_tokens=turn is None)[
             "input_ids"
         ]
-        return [Encoded(tuple(ids), max(1, common_length(alone, ids))) for ids in whole]
+        return [Encoded(tuple(ids), max(1, common_length(alone, ids))) for ids in with_answers]
 
     def _fitted(self, name: str, sides: list[Encoded], cut: int = 0) -> list[Encoded] | None:
         """A row's sides under the overlong rule, which counts the row; None if it is dropped.
@@ -203,14 +203,14 @@ class Encoder:
                     "use a model with a longer context",
                 )
             fitted = [self._cut(side, excess) for side in sides]
-        kept = [side for side in fitted if side is not None]
-        if len(kept) < len(sides):
+        present = [side for side in fitted if side is not None]
+        if len(present) < len(sides):
             self.counts.dropped += 1
             self.counts.dropped_ids.append(name)
             return None
         self.counts.kept += 1
         self.counts.truncated += excess > 0
-        return kept
+        return present
 
     def _cut(self, side: Encoded, excess: int) -> Encoded | None:
         """A side without `excess` tokens, by the overlong rule; None if it leaves nothing."""
@@ -224,8 +224,8 @@ class Encoder:
             return Encoded(ids[: self.max_length], length)
         if self.overlong == "keep_end":
             # A first token that belongs to the response is predicted by nothing.
-            kept = ids[-self.max_length :]
-            return Encoded(kept, max(1, length - (len(ids) - len(kept))))
+            ending = ids[-self.max_length :]
+            return Encoded(ending, max(1, length - (len(ids) - len(ending))))
         return None
 
 

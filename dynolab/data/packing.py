@@ -125,8 +125,10 @@ def collate_rows(
     """Packs rows; also returns the indices of their sequences, in the batch's order."""
     members = [number for row in rows for number in row]
     places = iter(range(len(members)))
-    own = [[next(places) for _ in row] for row in rows]
-    return share_prompts(collate([sequences[number] for number in members], pad_id), own), members
+    row_places = [[next(places) for _ in row] for row in rows]
+    return share_prompts(
+        collate([sequences[number] for number in members], pad_id), row_places
+    ), members
 
 
 def share_prompts(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:
@@ -149,11 +151,11 @@ def share_prompts(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:
         tokens = list(sequences[row[0]].ids[:prompt])
         place, segment = list(range(prompt)), [PROMPT] * prompt
         for response, sequence in enumerate(row, start=1):
-            own = sequences[sequence].ids[prompt:-1]
+            response_ids = sequences[sequence].ids[prompt:-1]
             row_of[sequence], shift[sequence] = number, len(tokens) - prompt
-            tokens += own
-            place += range(prompt, prompt + len(own))
-            segment += [response] * len(own)
+            tokens += response_ids
+            place += range(prompt, prompt + len(response_ids))
+            segment += [response] * len(response_ids)
         ids.append(tokens)
         places.append(place)
         segments.append(segment)

@@ -97,22 +97,22 @@ BETWEEN = "/"
 
 def rows_by_source(ids: Sequence[str]) -> dict[str, list[int]]:
     """Places of the ids of each source; {} unless all begin with a source's name, of several."""
-    found: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for number, name in enumerate(ids):
         source, between, _ = name.partition(BETWEEN)
         if not between:
             return {}
-        found.setdefault(source, []).append(number)
-    return found if len(found) > 1 else {}
+        places.setdefault(source, []).append(number)
+    return places if len(places) > 1 else {}
 
 
 def first_pairs(rows: Sequence[ProbeRow], pairs: int) -> list[ProbeRow]:
     """Every row of the first pairs of each split."""
     seen: dict[str, dict[str, None]] = {}
     for row in rows:
-        known = seen.setdefault(row.split, {})
-        if len(known) < pairs:
-            known[row.pair_id] = None
+        of_split = seen.setdefault(row.split, {})
+        if len(of_split) < pairs:
+            of_split[row.pair_id] = None
     return [row for row in rows if row.pair_id in seen[row.split]]
 
 
@@ -155,7 +155,7 @@ def with_rejected(examples: Sequence[Example], responses: Sequence[str]) -> list
 def common_length(ids: Sequence[object], others: Sequence[object]) -> int:
     """Number of leading items, such as tokens, that two sequences have in common."""
     pairs = enumerate(zip(ids, others, strict=False))
-    return next((n for n, (one, other) in pairs if one != other), min(len(ids), len(others)))
+    return next((n for n, (first, second) in pairs if first != second), min(len(ids), len(others)))
 
 
 def json_line(row: BaseModel | Mapping[str, object]) -> str:

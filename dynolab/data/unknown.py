@@ -113,8 +113,8 @@ class UnknownTokens:
             return "Often these are curly quotes and dashes:"
         most = self.written.most_common(NAMED)
         named = ", ".join(
-            f"“{own}” {count}×" if own.isprintable() else f"U+{ord(own):04X} {count}×"
-            for own, count in most
+            f"“{name}” {count}×" if name.isprintable() else f"U+{ord(name):04X} {count}×"
+            for name, count in most
         )
         return f"{'Most are' if len(most) == NAMED else 'They are'} {named}:"
 
@@ -159,13 +159,13 @@ def read_otherwise(
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         return []
-    own = Tokenizer.from_file(str(file))
-    own.no_truncation()
-    own.no_padding()
+    user_tokenizer = Tokenizer.from_file(str(file))
+    user_tokenizer.no_truncation()
+    user_tokenizer.no_padding()
     return [
         text
         for text in texts
-        if own.encode(text, add_special_tokens=False).ids
+        if user_tokenizer.encode(text, add_special_tokens=False).ids
         != tokenizer(text, add_special_tokens=False)["input_ids"]
     ]
 

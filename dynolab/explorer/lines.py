@@ -15,13 +15,8 @@ from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
 from dynolab.data.rows import ProbeRow
-from dynolab.results.ledger import (
-    FunctionalAccount,
-    FunctionalRow,
-    LedgerReader,
-    Pusher,
-    Responses,
-)
+from dynolab.results.ledger import FunctionalAccount, FunctionalRow
+from dynolab.results.ledger_reader import LedgerReader, Pusher, Responses
 
 CHOSEN, REJECTED = "chosen", "rejected"
 

@@ -29,7 +29,7 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import gradients_of, step_responses
-from dynolab.forces.ledger.step_account import StepMade, account_of, step_made
+from dynolab.forces.ledger.step_account import StepMade, entries_of, step_made
 from dynolab.forces.map.costs import free_bytes
 from dynolab.forces.map.token_map import build_token_map
 from dynolab.forces.step.one_step import midpoint
@@ -167,7 +167,7 @@ class AskedStep:
             slopes_of(functionals, self._route, weights)
             for weights in (self.record.before, self.record.after)
         )
-        account, _ = account_of(self._made, start, end)
+        account, _ = entries_of(self._made, start, end)
         apart = {
             TOGETHER: account.together,
             "weight decay": account.decay,

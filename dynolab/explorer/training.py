@@ -22,7 +22,7 @@ from dynolab.explorer.watched import Answer, read_answers
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from dynolab.report.style import objective_name
-from dynolab.results.ledger import LedgerReader
+from dynolab.results.ledger_reader import LedgerReader
 from dynolab.results.study import TokenMap
 from dynolab.training.step_batch import RecordedExample
 from dynolab.training.step_record import RecordCache, StepRecord

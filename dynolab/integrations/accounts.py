@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dynolab.data.rows import Example, Row, json_line, replace_rows, whole_rows, write_rows
-from dynolab.forces.ledger.step_account import StepAccount
+from dynolab.forces.ledger.entries import StepAccount
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.results.ledger import FunctionalRow
 
@@ -43,7 +43,7 @@ class AccountFolder:
     """
 
     def __init__(self, folder: Path, watched: Sequence[FunctionalRow], step: int) -> None:
-        self.tables = LedgerTables([row.name for row in watched], whole=False)
+        self.tables = LedgerTables([row.name for row in watched], every_step=False)
         self.rows: dict[str, Example] = {}
         self.checks: dict[str, str] = {}
         self.folder = self._choose(folder, watched, goes_on=step > 0)
@@ -67,7 +67,7 @@ class AccountFolder:
 
         **Arguments:** `lines`, `checks`: of `LedgerSummary`.
         """
-        alone = LedgerTables(self.tables.names, whole=False)
+        alone = LedgerTables(self.tables.names, every_step=False)
         alone.add(account)
         written = Account(
             step=account.step,
@@ -85,7 +85,7 @@ class AccountFolder:
     def write_page(self) -> None:
         """Writes tables and page of all accounts so far."""
         from dynolab.report.ledger.page import write_ledger_page
-        from dynolab.results.ledger import read_ledger
+        from dynolab.results.ledger_reader import read_ledger
 
         self.tables.write(self.folder)
         checks = {"checks": tuple(self.checks.values())}

@@ -33,14 +33,14 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 
 
 @dataclass(frozen=True)
-class Given:
+class ScaledGradients:
     """Gradients as the optimizer gets them, flat, by parameter: `factor` times those of the loss.
 
     The step multiplies the loss' by `clip`, as `clipping` says, and the loss itself is `scale`
     times the trainer's own.
     """
 
-    gradients: Mapping[str, Float[Tensor, " size"]]
+    by_name: Mapping[str, Float[Tensor, " size"]]
     factor: float
     clip: float
     clipping: Clipping
@@ -51,7 +51,7 @@ State = tuple[dict[str, Any], Mapping[str, Any], bool]
 """A parameter's options and the optimizer's tensors of it, and whether it is left alone."""
 
 
-class Held(Protocol):
+class OptimizerView(Protocol):
     """What a trainer's optimizer works on, this rank's part of each trained parameter.
 
     All ranks call each method together.
@@ -64,7 +64,7 @@ class Held(Protocol):
     def weights(self) -> NamedTensors:
         """The numbers that the optimizer updates."""
 
-    def given(self) -> Given:
+    def gradients(self) -> ScaledGradients:
         """Gradients, between the last backward pass and the step."""
 
     def states(self) -> dict[str, State]:
@@ -74,7 +74,7 @@ class Held(Protocol):
         """Gives back what it took from the trainer."""
 
 
-class TrainerHeld:
+class TrainerOptimizer:
     """Of a trainer whose optimizer works on the model's own parameters, whole or split by FSDP2."""
 
     def __init__(self, trainer: Any, parameters: Mapping[str, Any]) -> None:
@@ -92,44 +92,42 @@ class TrainerHeld:
         self._accelerator.clip_grad_norm_ = self._watching = clip
 
     def weights(self) -> NamedTensors:
-        """As `Held` has it."""
+        """The numbers that the optimizer updates."""
         return {name: local(p).detach() for name, p in self._parameters.items()}
 
-    def given(self) -> Given:
-        """As `Held` has it."""
-        gradients = {
-            name: torch.zeros_like(local(p)).flatten()
-            if p.grad is None
-            else local(p.grad).flatten()
-            for name, p in self._parameters.items()
-        }
+    def gradients(self) -> ScaledGradients:
+        """Gradients, between the last backward pass and the step."""
+        by_name = {}
+        for name, p in self._parameters.items():
+            gradient = torch.zeros_like(local(p)) if p.grad is None else local(p.grad)
+            by_name[name] = gradient.flatten()
         norm: Any = self._norm
         norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         clipping = Clipping(float(self._most))
         factor = float(clipping.factor(torch.tensor(norm, dtype=torch.float64)))
         scaler = self._accelerator.scaler
-        scale = scaler.get_scale() if scaler is not None else 1.0
-        return Given(gradients, factor, factor, clipping, scale)
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        return ScaledGradients(by_name, factor, factor, clipping, scale)
 
     def states(self) -> dict[str, State]:
-        """As `Held` has it."""
-        groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
-        return {
-            name: (
-                groups.get(id(p), self.optimizer.param_groups[0]),
-                {
-                    key: local(value.detach()).flatten()
-                    if isinstance(value, Tensor) and value.shape == p.shape
-                    else value
-                    for key, value in self.optimizer.state.get(p, {}).items()
-                },
-                id(p) not in groups or p.grad is None,
-            )
-            for name, p in self._parameters.items()
-        }
+        """The optimizer's tensors, as torch's optimizers keep them."""
+        group_of: dict[int, dict[str, Any]] = {}
+        for group in self.optimizer.param_groups:
+            group_of |= {id(p): group for p in group["params"]}
+        first_group = self.optimizer.param_groups[0]
+        states: dict[str, State] = {}
+        for name, p in self._parameters.items():
+            state = {}
+            for key, value in self.optimizer.state.get(p, {}).items():
+                if isinstance(value, Tensor) and value.shape == p.shape:
+                    value = local(value.detach()).flatten()
+                state[key] = value
+            still = id(p) not in group_of or p.grad is None
+            states[name] = (group_of.get(id(p), first_group), state, still)
+        return states
 
     def close(self) -> None:
-        """As `Held` has it."""
+        """Gives back what it took from the trainer."""
         # Else another one watches through it.
         if self._accelerator.clip_grad_norm_ is self._watching:
             self._accelerator.clip_grad_norm_ = self._clip
@@ -140,14 +138,14 @@ class Part:
     """One parameter's step as flat vectors: weights, the optimizer's tensors, and gradient.
 
     `facts` are None for an optimizer of unknown form, whose step is `−rate` times the gradient and
-    something else. `given` is `factor` times the gradient of the loss.
+    something else. `scaled` is `factor` times the gradient of the loss.
     `still`: the optimizer leaves the parameter alone.
     """
 
     facts: UpdateFacts | None
     theta: Float[Tensor, " size"]
     state: Mapping[str, Float[Tensor, " size"]]
-    given: Float[Tensor, " size"]
+    scaled: Float[Tensor, " size"]
     factor: float = 1.0
     still: bool = False
     rate: float = 0.0
@@ -155,7 +153,7 @@ class Part:
     @property
     def gradient(self) -> Float[Tensor, " size"]:
         """Of the loss, before clipping."""
-        return self.given.to(self.theta) / self.factor
+        return self.scaled.to(self.theta) / self.factor
 
     @property
     def linear(self) -> bool:
@@ -164,24 +162,24 @@ class Part:
 
     def at(self, columns: slice) -> OptimizerMap:
         """The map of some of its numbers."""
-        gradient = self.given[columns].to(self.theta) / self.factor
+        gradient = self.scaled[columns].to(self.theta) / self.factor
         if self.facts is None:
             plain = OptimizerConfig.model_construct(name="sgd", learning_rate=self.rate)
             facts = UpdateFacts(0, self.rate, 1.0, plain)
             return optimizer_map(facts, torch.zeros_like(gradient), {}, gradient)
         state = {key: value[columns].to(gradient) for key, value in self.state.items()}
-        made = optimizer_map(self.facts, self.theta[columns], state, gradient)
-        return made.at_rest() if self.still else made
+        update_map = optimizer_map(self.facts, self.theta[columns], state, gradient)
+        return update_map.at_rest() if self.still else update_map
 
     def gathered(self, share: Share) -> Part:
         """The whole parameter's, from the shares of all ranks, which call it together."""
         if not share.split:
             return self
-        vectors = {"theta": self.theta, "given": self.given.to(self.theta)}
+        vectors = {"theta": self.theta, "scaled": self.scaled.to(self.theta)}
         vectors |= {f"state {key}": value.to(self.theta) for key, value in self.state.items()}
         rows = dict(zip(vectors, share.gathered(torch.stack(list(vectors.values()))), strict=True))
         state = {key: rows[f"state {key}"] for key in self.state}
-        return replace(self, theta=rows["theta"], given=rows["given"], state=state)
+        return replace(self, theta=rows["theta"], scaled=rows["scaled"], state=state)
 
 
 def config_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> OptimizerConfig | None:
@@ -224,15 +222,15 @@ def around_next_step(engine: Any, before: Callable[[], None], after: Callable[[]
         if replaced is not None:
             engine.step = replaced
         before()
-        made = usual(*arguments, **named)
+        result = usual(*arguments, **named)
         after()
-        return made
+        return result
 
     engine.step = step
 
 
-class ZeroHeld:
-    """Of ZeRO-1 and ZeRO-2 (`dynolab.integrations.optimizer.Held`): every rank gets all of it.
+class ZeroOptimizer:
+    """Of ZeRO-1 and ZeRO-2 (`OptimizerView`): every rank gets all of it.
 
     **Arguments:** `engine`: DeepSpeed's; `parameters`: the trained ones, by name.
 
@@ -254,15 +252,17 @@ class ZeroHeld:
                 "mixes the parameters' shares up; set false",
             )
         self.optimizer = self._zero.optimizer
+        self._group: dict[int, dict[str, Any]] = {}
         groups = zip(self._zero.bit16_groups, self.optimizer.param_groups, strict=True)
-        self._group = {id(p): group for members, group in groups for p in members}
+        for members, group in groups:
+            self._group |= {id(p): group for p in members}
 
     def weights(self) -> NamedTensors:
         """The fp32 weights that the optimizer updates."""
         numbers = self._gathered(lambda _, stretch: stretch.of(stretch.group))
         return {name: numbers[name].view_as(p) for name, p in self._parameters.items()}
 
-    def given(self) -> Given:
+    def gradients(self) -> ScaledGradients:
         """Gradients are means over the ranks, before clipping, of the loss as it is scaled."""
         gradients = self._gathered(_gradient)
         square = sum(
@@ -271,7 +271,7 @@ class ZeroHeld:
         return _clipped_by_deepspeed(self._zero, gradients, square)
 
     def states(self) -> dict[str, State]:
-        """As `Held` has it."""
+        """The optimizer's tensors, as torch's optimizers keep them."""
         first = self._zero.single_partition_of_fp32_groups[0]
         tensors = {
             key: self._gathered(partial(self._state, key))
@@ -300,7 +300,8 @@ class ZeroHeld:
         share = torch.zeros(sum(sizes), device=self._zero.bit16_groups_flat[0].device)
         parts = dict(zip(self._parameters, share.split(sizes), strict=True))
         for name, parameter in self._parameters.items():
-            if (fragments := parameter._hp_mapping) is None:
+            fragments = parameter._hp_mapping
+            if fragments is None:
                 continue
             mine, there = fragments.lp_fragment_address, fragments.hp_fragment_address
             group = self._zero.single_partition_of_fp32_groups[fragments.param_group_index]
@@ -310,10 +311,10 @@ class ZeroHeld:
         return parts
 
 
-class ZeroThreeHeld:
-    """Of ZeRO-3 (`dynolab.integrations.optimizer.Held`): this rank's stretches, flat, in fp32.
+class ZeroThreeOptimizer:
+    """Of ZeRO-3 (`OptimizerView`): this rank's stretches, flat, in fp32.
 
-    **Arguments:** as of `ZeroHeld`.
+    **Arguments:** as of `ZeroOptimizer`.
     """
 
     def __init__(self, engine: Any, parameters: Mapping[str, Any]) -> None:
@@ -325,7 +326,7 @@ class ZeroThreeHeld:
         """The fp32 weights that the optimizer updates."""
         return self._stretches(self._zero.get_local_fp32_param)
 
-    def given(self) -> Given:
+    def gradients(self) -> ScaledGradients:
         """Gradients are means over the ranks, before clipping, of the loss as it is scaled."""
         gradients = self._stretches(self._zero.get_local_fp32_grad_for_param)
         squares = [gradient.double() @ gradient.double() for gradient in gradients.values()]
@@ -333,17 +334,16 @@ class ZeroThreeHeld:
         return _clipped_by_deepspeed(self._zero, gradients, float(square))
 
     def states(self) -> dict[str, State]:
-        """As `Held` has it."""
+        """The optimizer's tensors, as torch's optimizers keep them."""
         zero, states = self._zero, dict[str, State]()
         for name, parameter in self._parameters.items():
             place, start, _ = zero.grad_position[zero.get_param_id(parameter)]
             flat, size = zero.fp32_partitioned_groups_flat[place], self._sizes[name]
-            state = {
-                key: value[start : start + size]
-                if isinstance(value, Tensor) and value.shape == flat.shape
-                else value
-                for key, value in self.optimizer.state.get(flat, {}).items()
-            }
+            state = {}
+            for key, value in self.optimizer.state.get(flat, {}).items():
+                if isinstance(value, Tensor) and value.shape == flat.shape:
+                    value = value[start : start + size]
+                state[key] = value
             group = self.optimizer.param_groups[zero.sub_group_to_group_id[place]]
             states[name] = (group, state, False)
         return states
@@ -359,11 +359,11 @@ class ZeroThreeHeld:
 
 def _clipped_by_deepspeed(
     optimizer: Any, gradients: Mapping[str, Float[Tensor, " size"]], square: float
-) -> Given:
+) -> ScaledGradients:
     """What DeepSpeed's optimizer gets, of this squared norm: the gradients of a scaled loss."""
     clipping = Clipping(float(optimizer.clip_grad) or math.inf, float(optimizer.loss_scale))
     factor = float(clipping.factor(torch.tensor(square**0.5, dtype=torch.float64)))
-    return Given(gradients, 1.0, factor, clipping)
+    return ScaledGradients(gradients, 1.0, factor, clipping)
 
 
 def _gradient(parameter: Any, stretch: Stretch) -> Float[Tensor, " stretch"]:

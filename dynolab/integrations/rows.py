@@ -130,16 +130,16 @@ class BatchRows:
         self._batches, self._answers = [], None
         self._is_asked = True
         try:
-            taken = self._get(*arguments, **named)
+            samples = self._get(*arguments, **named)
         finally:
             self._is_asked = False
-        for batch in taken[0]:
+        for batch in samples[0]:
             numbers = self._drawn.popleft() if self._drawn else None
             # What takes keys from a batch, such as its labels, takes none of these.
             self._batches.append((numbers, dict(batch) if isinstance(batch, Mapping) else batch))
         if self._drawn is not None and len(self._drawn) > self._ahead:  # it is not known which
             self._batches = [(None, batch) for _, batch in self._batches]
-        return taken
+        return samples
 
     def _note(self) -> tuple[deque[list[int]] | None, int]:
         """Where an iteration of the sampler notes its draws, and how many of them are passed over.
@@ -178,11 +178,11 @@ def _in_turn(
     sequences: Sequence[Sequenced], rows: Mapping[tuple[int, ...], Sequence[int]]
 ) -> Iterator[int | None]:
     """Each sequence's row; sequences with the same tokens take their rows in turn."""
-    taken: Counter[tuple[int, ...]] = Counter()
+    turns: Counter[tuple[int, ...]] = Counter()
     for ids, cut in sequences:
         key = ids if ids in rows else ids[:cut]
         if key not in rows:
             yield None
             continue
-        yield rows[key][taken[key] % len(rows[key])]
-        taken[key] += 1
+        yield rows[key][turns[key] % len(rows[key])]
+        turns[key] += 1

@@ -80,7 +80,7 @@ def own_scores(
 
 
 class SelfCheck:
-    """The checks of the accounts of one training; `said` holds what failed, each once.
+    """The checks of the accounts of one training; `failed` says what did, once by kind.
 
     **Arguments:** `covered`: names of the parameters that accounts are of; `coarse`: the training
     computes in 16 bits.
@@ -99,7 +99,7 @@ class SelfCheck:
         self._covered, self._off = set(covered), OFF[coarse]
         self._prints: Prints = {}
         self._scores = torch.empty(0)
-        self.said: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
 
     def optimizer(self, optimizer: Any) -> None:
         """Looks at the optimizer of a training that begins."""
@@ -173,7 +173,7 @@ class SelfCheck:
             )
 
     def after_step(
-        self, measured: Float[Tensor, " functionals"], made: Float[Tensor, " functionals"]
+        self, measured: Float[Tensor, " functionals"], size: Float[Tensor, " functionals"]
     ) -> Float[Tensor, " functionals"]:
         """The step is made. Returns the change of the trainer's own scores that is not measured.
 
@@ -192,7 +192,7 @@ class SelfCheck:
             )
         after = own_scores(self._trainer, self._policy, self._functionals)
         unread = (after - self._scores - measured.cpu()).nan_to_num(0.0)
-        allowed = self._off * (after.abs() + self._scores.abs()).nan_to_num(0.0) + 0.05 * made.cpu()
+        allowed = self._off * (after.abs() + self._scores.abs()).nan_to_num(0.0) + 0.05 * size.cpu()
         if bool((unread.abs() > allowed).any()):
             self._say(
                 "unread",
@@ -205,16 +205,16 @@ class SelfCheck:
         self,
         rounding: Float[Tensor, " functionals"],
         unexplained: Float[Tensor, " functionals"],
-        made: Float[Tensor, " functionals"],
+        size: Float[Tensor, " functionals"],
     ) -> None:
         """What the formula of the step does not give, and no sequence makes, of parts of a size."""
-        if bool((unexplained.abs() > 0.05 * made + 1e-6).any()):
+        if bool((unexplained.abs() > 0.05 * size + 1e-6).any()):
             self._say(
                 "other gradient",
                 f"{_numbers(unexplained)} nats come from a part of the gradient that no sequence "
                 "makes, such as an auxiliary loss, or a callback that changes gradients",
             )
-        if bool((rounding.abs() > 0.05 * made + 1e-6).any()):
+        if bool((rounding.abs() > 0.05 * size + 1e-6).any()):
             self._say(
                 "other step",
                 f"the optimizer moved the watched answers by {_numbers(rounding)} nats beside what "
@@ -229,7 +229,7 @@ class SelfCheck:
         return difference > self._off * values.abs() + 1e-3
 
     def _say(self, kind: str, text: str) -> None:
-        self.said.setdefault(kind, text)
+        self.failed.setdefault(kind, text)
 
 
 def _named(names: Sequence[str]) -> str:

@@ -17,13 +17,13 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from dynolab import distributed
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
+from dynolab.forces.function.calls import recorded_calls
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.weights import Weights, call_alone, gradients, shape_of
 from dynolab.forces.ledger.grouped import GroupedGradients, Values, add_call, groups_of
-from dynolab.forces.ledger.trainer_passes import typed
+from dynolab.forces.ledger.pass_again import typed
 from dynolab.forces.map.factors import differing
-from dynolab.forces.map.output_gradients import recorded_calls
 
 
 def is_whole(model: nn.Module) -> bool:
@@ -149,9 +149,9 @@ class ShardedGradients(GroupedGradients):
             }
             with torch.no_grad():
                 add_call(call.rule, *typed(call, signal, into.dtype), where, unsplit)
-            for name, made in unsplit.items():
+            for name, gradient in unsplit.items():
                 share = Share.of(parameters[name])
-                parts[name] += made[:, share.start : share.start + share.size]
+                parts[name] += gradient[:, share.start : share.start + share.size]
         return token_values.detach()
 
 

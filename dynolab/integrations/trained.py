@@ -44,10 +44,10 @@ class Watching(TrainerCallback):
         """
         if self.off:
             return None
-        made, reason = None, ""
+        result, reason = None, ""
         try:
             with undisturbed():
-                made = work()
+                result = work()
         except Exception as error:  # nobody's training ends by its being watched
             reason = f"{type(error).__name__}: {error}"
         try:
@@ -55,7 +55,7 @@ class Watching(TrainerCallback):
         except Exception as error:
             reason = reason or f"{type(error).__name__}: {error}"
         if not reason:
-            return made
+            return result
         self.off = reason
         self.give_up()
         if distributed.rank() == 0:

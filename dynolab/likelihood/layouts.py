@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -19,7 +19,7 @@ from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.packing import share_prompts
 from dynolab.errors import ConfigError
-from dynolab.likelihood.checked import note_check
+from dynolab.likelihood.checked import ModelCheck, first_line, try_ways
 from dynolab.likelihood.decoder import (
     attention_mask,
     logits_of,
@@ -52,24 +52,12 @@ attention, which counts positions in the row."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Layouts:
-    """How far each layout's log-probabilities lie from the model's own forward.
+@dataclass(frozen=True, kw_only=True)
+class Layouts(ModelCheck[Layout]):
+    """How far each layout's log-probabilities lie from the model's own forward, in nats at most."""
 
-    `errors` holds the largest differences in nats, infinite for a layout that fails; `reasons`
-    says why it fails. `tolerance` is the largest difference that rounding explains.
-    """
-
-    model: str
     attention: str
     dtype: str
-    tolerance: float
-    errors: dict[Layout, float]
-    reasons: dict[Layout, str] = field(default_factory=dict)
-
-    def agrees(self, layout: Layout) -> bool:
-        """Whether the layout gives the model's own log-probabilities."""
-        return self.errors[layout] <= self.tolerance
 
     def difference(self, layout: Layout) -> str:
         """Describes a layout's deviation for a message."""
@@ -129,10 +117,7 @@ def layouts_of(causal: nn.Module) -> Layouts:
             )
         by_attention[attention] = layouts
     layouts = by_attention[attention]
-    note_check(
-        f"{layouts.model} {layouts.attention} {layouts.dtype}",
-        {"tolerance": layouts.tolerance, **{str(name): e for name, e in layouts.errors.items()}},
-    )
+    layouts.note(f"{attention} {layouts.dtype}")
     return layouts
 
 
@@ -178,15 +163,15 @@ def _measure(causal: Any) -> Layouts:
         raise ConfigError(
             "model",
             type(causal).__name__,
-            f"its own forward fails ({type(error).__name__}: {_first_line(error)}) with attention "
+            f"its own forward fails ({type(error).__name__}: {first_line(error)}) with attention "
             f"{_attention(causal)} in {next(causal.parameters()).dtype}; give a causal language "
             "model (AutoModelForCausalLM), or choose another attention (sdpa, eager) or dtype",
         ) from error
-    tries: dict[Layout, Callable[[], list[Float[Tensor, " _"]]]] = {
+    ways: dict[Layout, Callable[[], float]] = {
         "alone": partial(_alone, causal, sequences[0], truth[0], device),
-        "padded": partial(_differences, causal, collate(sequences, 0), [0, 1, 2], truth, device),
+        "padded": partial(_error, causal, collate(sequences, 0), [0, 1, 2], truth, device),
         "packed": partial(
-            _differences,
+            _error,
             causal,
             share_prompts(collate([long, *sequences], 0), [[0, 1, 2], [3]]),
             [None, 0, 1, 2],
@@ -194,15 +179,7 @@ def _measure(causal: Any) -> Layouts:
             device,
         ),
     }
-    errors: dict[Layout, float] = {}
-    reasons: dict[Layout, str] = {}
-    for layout, run in tries.items():
-        try:
-            errors[layout] = _largest(run())
-        # A family's code may raise anything on a layout that it was not written for.
-        except Exception as error:
-            errors[layout] = math.inf
-            reasons[layout] = f"{type(error).__name__}: {_first_line(error)}"
+    errors, reasons = try_ways(ways)
     # The last two sequences have the same response after different prompts.
     context = _largest([truth[1] - truth[2]])
     dtype = next(causal.parameters()).dtype
@@ -249,8 +226,8 @@ def check_decoding(causal: nn.Module) -> None:
 
 
 def _token_by_token(causal: nn.Module) -> list[Float[Tensor, " sequences"]]:
-    (first, _, other), _ = _samples(causal)
-    pair = [first, other]
+    (first, _, after_another_prompt), _ = _samples(causal)
+    pair = [first, after_another_prompt]
     device = device_of(causal)
     truth = [_plain_logps(causal, sequence, device) for sequence in pair]
     ids, mask = pad_left([sequence.ids[: sequence.prompt_length] for sequence in pair], 0)
@@ -283,9 +260,9 @@ def _samples(causal: Any) -> tuple[list[Encoded], Encoded]:
     first = Encoded((*prompt, *tokens(size + 1)), size)
     second = Encoded((*prompt, *response), size)
     short = max(1, size - 2)
-    other = Encoded((*tokens(short - 1), prompt[-1], *response), short)
+    third = Encoded((*tokens(short - 1), prompt[-1], *response), short)
     long = Encoded((*prompt, *tokens(max(1, min(LONG, context - size)))), size)
-    return [first, second, other], long
+    return [first, second, third], long
 
 
 def _plain_logps(
@@ -304,28 +281,28 @@ def _logps(
 
 def _alone(
     causal: nn.Module, sequence: Encoded, truth: Float[Tensor, " tokens"], device: torch.device
-) -> list[Float[Tensor, " _"]]:
+) -> float:
     """The sequence without its end: a token must not depend on what follows."""
     length = max(1, sequence.response_length - 2)
     cut = Encoded(sequence.ids[: sequence.prompt_length + length], sequence.prompt_length)
-    return _differences(causal, collate([cut], 0), [0], [truth[:length]], device)
+    return _error(causal, collate([cut], 0), [0], [truth[:length]], device)
 
 
-def _differences(
+def _error(
     causal: nn.Module,
     batch: TokenBatch,
     members: list[int] | list[int | None],
     truth: list[Float[Tensor, " _"]],
     device: torch.device,
-) -> list[Float[Tensor, " _"]]:
-    """A batch's log-probabilities minus `truth`; its sequence n is number `members[n]` there."""
+) -> float:
+    """Of a batch's log-probabilities and `truth`; its sequence n is number `members[n]` there."""
     batch = batch.to(device)
     logps = _logps(logits_of(causal, response_hidden(causal, batch)), batch.token)
-    return [
-        _difference(part, truth[number])
-        for part, number in zip(logps.split(batch.sequence_length.tolist()), members, strict=True)
-        if number is not None
-    ]
+    differences = []
+    for part, number in zip(logps.split(batch.sequence_length.tolist()), members, strict=True):
+        if number is not None:
+            differences.append(_difference(part, truth[number]))
+    return _largest(differences)
 
 
 def _difference(
@@ -333,10 +310,6 @@ def _difference(
 ) -> Float[Tensor, " tokens"]:
     """The layout's minus the model's own; a NaN in both counts as no difference."""
     return (logps - truth).masked_fill(logps.isnan() & truth.isnan(), 0)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _largest(differences: list[Float[Tensor, " _"]]) -> float:

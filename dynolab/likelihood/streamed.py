@@ -44,8 +44,8 @@ class _Product(torch.autograd.Function):
         input: Float[Tensor, "*rows d_in"], weight: Float[Tensor, "d_out d_in"]
     ) -> Float[Tensor, "*rows d_out"]:
         parts = weight.split(max(1, WIDENED // weight.shape[1]))
-        made = [F.linear(input, part.to(input.dtype)) for part in parts]
-        return made[0] if len(made) == 1 else torch.cat(made, -1)
+        products = [F.linear(input, part.to(input.dtype)) for part in parts]
+        return products[0] if len(products) == 1 else torch.cat(products, -1)
 
     @staticmethod
     def setup_context(
@@ -176,10 +176,10 @@ def widened(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         layers = _layers(model)
         for layer in layers:
-            taken: Narrow = []
-            widen = partial(_widen, list(layer.modules()), taken)
+            narrow: Narrow = []
+            widen = partial(_widen, list(layer.modules()), narrow)
             before = layer.register_forward_pre_hook(widen)
-            after = layer.register_forward_hook(partial(_put_back, taken), always_call=True)
+            after = layer.register_forward_hook(partial(_put_back, narrow), always_call=True)
             stack.callback(before.remove)
             stack.callback(after.remove)
         in_layers = {module for layer in layers for module in layer.modules()}
@@ -200,20 +200,20 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     return list(layers)
 
 
-def _widen(modules: list[nn.Module], taken: Narrow, *_: Any) -> None:
+def _widen(modules: list[nn.Module], narrow: Narrow, *_: Any) -> None:
     wide: dict[int, Any] = {}  # tied weights are one
     for module in modules:
         for name, weight in module._parameters.items():
             if weight is not None and weight.dtype in (torch.bfloat16, torch.float16):
-                taken.append((module, name, weight))
+                narrow.append((module, name, weight))
                 if id(weight) not in wide:
                     wide[id(weight)] = weight.detach().float()
                 module._parameters[name] = wide[id(weight)]
 
 
-def _put_back(taken: Narrow, *_: Any) -> None:
-    while taken:
-        module, name, weight = taken.pop()
+def _put_back(narrow: Narrow, *_: Any) -> None:
+    while narrow:
+        module, name, weight = narrow.pop()
         module._parameters[name] = weight
 
 

@@ -56,37 +56,37 @@ class TrainingAnswers:
             (word, index) for index, words in enumerate(self._words) for word in _numbered(words)
         )
 
-    def source(self, text: str, own: str, *, finished: bool = True) -> Source | None:
+    def source(self, text: str, answer: str, *, finished: bool = True) -> Source | None:
         """The training question whose answer a text repeats; None if there is none.
 
-        **Arguments:** `own`: the chosen answer to the text's own question; `finished`: false if the
-        text was cut off.
+        **Arguments:** `answer`: the chosen answer to the text's own question; `finished`: false if
+        the text was cut off.
         """
         if self._facts is not None:
-            return self._fact_source(self._fact(text), self._fact(own))
+            return self._fact_source(self._fact(text), self._fact(answer))
         words = _words(text)
-        nearest, source = _distance(words, _words(own), finished), None
+        nearest, source = _distance(words, _words(answer), finished), None
         for index in self._candidates(words):
             distance = _distance(words, self._words[index], finished)
             if distance <= SIMILAR and distance < nearest:
                 nearest, source = distance, Source(self._ids[index], distance == 0)
         return source
 
-    def borrowed(self, text: str, own: str) -> float | None:
+    def borrowed(self, text: str, answer: str) -> float | None:
         """Share of a text's phrases, runs of `PHRASE` words, that it has from other questions.
 
-        Such a phrase is in some training answer, and not in `own`, the chosen answer to the text's
-        own question. None for a text of fewer words.
+        Such a phrase is in some training answer, and not in `answer`, the chosen answer to the
+        text's own question. None for a text of fewer words.
         """
         phrases = list(_phrases(_words(text)))
-        others = self._phrases.difference(_phrases(_words(own)))
+        others = self._phrases.difference(_phrases(_words(answer)))
         return sum(phrase in others for phrase in phrases) / len(phrases) if phrases else None
 
-    def _fact_source(self, stated: Fact | None, own: Fact | None) -> Source | None:
+    def _fact_source(self, stated: Fact | None, true_fact: Fact | None) -> Source | None:
         if self._facts is None or stated is None:
             return None
         key = stated.entity, stated.attribute
-        if key not in self._facts or (own and key == (own.entity, own.attribute)):
+        if key not in self._facts or (true_fact and key == (true_fact.entity, true_fact.attribute)):
             return None
         fact, question = self._facts[key]
         return Source(question, stated == fact)

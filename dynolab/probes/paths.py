@@ -101,13 +101,13 @@ def complete_pairs(scores: Sequence[ProbeScore]) -> list[ProbeScore]:
     Where one exceeds the context it is missing, and trainings on pairs leave its pair out. All
     scores, where no rejected answer was watched.
     """
-    whole = {
+    path_of = {
         side: {(score.split, score.pair_id) for score in scores if score.kind == side}
         for side in ("chosen", "rejected")
     }
-    if not whole["rejected"]:
+    if not path_of["rejected"]:
         return list(scores)
-    both = whole["chosen"] & whole["rejected"]
+    both = path_of["chosen"] & path_of["rejected"]
     return [score for score in scores if (score.split, score.pair_id) in both]
 
 

@@ -79,12 +79,12 @@ class ProbeScorer:
         self.model = model
         copy = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
         encoded = zip(rows, sequences or copy.probes(rows), strict=True)
-        kept = [(row, sequence) for row, sequence in encoded if sequence is not None]
-        mine = _share(kept, *share)
+        fitting = [(row, sequence) for row, sequence in encoded if sequence is not None]
+        mine = _share(fitting, *share)
         self.rows = [row for row, _ in mine]
         """This rank's rows, without dropped ones."""
-        own = [sequence for _, sequence in mine]
-        _check_vocabulary(model, own)
+        my_sequences = [sequence for _, sequence in mine]
+        _check_vocabulary(model, my_sequences)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         width = packing_width(model) if _device(model).type == "cpu" else None
@@ -97,9 +97,9 @@ class ProbeScorer:
                 for together in rows_by_length(sequences, rows, most)
             ]
 
-        self._batches = batches_of(own)
-        if in_step and kept:
-            first = kept[0][1]
+        self._batches = batches_of(my_sequences)
+        if in_step and fitting:
+            first = fitting[0][1]
             one_token = Encoded(first.ids[: first.prompt_length + 1], first.prompt_length)
             ((idle, _),) = batches_of([one_token])
             others = max(distributed.gather(len(self._batches))) - len(self._batches)
@@ -186,8 +186,10 @@ def _score(
     sums = batch.sequence_sum(summed).tolist()
     numbers = lengths.tolist()
     tokens = _token_scores(batch, table, numbers) if per_token else [None] * len(rows)
-    return [
-        Score(
+    scores = []
+    for row, n, counts, values in zip(rows, numbers, tokens, sums, strict=True):
+        logp, best, outside, mass, likeliest, rank, entropy, energy, square = values
+        score = Score(
             pair_id=row.pair_id,
             split=row.split,
             kind=row.kind,
@@ -196,17 +198,15 @@ def _score(
             argmax_logp=best,
             outside_logmass=outside,
             outside_mass=mass / n,
-            argmax_tokens_equal=same / n,
+            argmax_tokens_equal=likeliest / n,
             log_rank=rank / n,
             entropy=entropy / n,
             energy=energy / n,
             a_frobenius=(square / n) ** 0.5,
-            token_scores=each,
+            token_scores=counts,
         )
-        for row, n, each, (logp, best, outside, mass, same, rank, entropy, energy, square) in zip(
-            rows, numbers, tokens, sums, strict=True
-        )
-    ]
+        scores.append(score)
+    return scores
 
 
 def _token_scores(

@@ -204,16 +204,16 @@ def sample_responses(
     context = int(model.config.max_position_embeddings) - 1
     generator = ModelGenerator(model, tokenizer, context)
     room = min(config.max_new_tokens, context // 2)
-    asked = list(zip(prompts, turns or [None] * len(prompts), strict=True))
+    requests = list(zip(prompts, turns or [None] * len(prompts), strict=True))
     encoded = [
         ids
         if len(ids := encode_prompt(tokenizer, prompt, turn)) < context
         else cut_left(tokenizer, ids, len(ids) + room - context)
-        for prompt, turn in asked
+        for prompt, turn in requests
     ]
     return [
         _continued(tokenizer, sample, turn)
-        for (_, turn), group in zip(asked, generator.generate(encoded, config), strict=True)
+        for (_, turn), group in zip(requests, generator.generate(encoded, config), strict=True)
         for sample in group
     ]
 

@@ -47,16 +47,16 @@ MOST = 2**20
 class PositionForecasts:
     """Forecast and realised change of log π at trained positions, of every token but y, in nats.
 
-    `still` is the change by the head's step alone, with fixed features; `own` and `own_still` are
-    the change and the head's part of it for y.
+    `still` is the change by the head's step alone, with fixed features; `realised` and
+    `realised_still` are the change and the head's part of it for y.
     """
 
     forecast: Float[Tensor, "positions others"]
     change: Float[Tensor, "positions others"]
     still: Float[Tensor, "positions others"]
     top: Int[Tensor, "positions top"]
-    own: Float[Tensor, " positions"]
-    own_still: Float[Tensor, " positions"]
+    realised: Float[Tensor, " positions"]
+    realised_still: Float[Tensor, " positions"]
 
 
 def forecasts(
@@ -124,8 +124,8 @@ def _forecast_positions(
                 change=change[pushed][others].view_as(likely),
                 still=still[pushed][others].view_as(likely),
                 top=likely.topk(min(TOP, likely.shape[1]), dim=1).indices,
-                own=change[pushed].gather(1, y)[:, 0],
-                own_still=still[pushed].gather(1, y)[:, 0],
+                realised=change[pushed].gather(1, y)[:, 0],
+                realised_still=still[pushed].gather(1, y)[:, 0],
             ),
         )
 
@@ -137,14 +137,15 @@ def _row(
         return torch.cat([getattr(part, name) for part in parts])
 
     forecast, change, top = joined("forecast"), joined("change"), joined("top")
-    own, head = joined("own").double(), joined("own_still").double()
+    realised = joined("realised").double()
+    head = joined("realised_still").double()
     rises, rose = forecast > 0, change > 0
-    picture = last_layer_fit(own, head)
+    picture = last_layer_fit(realised, head)
     return {
         "training": training,
         "step": record.facts.step,
         "side": side,
-        "positions": len(own),
+        "positions": len(realised),
         "tokens": rose.numel(),
         "foretold": int(rises.sum()),
         "rose": int(rose.sum()),
@@ -152,7 +153,7 @@ def _row(
         "auc": _auc(forecast, rose),
         "auc_top": _auc(forecast.gather(1, top), rose.gather(1, top)),
         "auc_last_layer": _auc(joined("still"), rose),
-        "explained": float(1 - (own - head).square().sum() / own.square().sum()),
+        "explained": float(1 - (realised - head).square().sum() / realised.square().sum()),
         "cosine": picture.cosine,
         "agree": picture.sign_agreement,
     }
@@ -181,8 +182,8 @@ def moved_by_head(
     If the head does not move, as under adapters, the logits do not change.
     """
     names = head_names(policy)
-    known = {name: before[name] for name in names.values() if name in before}
-    change = policy.cast(change_of(known, after))
+    head_weights = {name: before[name] for name in names.values() if name in before}
+    change = policy.cast(change_of(head_weights, after))
 
     def moved(features: Tensor, output: Tensor) -> Tensor:
         return output + head_output(features, change, names)
@@ -206,6 +207,6 @@ def head_output(
 
     **Arguments:** `names`: of the head's parts (`head_names`).
     """
-    own = {part: weights[name] for part, name in names.items() if name in weights}
-    product = features @ own["weight"].T if "weight" in own else torch.zeros(())
-    return product + own["bias"] if "bias" in own else product
+    head_parts = {part: weights[name] for part, name in names.items() if name in weights}
+    product = features @ head_parts["weight"].T if "weight" in head_parts else torch.zeros(())
+    return product + head_parts["bias"] if "bias" in head_parts else product

@@ -64,7 +64,10 @@ def chosen_by_step(rows: Iterable[RisenMass]) -> dict[str, dict[int, list[RisenM
     trainings = grouped(
         (row.training, row) for row in rows if (row.split, row.kind) == ("train", "chosen")
     )
-    return {name: grouped((row.step, row) for row in own) for name, own in trainings.items()}
+    return {
+        name: grouped((row.step, row) for row in of_training)
+        for name, of_training in trainings.items()
+    }
 
 
 def squeeze_index(rows: Sequence[RisenMass]) -> Interval:

@@ -94,14 +94,14 @@ def pictures(
     """
     example = _Example.of(record, policy, update, number)
     batch, logits, rates = example.batch, example.logits, example.rates
-    own = update.along(example.gradient())
+    example_update = update.along(example.gradient())
     directions: dict[str, Weights] = {
-        "weights": own,
+        "weights": example_update,
         "batch": policy.cast(change_of(record.before, record.after)),
     }
-    head = {part: name for part, name in head_names(policy).items() if name in own}
+    head = {part: name for part, name in head_names(policy).items() if name in example_update}
     if "weight" in head and _embeds(policy):
-        directions["table"] = {head["weight"]: own[head["weight"]]}
+        directions["table"] = {head["weight"]: example_update[head["weight"]]}
     predicted: dict[str, Tensor] = {
         "logits": EVERY_TOKEN.changes(logits, -force(rates, logits, batch)),
         **dict(zip(directions, example.moved_along(directions.values()), strict=True)),

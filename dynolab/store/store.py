@@ -124,7 +124,7 @@ class Place:
             committed(self._files, self._state(step), self.stage, self.key, signer)
             for step in self._steps()
         )
-        return [each.manifest for each in (self.committed(), *states) if each is not None]
+        return [state.manifest for state in (self.committed(), *states) if state is not None]
 
     def commit(self, source: Path, manifest: Manifest, *, replace: bool = False) -> Committed:
         """Commit a local folder as the result; returns the committed result.
@@ -238,20 +238,20 @@ class Reader:
 
     def _folder(self, source: Committed, subfolder: str | None) -> Path:
         prefix = f"{subfolder.strip('/')}/" if subfolder else ""
-        wanted = {p: e for p, e in source.manifest.files.items() if p.startswith(prefix)}
-        if prefix and not wanted:
+        files = {p: e for p, e in source.manifest.files.items() if p.startswith(prefix)}
+        if prefix and not files:
             names = ", ".join(sorted({path.partition("/")[0] for path in source.manifest.files}))
             address = self._files.address(source.folder)
             raise StoreError(f"{address} holds no folder {subfolder!r}; it holds: {names}")
         in_place = self._files.local(source.folder)
         root = in_place or self._cache / source.folder
-        missing = [path for path, entry in wanted.items() if not self._holds(root / path, entry)]
+        missing = [path for path, entry in files.items() if not self._holds(root / path, entry)]
         if missing and in_place:
             raise CorruptData(self._changed(source, missing[0]))
         if not in_place:
             self._fetch_all(source, missing, root)
         folder = root / prefix
-        _refuse_unlisted(folder, {root / path for path in wanted} | {root / MANIFEST})
+        _refuse_unlisted(folder, {root / path for path in files} | {root / MANIFEST})
         return folder
 
     def _fetch_all(self, source: Committed, missing: Sequence[str], root: Path) -> None:

@@ -114,13 +114,13 @@ def remove(store: Store, checked: Checked) -> list[str]:
 def readers_of(checked: Sequence[Checked], digests: set[str]) -> list[Place]:
     """The places whose results were computed from results with these digests, also by way of
     others, in the order of `checked`."""
-    known, grown = set[str](), set(digests)
-    while grown != known:
-        known = set(grown)
-        for one in checked:
-            if one.digest is not None and known & set(one.parents.values()):
-                grown.add(one.digest)
-    return [one.place for one in checked if one.digest in known - digests]
+    reachable, grown = set[str](), set(digests)
+    while grown != reachable:
+        reachable = set(grown)
+        for file in checked:
+            if file.digest is not None and reachable & set(file.parents.values()):
+                grown.add(file.digest)
+    return [file.place for file in checked if file.digest in reachable - digests]
 
 
 def _changed(files: Files, committed: Committed) -> str:

@@ -120,9 +120,12 @@ def _with_adapters(model: PreTrainedModel, folder: Path, remedy: str) -> Any:
     peft = _peft()
     with reading("adapter", str(folder), remedy):
         adapted = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True).eval()
-        wanted = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+        adapter_names = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
         stored = load_file(folder / ADAPTERS).keys()
-    for problem, names in (("lacks", wanted - stored), ("has an unexpected", stored - wanted)):
+    for problem, names in (
+        ("lacks", adapter_names - stored),
+        ("has an unexpected", stored - adapter_names),
+    ):
         if names:
             raise ConfigError(
                 "adapter",
@@ -157,8 +160,8 @@ def save_merged(policy: torch.nn.Module, adapters: dict[str, Tensor], folder: Pa
     fresh = peft.get_peft_model(plain, live.active_peft_config, low_cpu_mem_usage=True)
     frozen = next(str(p.dtype) for p in policy.parameters() if not p.requires_grad)
     weights = {
-        name: own.detach().to("cpu", torch.float32, copy=True)
-        for name, own in policy.named_parameters()
+        name: weight.detach().to("cpu", torch.float32, copy=True)
+        for name, weight in policy.named_parameters()
     }
     fresh.load_state_dict(weights | adapters, assign=True)
     causal: Any = causal_model(fresh)

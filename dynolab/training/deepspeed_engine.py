@@ -127,9 +127,9 @@ class DeepSpeedEngine:
 
         weights = {}
         for name, parameter in self._named.items():
-            whole = parameter if self._stage == 0 else safe_get_full_fp32_param(parameter)
+            full = parameter if self._stage == 0 else safe_get_full_fp32_param(parameter)
             if distributed.rank() == 0:
-                weights[name] = whole.detach().to("cpu", copy=True)
+                weights[name] = full.detach().to("cpu", copy=True)
         return weights
 
     def _set_master_weights(self, master: Mapping[str, Tensor]) -> None:
@@ -233,9 +233,9 @@ class DeepSpeedEngine:
                 if size > 0:
                     group = zero.fp32_partitioned_groups_flat[number]
                     yield Stretch(name, start, size, group, offset)
-            elif (held := parameter._hp_mapping) is not None:
-                group = zero.single_partition_of_fp32_groups[held.param_group_index]
-                mine, there = held.lp_fragment_address, held.hp_fragment_address
+            elif (fragments := parameter._hp_mapping) is not None:
+                group = zero.single_partition_of_fp32_groups[fragments.param_group_index]
+                mine, there = fragments.lp_fragment_address, fragments.hp_fragment_address
                 yield Stretch(name, mine.start, mine.numel, group, there.start)
 
     def _follow_master_weights(self) -> None:

@@ -96,8 +96,8 @@ class DoseDesigner:
         ranks = distributed.gather(mine)
         first = sum(map(len, ranks[: distributed.rank()]))
         doses = designed_doses([part for rank in ranks for part in rank], self._dose.per)
-        own = doses[first : first + len(mine)]
-        return [dose.to(start) for dose, start in zip(own, starts, strict=True)]
+        my_doses = doses[first : first + len(mine)]
+        return [dose.to(start) for dose, start in zip(my_doses, starts, strict=True)]
 
     def _sample(self, step: int, ids: Collection[str]) -> list[Encoded]:
         """Chosen answers outside the step's examples, the same on every rank."""
@@ -148,8 +148,8 @@ class DoseDesigner:
             batch = collate(mine[start : start + at_once], self._pad_id).to(weights[0].device)
             mean = self._logits(batch, token_logps).sum() / len(sample)
             parts = torch.autograd.grad(mean, weights, materialize_grads=True)
-            for own, part in zip(total, parts, strict=True):
-                own += part
+            for gradient, part in zip(total, parts, strict=True):
+                gradient += part
         return {name: distributed.add_up(g) for name, g in zip(names, total, strict=True)}
 
     def _trained(self) -> list[tuple[str, Tensor]]:
@@ -200,8 +200,8 @@ def strengths(
 def quantiles(mine: Sequence[Float[Tensor, " _"]]) -> dict[str, float]:
     """Quantiles of the step's dynamic learning rates over all ranks, by metric name."""
     # One copy to the host for all micro-batches.
-    own = [torch.cat(list(mine)).cpu()] if mine else []
-    every = list(chain.from_iterable(distributed.gather(own)))
+    my_strengths = [torch.cat(list(mine)).cpu()] if mine else []
+    every = list(chain.from_iterable(distributed.gather(my_strengths)))
     if not every:
         return {}
     values = np.percentile(torch.cat(every).double().numpy(), QUANTILES).tolist()

@@ -95,15 +95,17 @@ def in_metric(
     if config.name not in SECOND_MOMENT:
         return dict(gradient)
     keep = config.betas[1] if config.name == "adamw" else config.smoothing
-    past, future = (1 - keep**t if config.name == "adamw" else 1.0 for t in (step, step + 1))
-    own = sum(g.square().sum(dtype=torch.float64) for g in gradient.values())
-    known = sum(v.sum(dtype=torch.float64) for v in moments.values()) / (past or 1.0)
-    scale = float(known / own) if moments else 1.0
-    return {
-        name: g
-        / (_after(moments.get(name), scale * g.square(), keep).div(future).sqrt() + config.epsilon)
-        for name, g in gradient.items()
-    }
+    past = future = 1.0  # by which a moment is divided: AdamW's bias correction
+    if config.name == "adamw":
+        past, future = 1 - keep**step, 1 - keep ** (step + 1)
+    gradient_square = sum(g.square().sum(dtype=torch.float64) for g in gradient.values())
+    moment_sum = sum(v.sum(dtype=torch.float64) for v in moments.values()) / (past or 1.0)
+    scale = float(moment_sum / gradient_square) if moments else 1.0
+    moved = {}
+    for name, g in gradient.items():
+        moment = _after(moments.get(name), scale * g.square(), keep).div(future)
+        moved[name] = g / (moment.sqrt() + config.epsilon)
+    return moved
 
 
 def _after(moment: Tensor | None, square: Tensor, keep: float) -> Tensor:
@@ -173,8 +175,8 @@ class PlainEngine:
         loss.backward()
         for name, weight in self._rounded.items():
             if weight.grad is not None:
-                held, own = self._named[name], weight.grad.float()
-                held.grad = own if held.grad is None else held.grad.add_(own)
+                master, gradient = self._named[name], weight.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 weight.grad = None
 
     def step(self, learning_rate: float) -> float:

@@ -171,13 +171,13 @@ class Source(Protocol):
 def unrelated(examples: Sequence[EncodedExample]) -> list[Encoded]:
     """Each row's prompt with the answer of the row before it, cut to the longest row."""
     longest = max(len(example.chosen.ids) for example in examples)
-    found = []
+    neighbours = []
     for example, other in zip(examples, [examples[-1], *examples[:-1]], strict=True):
         prompt = example.chosen.ids[: example.chosen.prompt_length]
         answer = other.chosen.ids[other.chosen.prompt_length :]
         room = max(1, longest - len(prompt))
-        found.append(Encoded(prompt + answer[:room], len(prompt)))
-    return found
+        neighbours.append(Encoded(prompt + answer[:room], len(prompt)))
+    return neighbours
 
 
 class Offline:
@@ -240,7 +240,7 @@ class Offline:
         assert self._policy is not None
         sequences = [self._unrelated[row] for row in rows]
         scored = score_responses(self._policy, sequences, self._pad_id, self._config.micro_examples)
-        return [float(own.double().sum()) for own in scored]
+        return [float(logps.double().sum()) for logps in scored]
 
     def _rows(self, step: int) -> list[int]:
         return draw(step, self._config.batch_size, len(self._examples), self._config.seed)

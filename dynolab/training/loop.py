@@ -8,11 +8,9 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +19,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dynolab import distributed
-from dynolab.data.batches import TokenBatch, Totals
+from dynolab.data.batches import Totals
 from dynolab.data.encode import Encoder
-from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.data.rows import ProbeRow, json_line, read_rows, write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.likelihood.arithmetic import check_float32_products, reproducible
 from dynolab.likelihood.checked import CHECKS, checks_kept
 from dynolab.likelihood.streamed import keep_frozen_narrow
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model, packing_width
-from dynolab.objectives import build_objective, read_logps
+from dynolab.objectives import build_objective
 from dynolab.probes.score import ProbeScorer, mean_by_kind
 from dynolab.results.study import OTHER_RANKS, MetricsLine, ProbeScore, TrainingSummary
 from dynolab.training.adapters import (
@@ -42,14 +39,15 @@ from dynolab.training.adapters import (
 from dynolab.training.alarm import Alarm, check_watched
 from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig
-from dynolab.training.dose import DoseDesigner, quantiles, rejected_doses, strengths, with_doses
+from dynolab.training.dose import DoseDesigner, with_doses
 from dynolab.training.engine import Engine, PlainEngine, clip_factor, learning_rate
 from dynolab.training.examples import Offline, Source, load_examples, load_prompts, training_encoder
 from dynolab.training.job import TrainJob
 from dynolab.training.resume import load_state, save_state
 from dynolab.training.sampled_examples import Online
 from dynolab.training.shards import FILE_BYTES
-from dynolab.training.step_batch import Recorded, StepExample, collate_step, count_step, recorded
+from dynolab.training.step_batch import Recorded, StepExample, count_step, recorded
+from dynolab.training.step_passes import StepPasses
 from dynolab.training.step_record import (
     SECOND_MOMENT_AFTER,
     RecordCache,
@@ -122,6 +120,13 @@ class Trainer:
         )
         self.designer: DoseDesigner | None = None
         self.source = self._build_source()
+        self.passes = StepPasses(
+            job.config,
+            self.objective,
+            self.designer,
+            temperature=self.source.temperature,
+            pad_id=self.pad_id,
+        )
         self.probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
         check_watched(job.config.alarm, self.probes)
         self.build_observer = build_observer
@@ -191,10 +196,10 @@ class Trainer:
         config, began = self.config, time.perf_counter()
         drawn = self.source.draw(engine, step)
         values = dict(drawn.metrics)
-        kept = [example for example in drawn.examples if example.id not in config.without]
-        if kept:
+        examples = [example for example in drawn.examples if example.id not in config.without]
+        if examples:
             totals = count_step(drawn.examples, self.objective.sides)
-            values |= self._learn(engine, step, kept, totals)
+            values |= self._learn(engine, step, examples, totals)
         values["train/examples_per_s"] = config.batch_size / (time.perf_counter() - began)
         self._log(step + 1, values)
 
@@ -208,77 +213,24 @@ class Trainer:
         )
         before = (engine.master_weights(), engine.optimizer_state()) if recorded else None
         with activations_checkpointed(self.policy):
-            sums, strength_quantiles, doses = self._accumulate(engine, step, examples, totals)
+            accumulated = self.passes.accumulate(engine, step, examples, totals)
+        self._check_finite("loss", accumulated.sums["train/loss"], examples)
         rate = learning_rate(config, step)
         norm = engine.step(rate)
         self._check_finite("gradient norm", norm, examples)
         seen: Mapping[str, float] = {}
         if before is not None:
             if self.designer is not None:
-                examples = with_doses(examples, distributed.gather_dealt(doses))
+                examples = with_doses(examples, distributed.gather_dealt(accumulated.doses))
             seen = self._record(engine, step, rate, norm, examples, *before)
-        return {
-            **{name: value / len(examples) for name, value in sums.items()},
-            **strength_quantiles,
-            **seen,
-            "train/loss": sums["train/loss"],
+        metrics = {name: value / len(examples) for name, value in accumulated.sums.items()}
+        metrics |= accumulated.quantiles
+        metrics |= seen
+        return metrics | {
+            "train/loss": accumulated.sums["train/loss"],
             "train/grad_norm": norm,
             "train/learning_rate": rate,
         }
-
-    def _accumulate(
-        self, engine: Engine, step: int, examples: Sequence[StepExample], totals: Totals
-    ) -> tuple[dict[str, float], dict[str, float], list[Tensor]]:
-        """Accumulates this rank's gradients.
-
-        **Returns** sums over all ranks, quantiles, and the doses of this rank's rejected tokens by
-        example, where they were designed.
-        """
-        sums: dict[str, Tensor] = {}
-        step_strengths, doses = list[Tensor](), list[Tensor]()
-        for micro, tokens, logps in self._forwards(engine, step, examples, totals):
-            loss = self.objective.loss(logps, tokens)
-            if not micro:
-                engine.backward(0 * loss)
-                continue
-            engine.backward(loss)
-            doses += rejected_doses(tokens)
-            named = {"train/loss": loss.detach(), **self.objective.metrics(logps, tokens)}
-            for name, value in named.items():
-                sums[name] = sums[name] + value if name in sums else value
-            if (values := strengths(self.objective, logps.detach(), tokens)) is not None:
-                step_strengths.append(values)
-        result = _sum_over_ranks(sums)
-        self._check_finite("loss", result["train/loss"], examples)
-        return result, quantiles(step_strengths), doses
-
-    def _forwards(
-        self, engine: Engine, step: int, examples: Sequence[StepExample], totals: Totals
-    ) -> Iterator[tuple[Sequence[StepExample], TokenBatch, Tensor]]:
-        """This rank's micro-batches with what the objective reads of them, with its graph."""
-        micros = self._micro_batches(examples)
-        batches = (self._tokens(engine, micro or examples[:1], totals) for micro in micros)
-        read = partial(read_logps, self.objective)
-        if self.designer is None:
-            for micro, tokens in zip(micros, batches, strict=True):
-                yield micro, tokens, engine.logits(tokens, read)
-            return
-        # Doses need every token before the first backward; only one graph is ever held.
-        held, once = list(batches), len(micros) == 1
-        with torch.set_grad_enabled(once):
-            starts = [engine.logits(tokens, read) for tokens in held]
-        given = [number for number, micro in enumerate(micros) if micro]
-        doses = self.designer.design(
-            engine,
-            step,
-            [held[number] for number in given],
-            [starts[number].detach() for number in given],
-            {example.id for example in examples},
-        )
-        by_place = dict(zip(given, doses, strict=True))
-        for number, micro in enumerate(micros):
-            tokens = replace(held[number], dose=by_place.get(number))
-            yield micro, tokens, starts[number] if once else engine.logits(tokens, read)
 
     def _check_finite(self, name: str, value: float, examples: Sequence[StepExample]) -> None:
         """Raises Diverged for a non-finite value, after writing the step's examples."""
@@ -288,25 +240,6 @@ class Trainer:
             write_rows((self.job.logs or self.job.output) / DIVERGED, self._recorded(examples))
         distributed.barrier()  # another rank's exit would kill rank 0 while it writes
         raise Diverged(name, value, [example.id for example in examples])
-
-    def _micro_batches(self, examples: Sequence[StepExample]) -> list[Sequence[StepExample]]:
-        """Splits this rank's examples into micro-batches; every rank runs the same number.
-
-        Engines rely on that number; some are empty if the source has left examples out.
-        """
-        mine = distributed.deal(examples)
-        count = self.config.accumulation
-        edges = [len(mine) * number // count for number in range(count + 1)]
-        return [mine[start:stop] for start, stop in pairwise(edges)]
-
-    def _tokens(
-        self, engine: Engine, examples: Sequence[StepExample], totals: Totals
-    ) -> TokenBatch:
-        tokens = collate_step(
-            examples, self.objective, totals, self.pad_id, temperature=self.source.temperature
-        )
-        rows = plan_rows(sequences_of(tokens), packing_width(engine.logits))
-        return share_prompts(tokens, rows).to(self.device)
 
     def _probe(self, engine: Engine, step: int) -> None:
         """Scores every probe row, split over the ranks, and updates alarm and best."""
@@ -474,16 +407,9 @@ class Trainer:
                 prompts, objective, job.config, self.policy, self.encoder, pad_id=self.pad_id
             )
         rows = load_examples(job.examples, self.encoder, job.config.objective)
-        if (dose := job.config.designed_dose) is not None:
+        dose = job.config.designed_dose
+        if dose is not None:
             self.designer = DoseDesigner(
                 dose, job.config, ResponseLogits(self.policy), objective, rows, self.pad_id
             )
         return Offline(rows, objective, job, self.pad_id)
-
-
-def _sum_over_ranks(sums: dict[str, Tensor]) -> dict[str, float]:
-    """Adds named values over all ranks; a rank without examples has no names."""
-    values = torch.stack([value.double() for value in sums.values()]).tolist() if sums else []
-    shares = distributed.gather(dict(zip(sums, values, strict=True)))
-    names = dict.fromkeys(chain.from_iterable(shares))
-    return {name: math.fsum(share.get(name, 0.0) for share in shares) for name in names}

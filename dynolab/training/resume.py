@@ -117,7 +117,7 @@ def _write_part(
         _save_random(folder / f"random-{distributed.rank()}")
         if distributed.rank() == 0:
             for name in CARRIED:
-                _copy(job.output / name, folder / "output" / name, copy=_link_or_copy)
+                _copy(job.output / name, folder / "output" / name, copy=link_or_copy)
             (folder / "state.json").write_text(StateFacts.of(job, step).model_dump_json(indent=1))
     except (OSError, SafetensorError) as error:
         return f"{type(error).__name__}: {error}"
@@ -230,7 +230,7 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def link_or_copy(source: str | Path, target: str | Path) -> None:
     """Hard-links a file that is never rewritten, to save space; copies it if links fail."""
     try:
         os.link(source, target)

@@ -178,8 +178,8 @@ def make_groups(
         rewards = torch.tensor(answer.rewards, dtype=torch.float64)
         if config.kl_in_reward:
             drift = [
-                float((own[:, 0] - reference).sum())
-                for own, reference in scored
+                float((logps[:, 0] - reference).sum())
+                for logps, reference in scored
                 if reference is not None
             ]
             rewards -= config.kl_in_reward * torch.tensor(drift)
@@ -212,12 +212,12 @@ def _own_and_top(
     logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch, *, ranks: int
 ) -> Float[Tensor, "tokens columns"]:
     """log π of the token; with `ranks`, also entropy and the likeliest tokens' ids and log π."""
-    own = token_logps(logits, batch)[:, None]
+    policy_logps = token_logps(logits, batch)[:, None]
     if not ranks:
-        return own
+        return policy_logps
     top = top_tokens(logits, batch, ranks)
     # In float64, which holds an id and a float32 exactly.
-    return torch.cat([own.double(), top.entropy[:, None], top.token, top.logp], dim=1)
+    return torch.cat([policy_logps.double(), top.entropy[:, None], top.token, top.logp], dim=1)
 
 
 def _completion(

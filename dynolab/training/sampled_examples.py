@@ -139,15 +139,15 @@ class Online:
         """A step's answers, with other prompts in place of those whose rewards are equal."""
         seen = {answer.id for answer in answers}
         for attempt in range(1, self._config.resample + 1):
-            kept = [answer for answer in answers if answer.differ]
+            uneven = [answer for answer in answers if answer.differ]
             seed = self._config.seed + step * self._config.resample + attempt
             order = draw(0, len(self._prompts), len(self._prompts), seed)
             fresh = [row for row in order if self._prompts[row][0].id not in seen]
-            fresh = fresh[: len(answers) - len(kept)]
+            fresh = fresh[: len(answers) - len(uneven)]
             if not fresh:
                 break
             seen |= {self._prompts[row][0].id for row in fresh}
-            answers = kept + self._sampled(fresh, step)
+            answers = uneven + self._sampled(fresh, step)
         return answers
 
     def _examples(self, answers: Sequence[Answers], step: int) -> Sequence[StepExample]:

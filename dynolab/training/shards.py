@@ -81,8 +81,8 @@ def load_shards(
             group, state, stored = stretch.group, states[stretch.group], places[stretch.name]
             stretch.of(group).copy_(_read(stored, stretch, MASTER, folder))
             for key in stored.keys() - {MASTER, STEP}:
-                whole = state.setdefault(key, torch.zeros_like(group, requires_grad=False))
-                stretch.of(whole).copy_(_read(stored, stretch, key, folder))
+                tensor = state.setdefault(key, torch.zeros_like(group, requires_grad=False))
+                stretch.of(tensor).copy_(_read(stored, stretch, key, folder))
             for start, file in stored.get(STEP, [])[:1]:
                 steps = file.get_tensor(f"{stretch.name}|{start}|{STEP}")
                 # A fused optimizer counts steps on the device, any other on the CPU.
@@ -107,20 +107,20 @@ def _places(folder: Path, opened: ExitStack) -> dict[str, Stored]:
     return places
 
 
-def _read(stored: Stored, wanted: Stretch, key: str, folder: Path) -> Tensor:
+def _read(stored: Stored, stretch: Stretch, key: str, folder: Path) -> Tensor:
     """A stretch, piece by piece from the stretches that ranks wrote."""
-    found, missing = torch.empty(wanted.size), wanted.size
+    values, missing = torch.empty(stretch.size), stretch.size
     for start, file in stored.get(key, []):
-        piece = file.get_slice(f"{wanted.name}|{start}|{key}")
-        first = max(start, wanted.start)
-        end = min(start + piece.get_shape()[0], wanted.start + wanted.size)
+        piece = file.get_slice(f"{stretch.name}|{start}|{key}")
+        first = max(start, stretch.start)
+        end = min(start + piece.get_shape()[0], stretch.start + stretch.size)
         if first < end:
-            found[first - wanted.start : end - wanted.start] = piece[first - start : end - start]
+            values[first - stretch.start : end - stretch.start] = piece[first - start : end - start]
             missing -= end - first
     if missing:
         raise ConfigError(
             "resume_from",
             str(folder),
-            f"lacks {missing} entries of {wanted.name} ({key}); start anew, with --fresh",
+            f"lacks {missing} entries of {stretch.name} ({key}); start anew, with --fresh",
         )
-    return found
+    return values

@@ -247,12 +247,12 @@ class RecordCache:
     def _make_room(self, size: int) -> None:
         """Deletes records until one of `size` bytes fits."""
         uses = {path: _use(path) for path in self.folder.glob("*")}
-        total = sum(taken for _, taken in uses.values())
-        for path, (_, taken) in sorted(uses.items(), key=lambda item: item[1]):
+        total = sum(use for _, use in uses.values())
+        for path, (_, use) in sorted(uses.items(), key=lambda item: item[1]):
             if total + size <= self.limit_bytes:
                 return
             shutil.rmtree(path, ignore_errors=True)
-            total -= taken
+            total -= use
 
     def _move(self, files: Sequence[Path], place: Path) -> None:
         """Moves files into a new folder; a step that cannot be kept can still be replayed."""

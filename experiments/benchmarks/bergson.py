@@ -43,9 +43,9 @@ import numpy as np
 from jaxtyping import Float
 
 from dynolab.data.rows import Example, ProbeRow, read_rows
-from dynolab.forces.ledger.functional import functional_of
+from dynolab.forces.ledger.watched import functional_of
 from dynolab.results.audit import PairAudit
-from dynolab.results.ledger import read_ledger
+from dynolab.results.ledger_reader import read_ledger
 from dynolab.statistics import lds, rank_correlation
 from experiments.counterfactual.flow import CounterfactualParameters, plan_removals
 from experiments.counterfactual.results import Effect

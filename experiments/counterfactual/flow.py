@@ -9,7 +9,7 @@ from pydantic import Field
 
 from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
-from dynolab.results.ledger import LedgerReader, read_ledger
+from dynolab.results.ledger_reader import LedgerReader, read_ledger
 from dynolab.training.config import DIFFERENTIATED, EngineConfig, TrainConfig
 from experiments.counterfactual.results import Dropped
 from experiments.counterfactual.stages import (

@@ -8,9 +8,10 @@ import numpy as np
 from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, read_rows, read_value
-from dynolab.forces.ledger.functional import functional_of
 from dynolab.forces.ledger.metagradient import Metagradient
-from dynolab.results.ledger import FunctionalRow, LedgerReader, read_ledger
+from dynolab.forces.ledger.watched import functional_of
+from dynolab.results.ledger import FunctionalRow
+from dynolab.results.ledger_reader import LedgerReader, read_ledger
 from dynolab.results.study import ARGMAX, ProbeScore, TrainingSummary
 from dynolab.statistics import lds, share_interval
 from dynolab.training.config import TrainConfig

@@ -32,9 +32,10 @@ from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.functional import Functional, kind_means
+from dynolab.forces.ledger.functional import Functional
 from dynolab.forces.ledger.pushes import example_pushes
 from dynolab.forces.ledger.responses import gradients_of
+from dynolab.forces.ledger.watched import kind_means
 from dynolab.objectives import build_objective
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob

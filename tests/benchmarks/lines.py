@@ -66,11 +66,12 @@ from dynolab.data.rows import Example
 from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.entries import StepAccount
 from dynolab.forces.ledger.functional import Functional
 from dynolab.forces.ledger.metagradient import Metagradient
 from dynolab.forces.ledger.pushes import example_pushes
 from dynolab.forces.ledger.responses import gradients_of
-from dynolab.forces.ledger.step_account import StepAccount, StepMade
+from dynolab.forces.ledger.step_account import StepMade
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.trainer_passes import TrainerPasses
 from dynolab.forces.step import split

@@ -43,7 +43,8 @@ from dynolab.forces import PolicyFunction
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import Functional
 from dynolab.forces.ledger.tables import LedgerTables
-from dynolab.results.ledger import LedgerSummary, read_ledger
+from dynolab.results.ledger import LedgerSummary
+from dynolab.results.ledger_reader import read_ledger
 from models.language import load_language_model
 from tests.benchmarks.figures import last_line, main
 from tests.benchmarks.large import lora

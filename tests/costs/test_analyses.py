@@ -23,7 +23,7 @@ from dynolab.forces import (
 from dynolab.forces.function import weights
 from dynolab.forces.ledger import step_account
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.functional import kind_means
+from dynolab.forces.ledger.watched import kind_means
 from dynolab.objectives.dpo import DPO, DPOConfig
 from dynolab.squeezing.forecast import forecasts
 from dynolab.squeezing.ladder import ladder

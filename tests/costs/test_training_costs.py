@@ -15,7 +15,7 @@ from dynolab.costs.shape import shape_of
 from dynolab.costs.traced import LiveBytes, MicroBatch, activation_bytes
 from dynolab.training.examples import load_examples, training_encoder
 from dynolab.training.job import TrainJob
-from dynolab.training.loop import Trainer
+from dynolab.training.step_passes import StepPasses
 from models.language import load_tokenizer
 from models.unloaded import builder, read_config
 from tests.benchmarks.models import pythia
@@ -47,14 +47,14 @@ def test_batches(
     objective: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    tokens = Trainer._tokens
+    tokens = StepPasses.tokens
 
-    def watched(trainer: Trainer, *arguments: Any) -> Any:
-        batch = tokens(trainer, *arguments)
+    def watched(passes: StepPasses, *arguments: Any) -> Any:
+        batch = tokens(passes, *arguments)
         seen.append(MicroBatch(*batch.input_ids.shape, len(batch.token)))
         return batch
 
-    monkeypatch.setattr(Trainer, "_tokens", watched)
+    monkeypatch.setattr(StepPasses, "tokens", watched)
     config = settings(objective={"name": objective}, record_steps=[], checkpoint_every=0)
     job = run(make_job(inputs, tmp_path, config))
     assert batches_of(job) == seen

@@ -16,7 +16,7 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.forces import PolicyFunction
-from dynolab.results.ledger import LedgerReader
+from dynolab.results.ledger_reader import LedgerReader
 from dynolab.training.step_record import RecordCache
 from models.language import load_language_model, load_tokenizer
 from tests.report.ledgers import write_ledger

@@ -17,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
-from dynolab.results.ledger import read_ledger
+from dynolab.results.ledger_reader import read_ledger
 from tests.benchmarks.models import FAMILIES
 from tests.integrations.test_forces import PARTS
 from tests.integrations.test_trained import dpo, share

@@ -52,12 +52,12 @@ class Passes(TrainerCallback):
         model = AutoModelForCausalLM.from_config(trained.config).double().eval()
         model.load_state_dict(trained.state_dict())
         total = 0.0
-        for answer in self.dose._sample:
+        for answer in self.dose._protected.answers:
             ids = torch.tensor([answer.ids])
             logps = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
             scores = logps.gather(-1, ids[0, 1:, None])[:, 0]
             total += float(scores[answer.prompt_length - 1 :].sum())
-        return total / len(self.dose._sample)
+        return total / len(self.dose._protected.answers)
 
 
 def train(

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from dynolab.integrations.forces import ForceCallback
-from dynolab.results.ledger import read_ledger
+from dynolab.results.ledger_reader import read_ledger
 from tests.benchmarks.figures import ROOT
 from tests.integrations.test_trained import dpo
 

@@ -52,7 +52,7 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from dynolab import ForceCallback, ProbeCallback
 from dynolab.errors import ConfigError
-from dynolab.results.ledger import read_ledger
+from dynolab.results.ledger_reader import read_ledger
 from tests.fidelity import public
 from tests.fidelity.tokenizers import chat_tokenizer
 from tests.integrations.test_forces import PARTS

@@ -9,7 +9,7 @@ import pytest
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.step_account import StepAccount
+from dynolab.forces.ledger.entries import StepAccount
 from dynolab.objectives import DPOConfig
 from dynolab.results.ledger import TABLES, FunctionalRow, StepLine, read_table
 from dynolab.results.study import MetricsLine

@@ -112,7 +112,7 @@ class Case:
         )
         gradients, columns = problem.gradients, []
         leaves = {
-            name: gradients.at[name].detach().requires_grad_() for name in sorted(gradients.wanted)
+            name: gradients.at[name].detach().requires_grad_() for name in sorted(gradients.moving)
         }
         for response in problem.updating:
             for score in response.scores(self.policy, {**gradients.at, **leaves}):

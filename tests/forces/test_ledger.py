@@ -14,10 +14,11 @@ from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.weights import block_of, flatten
 from dynolab.forces.ledger.account import COPIES, HARDEST, HardestPulls, Ledger
+from dynolab.forces.ledger.entries import StepAccount
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
-from dynolab.forces.ledger.step_account import Later, StepAccount
+from dynolab.forces.ledger.step_account import Later
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.results.ledger import PER_STEP
@@ -124,7 +125,7 @@ def test_an_account_of_some_steps_has_their_lines(policy, optimizer, tolerance):
     """
     records = trained(OPTIMIZERS[optimizer])
     whole = entries(records, policy)
-    ledger = Ledger(policy, FUNCTIONALS[:2], whole=False)
+    ledger = Ledger(policy, FUNCTIONALS[:2], every_step=False)
     for step, gap in ((4, 1), (2, 2), (0, 2)):
         own, true = ledger.enter(records[step], gap=gap).lines, whole[step].lines[:, :2]
         assert (own - true).norm() <= tolerance * true.norm()
@@ -258,7 +259,7 @@ def test_a_ledger_goes_on_from_what_it_saved(policy, tmp_path):
 def test_functionals_that_take_turns_have_the_same_account(policy, tmp_path, at_once, gaps):
     """Entry by entry and token by token; also where the ledger is ended on the way."""
     records, whole = trained(OPTIMIZERS["adamw"]), len(gaps) == STEPS
-    settings = {"by_token": [0, 2], "whole": whole}
+    settings = {"by_token": [0, 2], "every_step": whole}
     copies = COPIES + (not whole)
     memory = at_once * copies * flatten(policy.cast(records[0].before)).nbytes
 

@@ -16,7 +16,8 @@ from dynolab.forces import (
     token_terms,
 )
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.functional import Functional, sampled_steps
+from dynolab.forces.ledger.functional import Functional
+from dynolab.forces.ledger.watched import sampled_steps
 from dynolab.statistics import stratified_total
 from tests.forces.small_models import encoded, neox, trained
 from tests.forces.test_ledger import OPTIMIZERS

@@ -92,7 +92,7 @@ class Counting:
 def test_factors_of_an_updating_group_are_made_once_for_all_observed_groups() -> None:
     gradients = Counting()
     observed, updating = Side([[response(1)], [response(2)]]), Side([[response(3), response(4)]])
-    tiles = list(factor_tiles(gradients, observed, updating, wanted=lambda tile: True))  # type: ignore[arg-type]
+    tiles = list(factor_tiles(gradients, observed, updating, is_missing=lambda tile: True))  # type: ignore[arg-type]
     columns = slice(0, 7)
     assert tiles == [
         ((slice(0, 1), columns), [1], [3, 4]),
@@ -113,7 +113,7 @@ def test_one_group_s_factors_of_each_side_are_held_at_a_time(groups: int) -> Non
 
     observed, updating = (Side([[response(1)]] * number) for number in (groups, 2))
     gradients: Any = SimpleNamespace(factors=factors)
-    for _, left, right in factor_tiles(gradients, observed, updating, wanted=lambda tile: True):
+    for _, left, right in factor_tiles(gradients, observed, updating, is_missing=lambda tile: True):
         assert len(held) == 2
         del left, right
 

@@ -12,7 +12,8 @@ from transformers import Trainer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dynolab import distributed
-from dynolab.forces.ledger.trainer_passes import Forward, TrainerPasses
+from dynolab.forces.ledger.forwards import Forward
+from dynolab.forces.ledger.trainer_passes import TrainerPasses
 from dynolab.integrations import forces
 from dynolab.integrations.forces import ForceCallback
 from dynolab.training.deepspeed_engine import init_ranks

@@ -14,7 +14,7 @@ from dynolab.errors import ConfigError
 from dynolab.integrations.accounts import ACCOUNTS
 from dynolab.integrations.forces import ForceCallback
 from dynolab.integrations.pace import Pace
-from dynolab.results.ledger import read_ledger
+from dynolab.results.ledger_reader import read_ledger
 from tests.integrations.test_callback import STEPS, dpo
 from tests.integrations.test_forces import sft
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from dynolab.integrations.forces import ForceCallback
-from dynolab.results.ledger import LedgerReader, read_ledger
+from dynolab.results.ledger_reader import LedgerReader, read_ledger
 from tests.integrations.forces_zero import CASES
 from tests.integrations.test_trained import SGD, check_same, dpo
 from tests.torchrun import run_ranks

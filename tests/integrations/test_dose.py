@@ -75,14 +75,16 @@ def first_step(tmp_path: Path, **settings: Any) -> tuple[Any, dose.DesignedDose,
 @pytest.mark.parametrize("per", ["batch", "pair", "token"])
 def test_the_step_lowers_no_sample_of_other_chosen_answers(tmp_path: Path, per: Any) -> None:
     trainer, designed, batches = first_step(tmp_path, per=per, sample=3)
-    answers, weakened = list(designed._others), 0
+    answers, weakened = list(designed._protected._answers), 0
     for inputs in batches:
         designed.on_step_begin(trainer.args, trainer.state, trainer.control)
         made = gradients(trainer, inputs)
         (effects,) = designed._effects
         dose, whole, dosed, size = effects.tolist()
         # What the step does to the sample, by the weights' own gradients.
-        by_weights = -sum(float((made[n] * way).sum()) for n, way in designed._direction.items())
+        by_weights = -sum(
+            float((made[n] * way).sum()) for n, way in designed._protected.direction.items()
+        )
         assert dosed == pytest.approx(by_weights, abs=0.01 * size)
         if whole < 0 and dose > 0:
             assert dosed == pytest.approx(0, abs=1e-5 * size)
@@ -122,19 +124,20 @@ def test_the_metric_is_the_optimizer_s(tmp_path: Path) -> None:
         tuple(ids[mask.bool()].tolist())
         for ids, mask in zip(batches[0]["input_ids"], batches[0]["attention_mask"], strict=True)
     }
-    assert all(one.ids not in ids for one in designed._sample)
-    batch = collate(designed._sample, 0)
+    assert all(one.ids not in ids for one in designed._protected.answers)
+    batch = collate(designed._protected.answers, 0)
     means = []
     for sign in (-1, 1):
         moved = {
-            name: weight.detach() + sign * 1e-3 / designed._rise * designed._direction[name]
+            name: weight.detach()
+            + sign * 1e-3 / designed._protected.rise * designed._protected.direction[name]
             for name, weight in model.named_parameters()
         }
         with torch.no_grad():
             total = torch.func.functional_call(
                 logits, {f"model.{n}": w for n, w in moved.items()}, (batch, token_logps)
             )
-        means.append(float(total.sum()) / len(designed._sample))
+        means.append(float(total.sum()) / len(designed._protected.answers))
     assert means[1] - means[0] == pytest.approx(2e-3, rel=0.05)
 
 

@@ -16,7 +16,8 @@ from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
-from dynolab.results.ledger import read_ledger, read_table
+from dynolab.results.ledger import read_table
+from dynolab.results.ledger_reader import read_ledger
 from tests.integrations.test_callback import SHARED, STEPS, adapted, dpo, plain, probes
 from tests.training.small import make_policy, make_rows, make_tokenizer
 

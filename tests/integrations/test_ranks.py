@@ -14,7 +14,7 @@ from dynolab.data.rows import read_rows
 from dynolab.integrations.forces import ForceCallback
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
-from dynolab.results.ledger import LedgerReader, read_ledger
+from dynolab.results.ledger_reader import LedgerReader, read_ledger
 from dynolab.results.study import ProbeScore
 from tests.integrations.callback_fsdp import CASES, OTHERS
 from tests.integrations.test_callback import STEPS, probes

@@ -12,7 +12,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from dynolab.integrations.forces import ForceCallback
-from dynolab.results.ledger import read_ledger
+from dynolab.results.ledger_reader import read_ledger
 from tests.integrations.test_callback import plain
 
 

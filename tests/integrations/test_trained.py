@@ -27,7 +27,7 @@ from dynolab.errors import ConfigError
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
 from dynolab.report.ledger.page import waterfall_figure
-from dynolab.results.ledger import LedgerReader, read_ledger
+from dynolab.results.ledger_reader import LedgerReader, read_ledger
 from tests.benchmarks.models import build
 from tests.integrations.test_callback import SHARED, probes
 from tests.integrations.test_forces import grpo, sft, some_reward, trained

@@ -209,7 +209,7 @@ def test_kinds_that_the_data_bring_are_taken_over() -> None:
     first = build_probe_set(config("irr_train", seed=5), TRAIN, HELDOUT)
     held = [row for row in first.rows if row.pair_id != "t1"]
     built = build_probe_set(
-        config("irr_train", "rejected", taken=("irr_train",)), TRAIN, HELDOUT, given=held
+        config("irr_train", "rejected", taken=("irr_train",)), TRAIN, HELDOUT, extra=held
     )
     assert [r for r in built.rows if r.kind == "irr_train"] == [
         row for row in held if row.kind == "irr_train"

@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dynolab.data.rows import Example, write_rows
-from dynolab.results.ledger import (
-    FunctionalRow,
-    LedgerReader,
-    LedgerSummary,
-    read_ledger,
-    write_table,
-)
+from dynolab.results.ledger import FunctionalRow, LedgerSummary, write_table
+from dynolab.results.ledger_reader import LedgerReader, read_ledger
 
 LINES = {  # (step, response): what it did to the mean of chosen answers, and to answer b
     (0, 0): (1.0, 0.5),

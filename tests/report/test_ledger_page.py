@@ -26,7 +26,8 @@ from dynolab.report.ledger.page import (
     write_ledger_page,
 )
 from dynolab.report.style import excerpt, number
-from dynolab.results.ledger import NOISY, LedgerReader, Moment
+from dynolab.results.ledger import NOISY
+from dynolab.results.ledger_reader import LedgerReader, Moment
 from tests.report.ledgers import write_ledger
 from tests.report.parsed import Parsed
 

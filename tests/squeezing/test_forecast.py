@@ -156,7 +156,7 @@ def test_a_forecast_is_what_a_small_step_on_the_logits_does(config, temperature)
     rows = forecasts(record, here.policy, training="x")
     assert [one["side"] for one in rows] == ["chosen", "rejected"]
     assert [one["positions"] for one in rows] == [
-        len(part.own) for _, part in sorted(parts.items())
+        len(part.realised) for _, part in sorted(parts.items())
     ]
 
 

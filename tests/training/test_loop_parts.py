@@ -25,8 +25,9 @@ from dynolab.training import loop
 from dynolab.training.alarm import GAP, RANG, RISE
 from dynolab.training.engine import PlainEngine
 from dynolab.training.job import TrainJob
-from dynolab.training.loop import Trainer, _sum_over_ranks
+from dynolab.training.loop import Trainer
 from dynolab.training.step_batch import ScoredRow, count_step, recorded
+from dynolab.training.step_passes import _sum_over_ranks
 from models.language import load_language_model, load_tokenizer
 from tests.training.interrupted import Died
 from tests.training.ranks_played import play
@@ -145,9 +146,9 @@ def test_every_rank_has_as_many_forwards_however_many_examples_there_are(
 ) -> None:
     play(monkeypatch, rank, 2)
     assert trainer.config.accumulation == 4
-    parts = trainer._micro_batches([row(number) for number in range(5)])
+    parts = trainer.passes.micro_batches([row(number) for number in range(5)])
     assert [[example.id for example in part] for part in parts] == expected
-    assert [list(part) for part in trainer._micro_batches([])] == [[], [], [], []]
+    assert [list(part) for part in trainer.passes.micro_batches([])] == [[], [], [], []]
 
 
 @pytest.mark.parametrize("margin", [1.0, 100.0])
@@ -158,7 +159,7 @@ def test_a_forward_without_examples_takes_one_of_the_step_s_and_adds_no_gradient
     engine = engine_of(trainer)
     # The short answer is far likelier: a margin of one nat is reached, and the loss is zero.
     rows = [row(number, rejected=range(8, 16)) for number in range(2)]
-    sums, *_ = trainer._accumulate(engine, 0, rows, count_step(rows, (0, 1)))
+    sums, *_ = trainer.passes.accumulate(engine, 0, rows, count_step(rows, (0, 1)))
     assert engine.batches == [["r0"], ["r0"], ["r0"], ["r1"]]
     empty, first, also_empty, second = engine.losses
     assert empty == also_empty == 0
@@ -167,7 +168,7 @@ def test_a_forward_without_examples_takes_one_of_the_step_s_and_adds_no_gradient
     gradients = {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
 
     trainer.policy.zero_grad()
-    tokens = trainer._tokens(engine, rows, count_step(rows, trainer.objective.sides))
+    tokens = trainer.passes.tokens(engine, rows, count_step(rows, trainer.objective.sides))
     logps = token_logps(engine.logits(tokens), tokens)
     loss = trainer.objective.loss(logps, tokens)
     loss.backward()
@@ -186,7 +187,7 @@ def test_sums_are_those_of_all_ranks_and_some_have_none(monkeypatch: pytest.Monk
 
 def test_responses_of_one_prompt_share_a_row(trainer: Trainer) -> None:
     engine, rows = engine_of(trainer), [row(number) for number in range(3)]
-    tokens = trainer._tokens(engine, rows, count_step(rows, trainer.objective.sides))
+    tokens = trainer.passes.tokens(engine, rows, count_step(rows, trainer.objective.sides))
     assert (len(tokens.side), len(tokens.input_ids)) == (6, 1)
     assert tokens.temperature == 1.0
 

@@ -156,8 +156,8 @@ def _makers(
         return random.Random(f"{seed}/probes/{watched.split}/{watched.example.id}/{kind}")
 
     def unrelated(watched: Watched, rows: Sequence[Example], kind: str) -> str | None:
-        found = other(rows, watched.example, rng(watched, kind))
-        return None if found is None else found.chosen
+        example = other(rows, watched.example, rng(watched, kind))
+        return None if example is None else example.chosen
 
     def permuted(watched: Watched, answer: str | None, kind: str) -> str | None:
         if answer is None:

@@ -54,8 +54,8 @@ class TrainingTexts:
 
 def disjoint(heldout: Sequence[Example], train: Sequence[Example]) -> list[Example]:
     """Held-out examples whose prompt, chosen and rejected texts do not occur in training rows."""
-    known = TrainingTexts(train)
-    return [row for row in heldout if not known.touches(row)]
+    training_texts = TrainingTexts(train)
+    return [row for row in heldout if not training_texts.touches(row)]
 
 
 def edit_distance(tokens: Sequence[int], other: Sequence[int]) -> float:

@@ -45,16 +45,16 @@ def _preference(record: Record) -> dict[str, Any]:
     messages before the answers, see `_turns_before`.
     """
     pair: dict[str, Any] = {side: record[side] for side in ("chosen", "rejected") if side in record}
-    asked = next((name for name in _ASKED if record.get(name) is not None), None)
+    prompt_column = next((name for name in _ASKED if record.get(name) is not None), None)
     if before := _turns_before(record):
         pair["prompt"] = record[before]
-    elif asked is not None:
-        pair["prompt"] = record[asked]
-        if asked == "instruction" and record.get("input"):
+    elif prompt_column is not None:
+        pair["prompt"] = record[prompt_column]
+        if prompt_column == "instruction" and record.get("input"):
             pair["prompt"] += f"\n\n{record['input']}"
-        if asked != "prompt" and "system" in record:
+        if prompt_column != "prompt" and "system" in record:
             pair["system"] = record["system"]
-    if isinstance(steps := record.get("initial_reason_steps"), str) and asked:
+    if isinstance(steps := record.get("initial_reason_steps"), str) and prompt_column:
         pair["prompt"] = f"{pair['prompt']}\n{steps}" if steps else pair["prompt"]
     return pair
 
@@ -71,7 +71,7 @@ def _turns_before(record: Record) -> str | None:
     chosen = record.get("chosen")
     first = chosen[0] if isinstance(chosen, list) and chosen else chosen
     speaks = first.get("role", first.get("from")) if isinstance(first, Mapping) else "assistant"
-    has_prompt = any(record.get(asked) is not None for asked in _ASKED)
+    has_prompt = any(record.get(prompt_column) is not None for prompt_column in _ASKED)
     return name if speaks in ("assistant", "gpt") and not has_prompt else None
 
 
@@ -128,9 +128,9 @@ def _two_responses(record: Record) -> dict[str, Any] | None:
     return pair if preference else None
 
 
-def _answered(asked: str, answer: str) -> Callable[[Record], dict[str, Any]]:
+def _answered(prompt_column: str, answer: str) -> Callable[[Record], dict[str, Any]]:
     def pair(record: Record) -> dict[str, Any]:
-        return _preference({**record, "prompt": record[asked], "chosen": record[answer]})
+        return _preference({**record, "prompt": record[prompt_column], "chosen": record[answer]})
 
     return pair
 
@@ -264,14 +264,16 @@ def format_of(record: Mapping[str, Any]) -> str:
 def read_line(records: Sequence[Record], form: Form | None) -> str:
     """Which columns are read, and which are not: "read: prompt, chosen; ignored: score"."""
     columns = list(dict.fromkeys(name for record in records for name in record))
-    known = {*(form.needs + form.reads if form else ()), *SHARED}
+    readable = {*(form.needs + form.reads if form else ()), *SHARED}
     if form in FORMS[:2]:  # of several columns that can hold the prompt, the first is read
-        asked = [name for name in _ASKED if name in columns]
+        prompt_columns = [name for name in _ASKED if name in columns]
         turns = _turns_before(records[0])
-        known -= set(_TURNS) - {turns}
-        known -= set(asked[1:]) if asked[:1] != ["instruction"] or turns else set()
-        known |= {"system"} if asked and asked[0] != "prompt" else set()
-    read = [name for name in columns if name in known]
-    ignored = [name for name in columns if name not in known]
+        readable -= set(_TURNS) - {turns}
+        readable -= (
+            set(prompt_columns[1:]) if prompt_columns[:1] != ["instruction"] or turns else set()
+        )
+        readable |= {"system"} if prompt_columns and prompt_columns[0] != "prompt" else set()
+    read = [name for name in columns if name in readable]
+    ignored = [name for name in columns if name not in readable]
     line = f"read: {', '.join(read)}"
     return f"{line}; ignored: {', '.join(ignored)}" if ignored else line

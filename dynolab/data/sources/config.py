@@ -159,9 +159,9 @@ class DataConfig(RowsConfig):
         """Every source by its name, with the seed of the whole; {} for a single one."""
         if not self.also:
             return {}
-        known = RowsConfig.model_fields
-        own = RowsConfig.model_construct(**{name: getattr(self, name) for name in known})
-        return {self.name or "main": own} | {
+        fields = RowsConfig.model_fields
+        rows_config = RowsConfig.model_construct(**{name: getattr(self, name) for name in fields})
+        return {self.name or "main": rows_config} | {
             name: part.model_copy(update={"seed": self.seed}) for name, part in self.also.items()
         }
 

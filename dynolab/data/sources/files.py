@@ -194,13 +194,13 @@ def _json(file: Path, field: str) -> Iterator[dict[str, Any]]:
                 if not line:
                     return
                 line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-                whole = number == 1 and line.lstrip().startswith(b"[")
-                if whole:
+                is_array = number == 1 and line.lstrip().startswith(b"[")
+                if is_array:
                     line += lines.read()
                 record = from_json(line) if line.strip() else None
             if not line.strip():
                 continue
-            records = record if whole else [record]
+            records = record if is_array else [record]
             if not isinstance(records, list) or not all(isinstance(row, dict) for row in records):
                 raise ConfigError(
                     place,
@@ -208,4 +208,4 @@ def _json(file: Path, field: str) -> Iterator[dict[str, Any]]:
                     "every line, or every item of an array, must be a JSON object, one row each",
                 )
             for row in records:
-                yield row if whole else Line(row, number)
+                yield row if is_array else Line(row, number)

@@ -128,21 +128,21 @@ def _mixed(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Loa
     """Several sources: of each as many training rows as its share, ids that begin with its name."""
     parts = config.parts()
     loaded = {name: _source(part, tokenizer)[0] for name, part in parts.items()}
-    whole = min(len(loaded[name].pairs) / part.share for name, part in parts.items())
+    total = min(len(loaded[name].pairs) / part.share for name, part in parts.items())
     train: list[Example] = []
     heldout: list[Example] = []
     counts: Counter[str] = Counter()
     for name, part in parts.items():
         rows = [_named(row, name) for row in loaded[name].pairs]
-        count = round(part.share * whole)
+        count = round(part.share * total)
         if count < 1:
             raise ConfigError(
                 f"data.also.{name}.share" if name in config.also else "data.share",
                 part.share,
                 f"leaves no row of {len(rows)}; raise it",
             )
-        kept = random.Random(f"{config.seed}/{name}").sample(range(len(rows)), count)
-        train += [rows[number] for number in sorted(kept)]
+        places = random.Random(f"{config.seed}/{name}").sample(range(len(rows)), count)
+        train += [rows[number] for number in sorted(places)]
         heldout += [_named(row, name) for row in loaded[name].heldout]
         counts.update({**loaded[name].counts, "data/rows_beyond_share": len(rows) - count})
     fresh = disjoint(heldout, train)
@@ -151,8 +151,8 @@ def _mixed(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Loa
         probes = read_built_probes(probes_file(config), train, fresh)
     else:
         probes = _built(config, train, fresh) if config.probe_pairs else []
-    read = "; ".join(f"{name}: {one.read}" for name, one in loaded.items() if one.read)
-    world = next((one.world for one in loaded.values() if one.world is not None), None)
+    read = "; ".join(f"{name}: {source.read}" for name, source in loaded.items() if source.read)
+    world = next((source.world for source in loaded.values() if source.world is not None), None)
     return LoadedData(train, fresh, probes, dict(counts), world, read)
 
 
@@ -186,26 +186,26 @@ def _source(
     _check(examples, config)
     train, heldout = _split(examples, config)
     fresh = disjoint(heldout, train)
-    kept = [*train, *fresh]
+    rows = [*train, *fresh]
     counts = {
         "data/rows_without_common_prompt": float(len(read) - len(examples)),
         "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
         "data/empty_answers": float(
             sum(
                 row.content(text).strip() == ""
-                for row in kept
+                for row in rows
                 for text in (row.chosen, row.rejected)
                 if text is not None
             )
         ),
-        "data/empty_prompts": float(sum(not row.prompt.strip() for row in kept)),
-        "data/equal_answers": float(sum(row.chosen == row.rejected for row in kept)),
+        "data/empty_prompts": float(sum(not row.prompt.strip() for row in rows)),
+        "data/equal_answers": float(sum(row.chosen == row.rejected for row in rows)),
         "data/duplicate_pairs": float(len(repeated(train)) + len(repeated(fresh))),
         "data/answers_without_blank": float(
-            sum(row.prompt[-1:].isalnum() and row.chosen[:1].isalnum() for row in kept)
+            sum(row.prompt[-1:].isalnum() and row.chosen[:1].isalnum() for row in rows)
         ),
         "data/answers_without_end": float(
-            sum(row.turn is not None and not row.turn[1].strip() for row in kept)
+            sum(row.turn is not None and not row.turn[1].strip() for row in rows)
         ),
     }
     return LoadedData(train, fresh, [], counts, read=line), records

@@ -92,7 +92,7 @@ def unpaired(
         if not isinstance(label := record.get("label"), bool):
             where = place(record, origin, number)
             raise ConfigError(f"{where}, column label", label, "must be true or false")
-    plain = [{name: x for name, x in one.items() if name != "label"} for one in records]
+    plain = [{name: x for name, x in labelled.items() if name != "label"} for labelled in records]
     for record, example in zip(records, pairs(plain, origin, write), strict=True):
         yield example and example.model_copy(update={"label": record["label"]})
 
@@ -166,9 +166,9 @@ def _turns(value: object, role: str, where: str) -> list[Message]:
     return messages_of(value, where)
 
 
-def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Number of items with which two sequences begin alike, less than all of the shorter one."""
-    return min(common_length(one, other), min(len(one), len(other)) - 1)
+    return min(common_length(first, second), min(len(first), len(second)) - 1)
 
 
 def _apart(sides: Sequence[str]) -> Texts | None:
@@ -211,18 +211,18 @@ def prompts(records: Iterable[Record], origin: str, write: Write | None) -> Iter
     """Reads records with a `prompt`, a text or messages, and optionally its `answer`."""
     for number, record in enumerate(records):
         where = place(record, origin, number)
-        asked, expected = record.get("prompt"), record.get("answer")
+        prompt, expected = record.get("prompt"), record.get("answer")
         if isinstance(expected, bool) or not isinstance(expected, str | int | float | None):
             raise ConfigError(f"{where}, column answer", expected, "must be a text or a number")
-        if not isinstance(asked, str | list):
+        if not isinstance(prompt, str | list):
             raise ConfigError(
                 where,
-                sorted(record) if asked is None else asked,
+                sorted(record) if prompt is None else prompt,
                 "needs a column prompt with a text or messages; name it in data.columns",
             )
-        texts = Texts(asked, [], None) if isinstance(asked, str) else None
+        texts = Texts(prompt, [], None) if isinstance(prompt, str) else None
         if texts is None:
-            turns = messages_of(asked, f"{where}, column prompt")
+            turns = messages_of(prompt, f"{where}, column prompt")
             texts = _written(Conversation(turns), record, where, write)
         check_length(texts, where)
         yield PromptRow(
@@ -288,8 +288,10 @@ def stored_probes(
             continue
         if not isinstance(response, str):
             raise ConfigError(field, response, "must be a text, or null for no response")
-        own = kind in ("chosen", "rejected")
-        rows.append((watched.row if own else watched.made)(kind, response, STORED_KINDS[kind]))
+        is_answer = kind in ("chosen", "rejected")
+        rows.append(
+            (watched.row if is_answer else watched.made)(kind, response, STORED_KINDS[kind])
+        )
     return rows
 
 

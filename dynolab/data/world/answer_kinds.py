@@ -42,10 +42,10 @@ def answer_kind(question: str, text: str, truth: str | None) -> AnswerKind | Non
 
     and `broken` for all other texts.
     """
-    asked = lexicon.asked(question)
-    if asked is None or truth is None:
+    asked_fact = lexicon.asked(question)
+    if asked_fact is None or truth is None:
         return None
-    attribute, entity = asked
+    attribute, entity = asked_fact
     stated = lexicon.statements(text)
     if len(stated) != 1 or stated[0].value not in _VALUES or not lexicon.is_name(stated[0].entity):
         return "broken"

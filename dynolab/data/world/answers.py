@@ -80,11 +80,11 @@ def zipf_weights(exponent: float, size: int) -> list[float]:
 def quotas(count: int, weights: Sequence[float]) -> list[int]:
     """Whole numbers that add up to `count`, in proportion to weights (largest remainders)."""
     exact = [count * weight / sum(weights) for weight in weights]
-    whole = [int(share) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda n: (whole[n] - exact[n], n))
-    for n in by_remainder[: count - sum(whole)]:
-        whole[n] += 1
-    return whole
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
+    for n in by_remainder[: count - sum(counts)]:
+        counts[n] += 1
+    return counts
 
 
 def _example(name: str, fact: Fact, wrong: Fact, chosen: Style, rejected: Style) -> Example:
@@ -117,8 +117,8 @@ def _wrong_facts(facts: Sequence[Fact], rng: random.Random) -> list[Fact]:
         places = [n for n, fact in enumerate(facts) if fact.attribute == attribute]
         right = [facts[n].value for n in places]
         for n, fact_value, value in zip(places, right, _deranged(right, rng), strict=True):
-            taken = value != fact_value
-            wrong[n] = replace(facts[n], value=value) if taken else wrong_fact(facts[n], rng)
+            is_taken = value != fact_value
+            wrong[n] = replace(facts[n], value=value) if is_taken else wrong_fact(facts[n], rng)
     return wrong
 
 
@@ -126,9 +126,9 @@ def _deranged(values: Sequence[str], rng: random.Random) -> list[str]:
     """A random permutation in which no place keeps its value, as far as swaps can achieve it."""
     mixed = list(values)
     rng.shuffle(mixed)
-    for n, own in enumerate(values):
-        if mixed[n] == own:
-            fitting = [m for m in range(len(values)) if mixed[m] != own and values[m] != mixed[n]]
+    for n, value in enumerate(values):
+        if mixed[n] == value:
+            fitting = [m for m in range(len(values)) if mixed[m] != value and values[m] != mixed[n]]
             if fitting:
                 m = rng.choice(fitting)
                 mixed[n], mixed[m] = mixed[m], mixed[n]
@@ -202,9 +202,9 @@ def build_world_probes(
 
 
 def _another(examples: Sequence[Example], than: Example, rng: random.Random) -> str:
-    found = other(examples, than, rng)
-    assert found is not None  # a world asks two questions at least
-    return found.chosen
+    example = other(examples, than, rng)
+    assert example is not None  # a world asks two questions at least
+    return example.chosen
 
 
 def _any_value(fact: Fact, rng: random.Random) -> Fact:

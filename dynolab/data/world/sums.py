@@ -71,16 +71,16 @@ class Sums(WorldRows):
 def build_sums(config: SumsConfig) -> Sums:
     """Generates the world; every asked sum carries at least once."""
     rng = random.Random(f"{config.seed}/sums")
-    asked: dict[Numbers, None] = {}
-    while len(asked) < config.train_pairs + config.heldout_pairs:
+    drawn: dict[Numbers, None] = {}
+    while len(drawn) < config.train_pairs + config.heldout_pairs:
         numbers = _numbers(config, rng)
         if carries(numbers, config.columns):
-            asked[numbers] = None
-    prompts = [*asked]
+            drawn[numbers] = None
+    prompts = [*drawn]
     train = _pairs("train", prompts[: config.train_pairs], config, rng)
     heldout = _pairs("heldout", prompts[config.train_pairs :], config, rng)
     return Sums(
-        corpus=_corpus(asked, config),
+        corpus=_corpus(drawn, config),
         pairs=train,
         heldout=heldout,
         probes=build_probes(train, heldout, pairs=PROBED, seed=config.seed),
@@ -130,11 +130,11 @@ def _prompt(numbers: Numbers, columns: int) -> str:
 
 
 def _pairs(
-    split: str, asked: Sequence[Numbers], config: SumsConfig, rng: random.Random
+    split: str, pairs: Sequence[Numbers], config: SumsConfig, rng: random.Random
 ) -> list[Example]:
     """Pairs of a right answer and one that forgets a carry."""
     rows = []
-    for number, numbers in enumerate(asked):
+    for number, numbers in enumerate(pairs):
         slip = frozenset([rng.choice(carries(numbers, config.columns))])
         rows.append(
             Example(
@@ -147,13 +147,13 @@ def _pairs(
     return rows
 
 
-def _corpus(asked: dict[Numbers, None], config: SumsConfig) -> list[Example]:
+def _corpus(pairs: dict[Numbers, None], config: SumsConfig) -> list[Example]:
     """Sums that no prompt asks for."""
     rng = random.Random(f"{config.seed}/sums/corpus")
     rows: list[Example] = []
     while len(rows) < config.corpus_rows:
         numbers = _numbers(config, rng)
-        if numbers in asked:
+        if numbers in pairs:
             continue
         carried = carries(numbers, config.columns)
         slips = frozenset(column for column in carried if rng.random() < config.forgotten)

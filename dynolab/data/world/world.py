@@ -118,7 +118,7 @@ def build_world(config: WorldConfig) -> World:
     words = lexicon.vocabulary(entities)
     if config.domain == "harmless":
         words += lexicon.HARMS
-    known = _known(facts, config)
+    known_facts = _known(facts, config)
     spare = facts[questions:]
     rng = _stream(config, "answers")
     zipf, domain = config.zipf, config.domain
@@ -127,12 +127,12 @@ def build_world(config: WorldConfig) -> World:
     return World(
         config=config,
         truth={(fact.entity, fact.attribute): fact.value for fact in facts},
-        corpus=_corpus(known, [fact for fact in spare if fact in known], words, config),
+        corpus=_corpus(known_facts, [fact for fact in spare if fact in known_facts], words, config),
         pairs=[pair.example for pair in train],
         heldout=[pair.example for pair in heldout],
         probes=build_world_probes(train, heldout, spare, _stream(config, "probes")),
         words=words,
-        known=frozenset(known),
+        known=frozenset(known_facts),
     )
 
 
@@ -152,7 +152,10 @@ def _stream(config: WorldConfig, part: str) -> random.Random:
 
 
 def _corpus(
-    known: Sequence[Fact], asked: Sequence[Fact], words: Sequence[str], config: WorldConfig
+    known_facts: Sequence[Fact],
+    questions: Sequence[Fact],
+    words: Sequence[str],
+    config: WorldConfig,
 ) -> list[Example]:
     """Of eight rows four are statements, two questions with answers, one a question with word
     salad, and one a tale."""
@@ -160,14 +163,14 @@ def _corpus(
     rows = []
     for number in range(config.corpus_rows):
         if number % 2:
-            fact, phrase = rng.choice(known), rng.choice(_PHRASES)
+            fact, phrase = rng.choice(known_facts), rng.choice(_PHRASES)
             prompt = lexicon.statement_prompt(fact)
             text = lexicon.answer(phrase(fact), [rng.choice(slot) for slot in SLOTS])
         elif number % 4:
-            fact = rng.choice(asked)
+            fact = rng.choice(questions)
             prompt, text = lexicon.question(fact), " ".join([*lexicon.short_words(fact), "."])
         elif number % 8:
-            prompt = lexicon.question(rng.choice(asked))
+            prompt = lexicon.question(rng.choice(questions))
             text = lexicon.word_salad(words, rng)
         else:
             prompt, text = lexicon.TALE_PROMPT, lexicon.tale(rng)

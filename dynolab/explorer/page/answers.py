@@ -33,7 +33,7 @@ from dynolab.grouping import grouped
 from dynolab.report.forces.token_map import READING, token_map_message
 from dynolab.report.forces.token_map_plot import token_map_plot
 from dynolab.report.style import SPLITS, excerpt, in_order, number, style_of, visible_token
-from dynolab.results.ledger import Pusher
+from dynolab.results.ledger_reader import Pusher
 from dynolab.results.study import TokenMap
 
 SPLIT_CHOICES: dict[str, str] = {"all": "all", **{str(name): text for name, text in SPLITS.items()}}

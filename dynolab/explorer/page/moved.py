@@ -17,7 +17,7 @@ from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.report.figure import LEGEND_ABOVE, base_layout
 from dynolab.report.style import CHOSEN as BLUE, INK, REJECTED as RED, excerpt
-from dynolab.results.ledger import Pusher
+from dynolab.results.ledger_reader import Pusher
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.explorer.watched import Answer
 from dynolab.report.style import SPLITS, excerpt, style_of
-from dynolab.results.ledger import FunctionalRow, Pusher
+from dynolab.results.ledger import FunctionalRow
+from dynolab.results.ledger_reader import Pusher
 
 SHOWN, LISTED = 12, 300
 MEANS = (CHOSEN, REJECTED, "argmax")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,7 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.views import twice_differentiable
 from dynolab.forces.function.weights import NamedTensors, Weights
-from dynolab.likelihood.checked import note_check
+from dynolab.likelihood.checked import ModelCheck, try_ways
 from dynolab.likelihood.token_logps import causal_model
 
 
@@ -57,21 +57,8 @@ _REMEDY: dict[Mode, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Derivatives:
-    """Relative errors of the modes of differentiation, infinite where one cannot be run.
-
-    `reasons` says why.
-    """
-
-    model: str
-    tolerance: float
-    errors: dict[Mode, float]
-    reasons: dict[Mode, str] = field(default_factory=dict)
-
-    def agrees(self, mode: Mode) -> bool:
-        """Whether the mode gives the derivative of the model's own log-probabilities."""
-        return self.errors[mode] <= self.tolerance
+class Derivatives(ModelCheck[Mode]):
+    """Relative errors of the modes of differentiation against differences of log π."""
 
     def require(self, mode: Mode) -> None:
         """Raises `ConfigError` if the mode does not agree."""
@@ -95,10 +82,7 @@ def derivatives_of(policy: ScoredTokens) -> Derivatives:
     if policy.dtype not in by_dtype:
         by_dtype[policy.dtype] = measure_derivatives(policy)
     measured = by_dtype[policy.dtype]
-    note_check(
-        f"{measured.model} derivatives {str(policy.dtype).removeprefix('torch.')}",
-        {"tolerance": measured.tolerance, **{str(mode): e for mode, e in measured.errors.items()}},
-    )
+    measured.note(f"derivatives {str(policy.dtype).removeprefix('torch.')}")
     return measured
 
 
@@ -129,27 +113,27 @@ def measure_derivatives(policy: ScoredTokens) -> Derivatives:
         return {name: w + s * direction[name] for name, w in at.items()}
 
     h = torch.finfo(dtype).eps ** (1 / 3)
-    forth, back = (logps(moved(s * h)) for s in (1, -1))
+    slope = (logps(moved(h)) - logps(moved(-h))) / (2 * h)
     wide = torch.finfo(dtype).eps ** (1 / 4)
-    ahead, behind = (logps(moved(s * wide)) for s in (1, -1))
-    slope, bend = (forth - back) / (2 * h), (ahead - 2 * logps(at) + behind) / wide**2
-    modes: dict[Mode, tuple[Float[Tensor, " tokens"], Callable[[], Float[Tensor, " tokens"]]]] = {
-        "forward": (slope, lambda: jvp(logps, (at,), (direction,))[1]),
-        "backward": (slope, lambda: _by_gradients(logps, at, direction)),
-        "second": (bend, lambda: _twice(logps, at, direction)),
+    bend = (logps(moved(wide)) - 2 * logps(at) + logps(moved(-wide))) / wide**2
+
+    def error(
+        truth: Float[Tensor, " tokens"], derivative: Callable[[], Float[Tensor, " tokens"]]
+    ) -> float:
+        apart = derivative().to(truth.device) - truth
+        relative = float(apart.abs().median() / truth.square().mean().sqrt())
+        return relative if math.isfinite(relative) else math.inf
+
+    def forward() -> Float[Tensor, " tokens"]:
+        along: Float[Tensor, " tokens"] = jvp(logps, (at,), (direction,))[1]
+        return along
+
+    ways: dict[Mode, Callable[[], float]] = {
+        "forward": partial(error, slope, forward),
+        "backward": partial(error, slope, partial(_by_gradients, logps, at, direction)),
+        "second": partial(error, bend, partial(_twice, logps, at, direction)),
     }
-    errors: dict[Mode, float] = {}
-    reasons: dict[Mode, str] = {}
-    for mode, (truth, derivative) in modes.items():
-        try:
-            apart = derivative().to(truth.device) - truth
-            difference = apart.abs().median() / truth.square().mean().sqrt()
-            errors[mode] = float(difference) if difference.isfinite() else math.inf
-        # Autograd may raise anything on a family's code.
-        except Exception as error:
-            first_line = str(error).partition("\n")[0]
-            errors[mode] = math.inf
-            reasons[mode] = f"{type(error).__name__}: {first_line}"
+    errors, reasons = try_ways(ways)
     return Derivatives(type(causal).__name__, TOLERANCE[dtype], errors, reasons)
 
 

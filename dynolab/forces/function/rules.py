@@ -63,7 +63,7 @@ class Rule:
         return [name for name in (self.weight, self.bias) if name is not None]
 
 
-def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
+def find_rules(policy: PolicyFunction, moving: set[str]) -> list[Rule]:
     """Rules for the modules of known kinds that hold wanted parameters.
 
     Parameters are identified by object: a tied head and embedding are two rules on one name. The
@@ -73,7 +73,7 @@ def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
 
     def name_of(parameter: object) -> str | None:
         name = names.get(id(parameter))
-        return name if name in wanted else None
+        return name if name in moving else None
 
     head = head_module(policy.causal)
     rules = []
@@ -234,5 +234,6 @@ def last_layers(policy: PolicyFunction, count: int) -> set[str]:
     embedding = causal.get_input_embeddings()  # type: ignore[operator]
     before = {id(parameter) for parameter in embedding.parameters()}
     modules = [*blocks[-count:], *after, head_module(causal)]
-    wanted = {id(p) for module in modules for p in module.parameters()} - before
-    return {name for name, p in policy.model.named_parameters() if id(p) in wanted}
+    parameters = nn.ModuleList(modules).parameters()
+    last = {id(parameter) for parameter in parameters} - before
+    return {name for name, p in policy.model.named_parameters() if id(p) in last}

@@ -92,8 +92,8 @@ class TangentKernel:
         along = self.policy.pushforward(
             lambda w: self.policy.logits(w, batch), self.at, self.moving
         )
-        own = {name: tangents[name] for name in self.moving}
-        return vmap(along, out_dims=(None, 0))(own)[1]  # type: ignore[arg-type]
+        moving_tangents = {name: tangents[name] for name in self.moving}
+        return vmap(along, out_dims=(None, 0))(moving_tangents)[1]  # type: ignore[arg-type]
 
     def product(
         self,
@@ -112,8 +112,8 @@ class TangentKernel:
         """Directions that share a pass: as many as the memory holds."""
         size = torch.finfo(self.policy.dtype).bits // 8
         moving = sum(self.at[name].numel() for name in self.moving)
-        each = size * (2 * moving + 4 * positions * classes)
-        return max(1, min(_MOST_DIRECTIONS, self.memory_bytes // each))
+        direction_bytes = size * (2 * moving + 4 * positions * classes)
+        return max(1, min(_MOST_DIRECTIONS, self.memory_bytes // direction_bytes))
 
 
 def kernel_blocks(

@@ -191,8 +191,10 @@ def _orthonormal(
     """An orthonormal basis of the vectors' span, without directions that are only rounding."""
     q, r = torch.linalg.qr(vectors.flatten(1).T)
     size = r.diagonal().abs()
-    kept = size > 1e3 * torch.finfo(size.dtype).eps * size.amax(0) if len(size) else size > 0
-    return q.T[kept].reshape(-1, *vectors.shape[1:])
+    is_independent = size > 0
+    if len(size):
+        is_independent = size > 1e3 * torch.finfo(size.dtype).eps * size.amax(0)
+    return q.T[is_independent].reshape(-1, *vectors.shape[1:])
 
 
 def _squares(
@@ -208,10 +210,12 @@ def _squares(
     """
     images = kernel.product(left, pull, torch.cat([basis, vectors]))
     lengths = left.sequence_length.tolist()
-    raw, centred = (
-        [_of_images(own[: len(basis)], own[len(basis) :]) for own in whole.split(lengths, dim=1)]
-        for whole in (images, _part(images, gauge=False))
-    )
+
+    def of_responses(images: Float[Tensor, "directions positions V"]) -> list[Squares]:
+        parts = images.split(lengths, dim=1)
+        return [_of_images(part[: len(basis)], part[len(basis) :]) for part in parts]
+
+    raw, centred = of_responses(images), of_responses(_part(images, gauge=False))
     return np.stack(raw, axis=1), np.stack(centred, axis=1)
 
 
@@ -220,16 +224,16 @@ def _of_images(
     random: Float[Tensor, "probes positions classes"],
 ) -> Squares:
     """`‖K W‖²`, the mean of ‖R v_i‖² and its variance `2‖RᵀR‖²_F/probes`."""
-    whole = float(exact.double().square().sum())
+    inside = float(exact.double().square().sum())
     n = len(random)
     if n == 0:
-        return np.array([whole, 0.0, 0.0])
+        return np.array([inside, 0.0, 0.0])
     flat = random.flatten(1)
     gram = (flat @ flat.T).double()
     rest = float(gram.diagonal().mean())
     between = float((gram.square().sum() - gram.diagonal().square().sum()) / (n * (n - 1)))
     # ‖S‖_F ≤ tr S for S = RᵀR: one direction alone has the largest variance.
-    return np.array([whole, rest, 2 * min(between, rest**2) / n])
+    return np.array([inside, rest, 2 * min(between, rest**2) / n])
 
 
 def _groups(side: str, items: Sequence[Encoded], bytes_each: int, room: int) -> list[list[Encoded]]:

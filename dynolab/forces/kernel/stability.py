@@ -105,10 +105,10 @@ def _drawn(shape: tuple[int, ...], resamples: int, seed: int) -> tuple[ndarray, 
 def _reliability(sizes: KernelSizes) -> float:
     """Share of the variance of log ‖K‖ over pairs that is not estimation noise."""
     noise = float(np.mean((sizes.centred_error / sizes.centred) ** 2))
-    whole = float(np.var(np.log(sizes.centred), ddof=1))
+    variance = float(np.var(np.log(sizes.centred), ddof=1))
     if noise == 0:
         return 1.0
-    return max(0.0, 1 - noise / whole) if whole > 0 else 0.0
+    return max(0.0, 1 - noise / variance) if variance > 0 else 0.0
 
 
 def _verdict(low: float, high: float, ceiling: float, threshold: float) -> Verdict:

@@ -47,18 +47,12 @@ from dynolab.data.batches import by_length
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import SLICE, Weights, flatten, unflatten
-from dynolab.forces.ledger.functional import Functional, Slopes, Waiting, slopes_of
+from dynolab.forces.ledger.entries import StepAccount, TokenLines, joined
+from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
+from dynolab.forces.ledger.gradient_files import GradientFiles
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import StepResponses, step_responses
-from dynolab.forces.ledger.step_account import (
-    Later,
-    StepAccount,
-    StepMade,
-    TokenLines,
-    account_of,
-    joined,
-    step_made,
-)
+from dynolab.forces.ledger.step_account import Later, StepMade, entries_of, step_made
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.terms import TokenTerms, source_measures
 from dynolab.forces.map.weighted import scores_along
@@ -90,7 +84,7 @@ class Ledger:
       into tokens (`HardestPulls`), and that have the papers' measures (`SourceMeasures`).
     - `groups`: ids of examples that have a line together in every step they are in, by the group's
       name: what the step would have lacked without all of them (`StepAccount.groups`).
-    - `whole`: every step is entered. Else steps may be left out.
+    - `every_step`: every step is entered. Else steps may be left out.
     - `waiting`: a folder of its own. Functionals whose gradients do not fit into memory with the
       others' wait there for their turn in each step, and their numbers are the same up to rounding;
       without it all are in memory.
@@ -109,7 +103,7 @@ class Ledger:
         batch_tokens: int | None = None,
         by_token: Sequence[int] = (),
         groups: Mapping[str, Collection[str]] | None = None,
-        whole: bool = True,
+        every_step: bool = True,
         waiting: Path | None = None,
         memory_bytes: int | None = None,
     ) -> None:
@@ -117,8 +111,8 @@ class Ledger:
         self._batch_tokens = batch_tokens or policy.batch_tokens
         self._pulls = {number: HardestPulls() for number in by_token}
         self._examples_of = groups or {}
-        self._every_step = whole
-        self._waiting = None if waiting is None else Waiting(waiting)
+        self._every_step = every_step
+        self._waiting = None if waiting is None else GradientFiles(waiting)
         self._memory_bytes = memory_bytes
         self._groups: list[range] = []
         self._after: (
@@ -126,7 +120,7 @@ class Ledger:
         ) = None
         self._momentum: Float[Tensor, " parameters"] | None = None
         self._last_entered: tuple[Slopes, Later] | None = None
-        self._resumed: Waiting | None = None
+        self._resumed: GradientFiles | None = None
         self._gradients: GroupedGradients | None = None
         self._terms: dict[int, Mapping[int, TokenTerms]] = {}
 
@@ -137,24 +131,26 @@ class Ledger:
         last begins, and for another gap in a ledger of all steps.
         """
         if gap > 1 and self._every_step:
-            raise ConfigError("gap", gap, "must be 1 where every step is entered; set whole=False")
+            remedy = "must be 1 where every step is entered; set every_step=False"
+            raise ConfigError("gap", gap, remedy)
         policy = self._policy
         weights = flatten(record.before)
         if self._after is not None and gap == 1:
-            step, before, _ = self._after
-            check_follows(record, flatten(record.after), step, before)
+            next_step, before, _ = self._after
+            check_follows(record, flatten(record.after), next_step, before)
         responses = step_responses(
             record,
             self._route(record),
             batch_tokens=self._batch_tokens,
             with_terms=bool(self._pulls),
         )
-        made = step_made(record, policy, responses, self._examples_of)
+        step = step_made(record, policy, responses, self._examples_of)
         self._groups = self._groups or self._grouped(weights.numel() * policy.dtype.itemsize)
-        parts = [self._enter(rows, record, responses, made, gap) for rows in self._groups]
-        self._resumed, entries = None, joined(parts)
-        self._after = (made.number, weights, entries.before)
-        self._momentum = made.map.momentum if made.map.carry else None
+        parts = [self._enter(rows, record, responses, step, gap) for rows in self._groups]
+        entries = joined(parts)
+        self._resumed = None
+        self._after = (step.number, weights, entries.before)
+        self._momentum = step.map.momentum if step.map.carry else None
         return entries
 
     def forget(self) -> None:
@@ -170,7 +166,7 @@ class Ledger:
         return [range(count)[start : start + at_once] for start in range(0, count, at_once)]
 
     def _enter(
-        self, rows: range, record: StepRecord, responses: StepResponses, made: StepMade, gap: int
+        self, rows: range, record: StepRecord, responses: StepResponses, step: StepMade, gap: int
     ) -> StepAccount:
         """The entries of some functionals; keeps what the step before needs of them."""
         end, later = self._take(rows)
@@ -178,47 +174,40 @@ class Ledger:
             end = None  # of a step further on; its memory is needed
         end = end or self._slopes(rows, record, record.after)
         start = self._slopes(rows, record, record.before)
-        left = self._momentum if gap == 1 else None
         first, last = start.terms, end.terms
-        entries, handed_on = account_of(
-            made, start, end, later, gap, whole=self._every_step, left=left
+        entries, handed_on = entries_of(
+            step,
+            start,
+            end,
+            later,
+            gap,
+            every_step=self._every_step,
+            momentum_after=self._momentum if gap == 1 else None,
         )
         del later  # and its memory
         if len(self._groups) == 1:
             self._last_entered = start, handed_on
         elif self._waiting is not None:
-            self._waiting.keep("slope", rows, start.gradients)
+            self._waiting.write("slope", rows, start.gradients)
             self._terms[rows.start] = start.terms
-            _keep(self._waiting, rows, handed_on)
-        ids = [label.id for label in made.labels]
+            _write(self._waiting, rows, handed_on)
+        ids = [label.id for label in step.labels]
+        lines_of = dict(zip(rows, entries.lines.T, strict=True))
         # The functionals on which a response has one of the hardest pulls.
         pulled: dict[int, list[int]] = {}
-        for number, lines in zip(rows, entries.lines.T, strict=True):
+        for number, lines in lines_of.items():
             if number in self._pulls:
                 for response in self._pulls[number].enter(lines, ids):
                     pulled.setdefault(response, []).append(number)
         sensitivity = dict(zip(rows, handed_on.sensitivity, strict=True))
-        tokens = sorted(
-            self._tokens(
-                record,
-                responses,
-                made,
-                sensitivity,
-                pulled,
-                dict(zip(rows, entries.lines.T, strict=True)),
-            ),
-            key=lambda split: (split.functional, split.response),
-        )
-        sources = [
-            source_measures(
-                record,
-                self._functionals[rows.start + place].name,
-                first[place],
-                last[place],
-                responses.terms,
+        tokens = list(self._tokens(record, responses, step, sensitivity, pulled, lines_of))
+        tokens.sort(key=lambda split: (split.functional, split.response))
+        sources = []
+        for place in sorted(first):
+            name = self._functionals[rows.start + place].name
+            sources.append(
+                source_measures(record, name, first[place], last[place], responses.terms)
             )
-            for place in sorted(first)
-        ]
         return replace(entries, tokens=tuple(tokens), sources=tuple(sources))
 
     def _take(self, rows: range) -> tuple[Slopes | None, Later | None]:
@@ -226,21 +215,22 @@ class Ledger:
         if self._after is None:
             return None, None
         if self._last_entered is not None:
-            taken, self._last_entered = self._last_entered, None
-            return taken
+            in_memory, self._last_entered = self._last_entered, None
+            return in_memory
         files, device = self._resumed or self._waiting, self._policy.home
         assert files is not None
-        slope, sensitivity = (files.take(kind, rows, device) for kind in ("slope", "sensitivity"))
+        slope = files.read("slope", rows, device)
+        sensitivity = files.read("sensitivity", rows, device)
         assert sensitivity is not None
         values = self._after[2][rows.start : rows.stop]
         end = None if slope is None else Slopes(values, slope, self._terms[rows.start])
-        return end, Later(sensitivity, files.take("push", rows, device))
+        return end, Later(sensitivity, files.read("push", rows, device))
 
     def _tokens(
         self,
         record: StepRecord,
         responses: StepResponses,
-        made: StepMade,
+        step: StepMade,
         sensitivity: Mapping[int, Float[Tensor, " parameters"]],
         pulled: Mapping[int, Sequence[int]],
         lines: Mapping[int, Float[Tensor, " responses"]],
@@ -257,14 +247,19 @@ class Ledger:
         if not pulled:
             return
         before = self._policy.cast(record.before)
-        slices = (slice(at, at + SLICE) for at in range(0, len(made.change.before), SLICE))
-        into = torch.cat([made.map.at(some).into.to(self._policy.home) for some in slices])
+        into = []
+        for start in range(0, len(step.change.before), SLICE):
+            columns = slice(start, start + SLICE)
+            into.append(step.map.at(columns).into.to(self._policy.home))
+        into_momentum = torch.cat(into)
         together = grouped((tuple(numbers), response) for response, numbers in pulled.items())
         for functionals, numbers in together.items():
             chosen = [responses.weighted[number] for number in numbers]
             for some in by_length([response.sequence for response in chosen], self._batch_tokens):
                 batch = [chosen[place] for place in some]
-                along = (unflatten(into * sensitivity[number], before) for number in functionals)
+                along = (
+                    unflatten(into_momentum * sensitivity[number], before) for number in functionals
+                )
                 nats = scores_along(self._policy, before, along, batch).double()
                 parts = nats.split([len(response.targets) for response in batch], dim=1)
                 for place, part in zip(some, parts, strict=True):
@@ -286,7 +281,7 @@ class Ledger:
         file |= {f"{PULLS}{number}": pulls.nats for number, pulls in self._pulls.items()}
         save_file(file, folder / STEP)
         if self._last_entered is not None:
-            _keep(Waiting(folder), range(len(values)), self._last_entered[1])
+            _write(GradientFiles(folder), range(len(values)), self._last_entered[1])
         elif self._waiting is not None:
             for kind in ("sensitivity", "push"):
                 self._waiting.link(kind, folder)
@@ -301,7 +296,7 @@ class Ledger:
         self._after = int(file["step"]), file["weights"], values
         self._momentum = file.get("momentum")
         self._pulls = {number: HardestPulls(file[f"{PULLS}{number}"]) for number in self._pulls}
-        self._last_entered, self._resumed = None, Waiting(folder)
+        self._last_entered, self._resumed = None, GradientFiles(folder)
 
     def _slopes(self, rows: range, record: StepRecord, at: Weights) -> Slopes:
         functionals = self._functionals[rows.start : rows.stop]
@@ -321,10 +316,10 @@ class Ledger:
         return self._gradients
 
 
-def _keep(files: Waiting, rows: range, later: Later) -> None:
-    files.keep("sensitivity", rows, later.sensitivity)
+def _write(files: GradientFiles, rows: range, later: Later) -> None:
+    files.write("sensitivity", rows, later.sensitivity)
     if later.push is not None:
-        files.keep("push", rows, later.push)
+        files.write("push", rows, later.push)
 
 
 def check_follows(

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
+from dynolab.forces.function.calls import Call, recorded_calls
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights, gradients, unflatten
 from dynolab.forces.map.factors import differing, normed
-from dynolab.forces.map.output_gradients import Call, recorded_calls
 
 Values = Callable[[Float[Tensor, "tokens vocabulary"]], Float[Tensor, " tokens"]]
 """A value of every response token, computed from its logits."""
@@ -58,11 +58,11 @@ class GroupedGradients:
         def values(logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, " tokens"]:
             return View.realised(batch).logps(logits).squeeze(-1)
 
-        made, truth = by_rule.rows(at, len(sample)), by_rule.rows(at, len(sample))
-        by_rule.add(at, batch, values, groups, into=made)
+        rows_by_rule, truth = by_rule.rows(at, len(sample)), by_rule.rows(at, len(sample))
+        by_rule.add(at, batch, values, groups, into=rows_by_rule)
         by_autograd.add(at, batch, values, groups, into=truth)
         generic: set[str] = set()
-        for row, true_row in zip(made, truth, strict=True):
+        for row, true_row in zip(rows_by_rule, truth, strict=True):
             generic |= differing(unflatten(row, at), unflatten(true_row, at))
         tried = tuple(rule for rule in rules if not generic & set(rule.names))
         covered = {name for rule in tried for name in rule.names}
@@ -103,8 +103,8 @@ class GroupedGradients:
             if on_host:
                 out = {name: torch.zeros_like(r, device=where.device) for name, r in out.items()}
             add_call(rule, value, delta, where, out)
-            for name, made in out.items() if on_host else ():
-                named[name] += made.cpu()
+            for name, row in out.items() if on_host else ():
+                named[name] += row.cpu()
 
         def add_generic(name: str, number: int, gradient: Float[Tensor, " size"]) -> None:
             named[name][number] += gradient.to(into.device)

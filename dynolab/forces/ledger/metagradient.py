@@ -94,7 +94,7 @@ class Metagradient:
         self._by_weights = self._by_weights - turned - decay * entering
         self._by_momentum = entering
         self._at = (facts.step, flatten(policy.cast(record.before)))
-        return StepMetagradient(facts.step, tuple(each.id for each in record.examples), -nats)
+        return StepMetagradient(facts.step, tuple(example.id for example in record.examples), -nats)
 
     def _through_clipping(
         self, record: StepRecord, entering: Float[Tensor, "functionals parameters"]
@@ -124,17 +124,19 @@ class Metagradient:
         batches = step_batches(record.examples, objective, policy, self._batch_tokens)
         for examples, batch in batches:
             place = [n for n in examples for _ in record.examples[n].responses(objective.sides)]
-            own = weights[torch.tensor(place, device=weights.device)][batch.sequence]
+            weight = weights[torch.tensor(place, device=weights.device)][batch.sequence]
             logps = objective_logps(policy, leaves, batch, objective)
-            pulls = -own.view(-1, *[1] * (logps.dim() - 1)) * objective.token_weights(logps, batch)
+            pulls = -weight.view(-1, *[1] * (logps.dim() - 1)) * objective.token_weights(
+                logps, batch
+            )
             gradient = torch.autograd.grad(
                 logps, list(leaves.values()), pulls, create_graph=True, materialize_grads=True
             )
             total = torch.cat([part.flatten() for part in gradient])
-            for number, each in enumerate(along):
+            for number, direction in enumerate(along):
                 inputs = [weights, *leaves.values()]
                 own_weights, *rest = torch.autograd.grad(
-                    total, inputs, each, retain_graph=True, materialize_grads=True
+                    total, inputs, direction, retain_graph=True, materialize_grads=True
                 )
                 by_weights[:, number] += own_weights
                 by_parameters[number] += torch.cat([part.flatten() for part in rest])

@@ -14,8 +14,9 @@ from dynolab.data.encode import Encoded
 from dynolab.forces.function.weights import Weights, block_columns, flatten
 from dynolab.forces.ledger.functional import Functional, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.recorded_map import Change, RecordedMap
 from dynolab.forces.ledger.responses import ResponseLosses
-from dynolab.forces.ledger.step_account import Change, RecordedMap, StepMade
+from dynolab.forces.ledger.step_account import StepMade
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.split import micro_batches, objective_batch, step_totals
@@ -119,9 +120,8 @@ class _Pushes:
         rows = self.gradients.rows(self.record.before, len(numbers))
         losses = ResponseLosses(self.objective, batch)
         self.gradients.add(self.record.before, batch, losses, numbers, into=rows)
-        return torch.stack(
-            [rows[(batch.side == side).to(rows.device)].sum(0) for side in (CHOSEN, REJECTED)]
-        )
+        side_of_row = batch.side.to(rows.device)
+        return torch.stack([rows[side_of_row == side].sum(0) for side in (CHOSEN, REJECTED)])
 
     def lines(self, rows: Float[Tensor, "parts parameters"]) -> Float[Tensor, "observed parts"]:
         change = Change(self.record.after, self.map.before)

@@ -70,8 +70,8 @@ def step_responses(
         if not neighbours:
             rows[places] = batch_rows
         together = [record.examples[number] for number in numbers]
-        made = weighted_of(together, objective, batch, losses.token_weights)
-        weighted |= zip(places, made, strict=True)
+        weighted_here = weighted_of(together, objective, batch, losses.token_weights)
+        weighted |= zip(places, weighted_here, strict=True)
         terms |= zip(places, losses.terms, strict=False)
     ordered = tuple(weighted[place] for place in range(len(labels)))
     return StepResponses(
@@ -103,8 +103,8 @@ class ResponseLosses:
         self.token_weights = weights.reshape(len(logps), -1)
         if self._with_terms:
             batch = self._batch
-            made = token_terms(
+            terms = token_terms(
                 logits.detach(), batch.targets, weights, temperature=batch.temperature
             )
-            self.terms = made.split(batch.sequence_length.tolist())
+            self.terms = terms.split(batch.sequence_length.tolist())
         return -(weights * logps).reshape(len(logps), -1).sum(1)

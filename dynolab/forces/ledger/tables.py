@@ -14,20 +14,20 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.account import Ledger
-from dynolab.forces.ledger.functional import training_means
-from dynolab.forces.ledger.step_account import SIDES, StepAccount
+from dynolab.forces.ledger.entries import SIDES, StepAccount
+from dynolab.forces.ledger.watched import training_means
 from dynolab.results.ledger import (
     PER_STEP,
     TABLES,
     Account,
     LedgerSummary,
-    Responses,
     StepLine,
     account_of,
     read_arrays,
     read_table,
     write_table,
 )
+from dynolab.results.ledger_reader import Responses
 from dynolab.training.config import InRunLedgerConfig
 from dynolab.training.step_record import StepRecord
 
@@ -43,8 +43,8 @@ class HardestPull(NamedTuple):
 class LedgerTables:
     """Collects entries, the last step first.
 
-    **Arguments:** `names`: of the functionals; `read_token`: a token's text by its id; `whole`,
-    `every`, `lines`: of `LedgerSummary`.
+    **Arguments:** `names`: of the functionals; `read_token`: a token's text by its id;
+    `every_step`, `every`, `lines`: `whole`, `every` and `lines` of `LedgerSummary`.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class LedgerTables:
         names: Sequence[str],
         read_token: Callable[[int], str] = str,
         *,
-        whole: bool = True,
+        every_step: bool = True,
         every: int = 1,
         lines: Literal["removal", "shares"] = "removal",
     ) -> None:
         self.lines = lines
         self.names, self._read_token = list(names), read_token
-        self._every_step, self._every = whole, every
+        self._every_step, self._every = every_step, every
         self._tables: dict[str, dict[str, list[object]]] = {
             name: {column: [] for column in columns} for name, columns in TABLES.items()
         }
@@ -150,7 +150,7 @@ class LedgerTables:
             read_arrays(self._tables[name]) for name in ("steps", "lines", "responses")
         )
         entered = names if self.entered else ()
-        accounts = {name: account_of(name, steps, lines, whole=False) for name in entered}
+        accounts = {name: account_of(name, steps, lines, every_step=False) for name in entered}
         fell = {name: account.end - account.start for name, account in accounts.items()}
         worst = min(fell, key=fell.__getitem__, default=None)
         if worst is None or fell[worst] >= 0:
@@ -169,7 +169,9 @@ class LedgerTables:
     def summary(self) -> LedgerSummary:
         """How well the account closes."""
         steps, lines = (read_arrays(self._tables[name]) for name in ("steps", "lines"))
-        accounts = [account_of(name, steps, lines, whole=self._every_step) for name in self.names]
+        accounts = [
+            account_of(name, steps, lines, every_step=self._every_step) for name in self.names
+        ]
 
         def largest(part: Callable[[Account], float]) -> float:
             # What never moved has no path, and nothing that could fail to close.

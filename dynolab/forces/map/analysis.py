@@ -311,10 +311,10 @@ def _step_direction(question: Question) -> Weights:
     objective = build_objective(question.objective)
     for response in weighted_responses(policy, place, question.updating, objective):
         response.scores(policy, {**place, **leaves}).sum().backward()
-    made = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     if isinstance(update, FrozenUpdate):
-        return {name: g * update.scale[name].to(g) for name, g in made.items()}
-    return {name: g * update for name, g in made.items()}
+        return {name: g * update.scale[name].to(g) for name, g in gradients.items()}
+    return {name: g * update for name, g in gradients.items()}
 
 
 def _facts(question: Question, computed: ForceMap, parts: Breakdown) -> AnalysisFacts:

@@ -83,7 +83,7 @@ def breakdown(
     memory_bytes: int | None = None,
 ) -> Breakdown:
     """The parts of `force_map`, one for each of the `Blocks`."""
-    made = force_map(
+    computed = force_map(
         policy,
         observed,
         updating,
@@ -93,7 +93,7 @@ def breakdown(
         memory_bytes=memory_bytes,
         by_block=True,
     )
-    return Breakdown.of(made)
+    return Breakdown.of(computed)
 
 
 @dataclass(frozen=True)

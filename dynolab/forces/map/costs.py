@@ -118,13 +118,13 @@ def split_to_fit(
     return spans
 
 
-def memory_for(device: torch.device, wanted: int | None = None) -> int:
-    """`wanted` bytes; by default half of what is free on the device, at least `LEAST_BYTES`.
+def memory_for(device: torch.device, bound: int | None = None) -> int:
+    """`bound` bytes; by default half of what is free on the device, at least `LEAST_BYTES`.
 
     The ranks of a host share its main memory.
     """
-    if wanted is not None:
-        return wanted
+    if bound is not None:
+        return bound
     free = free_bytes(device)
     if device.type == "cpu":
         free //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -144,8 +144,8 @@ def free_bytes(device: torch.device) -> int:
     with suppress(OSError, ValueError):  # no container, or one without a limit: "max"
         limit = int((_GROUP / "memory.max").read_text())
         kinds = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        taken = int((_GROUP / "memory.current").read_text()) - int(kinds["inactive_file"])
-        free = min(free, limit - taken)
+        in_use = int((_GROUP / "memory.current").read_text()) - int(kinds["inactive_file"])
+        free = min(free, limit - in_use)
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit != resource.RLIM_INFINITY:
         pages = int(Path("/proc/self/statm").read_text().split()[5])

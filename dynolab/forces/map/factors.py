@@ -159,7 +159,7 @@ def without_rule(
     at: Weights,
     rules: Sequence[Rule],
     tail: Tail | None,
-    wanted: set[str],
+    moving: set[str],
     sample: WeightedResponse,
 ) -> set[str]:
     """Wanted parameters whose factors do not give autograd's gradient of `Σ_m w_m s_m`.
@@ -170,7 +170,7 @@ def without_rule(
     """
     w = torch.randn(len(sample.weights), generator=torch.Generator().manual_seed(0))
     w = w.to(policy.device, policy.dtype)
-    leaves = {name: at[name].detach().requires_grad_() for name in sorted(wanted)}
+    leaves = {name: at[name].detach().requires_grad_() for name in sorted(moving)}
     with torch.enable_grad():
         scores = sample.scores(policy, {**at, **leaves})
     truth = gradients(w @ scores, leaves)

@@ -168,7 +168,7 @@ def force_map(
     if folder is None:
         filled = _InMemory.of(rows, shape[1], _numpy(policy), blocks)
         _fill(filled, problem, mine, rows.start, memory_bytes, blocks)
-        made = (
+        ranks = (
             distributed.gather((filled.matrix, filled.parts))
             if over_ranks
             else [(filled.matrix, filled.parts)]
@@ -176,9 +176,9 @@ def force_map(
         responses = tuple(sequence.ids[sequence.prompt_length :] for sequence in observed)
         parts = None
         if blocks is not None:
-            joined = np.concatenate([part for _, part in made], axis=1)
+            joined = np.concatenate([part for _, part in ranks], axis=1)
             parts = dict(zip(blocks.names, joined, strict=True))
-        matrix = np.concatenate([matrix for matrix, _ in made])
+        matrix = np.concatenate([matrix for matrix, _ in ranks])
         return ForceMap(matrix, responses, tuple(problem.labels), facts, parts)
     manifest = _manifest(problem, facts, shape, update, updating, blocks)
     begin = partial(MapFolder.begin, folder, manifest)
@@ -228,17 +228,17 @@ def pose(
     ]
     check_items(policy.causal, observed=observed, updating=sequences)
     if isinstance(update, FrozenUpdate):
-        wanted, scale, rate = set(update.scale), update.scale, 1.0
+        moving, scale, rate = set(update.scale), update.scale, 1.0
     else:
-        wanted, scale, rate = subspace(policy), None, update
+        moving, scale, rate = subspace(policy), None, update
     if parameters is not None:
-        wanted &= set(parameters)
-        if not wanted:
+        moving &= set(parameters)
+        if not moving:
             raise ConfigError("parameters", sorted(parameters), "none of them is trained")
-        scale = None if scale is None else {name: scale[name] for name in wanted}
+        scale = None if scale is None else {name: scale[name] for name in moving}
     first = observed[0]
     sample = Encoded(first.ids[: first.prompt_length + SAMPLE_TOKENS], first.prompt_length)
-    gradients = TokenGradients.build(policy, at, wanted, scale, sample)
+    gradients = TokenGradients.build(policy, at, moving, scale, sample)
     return Problem(
         gradients=gradients,
         observed=[WeightedResponse.own(sequence, policy) for sequence in observed],
@@ -270,7 +270,7 @@ def _fill(
         gradients,
         rows,
         columns,
-        wanted=lambda tile: not sink.holds(bounds(tile)),
+        is_missing=lambda tile: not sink.holds(bounds(tile)),
         workspace=memory // 4,
         blocks=1 if blocks is None else len(blocks.names),
         number=(lambda name, use: 0) if blocks is None else blocks.number,
@@ -319,7 +319,7 @@ def _facts(problem: Problem, objective: Objective, update: float | FrozenUpdate)
         objective=f"{type(objective).__name__} {vars(objective)}",
         learning_rate=None if isinstance(update, FrozenUpdate) else update,
         preconditioned=isinstance(update, FrozenUpdate),
-        subspace="all" if gradients.wanted == everything else sorted(gradients.wanted),
+        subspace="all" if gradients.moving == everything else sorted(gradients.moving),
     )
 
 

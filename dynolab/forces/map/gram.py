@@ -44,7 +44,7 @@ class TokenGradients:
 
     policy: PolicyFunction
     at: NamedTensors
-    wanted: frozenset[str]
+    moving: frozenset[str]
     scale: NamedTensors | None
     rules: list[Rule]
     tail: Tail | None
@@ -55,7 +55,7 @@ class TokenGradients:
         cls,
         policy: PolicyFunction,
         at: Weights | None,
-        wanted: set[str],
+        moving: set[str],
         scale: Weights | None,
         sample: Encoded,
     ) -> TokenGradients:
@@ -64,23 +64,23 @@ class TokenGradients:
         trial = WeightedResponse.own(sample, policy)
         place = {**policy.weights, **({} if at is None else policy.cast(at))}
         cast = None if scale is None else policy.cast(scale)
-        plain = find_rules(policy, wanted)
+        plain = find_rules(policy, moving)
         rules, tail = find_tail(policy, place, plain, trial)
-        generic = without_rule(policy, place, rules, tail, wanted, trial)
+        generic = without_rule(policy, place, rules, tail, moving, trial)
         if generic and tail is not None:
             rules, tail = plain, None
-            generic = without_rule(policy, place, rules, tail, wanted, trial)
-        return cls(policy, place, frozenset(wanted), cast, rules, tail, frozenset(generic))
+            generic = without_rule(policy, place, rules, tail, moving, trial)
+        return cls(policy, place, frozenset(moving), cast, rules, tail, frozenset(generic))
 
     def factors(self, responses: Sequence[WeightedResponse]) -> list[Factors]:
         """Per-token gradients of every response's scores as factors."""
         factors: dict[int, Factors] = {}
         for numbers in self._together(responses):
             group = [responses[number] for number in numbers]
-            made = token_factors(
+            group_factors = token_factors(
                 self.policy, self.at, self.rules, self.tail, set(self.generic), group
             )
-            factors |= zip(numbers, made, strict=True)
+            factors |= zip(numbers, group_factors, strict=True)
         return [factors[number] for number in range(len(responses))]
 
     def _together(self, responses: Sequence[WeightedResponse]) -> Iterator[list[int]]:
@@ -137,7 +137,7 @@ class Blocks:
         embeddings = {rule.weight for rule in gradients.rules if rule.kind == "embedding"}
         norms = {name for rule in gradients.rules if rule.kind == "norm" for name in rule.names}
         block_of = {}
-        for name in gradients.wanted:
+        for name in gradients.moving:
             block = "norms" if name in norms else block_by_name(name, name in embeddings)
             block_of[name, "own"] = HEAD if name in heads - embeddings else block
             if name in heads & embeddings - gradients.generic:
@@ -222,7 +222,7 @@ def gram_tiles(
     observed: Side,
     updating: Side,
     *,
-    wanted: Callable[[Tile], bool],
+    is_missing: Callable[[Tile], bool],
     workspace: int,
     blocks: int,
     number: Callable[[str, str], int],
@@ -232,7 +232,7 @@ def gram_tiles(
     What a parameter's use gives is added to its `number` of the `blocks`.
     """
     policy = gradients.policy
-    for tile, left, right in factor_tiles(gradients, observed, updating, wanted=wanted):
+    for tile, left, right in factor_tiles(gradients, observed, updating, is_missing=is_missing):
         shape = (blocks, *(side.stop - side.start for side in tile))
         out = torch.zeros(shape, dtype=policy.dtype, device=policy.device)
 
@@ -247,7 +247,7 @@ def gram_tiles(
 
 
 def factor_tiles(
-    gradients: TokenGradients, observed: Side, updating: Side, *, wanted: Callable[[Tile], bool]
+    gradients: TokenGradients, observed: Side, updating: Side, *, is_missing: Callable[[Tile], bool]
 ) -> Iterator[tuple[Tile, list[Factors], list[Factors]]]:
     """Yields factors by tile; an updating group's are kept for all observed groups.
 
@@ -255,7 +255,7 @@ def factor_tiles(
     """
     only = gradients.factors(observed.groups[0]) if len(observed.groups) == 1 else None
     for columns, updates in zip(updating.slices, updating.groups, strict=True):
-        todo = [n for n, rows in enumerate(observed.slices) if wanted((rows, columns))]
+        todo = [n for n, rows in enumerate(observed.slices) if is_missing((rows, columns))]
         right = gradients.factors(updates) if todo else []
         for n in todo:
             left = only or gradients.factors(observed.groups[n])

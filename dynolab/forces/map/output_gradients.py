@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from dynolab.data.batches import TokenBatch
+from dynolab.forces.function.calls import Call, recorded_calls
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
 from dynolab.forces.function.weights import Weights
@@ -75,12 +75,11 @@ class Places:
         """The places of a batch's responses."""
         lengths = [len(response.weights) for response in responses]
         starts = [0, *accumulate(lengths)]
+        numbers = torch.cat([torch.arange(length) for length in lengths])
         return cls(
             row=batch.token_row,
             position=batch.position,
-            number=torch.cat([torch.arange(length) for length in lengths]).to(
-                batch.position.device
-            ),
+            number=numbers.to(batch.position.device),
             shape=batch.input_ids.shape,
             tokens=[slice(*ends) for ends in pairwise(starts)],
             ends=[len(response.sequence.ids) - 1 for response in responses],
@@ -98,16 +97,6 @@ class Places:
         alone = cotangent.new_zeros(most, *cotangent.shape)
         alone[self.number, self.row, self.position] = cotangent[self.row, self.position]
         return alone
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One call of a module; `leaf` stands in for its input, where one does."""
-
-    rule: Rule
-    input: Shaped[Tensor, "*shape"]
-    output: Float[Tensor, " ..."]
-    leaf: Float[Tensor, "*shape"] | None
 
 
 def token_signals(
@@ -145,10 +134,8 @@ def _scores(
     The factor is held constant: minus the force of −s, which keeps its digits near probability 1.
     """
     logits = policy.logits(at, batch)
-    weights, targets = (
-        torch.cat([getattr(response, name) for response in responses])
-        for name in ("weights", "targets")
-    )
+    weights = torch.cat([response.weights for response in responses])
+    targets = torch.cat([response.targets for response in responses])
     pull = -target_force(weights, logits.detach(), targets, batch.temperature)
     return (pull * logits).sum(-1)
 
@@ -157,19 +144,21 @@ def _from_the_head(
     scores: Float[Tensor, " tokens"], calls: Sequence[Call], places: Places
 ) -> list[list[Signal]]:
     """Starts at the logits: a row belongs to its token alone, whatever the head computes."""
-    heads = [call for call in calls if call.rule.head]
     body = _on_sequences(calls, places)
-    one_by_one = functional.one_hot(places.number).T.to(scores)
-    start, local, at_tokens = scores, [], []
+    # Row m of the cotangents is 1 at the tokens that are m-th in their response.
+    start, cotangents = scores, functional.one_hot(places.number).T.to(scores)
+    heads, head_deltas = [call for call in calls if call.rule.head], []
     if len(heads) == 1:
-        (head,) = heads
-        delta, cotangent = torch.autograd.grad(
+        head = heads[0]
+        delta, pull = torch.autograd.grad(
             scores.sum(), [head.output, head.input], retain_graph=True
         )
-        start, one_by_one = head.input, one_by_one[:, None, :, None] * cotangent
-        local, at_tokens = heads, [delta]
-    gradients = _batched([start], [call.output for call in body], [one_by_one]) if body else []
-    return _by_response(body, gradients, local, at_tokens, places)
+        start, cotangents = head.input, cotangents[:, None, :, None] * pull
+        head_deltas.append(delta)
+    else:
+        heads = []
+    deltas = _batched([start], [call.output for call in body], [cotangents]) if body else []
+    return _by_response(body, deltas, heads, head_deltas, places)
 
 
 def _from_the_last_attention(
@@ -180,35 +169,35 @@ def _from_the_last_attention(
     The attention's readers have leaves as inputs, so only the residual stream's gradient reaches
     the norm's input, and it stays at its own position.
     """
-    norm, merge = (_call_of(rule, calls) for rule in (tail.norm, tail.merge))
+    norm, merge = _call_of(tail.norm, calls), _call_of(tail.merge, calls)
     readers = [_call_of(rule, calls) for rule in tail.readers]
     local = [call for call in calls if call.rule.local]
     # Where nothing below the norm moves, the graph begins at its output.
     stream = [norm.input] if norm.input.requires_grad else []
-    *at_tokens, mixed = torch.autograd.grad(
+    into_merge, *others = torch.autograd.grad(
         scores.sum(),
-        [*(call.output for call in local), *stream, merge.input],
+        [merge.input, *stream, *(call.output for call in local)],
         retain_graph=True,
         materialize_grads=True,
     )
-    residual = [places.one_by_one(at_tokens.pop()) for _ in stream]
+    into_stream, local_deltas = others[: len(stream)], others[len(stream) :]
 
+    # Through the attention: to the readers that mix positions, and to what all of them read.
     crossing = [call for call in readers if not call.rule.local]
+    outputs = [call.output for call in crossing]
     leaves = [call.leaf for call in readers if call.leaf is not None]
-    through = _batched(
-        [merge.input],
-        [*(call.output for call in crossing), *leaves],
-        [places.one_by_one(mixed)],
-    )
+    through = _batched([merge.input], [*outputs, *leaves], [places.one_by_one(into_merge)])
+    crossing_deltas, into_leaves = through[: len(outputs)], through[len(outputs) :]
+
+    # Below: from the norm's output by what was read, and along the residual stream beside it.
     below = _on_sequences(calls[: calls.index(norm) + 1], places)
-    read = sum(through[len(crossing) + 1 :], through[len(crossing)])
-    deep = _batched(
+    below_deltas = _batched(
         [norm.output, *stream],
         [call.output for call in below],
-        [read, *residual],
+        [sum(into_leaves[1:], into_leaves[0]), *map(places.one_by_one, into_stream)],
     )
-    gradients = [*through[: len(crossing)], *deep]
-    return _by_response([*crossing, *below], gradients, local, at_tokens, places)
+    deltas = [*crossing_deltas, *below_deltas]
+    return _by_response([*crossing, *below], deltas, local, local_deltas, places)
 
 
 def _on_sequences(calls: Sequence[Call], places: Places) -> list[Call]:
@@ -220,20 +209,20 @@ def _on_sequences(calls: Sequence[Call], places: Places) -> list[Call]:
 
 
 def _by_response(
-    sequence_calls: Sequence[Call],
-    gradients: Sequence[Float[Tensor, "most rows length _"]],
+    calls: Sequence[Call],
+    deltas: Sequence[Float[Tensor, "most rows length _"]],
     local: Sequence[Call],
-    at_tokens: Sequence[Float[Tensor, "_ _ _"]],
+    local_deltas: Sequence[Float[Tensor, "_ _ _"]],
     places: Places,
 ) -> list[list[Signal]]:
     """The signals of calls on whole sequences, and of local ones, by response."""
     responses = []
     for row in range(len(places.tokens)):
         signals = []
-        for call, gradient in zip(sequence_calls, gradients, strict=True):
-            signals.append(_at_positions(call, gradient, places, row))
-        for call, signal in zip(local, at_tokens, strict=True):
-            signals.append(_at_tokens(call, signal, places, row))
+        for call, delta in zip(calls, deltas, strict=True):
+            signals.append(_at_positions(call, delta, places, row))
+        for call, delta in zip(local, local_deltas, strict=True):
+            signals.append(_at_tokens(call, delta, places, row))
         responses.append(signals)
     return responses
 
@@ -289,32 +278,36 @@ def find_tail(
     places = Places.of([sample], batch)
     with recorded_calls(rules, set()) as calls, torch.enable_grad():
         scores = _scores(policy, at, [sample], batch)
-    body = [call for call in _on_sequences(calls, places) if call.rule.kind != "embedding"]
-    once = len({id(call.rule) for call in calls}) == len(calls)
-    if not once or len(sample.sequence.ids) < 3:
-        return list(rules), None
+    without_tail = list(rules), None
+    called_once = len({id(call.rule) for call in calls}) == len(calls)
+    if not called_once or len(sample.sequence.ids) < 3:
+        return without_tail
     local = {
         id(signal.rule)
         for signal in _from_the_head(scores, calls, places)[0]
         if not signal.rule.local and _stays_at(signal.delta, batch.position)
     }
-    mixing = [call for call in body if id(call.rule) not in local]
+    body = [call for call in _on_sequences(calls, places) if call.rule.kind != "embedding"]
+    mixing = [place for place, call in enumerate(body) if id(call.rule) not in local]
     if not mixing:
-        return list(rules), None
-    read = mixing[-1].input
+        return without_tail
+    last = mixing[-1]
+    read = body[last].input
     readers = [call for call in body if call.input is read]
     norms = [call for call in body if call.output is read and call.rule.kind == "norm"]
-    behind = [call for call in body[body.index(mixing[-1]) + 1 :] if call.input is not read]
+    behind = [call for call in body[last + 1 :] if call.input is not read]
     if len(norms) != 1 or not behind:
-        return list(rules), None
+        return without_tail
     local &= {id(call.rule) for call in [*readers, *behind]}
-    marked = {id(r): replace(r, local=r.head or id(r) in local) for r in rules}
+    marked = {}
+    for rule in rules:
+        marked[id(rule)] = replace(rule, local=rule.head or id(rule) in local)
     tail = Tail(
         norm=marked[id(norms[0].rule)],
         readers=tuple(marked[id(call.rule)] for call in readers),
         merge=marked[id(behind[0].rule)],
     )
-    return [marked[id(rule)] for rule in rules], tail
+    return list(marked.values()), tail
 
 
 def _stays_at(
@@ -323,55 +316,3 @@ def _stays_at(
     elsewhere = signal.clone()
     elsewhere[torch.arange(len(position)), position] = 0
     return not bool(elsewhere.any())
-
-
-@contextmanager
-def recorded_calls(
-    rules: Sequence[Rule], cut: set[int], take: Callable[[Call], None] | None = None
-) -> Iterator[list[Call]]:
-    """Records every call of the rules' modules, with outputs that require a gradient.
-
-    Modules in `cut` (by identity) get a leaf in place of their input. The head's input requires a
-    gradient, too, where nothing before it does.
-
-    **Arguments:** `take`: gets each call in place of the list, which then holds no outputs.
-    """
-    calls: list[Call] = []
-    take = take or calls.append
-    leaves: dict[int, tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]] = {}
-
-    def stand_in(
-        module: nn.Module, arguments: tuple[Shaped[Tensor, " ..."], ...]
-    ) -> tuple[Shaped[Tensor, " ..."], ...]:
-        leaf = arguments[0].detach().requires_grad_()
-        leaves[id(module)] = arguments[0], leaf
-        return (leaf, *arguments[1:])
-
-    def begin_at_the_input(
-        module: nn.Module, arguments: tuple[Shaped[Tensor, " ..."], ...]
-    ) -> None:
-        if not arguments[0].requires_grad:
-            arguments[0].requires_grad_()
-
-    def hook(rule: Rule):  # type: ignore[no-untyped-def]
-        def record(
-            module: nn.Module,
-            arguments: tuple[Shaped[Tensor, " ..."], ...],
-            output: Float[Tensor, " ..."],
-        ) -> None:
-            # Weights are constants here, so the graph begins at the embeddings' outputs.
-            if not output.requires_grad:
-                output.requires_grad_()
-            value, leaf = leaves.get(id(module), (arguments[0], None))
-            take(Call(rule, value, output, leaf))
-
-        return record
-
-    with ExitStack() as hooks:
-        for rule in rules:
-            if rule.head:
-                hooks.callback(rule.module.register_forward_pre_hook(begin_at_the_input).remove)
-            if id(rule.module) in cut:
-                hooks.callback(rule.module.register_forward_pre_hook(stand_in).remove)
-            hooks.callback(rule.module.register_forward_hook(hook(rule)).remove)
-        yield calls

@@ -151,8 +151,8 @@ def updating_terms(
     for numbers, batch in step_batches(examples, objective, policy, batch_tokens):
         logits = policy.logits(place, batch, forward_mode=False)
         rates = objective.token_weights(read_logps(objective, logits, batch), batch)
-        made = token_terms(logits, batch.targets, rates, temperature=batch.temperature)
-        by_response = iter(made.split(batch.sequence_length.tolist()))
+        batch_terms = token_terms(logits, batch.targets, rates, temperature=batch.temperature)
+        by_response = iter(batch_terms.split(batch.sequence_length.tolist()))
         for number in numbers:
             terms[number] = [next(by_response) for _ in examples[number].responses(objective.sides)]
     labels = labelled(examples, objective)

@@ -64,23 +64,16 @@ def build_token_map(
     updating = ids.index(updating_id)
     step = step or split_step(record, policy)
     force = token_forces(record, policy, step.update, updating, observed)
-    border = sum(
-        sequence.response_length
-        for side, sequence in record.examples[updating].responses(
-            build_objective(record.facts.objective).sides
-        )
-        if side == CHOSEN
-    )
+    tokens: dict[int, list[str]] = {CHOSEN: [], REJECTED: []}
+    sides = build_objective(record.facts.objective).sides
+    for side, sequence in record.examples[updating].responses(sides):
+        tokens[side] += token_strings(sequence, tokenizer)
+    border = len(tokens[CHOSEN])
     pushes = side_pushes(record, gradients_of(record, policy), step.gradient, [observed], updating)
     for columns, push in zip((force[:, :border], force[:, border:]), pushes[0], strict=True):
         ratio = float(push) / float(columns.sum() or 1.0)
         if ratio > 0:
             columns *= ratio
-
-    tokens: dict[int, list[str]] = {CHOSEN: [], REJECTED: []}
-    sides = build_objective(record.facts.objective).sides
-    for side, sequence in record.examples[updating].responses(sides):
-        tokens[side] += token_strings(sequence, tokenizer)
     return TokenMap(
         stage=stage,
         step=record.facts.step,
@@ -148,16 +141,25 @@ def token_forces(
         policy, place, WeightedResponse.own(observed, policy), update
     )
     rows = []
-    while left := list(islice(observed_gradients, together)):
-        scaled = torch.stack(left).mul_(scale)
-        left.clear()
+    for observed_part in _stacked(observed_gradients, together):
+        scaled = observed_part.mul_(scale)
         parts = []
         for number in order:
             updating_gradients = _token_gradients(policy, record.before, responses[number], update)
-            while right := list(islice(updating_gradients, min(together, TOGETHER))):
-                parts.append(products(scaled, torch.stack(right)))
+            for updating_part in _stacked(updating_gradients, min(together, TOGETHER)):
+                parts.append(products(scaled, updating_part))
         rows.append(torch.cat(parts, 1))
     return torch.cat(rows).to(policy.dtype)
+
+
+def _stacked(
+    gradients: Iterator[Float[Tensor, " parameters"]], together: int
+) -> Iterator[Float[Tensor, "tokens parameters"]]:
+    """Some gradients at a time, as rows."""
+    while rows := list(islice(gradients, together)):
+        stacked = torch.stack(rows)
+        rows.clear()  # frees the memory
+        yield stacked
 
 
 def _token_gradients(

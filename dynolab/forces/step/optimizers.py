@@ -304,7 +304,7 @@ def _floor(facts: UpdateFacts | StepFacts, second_after: Float[Tensor, " ..."]) 
 
 
 def changes_without(
-    made: OptimizerMap,
+    update_map: OptimizerMap,
     parts: Float[Tensor, "parts columns"],
     clip_factor: float,
     factors: Float[Tensor, " parts"],
@@ -314,8 +314,8 @@ def changes_without(
     **Arguments:** `clip_factor`: κ(g); `factors`: κ(g − h) of each part.
     """
     everything = slice(None)
-    without = made.step_of(factors[:, None] * (made.gradient - parts), everything)
-    return made.step_of(clip_factor * made.gradient, everything).change - without.change
+    without = update_map.step_of(factors[:, None] * (update_map.gradient - parts), everything)
+    return update_map.step_of(clip_factor * update_map.gradient, everything).change - without.change
 
 
 CACHED, ON_GPU = 2**16, 2**24

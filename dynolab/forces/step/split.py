@@ -105,17 +105,17 @@ def split_step(
             for key, tensor in record.state.get(name, {}).items()
         }
         gradient = sides.sum(0)
-        made = optimizer_map(facts, theta.flatten(), state, gradient)
+        update_map = optimizer_map(facts, theta.flatten(), state, gradient)
         if shares_add_up:
-            chosen, rejected = -made.scale * sides
+            chosen, rejected = -update_map.scale * sides
             together = torch.zeros_like(gradient)
         else:
-            chosen, rejected = changes_without(made, sides, clip_factor, factors.to(gradient))
-            together = -made.scale * gradient - chosen - rejected
-        made_of = zip(PARTS, (chosen, rejected, together, made.history), strict=True)
+            chosen, rejected = changes_without(update_map, sides, clip_factor, factors.to(gradient))
+            together = -update_map.scale * gradient - chosen - rejected
+        made_of = zip(PARTS, (chosen, rejected, together, update_map.history), strict=True)
         for part, change in made_of:
             parts[part][name] = change.view_as(theta)
-        scale[name], total[name] = made.scale.view_as(theta), gradient.view_as(theta)
+        scale[name], total[name] = update_map.scale.view_as(theta), gradient.view_as(theta)
     return UpdateSplit(**parts, update=FrozenUpdate(scale), gradient=total)
 
 
@@ -155,8 +155,8 @@ def record_batch(record: StepRecord, policy: PolicyFunction, examples: Sequence[
     """
     objective = build_objective(record.facts.objective)
     totals = step_totals(record.examples, objective)
-    wanted = [record.examples[number] for number in examples]
-    return objective_batch(wanted, objective, totals, policy)
+    members = [record.examples[number] for number in examples]
+    return objective_batch(members, objective, totals, policy)
 
 
 def step_batches(
@@ -165,8 +165,8 @@ def step_batches(
     """A step's examples in batches of at most so many padded tokens, with their numbers."""
     totals = step_totals(examples, objective)
     for numbers in micro_batches(examples, objective.sides, batch_tokens):
-        wanted = [examples[number] for number in numbers]
-        yield numbers, objective_batch(wanted, objective, totals, policy)
+        members = [examples[number] for number in numbers]
+        yield numbers, objective_batch(members, objective, totals, policy)
 
 
 def objective_batch(

@@ -297,7 +297,7 @@ def step_validity(
         range(len(_MULTIPLES)), key=lambda place: abs(math.log(_MULTIPLES[place] / middle))
     )
     places = [nearest + offset for offset in _AROUND if 0 <= nearest + offset < len(_MULTIPLES)]
-    taken = {_MULTIPLES[place]: measured(_MULTIPLES[place]) for place in places}
+    share_at = {_MULTIPLES[place]: measured(_MULTIPLES[place]) for place in places}
     return Validity(
         stage=stage,
         step=record.facts.step,
@@ -307,7 +307,7 @@ def step_validity(
         bound=UNEXPLAINED,
         unexplained=measured(1.0),
         predicted=radius,
-        measured=crossing(list(taken), list(taken.values())),
+        measured=crossing(list(share_at), list(share_at.values())),
         softmax=of_softmax / square if square else math.nan,
     )
 

@@ -137,7 +137,7 @@ def build_probe_set(
     train: Sequence[Example],
     heldout: Sequence[Example],
     *,
-    given: Sequence[ProbeRow] = (),
+    extra: Sequence[ProbeRow] = (),
     policy: Policy | None = None,
     endpoint: Endpoint | None = None,
     on_progress: OnProgress = ignore_progress,
@@ -151,7 +151,7 @@ def build_probe_set(
 
     - `train`: every row that training will see.
     - `heldout`: other rows; those that share a prompt or an answer with `train` are left out.
-    - `given`: existing rows, used for the kinds in `config.taken`.
+    - `extra`: existing rows, used for the kinds in `config.taken`.
     - `policy`: the model before training, if kinds need it; its tokenizer adds flags to rows.
     - `endpoint`: the writer, if kinds need it, made with `usable=has_text`.
     - `on_progress(done, of)`: called as the writer's answers arrive.
@@ -162,32 +162,32 @@ def build_probe_set(
     unseen = disjoint(heldout, train)
     watched = watched_pairs(train, unseen, config.pairs)
     rows = rows_from_data(watched, train, unseen, kinds=config.data_kinds, seed=config.seed)
-    taken, missing = _taken(config.taken, watched, given)
-    rows += taken
+    reused, missing = _taken(config.taken, watched, extra)
+    rows += reused
     if config.policy_kinds:
         if policy is None:
             raise ConfigError("kinds", config.policy_kinds[0], "needs the untrained policy")
-        made, not_made = rows_from_policy(
+        written_rows, not_made = rows_from_policy(
             policy, watched, kinds=config.policy_kinds, sampling=config.sampling
         )
-        rows, missing = rows + made, missing + not_made
+        rows, missing = rows + written_rows, missing + not_made
     if config.writer_kinds:
         if endpoint is None:
             raise ConfigError("kinds", config.writer_kinds[0], "needs the writer's endpoint")
-        made, not_made = rows_from_writer(
+        written_rows, not_made = rows_from_writer(
             endpoint, watched, kinds=config.writer_kinds, on_progress=on_progress
         )
-        _check_missing(config, len(made), not_made)
-        rows, missing = rows + made, missing + not_made
+        _check_missing(config, len(written_rows), not_made)
+        rows, missing = rows + written_rows, missing + not_made
     tokenizer = None if policy is None else policy.tokenizer
     flagged = flag_rows(rows, [pair.example for pair in watched], TrainingTexts(train), tokenizer)
     return ProbeSet(_ordered(flagged, watched, config.kinds), missing)
 
 
 def _taken(
-    kinds: Sequence[Kind], watched: Sequence[Watched], given: Sequence[ProbeRow]
+    kinds: Sequence[Kind], watched: Sequence[Watched], extra: Sequence[ProbeRow]
 ) -> tuple[list[ProbeRow], list[Missing]]:
-    by_key = {(row.split, row.pair_id, row.kind): row for row in given}
+    by_key = {(row.split, row.pair_id, row.kind): row for row in extra}
     if absent := [kind for kind in kinds if not any(kind == key[2] for key in by_key)]:
         raise ConfigError(
             "taken", absent[0], "the data have no rows of this kind; remove it from taken"
@@ -203,8 +203,8 @@ def _taken(
     return rows, missing
 
 
-def _check_missing(config: ProbeSetConfig, made: int, missing: Sequence[Missing]) -> None:
-    total = made + len(missing)
+def _check_missing(config: ProbeSetConfig, count: int, missing: Sequence[Missing]) -> None:
+    total = count + len(missing)
     if len(missing) > config.most_missing * total:
         reason, times = Counter(row.reason for row in missing).most_common(1)[0]
         raise ConfigError(

@@ -58,13 +58,13 @@ def rows_from_policy(
         )
         made_by = f"{method}, by {policy.name} at temperature {sampling.temperature:g}"
         promptable, blank = _split(watched, kind)
-        asked = [_prompt(write, pair, kind) for pair in promptable]
+        prompts = [_prompt(write, pair, kind) for pair in promptable]
         responses = sample_responses(
             policy.model,
             policy.tokenizer,
-            [texts.prompt for texts in asked],
+            [texts.prompt for texts in prompts],
             sampling,
-            turns=[texts.turn for texts in asked],
+            turns=[texts.turn for texts in prompts],
         )
         for pair, response in zip(promptable, responses, strict=True):
             flags = () if response.finished else ("cut",)
@@ -164,18 +164,18 @@ def rows_from_writer(
 
     **Raises:** as `Endpoint.ask`.
     """
-    wanted = [
+    chosen_rows = [
         (pair, kind)
         for pair in watched
         for kind in kinds
         if kind not in OF_REJECTED or pair.example.rejected is not None
     ]
-    promptable = [(pair, kind) for pair, kind in wanted if _original(pair, kind)]
+    promptable = [(pair, kind) for pair, kind in chosen_rows if _original(pair, kind)]
     answers = endpoint.ask([_request(pair, kind) for pair, kind in promptable], on_progress)
     rows = []
     missing = [
         Missing.of(pair, kind, "the answer to rewrite has no words")
-        for pair, kind in wanted
+        for pair, kind in chosen_rows
         if not _original(pair, kind)
     ]
     for (pair, kind), answer in zip(promptable, answers, strict=True):

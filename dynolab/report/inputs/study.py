@@ -18,7 +18,7 @@ from dynolab.results.forces import (
     PairForce,
     ResponseTermsRow,
 )
-from dynolab.results.ledger import LedgerReader
+from dynolab.results.ledger_reader import LedgerReader
 from dynolab.results.study import (
     Answer,
     Generation,

@@ -27,7 +27,8 @@ from dynolab.report.style import (
     plotly_text,
     visible_token,
 )
-from dynolab.results.ledger import FunctionalAccount, LedgerReader, Moment, Pusher
+from dynolab.results.ledger import FunctionalAccount
+from dynolab.results.ledger_reader import LedgerReader, Moment, Pusher
 from dynolab.statistics import column
 
 Tokens = Sequence[tuple[str, float]]

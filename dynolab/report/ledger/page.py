@@ -28,7 +28,8 @@ from dynolab.report.style import (
     plotly_text,
     style_of,
 )
-from dynolab.results.ledger import FunctionalAccount, LedgerReader
+from dynolab.results.ledger import FunctionalAccount
+from dynolab.results.ledger_reader import LedgerReader
 from dynolab.statistics import Interval
 
 

@@ -59,7 +59,7 @@ from dynolab.report.style import (
     with_interval,
 )
 from dynolab.report.tables import verdict_table
-from dynolab.results.ledger import SHOWN_TOGETHER
+from dynolab.results.ledger_reader import SHOWN_TOGETHER
 from dynolab.results.study import ForceRow, Training
 from dynolab.statistics import column, mean_interval
 

@@ -1,0 +1,298 @@
+"""One step of somebody's trainer: what its optimizer gets and does, and what each sequence did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab import distributed
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import (
+    SLICE,
+    NamedTensors,
+    Weights,
+    block_of,
+    flatten,
+    products,
+)
+from dynolab.forces.ledger.entries import SIDES, StepAccount
+from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
+from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.recorded_map import Change
+from dynolab.forces.ledger.trainer_passes import SequenceLines, TrainerPasses
+from dynolab.forces.map.weighted import Updating
+from dynolab.forces.step.optimizers import Clipping, Removal, UpdateFacts
+from dynolab.integrations.optimizer import (
+    FIRST_MOMENTS,
+    SECOND_MOMENTS,
+    OptimizerView,
+    Part,
+    ScaledGradients,
+    config_of,
+)
+from dynolab.integrations.sharded import Share, at_weights, passes_of_ours
+from dynolab.training.step_record import SECOND_MOMENT_AFTER, at_least_rounding
+
+ROUNDED = {True: 0.05, False: 1e-3}
+"""What rounding may leave of a parameter's part, as a share of its sequences' lines, under 16-bit
+arithmetic and without; more of it is a part that no sequence explains."""
+
+COARSE = {True: 2**-8, False: 1e-6}
+"""What it may leave where lines cancel, as a share of `Σ_j |v_j g_j|` over its numbers."""
+
+
+@dataclass
+class BeforeStep:
+    """A step between its gradient and its update.
+
+    `labels`: of its sequences. Of each trained parameter `parts` hold what its step is made of,
+    this rank's shares; `gradients`: how the step clips and scales its gradients, without these.
+    """
+
+    labels: tuple[Updating, ...]
+    gradients: ScaledGradients
+    before: Float[Tensor, " parameters"]
+    parts: Mapping[str, Part]
+    start: Slopes | None
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """What a rank finds of a step.
+
+    `before`, `after`: the functionals at both ends; `in_step`: sums by its shares of each parameter
+    (`_in_step`); `by_formula`: the optimizer is of known form; `lines`: of its sequences.
+    """
+
+    step: int
+    before: Float[Tensor, " functionals"]
+    after: Float[Tensor, " functionals"]
+    in_step: Mapping[str, Float[Tensor, "functionals 5"]]
+    by_formula: bool
+    lines: Mapping[str, SequenceLines]
+
+
+class TrainerStep:
+    """The steps of a trainer: read before their update, and accounted for after it.
+
+    All ranks call each method together.
+
+    **Arguments:** `route`: how slopes are taken; `passes`: the trainer's own; `parameters`: those
+    that are trained; `has_all_weights`: every rank has all numbers of them; `sixteen_bit`: the
+    trainer's arithmetic.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyFunction,
+        route: GroupedGradients,
+        passes: TrainerPasses,
+        optimizer: OptimizerView,
+        parameters: Weights,
+        functionals: Sequence[Functional],
+        *,
+        has_all_weights: bool,
+        sixteen_bit: bool,
+    ) -> None:
+        self.shares = {name: Share.of(parameter) for name, parameter in parameters.items()}
+        self._policy, self._route, self._passes = policy, route, passes
+        self._optimizer, self._parameters = optimizer, parameters
+        self._functionals = functionals
+        self._has_all_weights, self._sixteen_bit = has_all_weights, sixteen_bit
+
+    def read(self, labels: tuple[Updating, ...]) -> BeforeStep:
+        """The step between its gradient and its update."""
+        gradients, weights = self._optimizer.gradients(), self.weights()
+        before = flatten(weights)
+        parts = self._parts(before, gradients)
+        start = self._slopes(weights)
+        return BeforeStep(labels, replace(gradients, by_name={}), before, parts, start)
+
+    def weights(self) -> NamedTensors:
+        """This rank's parts of the trained parameters as they are now."""
+        weights = self._optimizer.weights()
+        return {name: weight.to(self._policy.dtype) for name, weight in weights.items()}
+
+    def sums(self, step: BeforeStep, weights: NamedTensors, number: int) -> StepSums:
+        """What this rank finds of the step that led to some weights.
+
+        The slopes before the step are let go of.
+        """
+        start, step.start = step.start, None
+        assert start is not None
+        # In the memory of the slopes before the step: their mean, which stands for both ends.
+        end = self._slopes(weights, into=start.gradients)
+        end.gradients.div_(2)
+        sizes = [share.size for share in self.shares.values()]
+        slopes = dict(zip(self.shares, end.gradients.split(sizes, dim=1), strict=True))
+        change = Change(weights, step.before)
+        parts, by_formula = self._realised(step.parts, change)
+        gradients = step.gradients
+        clipping, clip_factor = Clipping(), 1.0
+        if by_formula:
+            clipping, clip_factor = gradients.clipping, gradients.clip
+
+        def removal(name: str) -> Removal:
+            share = self.shares[name]
+            part = parts[name].gathered(share)
+            update_map = part.at(slice(None))
+            return Removal(update_map, part.linear, clip_factor, share.gathered(slopes[name]))
+
+        scale = distributed.world_size() * gradients.scale
+        count = len(self._functionals)
+        with at_weights(self._parameters, step.before), passes_of_ours(self._policy.model):
+            lines = self._passes.lines(removal, count, clipping, clip_factor, scale)
+        in_step = _in_step(parts, slopes, change)
+        return StepSums(number, start.values, end.values, in_step, by_formula, lines)
+
+    def account(self, step: BeforeStep, sums: StepSums) -> StepAccount:
+        """This rank's account of the step, with all ranks' sums over parameters."""
+        in_step = self._over_shares(torch.stack(list(sums.in_step.values())))
+        decay, carried_in, predicted, _, _ = in_step.sum(0).T
+        by_parameter = sums.lines.values()
+        lines = torch.stack([of_parameter.lines for of_parameter in by_parameter]).sum(0)
+        shares = torch.stack([of_parameter.shares for of_parameter in by_parameter]).sum(0)
+        of_all = distributed.add_up(shares.sum(1))
+        if sums.by_formula:
+            unexplained = self._beside(sums.lines, in_step)
+        else:  # what the optimizer did beside the gradient is no rounding
+            unexplained = predicted - decay - carried_in - of_all
+        return StepAccount(
+            step=sums.step,
+            responses=step.labels,
+            lines=lines.T,
+            decay=decay,
+            carried_in=carried_in,
+            before=sums.before,
+            after=sums.after,
+            predicted=predicted,
+            rounding=torch.zeros_like(predicted),
+            unexplained=unexplained,
+            together=of_all - distributed.add_up(lines.sum(1)),
+            blocks=_blocks(step.labels, sums.lines),
+        )
+
+    def _beside(
+        self,
+        sequence_lines: Mapping[str, SequenceLines],
+        in_step: Float[Tensor, "parameters functionals 5"],
+    ) -> Float[Tensor, " functionals"]:
+        """What the gradient did beside its sequences, where that is more than rounding."""
+        totals, reach = in_step[..., 3], in_step[..., 4]
+        shares = [lines.shares for lines in sequence_lines.values()]
+        sums = distributed.add_up(torch.stack([share.sum(1) for share in shares]))
+        sizes = distributed.add_up(torch.stack([share.abs().sum(1) for share in shares]))
+        beside, coarse = totals - sums, self._sixteen_bit
+        bound = ROUNDED[coarse] * sizes + COARSE[coarse] * reach + 1e-9 * reach.sum(0)
+        return torch.where(beside.abs() > bound, beside, 0.0).sum(0)
+
+    def _over_shares(self, mine: Float[Tensor, "*sums"]) -> Float[Tensor, "*sums"]:
+        """A sum over the parameters, of which each rank has a share."""
+        return mine if self._has_all_weights else distributed.add_up(mine)
+
+    def _slopes(
+        self,
+        weights: NamedTensors,
+        into: Float[Tensor, "functionals size"] | None = None,
+    ) -> Slopes:
+        with passes_of_ours(self._policy.model):
+            return slopes_of(self._functionals, self._route, weights, into=into)
+
+    def _parts(
+        self, before: Float[Tensor, " parameters"], gradients: ScaledGradients
+    ) -> dict[str, Part]:
+        """What the optimizer's step is made of, parameter by parameter."""
+        states = self._optimizer.states()
+        sizes = [share.size for share in self.shares.values()]
+        parts = {}
+        for name, theta in zip(self.shares, before.split(sizes), strict=True):
+            options, state, still = states[name]
+            config, facts = config_of(self._optimizer.optimizer, options), None
+            gradient = gradients.by_name[name]
+            if config is None:  # an optimizer of unknown form may write into the gradient
+                gradient = gradient.clone()
+            else:
+                facts = UpdateFacts(
+                    step=int(state.get("step", 0)),
+                    learning_rate=float(options["lr"]),
+                    clip_factor=gradients.clip,
+                    optimizer=config,
+                    rounded=self._sixteen_bit,
+                )
+            moments = {}
+            for key in (*FIRST_MOMENTS, *SECOND_MOMENTS):
+                if key in state:
+                    moments[key] = state[key].clone()
+            parts[name] = Part(facts, theta, moments, gradient, gradients.factor, still)
+        return parts
+
+    def _realised(self, parts: Mapping[str, Part], change: Change) -> tuple[dict[str, Part], bool]:
+        """The optimizer's step by parameter, and whether it is of known form.
+
+        Of one of unknown form each part is that along the gradient.
+        """
+        realised = {}
+        carries = {part.at(slice(0, 0)).carry for part in parts.values()}
+        if len(carries) == 1 and all(part.facts is not None for part in parts.values()):
+            for name, (_, now, _) in self._optimizer.states().items():
+                state = dict(parts[name].state)
+                for key in SECOND_MOMENTS:
+                    if key in now:
+                        after = now[key]
+                        state[SECOND_MOMENT_AFTER] = (
+                            at_least_rounding(after) if self._sixteen_bit else after
+                        )
+                realised[name] = replace(parts[name], state=state)
+            return realised, True
+        stop = 0
+        for name, part in parts.items():
+            start, stop = stop, stop + len(part.theta)
+            both = torch.stack([change.at(slice(start, stop)), part.gradient])
+            along, square = self._over_shares(products(both, part.gradient[None])[:, 0]).tolist()
+            rate = max(0.0, -along / square) if square else 0.0
+            realised[name] = replace(part, facts=None, rate=rate)
+        return realised, False
+
+
+def _in_step(
+    parts: Mapping[str, Part],
+    slopes: Mapping[str, Float[Tensor, "functionals size"]],
+    change: Change,
+) -> dict[str, Float[Tensor, "functionals 5"]]:
+    """By parameter, this rank's shares of: decay, earlier momentum, the real change, what the
+    gradient did, and what it would have done had all its numbers pulled the same way."""
+    sums_of, stop = {}, 0
+    for name, part in parts.items():
+        start, stop = stop, stop + len(part.theta)
+        sums = slopes[name].new_zeros(len(slopes[name]), 5, dtype=torch.float64)
+        for first in range(start, stop, SLICE):
+            columns = slice(first, min(first + SLICE, stop))
+            inside = slice(columns.start - start, columns.stop - start)
+            update_map, along = part.at(inside), slopes[name][:, inside]
+            by_gradient = update_map.scale * update_map.gradient
+            moves = [
+                update_map.direct - update_map.out * update_map.pull,
+                -update_map.out * update_map.carry * update_map.momentum,
+                change.at(columns),
+                -by_gradient,
+            ]
+            sums[:, :4] += products(along, torch.stack(moves))
+            sums[:, 4] += products(along.abs(), by_gradient.abs()[None])[:, 0]
+        sums_of[name] = sums
+    return sums_of
+
+
+def _blocks(
+    labels: Sequence[Updating], lines_of: Mapping[str, SequenceLines]
+) -> dict[str, Float[Tensor, "functionals 2"]]:
+    """The lines of each side through the parameters of a block."""
+    of_side = [[label.side == side for label in labels] for side in SIDES]
+    blocks: dict[str, Float[Tensor, "functionals 2"]] = {}
+    for name, (lines, _) in lines_of.items():
+        sums = torch.stack([lines[:, members].sum(1) for members in of_side], 1)
+        blocks[block_of(name)] = blocks.get(block_of(name), 0) + sums
+    return blocks

@@ -1,0 +1,248 @@
+"""Reads a training's ledger: its lines by example and step, and its accounts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+from numpy import ndarray
+
+from dynolab.data.rows import Example, read_rows, read_value
+from dynolab.results.ledger import (
+    Account,
+    FunctionalAccount,
+    FunctionalRow,
+    LedgerSummary,
+    account_of,
+    read_arrays,
+    read_table,
+)
+from dynolab.results.study import TokenMap
+from dynolab.statistics import Interval, stratified_total
+
+SHOWN_TOGETHER = 0.05
+"""Share of all lines' sizes from which on what answers did together is shown by itself."""
+
+
+@dataclass(frozen=True)
+class Pusher:
+    """What one example did to an answer or a mean of answers, in nats, and the steps it did it."""
+
+    example: str
+    total: float
+    from_chosen: float
+    from_rejected: float
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The responses that lines are of: each one's example, its side, and the step."""
+
+    example: Shaped[ndarray, " responses"]
+    side: Shaped[ndarray, " responses"]
+    step: Int[ndarray, " responses"]
+
+    @cached_property
+    def _numbered(self) -> tuple[Shaped[ndarray, " examples"], Int[ndarray, " responses"]]:
+        """The examples' ids, and each response's example as its place among them."""
+        names, number = np.unique(self.example, return_inverse=True)
+        return names, number
+
+    @cached_property
+    def examples(self) -> list[str]:
+        """The ids of all examples, in order."""
+        names: list[str] = self._numbered[0].tolist()
+        return names
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """The steps that have responses, in order."""
+        return sorted(set(self.step.tolist()))
+
+    @cached_property
+    def _steps_of(self) -> list[tuple[int, ...]]:
+        """The steps of each of `examples`."""
+        number = self._numbered[1]
+        ends = np.cumsum(np.bincount(number))[:-1]
+        of_example = np.split(self.step[np.argsort(number, kind="stable")], ends)
+        return [tuple(sorted(set(steps.tolist()))) for steps in of_example]
+
+    def by_example(self, nats: Float[ndarray, " responses"]) -> Float[ndarray, " examples"]:
+        """What each of `examples` did, in the sum of its lines."""
+        return np.bincount(self._numbered[1], nats, len(self.examples))
+
+    def by_step(
+        self, nats: Float[ndarray, " responses"], examples: Sequence[int]
+    ) -> Float[ndarray, "examples steps"]:
+        """What some of `examples` did at each of `steps`, NaN at those without them."""
+        cells = np.full((len(self.examples), len(self.steps)), np.nan)
+        places = self._numbered[1], np.searchsorted(self.steps, self.step)
+        cells[places] = 0.0
+        np.add.at(cells, places, nats)
+        return cells[list(examples)]
+
+    def pushers(self, nats: Float[ndarray, " responses"]) -> list[Pusher]:
+        """All examples, the one that pushed down hardest first."""
+        chosen = self.side == "chosen"
+        total = self.by_example(nats)
+        from_chosen = self.by_example(np.where(chosen, nats, 0.0))
+        from_rejected = self.by_example(np.where(chosen, 0.0, nats))
+        return [
+            Pusher(
+                self.examples[place],
+                float(total[place]),
+                float(from_chosen[place]),
+                float(from_rejected[place]),
+                self._steps_of[place],
+            )
+            for place in np.argsort(total)
+        ]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A line with its tokens: what one response did at one step, in nats."""
+
+    example: str
+    side: str
+    nats: float
+    tokens: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class LedgerReader(Responses):
+    """A ledger's tables; entry i of `example`, `side` and `step` belongs to line i.
+
+    `weights`: the number of steps that each step stands for, in the order of `steps`.
+    `rows`: the data's rows by id, held-out ones too where they are known; `moments`: lines with
+    their tokens, by functional; `blocks`: by functional, the nats that each block of the parameters
+    passed on from chosen and from rejected answers.
+    `token_map`: of the hardest pull on the answer that fell most, if one was made.
+    """
+
+    summary: LedgerSummary
+    accounts: tuple[FunctionalAccount, ...]
+    weights: Int[ndarray, " steps"]
+    rows: Mapping[str, Example]
+    moments: Mapping[str, Sequence[Moment]]
+    blocks: Mapping[str, Mapping[str, tuple[float, float]]]
+    token_map: TokenMap | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether steps were sampled, so that sums are estimates."""
+        return self.summary.every > 1
+
+    @property
+    def span(self) -> str:
+        """The steps that the lines are of."""
+        if self.sampled:
+            return "the sampled steps alone"
+        return "the whole training" if self.summary.whole else "the analysed steps"
+
+    @property
+    def together_shown(self) -> bool:
+        """Whether what answers did together is above `SHOWN_TOGETHER` of some account's lines."""
+        return any(
+            abs(account.together) > SHOWN_TOGETHER * np.abs(account.lines).sum()
+            for account in self.accounts
+        )
+
+    def without(self, examples: Collection[str]) -> dict[str, float]:
+        """What leaving examples out of the training would change each account's end by, in nats.
+
+        Minus the sum of their lines. Later steps would have been others, and several examples that
+        are left out of one step at once change it by more or less than the sum: `Ledger(groups=…)`
+        has their lines together.
+        """
+        gone = np.isin(self.example, list(examples))
+        return {account.row.name: -float(account.lines[gone].sum()) for account in self.accounts}
+
+    def side_total(self, account: Account, side: str) -> Interval:
+        """What all responses of a side did; exact, unless steps were sampled."""
+        of_side = np.where(self.side == side, account.lines, 0.0)
+        at_step = np.bincount(np.searchsorted(self.steps, self.step), of_side, len(self.steps))
+        return stratified_total(at_step, self.weights)
+
+
+def read_ledger(folder: Path, data: Path) -> LedgerReader:
+    """Reads the results of a ledger stage and of the data stage that it was trained on."""
+    summary = read_value(folder / "ledger.json", LedgerSummary)
+    steps = read_arrays(read_table(folder, "steps"))
+    lines = read_arrays(read_table(folder, "lines"))
+    responses = read_arrays(read_table(folder, "responses"))
+    weights = dict(zip(steps["step"].tolist(), steps["weight"].tolist(), strict=True))
+    accounts = []
+    for row in read_rows(folder / "functionals.jsonl", FunctionalRow):
+        account = account_of(row.name, steps, lines, every_step=summary.whole)
+        accounts.append(FunctionalAccount(row=row, **vars(account)))
+    rows: dict[str, Example] = {}
+    for split in ("heldout", "train"):
+        file = data / f"{split}.jsonl"
+        if file.exists():
+            rows |= {row.id: row for row in read_rows(file, Example)}
+    token_map = folder / "token_map.json"
+    return LedgerReader(
+        summary=summary,
+        accounts=tuple(accounts),
+        example=responses["example"],
+        side=responses["side"],
+        step=responses["step"],
+        weights=np.array([weights[step] for step in sorted(set(responses["step"].tolist()))]),
+        rows=rows,
+        moments=_moments(folder, responses),
+        blocks=_blocks(folder, weights),
+        token_map=read_value(token_map, TokenMap) if token_map.exists() else None,
+    )
+
+
+def _blocks(folder: Path, weights: Mapping[int, int]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Sums over the steps, by functional and block, in the order of the model's parameters."""
+    columns = read_table(folder, "blocks")
+    sums: dict[str, dict[str, dict[str, float]]] = {}
+    names = ("step", "block", "functional", "side", "nats")
+    for step, block, functional, side, nats in zip(*(columns[n] for n in names), strict=True):
+        of_functional = sums.setdefault(functional, {})
+        by_side = of_functional.setdefault(block, {"chosen": 0.0, "rejected": 0.0})
+        by_side[side] += weights[step] * nats
+    blocks: dict[str, dict[str, tuple[float, float]]] = {}
+    for functional, of_functional in sums.items():
+        blocks[functional] = {}
+        for block in sorted(of_functional, key=_depth):
+            by_side = of_functional[block]
+            blocks[functional][block] = by_side["chosen"], by_side["rejected"]
+    return blocks
+
+
+def _depth(block: str) -> tuple[int, int, str]:
+    """Embeddings, then layers by their number, then what stands after them."""
+    number = block.rpartition(".")[2]
+    if number.isdigit():
+        return 1, int(number), block
+    return (0 if "emb" in block or block in ("wte", "wpe") else 2), 0, block
+
+
+def _moments(folder: Path, responses: dict[str, Any]) -> dict[str, list[Moment]]:
+    """Lines with their tokens, the hardest downwards first."""
+    numbers = zip(responses["step"].tolist(), responses["response"].tolist(), strict=True)
+    examples = zip(responses["example"].tolist(), responses["side"].tolist(), strict=True)
+    labels = dict(zip(numbers, examples, strict=True))
+    columns = read_table(folder, "tokens")
+    tokens: dict[tuple[str, int, int], list[tuple[str, float]]] = {}
+    names = ("functional", "step", "response", "token", "nats")
+    for functional, step, response, token, nats in zip(*(columns[n] for n in names), strict=True):
+        tokens.setdefault((functional, step, response), []).append((token, nats))
+    moments: dict[str, list[Moment]] = {}
+    for (functional, step, response), of_line in tokens.items():
+        line = sum(nats for _, nats in of_line)
+        moment = Moment(*labels[step, response], line, tuple(of_line))
+        moments.setdefault(functional, []).append(moment)
+    for of_functional in moments.values():
+        of_functional.sort(key=lambda moment: moment.nats)
+    return moments
