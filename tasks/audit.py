@@ -187,7 +187,7 @@ def _changes(
     }
 
 
-FORESIGHT = Stage("foresight", 4, foresee, operational=frozenset({"batch"}))
+FORESIGHT = Stage("foresight", 5, foresee, operational=frozenset({"batch"}))
 
 
 class FilterConfig(StageConfig):

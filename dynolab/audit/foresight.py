@@ -57,9 +57,9 @@ RISKY: dict[Predictor, Literal[1, -1]] = {
     "ches": 1,
     "ches_per_token": 1,
     "likelihood_gap": 1,
-    "chosen_logp": 1,
-    "chosen_logp_per_token": 1,
-    "chosen_tokens": -1,
+    "chosen_logp": -1,
+    "chosen_logp_per_token": -1,
+    "chosen_tokens": 1,
     "edit_distance": -1,
     "word_overlap": 1,
     "random": 1,
@@ -69,8 +69,8 @@ RISKY: dict[Predictor, Literal[1, -1]] = {
 Forces: negative ones lower the answer. CHES: Razin et al. (arXiv 2410.08847). Edit distance:
 similar answers displace each other (Pal et al., arXiv 2402.13228). Likelihood gap: pushing down an
 answer that is already unlikely squeezes (Ren & Sutherland, arXiv 2407.10490), so a rejected answer
-far below the chosen one is a risk. Log-probability: a likely answer, which is a short one, has
-further to fall.
+far below the chosen one is a risk. Log-probability: what is unlikely is squeezed, such as a long
+answer. Word overlap: what resembles rejected answers is pushed down with them.
 """
 
 FORCES: tuple[Predictor, ...] = ("from_all", "from_others", "on_all", "force", "push_down")
