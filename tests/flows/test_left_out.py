@@ -10,7 +10,7 @@ import pytest
 from dynolab.errors import ConfigError
 from dynolab.objectives.registry import RowConfig
 from flows.parameters.parse import load_parameters, parse_parameters
-from flows.study.flow import FLOW as STUDY
+from flows.study.flow import STUDY
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
 from flows.study.train import TrainParameters
