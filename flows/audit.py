@@ -7,12 +7,12 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import under_field
 from dynolab.objectives import build_objective
 from flows.checkpoints import (
     ModelConfig,
+    StudyFile,
     check_data_named_once,
     check_named,
     import_steps,
@@ -33,9 +33,7 @@ class AuditParameters(FlowParameters):
     """Parameters of the audit of preference pairs before training."""
 
     name: Name = Field("audit", description="Name of the audit: its run and its page's file.")
-    study: FilePath | None = Field(
-        None, description="Study file whose finished steps can be given as results."
-    )
+    study: StudyFile = None
     model: ModelConfig = Field(
         ModelConfig(), description="Model that preference training will start from."
     )

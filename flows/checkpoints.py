@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from dynolab.data.source_checks import FolderOrName
+from dynolab.data.source_checks import FilePath, FolderOrName
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError, under_field
 from flows.flow import Step, existing_result, finished, results_by_digest
@@ -19,6 +19,11 @@ from tasks.base import BASE, BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageConfig, StageResult
+
+StudyFile = Annotated[
+    FilePath | None,
+    Field(description="Study file whose finished steps can be given as results."),
+]
 
 
 class ModelConfig(StageConfig):

@@ -36,7 +36,7 @@ from flows.options import (
     flow_command,
     one_file,
 )
-from flows.registry import FLOWS, REGISTRY, WINGS
+from flows.registry import REGISTRY, WINGS
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.invocation import invocation
 
@@ -83,7 +83,9 @@ def dynolab(
     """Options of every command."""
 
 
-app.command("study", help=FLOWS["study"], rich_help_panel=START)(flow_command("study"))
+for _name, _entry in REGISTRY.items():
+    if _entry.group:
+        app.command(_name, help=_entry.about, rich_help_panel=_entry.group)(flow_command(_name))
 
 
 @app.command(rich_help_panel=START)
@@ -188,11 +190,6 @@ def doctor(as_json: Json = False) -> None:
         typer.echo(json.dumps({"findings": [vars(finding) for finding in findings]}))
     if any(finding.state == "wrong" for finding in findings):
         raise typer.Exit(1)
-
-
-for _name, _entry in REGISTRY.items():
-    if _entry.group and _name != "study":
-        app.command(_name, help=_entry.about, rich_help_panel=_entry.group)(flow_command(_name))
 
 
 @app.command(rich_help_panel=COMPARE)

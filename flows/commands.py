@@ -107,7 +107,7 @@ def start(
     file = store.folder(shown.address, shown.digest) / ANSWER
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     answer = text.removesuffix("\n").split("\n") if text else []
-    show_results(console, flow.name, results, page, seconds, answer)
+    show_results(flow.name, results, page, seconds, answer)
     files = stages.get("preference", shown).short
     lines = [f"files   {invocation()} path {files} fetches them from {settings.store}"]
     if not running_services(settings.home):
@@ -308,7 +308,6 @@ def start_reconcile() -> dict[str, int]:
 
 
 def show_results(
-    console: Console,
     flow: str,
     results: Results,
     page: Path,

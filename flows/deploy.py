@@ -20,15 +20,8 @@ from uuid import UUID
 import prefect
 from pendulum.tz.local_timezone import get_local_timezone
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import (
-    DeploymentScheduleCreate,
-    WorkPoolCreate,
-    WorkPoolUpdate,
-)
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterTags,
-)
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Annotated
 
-from pydantic import (
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import Field, StringConstraints, model_validator
 
-from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.objectives import build_objective
 from flows.checkpoints import (
     CheckpointConfig,
+    StudyFile,
     check_data_named_once,
     check_named,
     import_steps,
@@ -38,9 +34,7 @@ class ForcesParameters(FlowParameters):
     """Parameters of the force analysis."""
 
     name: Name = Field("forces", description="Name of the analysis: its run and its page's file.")
-    study: FilePath | None = Field(
-        None, description="Study file whose finished steps can be given as results."
-    )
+    study: StudyFile = None
     checkpoints: dict[Label, CheckpointConfig] = Field(
         ..., min_length=1, description="Name on the page → model, in the page's order."
     )

@@ -17,12 +17,7 @@ from dynolab.costs.machines import UNTIMED_SECONDS, duration, this_machine
 from dynolab.data.encode import Encoder
 from dynolab.data.sources.config import rows_line
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data
-from dynolab.data.unknown import (
-    UnknownTokens,
-    about_loaders,
-    in_words,
-    unknown_tokens,
-)
+from dynolab.data.unknown import UnknownTokens, about_loaders, in_words, unknown_tokens
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
 from flows.costs import PlannedCosts

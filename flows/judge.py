@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from dynolab.data.source_checks import FilePath
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError, check_known
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from flows.checkpoints import (
     ModelConfig,
+    StudyFile,
     check_named,
     import_steps,
     resolved_models,
@@ -34,9 +34,7 @@ class JudgeParameters(FlowParameters):
     """Parameters of the comparison of policies' answers."""
 
     name: Name = Field("judge", description="Name of the comparison: its run and its page's file.")
-    study: FilePath | None = Field(
-        None, description="Study file whose finished steps can be given as results."
-    )
+    study: StudyFile = None
     policies: dict[Label, ModelConfig] = Field(
         min_length=2, description="Name on the page → model."
     )

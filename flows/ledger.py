@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
-from flows.checkpoints import inputs_of, named_result, results_of
+from flows.checkpoints import StudyFile, inputs_of, named_result, results_of
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow, Step
 from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
 from tasks.pages import LEDGER_PAGE
@@ -28,9 +27,7 @@ class LedgerParameters(FlowParameters):
     """Parameters of the ledger of a finished training."""
 
     name: Name = Field("ledger", description="Name of the run and of its page's file.")
-    study: FilePath | None = Field(
-        None, description="Study file whose finished steps can be given as results."
-    )
+    study: StudyFile = None
     trained: str = Field(
         description="The training: MLflow's tag `store.address`, or `<stage>/<key>` with the key's "
         "first digits, or the name of a step of `study`."

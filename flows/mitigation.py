@@ -18,13 +18,11 @@ from pydantic import (
     model_validator,
 )
 
-from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.pair_losses import IPOConfig, SimPOConfig, SPPOConfig
 from dynolab.objectives.pairs import DesignedDoseConfig, PairConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.alarm import AlarmConfig
 from dynolab.training.config import TrainConfig
 from flows.comparison import (
@@ -38,9 +36,9 @@ from flows.comparison import (
     shared_steps,
 )
 from flows.flow import Name, Plan, StagedFlow, Step
+from flows.study.parameters import StudyParameters
 from tasks.arm import MITIGATION_PAGE, ArmConfig, MitigationPageConfig
 from tasks.audit import FilterConfig
-from tasks.base import BaseConfig
 
 ARMS: dict[Label, ArmConfig] = {
     "dpo": ArmConfig(),
@@ -183,21 +181,12 @@ _ABOUT = """\
 """
 
 
-def remedies_file(
-    name: str,
-    seed: int,
-    data: DataConfig,
-    base: BaseConfig,
-    probe_set: ProbeSetConfig | None,
-    sft: TrainConfig | None,
-    trained: TrainConfig,
-) -> str:
+def remedies_file(study: StudyParameters) -> str:
     """A study file of `mitigation`; empty for a training that it cannot compare.
 
     The arms have the study's settings but for the remedy, over the study's seed and the next two.
-
-    **Arguments:** the study's parameters; `trained`: those of its preference training.
     """
+    trained = study.preference
     if trained.objective.name not in PAIR_OBJECTIVES:
         return ""
     left_out = {"objective", "seed", "record_steps", "checkpoint_every", "ledger", "alarm", "best"}
@@ -205,27 +194,27 @@ def remedies_file(
         "probe_every": trained.probe_every or max(1, trained.steps // 10)
     }
     settings: dict[str, Any] = {
-        "name": f"{name}-remedies",
-        "seeds": [seed, seed + 1, seed + 2],
-        "data": _given(data),
-        "base": _given(base),
-        **({} if probe_set is None else {"probe_set": _given(probe_set)}),
-        "sft": None if sft is None else _given(sft),
+        "name": f"{study.name}-remedies",
+        "seeds": [study.seed, study.seed + 1, study.seed + 2],
+        "data": _given(study.data),
+        "base": _given(study.base),
+        **({} if study.probe_set is None else {"probe_set": _given(study.probe_set)}),
+        "sft": None if study.sft is None else _given(study.sft),
         "training": training,
     }
-    if not data.states_facts:
+    if not study.data.states_facts:
         settings["judge"] = {"name": "log_prob"}
         settings["answers"] = {"prompts": 40, "samples": 1}
     # The arms come last, so that the study's report can add one.
     arms = _arms(trained)
-    if sft is not None:
+    if study.sft is not None:
         arms["extended"] = ArmConfig(objective=trained.objective, start="extended")
     settings["arms"] = {label: _given(arm) for label, arm in arms.items()}
     try:
         MitigationParameters.model_validate(settings)
     except (ConfigError, ValidationError):
         return ""  # what a comparison refuses is no fault of the study
-    return _ABOUT.format(name=name) + yaml.safe_dump(settings, sort_keys=False)
+    return _ABOUT.format(name=study.name) + yaml.safe_dump(settings, sort_keys=False)
 
 
 def _given(config: BaseModel) -> dict[str, Any]:

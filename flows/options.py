@@ -102,7 +102,7 @@ def file_and_stages(
     A word beside `--fresh` is a stage unless it names a study file. **Raises** `ConfigError` for
     two files, and for stages without `--fresh`.
     """
-    from flows.parameters.files import study_file
+    from flows.parameters.parse import study_file
 
     words = [*([str(file)] if file else []), *(stages or [])]
     files = [word for word in words if "." in word or study_file(Path(word)).is_file()]

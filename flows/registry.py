@@ -53,7 +53,7 @@ CORE = {
         COMPARE,
         tag="compare",
     ),
-    "train": Entry("Train as a study does, without its analyses.", "flows.study.train"),
+    "train": Entry("Train as a study does, without its analyses.", "flows.study.flow"),
     "sweep": Entry(
         "Try settings of another flow: a grid, draws or Optuna's TPE.",
         "flows.sweep.flow",

@@ -11,10 +11,9 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import prefect
 from prefect.cache_policies import NO_CACHE
@@ -23,6 +22,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, State
 
+from dynolab.aside import write_aside, write_text_aside
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig, LoopConfig, TrainConfig
@@ -84,15 +84,13 @@ def run_flow(
                 if task_run.state is not None and task_run.state.is_running():
                     client.set_task_run_state(task_run.id, lost, force=True)
     planned = planned or flow.plan(parameters, planning_platform())
-    return run_plan(flow.name, planned, fresh=fresh, pages=flow)
+    return run_plan(flow, planned, fresh=fresh)
 
 
-def run_plan(
-    flow: str, plan: Plan, *, fresh: Fresh, pages: StagedFlow[Any] | None = None
-) -> Results:
+def run_plan(flow: StagedFlow[Any], plan: Plan, *, fresh: Fresh) -> Results:
     """Runs a flow's steps in order; returns their results as plain data.
 
-    `pages`: the flow whose page the home's `reports` get, also while it fills.
+    The home's `reports` get the flow's page, also while it fills.
 
     A step whose result is committed ends in state `Cached`. Tasks are called, not submitted, so
     that cancelling the flow run signals the training in it.
@@ -102,16 +100,15 @@ def run_plan(
     with open_platform(
         study=parameters.name,
         project=parameters.project,
-        tags={"kind": flow, "flow": flow, **plan.tags},
+        tags={"kind": flow.name, "flow": flow.name, **plan.tags},
         params=shown_params(parameters),
         settings_yaml=parameters.as_yaml,
         charts=bool(trainings),
     ) as platform:
-        shown = None if pages is None else partial(write_early_page, pages, plan, platform=platform)
+        shown = partial(write_early_page, flow, plan, platform=platform)
         results = run_on(platform, plan, fresh=fresh, shown=shown)
-        if pages is not None:
-            copy_page(pages, parameters.name, results, platform)
-            lead_to_page(pages, parameters.name, results, trainings, platform)
+        copy_page(flow, parameters.name, results, platform)
+        lead_to_page(flow, parameters.name, results, trainings, platform)
         if plan.trained is not None and platform.has_worked and platform.parent_run is not None:
             model = f"{parameters.project}-{parameters.name}"
             register_model(platform.parent_run, model, results[plan.trained])
@@ -222,12 +219,11 @@ def copy_page(
     """Copies a finished run's page, with the files that its reader needs beside it."""
     result, page = results[flow.page], flow.page_in(platform.settings.reports, name)
     folder = platform.store.folder(result.address, result.digest)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    _replace(page, partial(shutil.copyfile, folder / flow.file))
+    write_aside(page, partial(shutil.copyfile, folder / flow.file))
     for beside in flow.beside:
         copy = page.with_name(f"{name}-{beside}")
         if (folder / beside).exists():
-            _replace(copy, partial(shutil.copyfile, folder / beside))
+            write_aside(copy, partial(shutil.copyfile, folder / beside))
         else:
             copy.unlink(missing_ok=True)
 
@@ -243,11 +239,12 @@ def lead_to_page(
 
     `trainings`: the steps that the run's charts show.
     """
-    made_by, study = results[flow.page].mlflow_run_id, None
+    made_by = results[flow.page].mlflow_run_id
     if made_by is None or not flow.file.endswith(".html"):
         return
     artifact, experiment = f"{PAGE_FOLDER}/{flow.file}", "0"
-    if platform.has_worked and (study := platform.parent_run):
+    study = platform.parent_run if platform.has_worked else None
+    if study:
         runs = [run for step in trainings if (run := results[step].mlflow_run_id)]
         study.describe(runs if trainings else None, page=(made_by, artifact))
         if study.run:
@@ -266,26 +263,11 @@ def write_early_page(
     try:
         if content := plan.early(results, platform) if plan.early else "":
             page = flow.page_in(platform.settings.reports, plan.parameters.name)
-            page.parent.mkdir(parents=True, exist_ok=True)
             for end, text in plan.beside.items():
-                _write(page.with_name(f"{plan.parameters.name}-{end}"), text)
-            _write(page, content)
+                write_text_aside(page.with_name(f"{plan.parameters.name}-{end}"), text)
+            write_text_aside(page, content)
     except Exception:  # the run is worth more than its early page
         log.warning("cannot write the page of the results so far", exc_info=True)
-
-
-def _write(file: Path, text: str) -> None:
-    _replace(file, lambda aside: aside.write_text(text, encoding="utf-8", newline="\n"))
-
-
-def _replace(page: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file aside and moves it into place, so that no reader sees half of it."""
-    aside = page.with_name(f".{page.name}-{uuid4().hex[:8]}")
-    try:
-        write(aside)
-        aside.replace(page)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def register_model(run: RunTracker, name: str, result: StageResult) -> None:

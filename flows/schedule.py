@@ -29,7 +29,7 @@ from flows.deploy import schedule_name
 from flows.deployment.deployments import LISTED, PARAMETER, deployments, flow_of
 from flows.flow import StagedFlow
 from flows.parameters.defaults import with_paths
-from flows.parameters.files import STUDIES, read_settings, read_study, study_file
+from flows.parameters.parse import STUDIES, read_settings, read_study, study_file
 from flows.sweep.run import check_sweep
 from tasks.runtime.open_platform import planning_platform
 

@@ -15,13 +15,7 @@ from tasks.runtime.servers.service import MLFLOW, PREFECT, START_SECONDS, Servic
 from tasks.runtime.servers.services import Services, client_variables
 from tasks.runtime.servers.standing import login_links, standing_services, watch
 from tasks.runtime.system.computing import COMPUTING
-from tasks.runtime.system.processes import (
-    Process,
-    kill_marked,
-    last_lines,
-    start_child,
-    stop_group,
-)
+from tasks.runtime.system.processes import Process, kill_marked, last_lines, start_child, stop_group
 from tasks.runtime.system.secret_files import own_folder
 from tasks.runtime.track.tracking import Tracking
 
@@ -118,18 +112,8 @@ def _environment(services: Services) -> dict[str, str]:
 
 def worker_arguments(pool: str, name: str | None = None) -> list[str]:
     """Arguments of `python -m prefect` that start a worker for a pool, also in containers."""
-    return [
-        "worker",
-        "start",
-        "--pool",
-        pool,
-        "--type",
-        "process",
-        "--name",
-        name or pool,
-        "--install-policy",
-        "never",
-    ]
+    fixed = ["worker", "start", "--type", "process", "--install-policy", "never"]
+    return [*fixed, "--pool", pool, "--name", name or pool]
 
 
 def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:

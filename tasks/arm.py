@@ -37,7 +37,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.page_helpers import PageConfig, facts_of, page_shown
-from tasks.training import run_training
+from tasks.training import estimate, run_training
 
 DIVERGENCE = "divergence.json"
 WATCHED = ("chosen", "rejected")
@@ -216,7 +216,7 @@ def _nonfinite_probe(lines: Sequence[MetricsLine]) -> Divergence | None:
     return None
 
 
-ARM = Stage("arm", 4, train_arm)
+ARM = Stage("arm", 4, train_arm, estimate=estimate)
 
 
 class MitigationPageConfig(PageConfig):

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from dynolab.audit.audit import audit_pairs
 from dynolab.audit.foresight import Ranking, foresight, risk, worst_first
 from dynolab.audit.word_overlap import word_overlap
+from dynolab.costs.machines import StageCost
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example, Split, read_rows, read_value, write_rows
@@ -29,6 +30,7 @@ from dynolab.training.examples import check_sides
 from dynolab.training.reference import score_responses
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.costs import AnalysisCopies, Costs, Reads
 from tasks.shared.policies import load_encoder, load_model, load_policy
 
 
@@ -77,7 +79,7 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
     objective: Any = build_objective(config.objective)
     with work.shown(len(pairs) + len(heldout)) as progress:
         rows = audit_pairs(
-            load_policy(folder, stage="audit"),
+            load_policy(folder, copies=COPIES.gpu),
             pairs,
             objective,
             heldout=heldout,
@@ -110,7 +112,17 @@ def _metrics(rows: list[PairAudit]) -> dict[str, float]:
     return means | {"audit/pushed_down": float(np.mean([row.push_down < 0 for row in training]))}
 
 
-AUDIT = Stage("audit", 3, audit, operational=frozenset({"batch_tokens"}))
+COPIES = AnalysisCopies(host=3, gpu=3, fetched=2)
+
+
+def estimate(costs: Costs, config: AuditJob, _: Reads) -> StageCost:
+    """Every pair's forwards and backwards, answer by answer."""
+    return costs.analysis(
+        6 * (config.pairs or len(costs.rows())), COPIES, batch_tokens=costs.answer
+    )
+
+
+AUDIT = Stage("audit", 3, audit, ("batch_tokens",), estimate)
 
 
 class ForesightConfig(StageConfig):
@@ -187,7 +199,7 @@ def _changes(
     }
 
 
-FORESIGHT = Stage("foresight", 5, foresee, operational=frozenset({"batch"}))
+FORESIGHT = Stage("foresight", 5, foresee, operational=("batch",))
 
 
 class FilterConfig(StageConfig):

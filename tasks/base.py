@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
 
 from dynolab import hub
+from dynolab.costs.machines import StageCost
+from dynolab.costs.memory import FP32
+from dynolab.data.batches import CHOSEN
 from dynolab.data.source_checks import FolderOrName, named_path
 from dynolab.data.sources.load import DataConfig
 from dynolab.data.unknown import auto_reads_otherwise
@@ -21,6 +25,7 @@ from models.folder import adapter_base, check_settings, loaded_files, read_setti
 from tasks.runtime.stage import Stage
 from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.costs import Costs, Reads
 
 OTHERWISE = "tokenizer/read_otherwise"
 """Metric: sample texts that AutoTokenizer splits otherwise than the model's tokenizer.json."""
@@ -131,8 +136,19 @@ def _content_hash(folder: Path) -> str:
 
 _FIELD = "base.source"
 
+
+def estimate(costs: Costs, config: BaseConfig, _: Reads) -> StageCost:
+    """The built-in model's training, or a copy of an imported one."""
+    if config.source == "builtin":
+        corpus = [costs.lengths(row, (CHOSEN,)) for row in costs.inputs.corpus]
+        return costs.training(config.training, corpus)
+    cost = costs.passes(0)
+    size = FP32 * cost.parameters
+    return replace(cost, host_bytes=size, written=size)
+
+
 # The hash of its content identifies a folder, so its path is no part of the key.
-BASE = Stage("base", 2, make_base, operational=frozenset({"source"}))
+BASE = Stage("base", 2, make_base, ("source",), estimate)
 
 
 def seeded_data(data: DataConfig, seed: int) -> DataConfig:

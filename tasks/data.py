@@ -71,7 +71,7 @@ def file_for_model(path: Path, model: str | None) -> DataConfig:
 
 
 # The hash of its content identifies a file, so its path is no part of the key.
-DATA = Stage("data", 4, freeze_data, operational=frozenset({"path", "chat_model", "probes"}))
+DATA = Stage("data", 4, freeze_data, operational=("path", "chat_model", "probes"))
 
 
 def freeze_prompts(work: Work[DataConfig]) -> dict[str, float]:
@@ -93,7 +93,7 @@ PROMPTS = Stage(
     "prompts",
     2,
     freeze_prompts,
-    operational=frozenset({"path", "chat_model", "probes", "probes_revision"}),
+    operational=("path", "chat_model", "probes", "probes_revision"),
 )
 
 

@@ -152,7 +152,7 @@ def _question(work: Work[AnalysisJob]) -> Question:
     observed = observed_answers(data, config, encoder, config.pair_ids)
     record = None if config.step is None else recorded_step(work, "model", config.step)
     updating, objective = _updating(work, encoder, record)
-    policy = load_policy(folder, _adapter(work), stage="map")
+    policy = load_policy(folder, _adapter(work), copies=1)
     question = Question(
         policy,
         encoder.tokenizer,
@@ -225,5 +225,5 @@ ANALYSIS = Stage(
     "analysis",
     6,
     analyse_forces,
-    operational=frozenset({"memory_bytes", "batch_tokens", "reference_batch", "ranks"}),
+    operational=("memory_bytes", "batch_tokens", "reference_batch", "ranks"),
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import Field
 
+from dynolab.costs.machines import StageCost
 from dynolab.data.batches import REJECTED
 from dynolab.data.rows import ProbeRow, first_pairs, json_line, read_rows
 from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
@@ -22,6 +23,7 @@ from dynolab.forces.step.step_forces import Start, force_metrics
 from dynolab.objectives import build_objective
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.costs import AnalysisCopies, Costs, Reads
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import record_folders, recorded_step, recorded_steps
 from tasks.shared.selection import moved_most
@@ -66,7 +68,7 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     probes = first_pairs(rows, work.config.pairs)
     few = first_pairs(rows, min(work.config.pairs, FEW_PAIRS))
     folder = work.input_folder("trained", "model")
-    policy = load_policy(folder, adapter_folder(work, "trained"), stage="forces")
+    policy = load_policy(folder, adapter_folder(work, "trained"), copies=COPIES.gpu)
     encoder = load_encoder(folder)
     twice = derivatives_of(policy).agrees("second")
     tokens = work.config.batch_tokens
@@ -201,4 +203,19 @@ def _strongest(
     return Push(float(pushes.max()), step, forces, example, row.pair_id, encoded)
 
 
-FORCES = Stage("forces", 8, measure_forces, operational=frozenset({"batch_tokens"}))
+COPIES = AnalysisCopies(host=14, gpu=6, beside_gpu=11, fetched=5)
+
+
+def estimate(costs: Costs, config: ForcesConfig, reads: Reads) -> StageCost:
+    """The pairs' answers of every functional, twice for each recorded step."""
+    steps, states = costs.recorded(reads)
+    return costs.analysis(
+        2 * steps * config.pairs * costs.inputs.functionals,
+        COPIES,
+        batch_tokens=config.batch_tokens,
+        training=reads.get("trained"),
+        states=states,
+    )
+
+
+FORCES = Stage("forces", 8, measure_forces, ("batch_tokens",), estimate)

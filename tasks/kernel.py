@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
+from dynolab.costs.machines import StageCost
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.errors import ConfigError
@@ -16,6 +17,7 @@ from dynolab.forces.kernel.stability import kernel_stability
 from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.costs import AnalysisCopies, Costs, Reads
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import recorded_step
 from tasks.shared.selection import SelectionConfig, observed_rows, updating_rows
@@ -200,4 +202,13 @@ def _metrics(
     return by_label | between | lowest
 
 
-KERNEL = Stage("kernel", 3, measure_kernel, operational=frozenset({"memory_bytes"}))
+COPIES = AnalysisCopies(host=2)
+
+
+def estimate(costs: Costs, config: KernelJob, _: Reads) -> StageCost:
+    """Directions of each updating pair, and their images at every observed one."""
+    answers = config.updating_pairs * config.rank * (4 + 4 * config.observed_pairs)
+    return costs.analysis(answers, COPIES, beside=config.memory_bytes)
+
+
+KERNEL = Stage("kernel", 3, measure_kernel, ("memory_bytes",), estimate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from dynolab.costs.machines import StageCost
+from dynolab.costs.memory import ledger_copies, recorded_states
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.data.token_texts import token_string
@@ -29,6 +32,7 @@ from dynolab.results.study import TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.costs import Costs, Reads
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import Replay, learned_steps
 from tasks.shared.selection import moved_most
@@ -104,7 +108,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     folder = work.input_folder("trained", "model")
     encoder = load_encoder(folder)
     rows, functionals = zip(*watched(work, encoder), strict=True)
-    policy = load_policy(folder, adapter_folder(work, "trained"), stage="ledger")
+    policy = load_policy(folder, adapter_folder(work, "trained"), copies=GPU_COPIES)
     singles = [
         (row.name, functional.terms[0].sequence)
         for row, functional in zip(rows, functionals, strict=True)
@@ -213,5 +217,43 @@ def _go_on(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables) -> int:
     return done
 
 
-LEDGER = Stage("ledger", 7, keep_ledger, operational=frozenset({"disk_bytes", "batch_tokens"}))
+GPU_COPIES = 9
+"""On a GPU, one functional at a time: the model's, both ends of a step, the three of
+`ledger_copies`, and three while a line is split into tokens. What else `ledger_copies` counts, and
+the record itself, is in main memory. Not measured on a GPU."""
+
+
+def estimate(costs: Costs, config: LedgerJob, _: Reads) -> StageCost:
+    """A training that runs twice more; at each of its steps, gradients of observed answers and of
+    the batch. Memory is what it cannot do without: one functional at a time."""
+    training, optimizer = config.training, config.training.optimizer
+    batch = costs.batch_tokens(config.batch_tokens)
+    frozen, copy = costs.weights(training, batch)
+    again = costs.training(training.model_copy(update={"probe_every": 0}))
+    responses = training.batch_size * getattr(training, "completions", 2)
+    single_answers = config.answers + config.heldout_answers
+    answers = costs.inputs.functionals * config.pairs + 4 * single_answers + 2 * responses
+    entered = -(-training.steps // config.every)
+    cost = costs.passes(entered * answers * costs.answer)
+    every_step = config.every == 1
+    copies = 1 + ledger_copies(optimizer, functionals=1, responses=responses, whole=every_step)
+    rank_bytes, host_bytes = frozen + copies * copy, 0
+    if costs.machine.gpus:
+        rank_bytes = frozen + (GPU_COPIES + (not every_step)) * copy
+        host_bytes = (responses + 4 + 2 * recorded_states(optimizer)) * copy
+        if rank_bytes > costs.machine.device_bytes:
+            # The weight, and its gradient of each answer of a batch.
+            rows = min(responses, max(1, batch // costs.answer)) if training.lora is None else 0
+            cost = costs.streamed(cost, training, batch, 1 + rows, copies * copy)
+            rank_bytes, host_bytes = cost.rank_bytes, cost.host_bytes
+    return replace(
+        cost,
+        hours=cost.hours + 2 * again.hours,
+        rank_bytes=max(rank_bytes, again.rank_bytes),
+        host_bytes=max(host_bytes, again.host_bytes),
+        written=entered * copy * (2 + recorded_states(optimizer)),
+    )
+
+
+LEDGER = Stage("ledger", 7, keep_ledger, ("disk_bytes", "batch_tokens"), estimate)
 """`disk_bytes` decides how often training is run again, not what comes of it."""

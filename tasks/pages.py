@@ -25,13 +25,7 @@ from dynolab.training.config import OptimizerConfig
 from tasks.answers import ANSWERS_OF, AnswersConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.shared.page_helpers import (
-    PageConfig,
-    facts_of,
-    input_folder,
-    input_metrics,
-    page_shown,
-)
+from tasks.shared.page_helpers import PageConfig, facts_of, input_folder, input_metrics, page_shown
 from tasks.shared.seeds import step_of
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from dynolab.costs.machines import StageCost
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, json_line, read_rows
 from dynolab.data.world.answer_kinds import RIGHT, WRONG, answer_kind
@@ -17,6 +18,7 @@ from dynolab.results.study import Answer, ModelScore, Score
 from dynolab.rollouts.generator import SampleConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.costs import AnalysisCopies, Costs, Reads
 from tasks.shared.policies import load_model, responses
 
 MODELS = ("base", "sft", "preference")
@@ -136,4 +138,17 @@ def _score_and_answer(
     ]
 
 
-PROBE = Stage("probe", 5, probe)
+COPIES = AnalysisCopies(host=1, gpu=1, fetched=1)
+
+
+def estimate(costs: Costs, config: ProbeConfig, reads: Reads) -> StageCost:
+    """Every trained model's scores: forwards alone, which take a third."""
+    return costs.analysis(
+        costs.inputs.probe_rows * len(costs.trainings(reads)) / 3,
+        COPIES,
+        batch_tokens=config.batch_tokens,
+        backward=False,
+    )
+
+
+PROBE = Stage("probe", 5, probe, estimate=estimate)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from dynolab.costs.machines import StageCost
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
 from dynolab.evaluation.samples import repetition
@@ -21,6 +22,7 @@ from dynolab.squeezing.index import Logits, answers_risen_mass, chosen_by_step, 
 from dynolab.squeezing.ladder import ladder
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.costs import AnalysisCopies, Costs, Reads
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import record_folders, recorded_steps
 
@@ -206,4 +208,13 @@ def _repeaters(generations: Sequence[Generation]) -> dict[str, float]:
     return {f"squeeze/repeaters/{name}": sum(each) / len(each) for name, each in flags.items()}
 
 
-SQUEEZING = Stage("squeezing", 3, measure_squeezing, operational=frozenset({"batch_tokens"}))
+COPIES = AnalysisCopies(host=10)
+
+
+def estimate(costs: Costs, config: SqueezingJob, reads: Reads) -> StageCost:
+    """The pairs' answers, 32 times for each recorded step."""
+    steps, states = costs.recorded(reads)
+    return costs.analysis(32 * steps * config.pairs, COPIES, states=states)
+
+
+SQUEEZING = Stage("squeezing", 3, measure_squeezing, ("batch_tokens",), estimate)

@@ -13,7 +13,9 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
+from dynolab.costs.machines import StageCost
 from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces.ledger.watched import check_kinds
 from dynolab.likelihood.checked import CHECKS, note_check
@@ -23,7 +25,12 @@ from dynolab.training.alarm import check_watched
 from dynolab.training.best import check_metric
 from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig, ZeroStage
 from dynolab.training.dose import rows_to_protect
-from dynolab.training.examples import load_examples, load_prompts, training_encoder
+from dynolab.training.examples import (
+    check_rows as check_objective,
+    load_examples,
+    load_prompts,
+    training_encoder,
+)
 from dynolab.training.job import TrainJob
 from tasks.ranks.train import run
 from tasks.runtime.launch.launcher import launch_ranks
@@ -32,6 +39,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.training_monitor import TrainingMonitor
 from tasks.runtime.work import Work
+from tasks.shared.costs import Costs, Reads
 
 Config = TypeVar("Config", bound=LoopConfig)
 
@@ -196,6 +204,31 @@ def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> 
             notice.hand_on()
 
 
-SFT = Stage("sft", 6, train, operational=frozenset({"keep_steps"}))
-PREFERENCE = Stage("preference", 6, train, operational=frozenset({"keep_steps"}))
-GROUP = Stage("group", 6, train_on_groups, operational=frozenset({"keep_steps"}))
+def estimate(costs: Costs, config: LoopConfig, reads: Reads) -> StageCost:
+    """What a training takes. **Raises** `ConfigError` for rows that it would refuse."""
+    inputs = costs.inputs
+    if isinstance(reads.get("data"), DataConfig) and inputs.at_hand:
+        check_probes(config, inputs.loaded.probes)
+        if isinstance(config, TrainConfig) and not inputs.gives_prompts:
+            _check_planned(costs, config)
+    return costs.training(config)
+
+
+def _check_planned(costs: Costs, config: TrainConfig) -> None:
+    inputs = costs.inputs
+    check_objective(inputs.loaded.pairs, config.objective)
+    rows, limit = costs.rows(config.max_length), costs.limit(config.max_length)
+    beyond = inputs.overlong[limit]
+    if beyond and config.overlong == "error":
+        raise ConfigError(
+            "overlong",
+            "error",
+            f"{beyond} of {len(rows)} rows exceed the context of {limit} tokens; set it to "
+            "drop, truncate_left, keep_start or keep_end, or use a model with a longer context",
+        )
+
+
+KEEPS_STEPS = ("keep_steps",)
+SFT = Stage("sft", 6, train, KEEPS_STEPS, estimate)
+PREFERENCE = Stage("preference", 6, train, KEEPS_STEPS, estimate)
+GROUP = Stage("group", 6, train_on_groups, KEEPS_STEPS, estimate)

@@ -11,23 +11,6 @@ from dynolab.training.deepspeed_engine import zero_stage
 from dynolab.training.engine import SECOND_MOMENT
 
 FP32 = 4
-COPIES = {"probe": 1, "kernel": 2, "audit": 3, "squeezing": 10, "forces": 14}
-"""Stage → copies of the weights in fp32 that it holds without a GPU, beside optimizer states and
-activations."""
-
-GPU_COPIES = {"map": 1, "probe": 1, "audit": 3, "forces": 6, "ledger": 9}
-"""Copies of the weights on a GPU that has room for them; `forces` has 11 more in main memory,
-beside optimizer states. If it has none, all are in main memory, and weights come to the GPU module
-by module.
-
-A ledger of one functional at a time has the model's, both ends of a step, the three of
-`ledger_copies`, and three while a line is split into tokens. What else `ledger_copies` counts, and
-the record itself, is in main memory. Not measured on a GPU."""
-
-FETCHED = {"probe": 1, "audit": 2, "forces": 5, "ledger": 1}
-"""Tensors of the largest weight's size on a GPU to which weights come module by module: the weight,
-its gradient, or what is multiplied with it; a ledger has one more for each answer of a batch.
-Checked: `streamed_plan_error` of `tests.benchmarks.sharded`."""
 
 BUCKET = 5 * 10**8
 """Gradients that DeepSpeed's ZeRO sends at once (`reduce_bucket_size`), in numbers."""

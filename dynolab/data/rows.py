@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from dynolab.aside import write_aside
 from dynolab.errors import ConfigError, reading
 
 Split = Literal["train", "heldout"]
@@ -203,9 +204,7 @@ def whole_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
 
 def replace_rows(path: Path, rows: Iterable[BaseModel | Mapping[str, object]]) -> None:
     """Writes rows in place of a file's, at once."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    write_rows(unfinished, rows)
-    unfinished.replace(path)
+    write_aside(path, lambda part: write_rows(part, rows))
 
 
 def read_value(path: Path, expected: type[Parsed]) -> Parsed:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from dynolab.aside import write_text_aside
 from dynolab.data.rows import Row, read_rows, write_rows
 from dynolab.endpoint.config import Answered, EndpointConfig, Failure, Request
 from dynolab.errors import ConfigError, EndpointFailed, to_install
@@ -248,11 +249,7 @@ class AnswerCache:
 
     def put(self, key: str, answer: Answered) -> None:
         """Stores an answer."""
-        file = self._file(key)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}")
-        unfinished.write_text(answer.model_dump_json(), encoding="utf-8")
-        unfinished.replace(file)
+        write_text_aside(self._file(key), answer.model_dump_json())
 
     def save(self, keys: Iterable[str], file: Path) -> None:
         """Writes the answers stored under some keys to one file."""

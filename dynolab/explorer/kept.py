@@ -1,20 +1,10 @@
-"""Files that keep what was computed, and a thread that computes while the page is read."""
+"""A thread that computes while the page is read."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from threading import Lock
-
-
-def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}{file.suffix}")
-    write(part)
-    part.replace(file)
 
 
 class Background:

@@ -12,10 +12,11 @@ from threading import RLock
 import numpy as np
 from pydantic import TypeAdapter
 
+from dynolab.aside import write_aside, write_text_aside
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
 from dynolab.data.rows import Example, ProbeRow, Row, read_value
 from dynolab.errors import ConfigError
-from dynolab.explorer.kept import Background, write_whole
+from dynolab.explorer.kept import Background
 from dynolab.explorer.lines import Lines
 from dynolab.explorer.step import Asked, AskedStep, Metric, check_room, under, with_pair
 from dynolab.explorer.watched import Answer, read_answers
@@ -172,7 +173,7 @@ class Training:
                 with self.lock:
                     chunk = self.asked(step, asked).lines(sequences[start : start + AT_ONCE])
                 chunks.append(chunk)
-            write_whole(file, Lines.beside(chunks).save)
+            write_aside(file, Lines.beside(chunks).save)
         return Lines.load(file)
 
     def begin(self, kind: str, asked: Asked, steps: Sequence[int]) -> int:
@@ -224,7 +225,7 @@ class Training:
                 name=row.pair_id,
                 kind=row.kind,
             )
-        write_whole(file, lambda part: part.write_text(computed.model_dump_json()))
+        write_text_aside(file, computed.model_dump_json())
         return computed
 
     def lines_of(self, pair: Example, step: int, kind: str, asked: Asked) -> Lines:

@@ -14,8 +14,7 @@ from dynolab.errors import ConfigError
 from dynolab.store import git_revision
 from experiments.reproduce.logs import read_log
 from flows.flow import FlowParameters, Name
-from flows.parameters.files import STUDIES
-from flows.parameters.parse import load_parameters
+from flows.parameters.parse import STUDIES, load_parameters
 from tasks.runtime.system.secret_files import own_folder
 from tasks.runtime.system.settings import Settings
 from tasks.shared.result_table import of_verdicts, write_table

@@ -16,15 +16,12 @@ from typing import Any
 import prefect
 from prefect.runtime import flow_run
 from prefect.states import Failed
-from pydantic import (
-    BaseModel,
-    create_model,
-)
+from pydantic import BaseModel, create_model
 
 from dynolab.errors import DynolabError
 from flows.deployment.forms import FilledForm, derive_form
 from flows.flow import Flow, Form
-from flows.parameters.files import STUDIES, read_settings, read_study
+from flows.parameters.parse import STUDIES, read_settings, read_study
 from flows.registry import FLOWS, REGISTRY, load_flow
 from flows.run import run_flow
 

@@ -6,21 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    create_model,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form
 from flows.parameters.defaults import choices
-from flows.parameters.files import STUDIES, read_study
-from flows.parameters.parse import as_change, parse_parameters
+from flows.parameters.parse import STUDIES, as_change, parse_parameters, read_study
 from flows.parameters.validation import Parameters
 
 OTHER_TRIED = "other_values"

@@ -7,9 +7,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import (
-    BaseModel,
-)
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from dynolab.data.source_checks import OnDisk

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ValidationError,
-)
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from dynolab.data.sources.config import SOURCE_NAME
@@ -102,13 +99,12 @@ def _describe(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
     return field, given, remedy
 
 
-_FIRST = "the first a letter"
-
 _PATTERNS = {
     NAME: "use letters, digits, blanks and . _ -, the first a letter or digit",
     SOURCE_NAME: "use letters, digits and . _ -",
-    r"^[a-z][a-z0-9_-]{0,31}$": f"use up to 32 lower-case letters, digits, - and _, {_FIRST}",
-    r"^[a-z][a-z0-9-]{0,31}$": f"use up to 32 lower-case letters, digits and -, {_FIRST}",
+    r"^[a-z][a-z0-9_-]{0,31}$": "use up to 32 lower-case letters, digits, - and _, "
+    "the first a letter",
+    r"^[a-z][a-z0-9-]{0,31}$": "use up to 32 lower-case letters, digits and -, the first a letter",
     r"\S": "give a text that is not blank",
 }
 """Pattern of a text → what to write."""

@@ -1,15 +1,17 @@
-"""The flow of a study: its plan with the comparisons that its report shows, and its form."""
+"""The flows of a study, and of its trainings alone: their plans and forms."""
 
 from __future__ import annotations
 
 import shlex
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
+from pydantic import Field, model_validator
+
+from dynolab.errors import ConfigError
 from dynolab.objectives.registry import RowConfig, names_of
-from flows.comparison import resolved_comparison
-from flows.flow import SOURCE_FIELDS, Form, Plan, StagedFlow, Step, finished
-from flows.mitigation import MitigationParameters, mitigation_steps
+from flows.flow import SOURCE_FIELDS, Form, Plan, StagedFlow, finished
 from flows.parameters.parse import load_parameters
 from flows.registry import REGISTRY, load_flow
 from flows.study.parameters import StudyParameters, resolved
@@ -22,24 +24,30 @@ COMPARED = {"mitigation": "mitigation", "reproduction": "reproduce"}
 """Setting of `comparisons` → its flow, which may be one of a wing that is not here."""
 
 
+def comparisons_of(parameters: StudyParameters) -> dict[str, tuple[str, str]]:
+    """Setting → flow and study file of the comparisons that a study names."""
+    files = dict(parameters.comparisons)
+    return {
+        name: (flow, files[name])
+        for name, flow in COMPARED.items()
+        if flow in REGISTRY and files[name] is not None
+    }
+
+
 def compared_results(parameters: StudyParameters, platform: Platform) -> dict[str, StageResult]:
     """The page results of a study's comparisons, if these are finished.
 
     **Raises** `ConfigError` for an invalid study file of a comparison.
     """
-    files, comparisons = parameters.comparisons, dict[str, list[Step]]()
-    if files.mitigation is not None:
-        remedies = load_parameters(MitigationParameters, Path(files.mitigation))
-        comparisons["mitigation"] = mitigation_steps(resolved_comparison(remedies))
-    if files.reproduction is not None and COMPARED["reproduction"] in REGISTRY:
-        flow = load_flow(COMPARED["reproduction"])
+    pages = {}
+    for name, (flow_name, file) in comparisons_of(parameters).items():
+        flow = load_flow(flow_name)
         assert isinstance(flow, StagedFlow)
-        findings = load_parameters(flow.parameters, Path(files.reproduction))
-        comparisons["reproduction"] = [*flow.plan(findings, platform).steps]
-    pages = {
-        name: finished(steps, platform).get(steps[-1].name) for name, steps in comparisons.items()
-    }
-    return {name: page for name, page in pages.items() if page is not None}
+        steps = flow.plan(load_parameters(flow.parameters, Path(file)), platform).steps
+        page = finished(steps, platform).get(steps[-1].name)
+        if page is not None:
+            pages[name] = page
+    return pages
 
 
 PREFERENCE_OBJECTIVES = names_of(RowConfig, in_forms=True)
@@ -67,23 +75,21 @@ PREFERENCE_FIELDS = {
 
 def plan(parameters: StudyParameters, platform: Platform) -> Plan:
     """Plans the study's steps; its report shows those of its comparisons that have run."""
-    known = resolved(parameters)
-    compared = compared_results(known, platform)
+    study = resolved(parameters)
+    compared = compared_results(study, platform)
     missing = {
-        name: f"{command} {shlex.quote(file)}"
-        for name, command in COMPARED.items()
-        if command in REGISTRY
-        and (file := getattr(known.comparisons, name)) is not None
-        and name not in compared
+        name: f"{flow} {shlex.quote(file)}"
+        for name, (flow, file) in comparisons_of(study).items()
+        if name not in compared
     }
-    steps = study_steps(known, compared, missing)
+    steps = study_steps(study, compared, missing)
     report = steps[-1].config
     assert isinstance(report, ReportConfig)
     return Plan(
-        known,
+        study,
         steps,
         compared,
-        tags={"seed": str(known.seed)},
+        tags={"seed": str(study.seed)},
         trained="preference",
         early=partial(early_report, report, steps[-1].inputs, [step.name for step in steps]),
         # The remedies may run before the study has ended.
@@ -91,7 +97,7 @@ def plan(parameters: StudyParameters, platform: Platform) -> Plan:
     )
 
 
-FLOW = StagedFlow(
+STUDY = StagedFlow(
     "study",
     StudyParameters,
     plan,
@@ -107,3 +113,65 @@ FLOW = StagedFlow(
         )
     },
 )
+
+
+class TrainParameters(StudyParameters):
+    """A study's settings; those of its analyses are ignored."""
+
+    until: Literal["sft", "preference"] = Field("preference", description="The last training.")
+
+    @model_validator(mode="after")
+    def _has_last_training(self) -> TrainParameters:
+        if self.until == "sft" and self.sft is None:
+            raise ConfigError("until", "sft", "sft is null; set it, or until: preference")
+        return self
+
+
+def plan_training(parameters: TrainParameters, _: Platform) -> Plan:
+    """Plans the study's steps that the last training needs; a later study reuses their results."""
+    study = resolved(parameters)
+    steps = study_steps(study)
+    needed: set[str] = {parameters.until}
+    for step in reversed(steps):
+        if step.name in needed:
+            needed |= set(step.inputs.values())
+    steps = [step for step in steps if step.name in needed]
+    return Plan(study, steps, tags={"seed": str(study.seed)}, trained=steps[-1].name)
+
+
+TRAIN = StagedFlow(
+    "train",
+    TrainParameters,
+    plan_training,
+    page="sft",
+    file="summary.json",
+    forms={
+        "sft": Form(
+            "Supervised finetuning.",
+            {
+                **SOURCE_FIELDS,
+                "seed": "seed",
+                "objective": "sft.objective.name",
+                "normalise": "sft.objective.normalise",
+                "steps": "sft.steps",
+                "optimizer": "sft.optimizer.name",
+                "learning_rate": "sft.optimizer.learning_rate",
+                "batch_size": "sft.batch_size",
+                "ranks": "sft.engine.ranks",
+                "probe_every": "sft.probe_every",
+            },
+            objectives=("sft", "sft_extended"),
+            file="builtin.yaml",
+            fixed=("until=sft",),
+        ),
+        "preference": Form(
+            "Training on pairs of a chosen and a rejected answer, after SFT.",
+            PREFERENCE_FIELDS,
+            objectives=PREFERENCE_OBJECTIVES,
+            file="builtin.yaml",
+            fixed=("until=preference",),
+        ),
+    },
+)
+
+FLOWS = {flow.name: flow for flow in (STUDY, TRAIN)}

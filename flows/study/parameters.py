@@ -14,10 +14,7 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES, build_objective
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import TrainConfig
 from flows.flow import FlowParameters, Name
-from tasks.audit import (
-    AuditConfig,
-    FilterConfig,
-)
+from tasks.audit import AuditConfig, FilterConfig
 from tasks.base import BaseConfig, check_model_fits_data, resolve_base, seeded_base, seeded_data
 from tasks.forces import ForcesConfig
 from tasks.kernel import KernelConfig
@@ -85,7 +82,7 @@ class StudyParameters(FlowParameters):
     comparisons: ComparisonFiles = ComparisonFiles()
 
     @model_validator(mode="after")
-    def _fits_data(self) -> StudyParameters:
+    def _fits_together(self) -> StudyParameters:
         if "flat_world" in self.contrasts and not self.data.states_facts:
             raise ConfigError(
                 "contrasts",
@@ -93,15 +90,6 @@ class StudyParameters(FlowParameters):
                 "needs the built-in world of facts; leave it out for other data",
             )
         check_model_fits_data(self.base, self.data)
-        return self
-
-    @property
-    def start(self) -> str:
-        """The step whose model preference training starts from."""
-        return "base" if self.sft is None else "sft"
-
-    @model_validator(mode="after")
-    def _objectives_differ(self) -> StudyParameters:
         if self.sft is not None and self.sft.objective.name == self.preference.objective.name:
             raise ConfigError(
                 "preference.objective.name",
@@ -110,6 +98,11 @@ class StudyParameters(FlowParameters):
                 "choose another",
             )
         return self
+
+    @property
+    def start(self) -> str:
+        """The step whose model preference training starts from."""
+        return "base" if self.sft is None else "sft"
 
     @model_validator(mode="after")
     def _has_one_seed(self) -> StudyParameters:

@@ -12,13 +12,7 @@ from flows.mitigation import remedies_file
 from flows.probes import watched_rows_and_base
 from flows.study.parameters import StudyParameters
 from tasks.answers import RESAMPLED
-from tasks.audit import (
-    AUDIT,
-    FILTER,
-    FORESIGHT,
-    AuditJob,
-    ForesightConfig,
-)
+from tasks.audit import AUDIT, FILTER, FORESIGHT, AuditJob, ForesightConfig
 from tasks.data import DATA
 from tasks.forces import FORCES
 from tasks.kernel import KERNEL, KernelJob
@@ -30,7 +24,7 @@ from tasks.training import PREFERENCE, SFT
 
 
 def study_steps(
-    parameters: StudyParameters,
+    study: StudyParameters,
     compared: Collection[str] = (),
     missing: Mapping[str, str] | None = None,
 ) -> list[Step]:
@@ -39,7 +33,7 @@ def study_steps(
     **Arguments:** `compared`: names of comparisons whose existing results the report reads;
     `missing`: comparisons that have not run, with the commands that run them.
     """
-    study, start, objective = parameters, parameters.start, parameters.preference.objective
+    start, objective = study.start, study.preference.objective
     steps = watched_rows_and_base(study.data, study.base, study.probe_set)
     started = {"preference": start}
     if study.sft is not None:
@@ -90,15 +84,7 @@ def study_steps(
         objective=objective,
         learning_rate=study.preference.optimizer.learning_rate,
         missing=dict(missing or {}),
-        remedies=remedies_file(
-            study.name,
-            study.seed,
-            study.data,
-            study.base,
-            study.probe_set,
-            study.sft,
-            study.preference,
-        ),
+        remedies=remedies_file(study),
     )
     shown = {
         **{step.name.replace("-", "_"): step.name for step in steps if step.stage in _SHOWN},

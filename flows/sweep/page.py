@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynolab.errors import DynolabError
@@ -55,6 +55,7 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
     run = platform.parent_run
     ids = [row.mlflow_run_id for row in rows if row.mlflow_run_id]
     compare = compare_page(run.run, ids) if run and run.run and len(ids) > 1 else ""
+    address = f"{run.server}/{compare}" if run and compare else ""
     page = platform.settings.reports / f"{parameters.name}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     write_sweep_page(
@@ -64,7 +65,7 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
         rows=rows,
         best=[row.number for row in best],
         importances=study.importances(),
-        compare=f"{run.server}/{compare}" if run and compare else "",
+        compare=address,
     )
     text = f"{sum(row.state != 'running' for row in rows)} of {parameters.total} trials have ended."
     for row in best:
@@ -76,15 +77,16 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
         run.log_artifact(page, PAGE_FOLDER)
         if run.run:
             links = {"Report": run_page(run.run, f"{PAGE_FOLDER}/{page.name}"), "Compare": compare}
-            own, full = (
-                " · ".join(f"[{name}]({start}{end})" for name, end in links.items() if end)
-                for start in ("", f"{run.server}/")
-            )
-            run.set_tags({DESCRIPTION_TAG: f"{text} {own}"})
-            text += f" {full}"
+            # MLflow's own pages lead on without its address, Prefect's with it.
+            run.set_tags({DESCRIPTION_TAG: f"{text} {_linked(links, '')}"})
+            text += f" {_linked(links, f'{run.server}/')}"
     if inside_prefect_run():
         _show_in_prefect(study, rows, best, text)
-    return f"{run.server}/{compare}" if run and compare else ""
+    return address
+
+
+def _linked(pages: Mapping[str, str], server: str) -> str:
+    return " · ".join(f"[{name}]({server}{page})" for name, page in pages.items() if page)
 
 
 def _show_in_prefect(

@@ -13,7 +13,7 @@ from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
 from dynolab.results.sweep import Scalar
 from flows.flow import FlowParameters, Name
-from flows.parameters.files import study_file
+from flows.parameters.parse import study_file
 from tasks.runtime.work import StageConfig
 
 _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")

@@ -17,10 +17,10 @@ from dynolab.results.sweep import TrialState
 from dynolab.store import Claim
 from flows.parameters.parse import as_change, load_parameters
 from flows.registry import FLOWS, load_flow
-from flows.sweep.page import show_trials
+from flows.sweep.page import report, show_trials
 from flows.sweep.parameters import SweepParameters
 from flows.sweep.trials import MEASURED, RUN_ID, SweepStudy, short, study_name
-from tasks.runtime.open_platform import planning_platform
+from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import Platform
 from tasks.runtime.track.runs import shown_params
 from tasks.runtime.training_monitor import watched_by
@@ -80,6 +80,25 @@ def trial_of(parameters: SweepParameters, point: Mapping[str, Any]) -> tuple[Any
     return flow, load_parameters(
         flow.parameters, parameters.study_path, [*parameters.settings, *changes]
     )
+
+
+def sweep(parameters: SweepParameters) -> dict[str, Any]:
+    """Runs the trials of a sweep that no process has begun, or whose process died.
+
+    Returns the trials as rows.
+    """
+    check_sweep(parameters)
+    study = SweepStudy(parameters)
+    with open_platform(
+        study=parameters.name,
+        project=parameters.project,
+        tags={"kind": "sweep", "flow": "sweep", "sweep": parameters.name},
+        params=shown_params(parameters),
+        settings_yaml=parameters.as_yaml,
+        charts=True,
+    ) as platform:
+        run_trials(study, platform)
+        return report(study, platform)
 
 
 def run_trials(study: SweepStudy, platform: Platform) -> None:

@@ -19,7 +19,7 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     distributed.join()
-    fill_map(job, load_policy(job.model, job.adapter, stage="map"))
+    fill_map(job, load_policy(job.model, job.adapter, copies=1))
     distributed.leave()
 
 

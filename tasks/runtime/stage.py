@@ -6,15 +6,16 @@ import errno
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Generic
 from uuid import uuid4
 
+from dynolab.costs.machines import StageCost
 from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
 from dynolab.functions import Sources, changed_files
 from dynolab.likelihood.checked import checks_kept
@@ -42,12 +43,14 @@ class Stage(Generic[Config]):
 
     `version`: raise it when the same settings give another result. `body` computes the result and
     returns its metrics. `operational`: dotted config fields that do not change the result.
+    `estimate`: what it takes, of `tasks.shared.costs.Costs`, its config, and its inputs' configs.
     """
 
     name: str
     version: int
     body: Callable[[Work[Config]], dict[str, float]]
-    operational: frozenset[str] = field(default=frozenset())
+    operational: Collection[str] = ()
+    estimate: Callable[..., StageCost] | None = None
 
 
 def plan_key(stage: Stage[Config], config: Config, inputs: Mapping[str, StageResult]) -> str:

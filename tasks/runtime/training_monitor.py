@@ -11,21 +11,22 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from dynolab.errors import Pruned, unreadable
+from dynolab.aside import write_aside
+from dynolab.errors import Pruned
 from dynolab.results.study import MetricsLine
 from dynolab.training.alarm import GAP, RANG, RISE
 from dynolab.training.job import STOP
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import StepReporter, emit_event, outcome_of
+from tasks.runtime.track.tail import Tail
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -64,11 +65,12 @@ class TrainingMonitor:
         self._progress.step = begin
         metrics = work.output / "metrics.jsonl"
         self._watched = Watched(work.name, states / STOP)
-        tail = MetricsTail(metrics, StepReporter(self._progress), self._alarm, self._watched)
+        tail, reports_tail = Tail(metrics), Tail(metrics)
+        listeners = (StepReporter(self._progress), self._alarm, self._watched)
 
         def poll() -> None:
             follow(metrics, work.tracker)
-            tail.poll()
+            _pass_on(tail, listeners)
 
         self._reports = [
             Report(
@@ -79,9 +81,10 @@ class TrainingMonitor:
             )
             for client in Settings.from_environment().report_to
         ]
-        reports = MetricsTail(metrics, *self._reports)
         self._metrics_thread = _PollingThread(f"follow-{work.name}", poll)
-        self._reports_thread = _PollingThread(f"report-{work.name}", reports.poll)
+        self._reports_thread = _PollingThread(
+            f"report-{work.name}", lambda: _pass_on(reports_tail, self._reports)
+        )
         self._states_thread = _PollingThread(f"keep-{work.name}", self._keep_newest)
 
     def __enter__(self) -> TrainingMonitor:
@@ -160,6 +163,14 @@ class _PollingThread(threading.Thread):
             self.error = error
 
 
+def _pass_on(tail: Tail, listeners: Sequence[Callable[[MetricsLine], None]]) -> None:
+    """Give each listener the lines that were added since the last call."""
+    for lines in tail.batches(1):
+        for line in lines:
+            for listener in listeners:
+                listener(line)
+
+
 def follow(file: Path, run: RunTracker) -> None:
     """Have the lines of a growing file of metrics sent; call again when it may be another file.
 
@@ -170,48 +181,12 @@ def follow(file: Path, run: RunTracker) -> None:
     try:
         if not file.exists() or (link.exists() and link.samefile(file)):
             return
-        aside = link.with_suffix(".part")
-        aside.unlink(missing_ok=True)
         try:
-            os.link(file, aside)
-            aside.replace(link)
+            write_aside(link, partial(os.link, file))
         except OSError:
             shutil.copyfile(file, link)
     except OSError as error:  # a full or broken disk must not end the training
         log.warning("tracking could not follow %s: %s", file, error)
-
-
-class MetricsTail:
-    """Passes each complete line of `path` once to `listeners`.
-
-    A resuming rank program begins with the checkpoint's copy of the file. The tail reads a file
-    that was replaced from its beginning.
-    """
-
-    def __init__(self, path: Path, *listeners: Callable[[MetricsLine], None]) -> None:
-        self.path, self.listeners = path, listeners
-        self._inode, self._offset = -1, 0
-
-    def poll(self) -> None:
-        """Read the lines added since the last poll."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            if status.st_ino != self._inode or status.st_size < self._offset:
-                self._inode, self._offset = status.st_ino, 0
-            stream.seek(self._offset)
-            for text in stream:
-                if not text.endswith(b"\n"):
-                    break  # still being written
-                self._offset += len(text)
-                try:
-                    line = MetricsLine.model_validate_json(text)
-                except ValidationError as error:
-                    log.warning("skipping a line of metrics: it %s", unreadable(error))
-                    continue
-                for listener in self.listeners:
-                    listener(line)
 
 
 Watcher = Callable[[str, MetricsLine], None]

@@ -73,7 +73,7 @@ def load_encoder(folder: Path, overlong: Overlong = "drop") -> Encoder:
 
 
 def load_policy(
-    model: Path, adapter: Path | None = None, *, stage: str | None = None
+    model: Path, adapter: Path | None = None, *, copies: int | None = None
 ) -> PolicyFunction:
     """A training's model as a policy, on this process's device.
 
@@ -82,22 +82,22 @@ def load_policy(
     - `model`: the training's `model/`.
     - `adapter`: its `adapter/`. The adapters are then split from the merged weights, and only they
       are parameters, as in the training's records.
-    - `stage`: one of `GPU_COPIES`. Where a GPU has no room for its copies of what moves, all stay
-      in main memory, and weights come to the GPU module by module. By default the model is on the
-      GPU in any case.
+    - `copies`: of what moves, that an analysis holds on a GPU. Where that has no room for them, all
+      stay in main memory, and weights come to the GPU module by module. By default the model is on
+      the GPU in any case.
     """
 
-    from dynolab.costs.memory import FP32, GPU_COPIES
+    from dynolab.costs.memory import FP32
     from models.language import load_language_model
 
     loaded = load_language_model(model)
     policy: nn.Module = loaded if adapter is None else unmerge_adapters(loaded, adapter)
-    here, each = device(), list(policy.parameters())
-    if here.type == "cpu" or stage is None:
+    here, parameters = device(), list(policy.parameters())
+    if here.type == "cpu" or copies is None:
         return PolicyFunction(policy.to(here))
-    moving = sum(own.numel() for own in each if own.requires_grad)
-    frozen = sum(own.nbytes for own in each if not own.requires_grad)
-    needed = frozen + GPU_COPIES[stage] * FP32 * moving
+    moving = sum(weight.numel() for weight in parameters if weight.requires_grad)
+    frozen = sum(weight.nbytes for weight in parameters if not weight.requires_grad)
+    needed = frozen + copies * FP32 * moving
     if needed <= ROOM * torch.cuda.mem_get_info(here)[0]:
         return PolicyFunction(policy.to(here))
     return PolicyFunction(policy, device=here)

@@ -24,6 +24,9 @@ from unittest.mock import patch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import tasks.audit
+import tasks.forces
+import tasks.ledger
 from dynolab.audit.audit import audit_pairs
 from dynolab.costs.machines import Machine, StageCost, machine_named, this_machine
 from dynolab.costs.traced import LiveBytes
@@ -39,12 +42,12 @@ from dynolab.forces.ledger.watched import kind_means
 from dynolab.objectives import build_objective
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
-from flows.costs import Costs, Inputs
 from models.language import load_language_model, load_tokenizer
 from tasks.audit import AuditJob
-from tasks.base import BaseConfig
 from tasks.forces import ForcesConfig
 from tasks.ledger import LedgerJob
+from tasks.shared.cost_inputs import Inputs
+from tasks.shared.costs import Costs
 from tasks.shared.policies import load_policy
 from tests.benchmarks.models import PYTHIA_160M, pythia, random_pairs
 from tests.training.small import (
@@ -107,14 +110,14 @@ def planned(
     config: TrainConfig, source: str, data: DataConfig, machine: Machine, forces: ForcesConfig
 ) -> dict[str, StageCost]:
     """What a training takes, and its analyses."""
-    costs = Costs(Inputs(BaseConfig(source=source), data), machine)
+    costs = Costs(Inputs(source, None, data), machine)
     audit = AuditJob(objective=config.objective, batch_tokens=forces.batch_tokens)
     ledger = LedgerJob(training=config, pairs=PAIRS, batch_tokens=forces.batch_tokens)
     return {
         "training": costs.training(config),
-        "forces": costs.analysis("forces", forces, [config], config),
-        "audit": costs.analysis("audit", audit, [config]),
-        "ledger": costs.ledger(ledger),
+        "forces": tasks.forces.estimate(costs, forces, {"trained": config}),
+        "audit": tasks.audit.estimate(costs, audit, {}),
+        "ledger": tasks.ledger.estimate(costs, ledger, {}),
     }
 
 

@@ -37,10 +37,10 @@ from dynolab.results.study import MetricsLine
 from dynolab.training.adapters import activations_checkpointed, prepare_checkpointing
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
-from flows.costs import Costs, Inputs
-from tasks.base import BaseConfig
 from tasks.ranks.train import run
 from tasks.runtime.launch.launcher import launch_ranks
+from tasks.shared.cost_inputs import Inputs
+from tasks.shared.costs import Costs
 from tests.benchmarks.figures import ROOT, main, seconds
 from tests.benchmarks.models import PYTHIA_160M, pythia, pythia_tokenizer, random_pairs
 
@@ -121,7 +121,7 @@ def plans(home: Path) -> dict[str, float]:
             }
         )
         data = DataConfig(source="file", path=str(rows), heldout_rows=0, probe_pairs=0)
-        planned = Costs(Inputs(BaseConfig(source=str(model)), data), machine).training(config)
+        planned = Costs(Inputs(str(model), None, data), machine).training(config)
         most, took = measured(home / str(number), config, model, rows)
         errors["memory_plan_error"].append(planned.rank_bytes / most - 1)
         errors["time_plan_error"].append(planned.hours * 3600 / took - 1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dynolab.audit.audit import audit_pairs
-from dynolab.costs.memory import COPIES, FP32, ledger_copies, recorded_states
+from dynolab.costs.memory import FP32, ledger_copies, recorded_states
 from dynolab.costs.shape import ModelShape, shape_of
 from dynolab.costs.traced import LiveBytes
 from dynolab.data.encode import Encoder
@@ -29,6 +29,7 @@ from dynolab.squeezing.forecast import forecasts
 from dynolab.squeezing.ladder import ladder
 from dynolab.training.job import TrainJob
 from models.language import load_language_model, load_tokenizer
+from tasks import audit, forces as forces_stage, study_squeezing
 from tests.benchmarks.models import pythia
 from tests.training.small import make_files, make_job, make_tokenizer, run, settings, step_record
 
@@ -93,7 +94,7 @@ def most_bytes(work: Callable[[], object], dtype: torch.dtype | None = None) -> 
 def test_an_audit(trained: Trained) -> None:
     pairs = trained.encoder.examples(list(read_rows(trained.job.examples, Example)))
     most = most_bytes(lambda: audit_pairs(trained.policy(), pairs[:PAIRS], DPO(DPOConfig())))
-    assert most == pytest.approx(COPIES["audit"] * FP32 * trained.shape.parameters, rel=0.15)
+    assert most == pytest.approx(audit.COPIES.host * FP32 * trained.shape.parameters, rel=0.15)
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_forces_of_a_step(trained: Trained) -> None:
         step_forces(record, policy, rows, encoder, stage="dpo", batch_tokens=256)
 
     held = sum(w.nbytes for w in first.values())
-    planned = trained.planned(COPIES["forces"])
+    planned = trained.planned(forces_stage.COPIES.host)
     assert most_bytes(forces) + held == pytest.approx(planned, rel=0.1)
 
 
@@ -124,7 +125,9 @@ def test_squeezing(trained: Trained) -> None:
         ladder(record, policy, training="dpo")
         del start
 
-    assert most_bytes(measured) == pytest.approx(trained.planned(COPIES["squeezing"]), rel=0.1)
+    assert most_bytes(measured) == pytest.approx(
+        trained.planned(study_squeezing.COPIES.host), rel=0.1
+    )
 
 
 def test_a_ledger(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from dynolab.errors import ConfigError
 from flows.explore import open_study
-from flows.study.flow import FLOW as STUDY
+from flows.study.flow import STUDY
 from tests.browsing import CHROMIUM, READERS, browser_page, faint
 from tests.explorer.serving import explorer
 from tests.flows.in_process import InProcess

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from dynolab.results.audit import PairAudit
-from flows.study.flow import FLOW as STUDY
+from flows.study.flow import STUDY
 from tests.flows.in_process import InProcess
 from tests.library.test_lines import SEPARATORS
 from tests.training.small import make_files, make_rows

@@ -14,7 +14,7 @@ import pytest
 from dynolab.errors import ConfigError, ServiceFailed
 from flows import commands, run
 from flows.commands import is_outage, run_on_servers
-from flows.study.flow import FLOW as STUDY
+from flows.study.flow import STUDY
 from tasks.runtime.servers.services import Services
 
 GONE = httpx.ConnectError("refused")

@@ -10,7 +10,7 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowConfig, names_of
 from dynolab.report.style import objective_name
 from flows.parameters.parse import load_parameters, parse_parameters
-from flows.study.flow import FLOW as STUDY, PREFERENCE_OBJECTIVES
+from flows.study.flow import PREFERENCE_OBJECTIVES, STUDY
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
 from flows.study.train import TrainParameters

@@ -25,7 +25,7 @@ from flows import mitigation
 from flows.flow import Plan
 from flows.mitigation import MitigationParameters
 from flows.parameters.validation import validated
-from flows.study import flow
+from flows.study.flow import STUDY
 from tasks.report import ReportConfig
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
@@ -247,7 +247,7 @@ def test_finished_comparisons_are_the_inputs_of_a_study_s_report(
 ) -> None:
     file = tmp_path / "mitigation.yaml"
     file.write_text(yaml.safe_dump(SMALL, sort_keys=False))
-    plan = analysed.plan(flow.FLOW, {"comparisons": {"mitigation": str(file)}})
+    plan = analysed.plan(STUDY, {"comparisons": {"mitigation": str(file)}})
     made = results["mitigation-page"]
     assert plan.existing == {"mitigation": made.model_copy(update={"cached": True})}
     report = plan.steps[-1]

@@ -19,8 +19,7 @@ from flows.deployment.forms import FilledForm
 from flows.grpo import GrpoParameters
 from flows.judge import JudgeParameters
 from flows.mitigation import ARMS, MitigationParameters
-from flows.parameters.files import STUDIES
-from flows.parameters.parse import load_parameters, parse_parameters
+from flows.parameters.parse import STUDIES, load_parameters, parse_parameters
 from flows.registry import FLOWS
 from flows.study.parameters import StudyParameters
 from flows.sweep.parameters import SweepParameters

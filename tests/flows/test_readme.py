@@ -20,8 +20,7 @@ from dynolab.errors import ConfigError
 from flows.audit import named_on_command_line
 from flows.cli import app, built_in, one_file
 from flows.deployment.deployments import built_in_flow, deployments
-from flows.parameters.files import STUDIES
-from flows.parameters.parse import load_parameters, parse_parameters
+from flows.parameters.parse import STUDIES, load_parameters, parse_parameters
 from tasks.runtime.track.runs import shown_params
 from tests.flows.lab import ROOT
 

@@ -1,4 +1,4 @@
-"""README's commands and the manual's file for DPO, run as they stand on a tiny model and 40 pairs.
+"""README's commands and the manual's file for DPO, run as they stand on a tiny model and 16 pairs.
 
 Its Python runs in `tests/library`.
 """
@@ -56,7 +56,7 @@ def test_the_readme_runs(tmp_path: Path, servers: dict[str, str], analysed: Anal
     folder = tmp_path / "current"
     folder.mkdir()
     (folder / "model").symlink_to(analysed.folder(analysed.sft) / "model")
-    write_rows(folder / "pairs.jsonl", load_data(DataConfig()).pairs[:40])
+    write_rows(folder / "pairs.jsonl", load_data(DataConfig()).pairs[:16])
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment = Lab(tmp_path / "lab", **servers).environment | own
     del environment["DYNOLAB_HOME"]  # README's reader finds results in the current folder

@@ -29,7 +29,7 @@ from dynolab.errors import ConfigError
 from flows import deploy
 from flows.commands import use_platform
 from flows.deployment.upkeep import keep_one_late_run
-from flows.parameters.files import STUDIES
+from flows.parameters.parse import STUDIES
 from flows.schedule import change_schedules
 from tests.flows.lab import SMALL, until
 

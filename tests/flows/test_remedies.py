@@ -28,16 +28,10 @@ def study(*changes: str) -> StudyParameters:
     return load_parameters(StudyParameters, BUILTIN, changes)
 
 
-def file_of(own: StudyParameters) -> str:
-    return remedies_file(
-        own.name, own.seed, own.data, own.base, own.probe_set, own.sft, own.preference
-    )
-
-
 def offered(parameters: StudyParameters, folder: Path) -> MitigationParameters:
     """The file as the command reads it."""
     file = folder / "remedies.yaml"
-    file.write_text(file_of(parameters))
+    file.write_text(remedies_file(parameters))
     return load_parameters(MitigationParameters, file, [])
 
 
@@ -85,7 +79,7 @@ def test_the_first_seed_starts_from_the_studys_results(
 
 def test_the_studys_account_adds_an_arm_without_the_pairs_that_it_names(tmp_path: Path) -> None:
     ledger = write_ledger(tmp_path)
-    text = with_named_arm(file_of(study()), ledger)
+    text = with_named_arm(remedies_file(study()), ledger)
     file = tmp_path / "remedies.yaml"
     file.write_text(text)
     comparison = load_parameters(MitigationParameters, file, [])
@@ -105,7 +99,7 @@ def test_the_studys_account_adds_an_arm_without_the_pairs_that_it_names(tmp_path
     assert drawn == list(comparison.seeds)
     fallen = [account.row.name for account in fallen_accounts(ledger)]
     assert comparison.follow and set(comparison.follow) <= set(fallen)
-    assert with_named_arm(file_of(study()), None) == file_of(study())
+    assert with_named_arm(remedies_file(study()), None) == remedies_file(study())
 
 
 def test_named_pairs_are_left_out_without_an_audit() -> None:
@@ -118,7 +112,7 @@ def test_named_pairs_are_left_out_without_an_audit() -> None:
 
 
 def test_a_training_that_cannot_be_compared_has_none() -> None:
-    assert file_of(study("preference.objective={name: sft_extended}")) == ""
+    assert remedies_file(study("preference.objective={name: sft_extended}")) == ""
 
 
 def result(stage: str, digit: str) -> StageResult:

@@ -13,7 +13,7 @@ from dynolab.errors import ConfigError
 from flows.flow import Plan
 from flows.parameters.parse import load_parameters
 from flows.run import check_hosts, copy_page, write_early_page
-from flows.study.flow import FLOW as STUDY
+from flows.study.flow import STUDY
 from flows.study.parameters import StudyParameters
 from flows.study.steps import study_steps
 from tasks.runtime.system.settings import Settings

@@ -32,7 +32,7 @@ def test_verdicts_with_a_gpu_and_without() -> None:
 @pytest.mark.services
 @pytest.mark.parametrize(
     "names",
-    [("products", "attention"), pytest.param(tuple(CHECKS), marks=pytest.mark.study)],
+    [("products",), pytest.param(tuple(CHECKS), marks=pytest.mark.study)],
 )
 def test_without_a_gpu_every_program_runs(names: tuple[str, ...], tmp_path: Path) -> None:
     done = subprocess.run(

@@ -20,7 +20,8 @@ from dynolab.results.study import MetricsLine
 from dynolab.training.config import TrainConfig
 from tasks.runtime import training_monitor as supervisor_module
 from tasks.runtime.track.progress import PlainLines, Progress
-from tasks.runtime.training_monitor import MetricsTail, TrainingMonitor, Watched, watched_by
+from tasks.runtime.track.tail import Tail
+from tasks.runtime.training_monitor import TrainingMonitor, Watched, watched_by
 from tests.flows.lab import until
 
 
@@ -189,21 +190,26 @@ def test_the_real_client_keeps_the_metrics(
 
 def test_passes_complete_lines_once_and_reads_a_replaced_file_again(tmp_path: Path) -> None:
     file, seen = tmp_path / "metrics.jsonl", list[MetricsLine]()
-    tail = MetricsTail(file, seen.append)
-    tail.poll()  # not there yet
+    tail = Tail(file)
+
+    def poll() -> None:
+        for lines in tail.batches(2):
+            seen.extend(lines)
+
+    poll()  # not there yet
     file.write_text(
         f'{metric_text(1)}\nnot json\n{{"step": 1}}\n{metric_text(2)}\n{metric_text(3)[:10]}'
     )
-    tail.poll()
-    tail.poll()
+    poll()
+    poll()
     with file.open("a") as stream:
         stream.write(metric_text(3)[10:] + "\n")
-    tail.poll()
+    poll()
     assert [(row.step, row.examples) for row in seen] == [(1, 4), (2, 8), (3, 12)]
     other = tmp_path / "other.jsonl"
     other.write_text("".join(metric_text(step) + "\n" for step in range(1, 6)))
     other.replace(file)
-    tail.poll()
+    poll()
     assert [row.step for row in seen[3:]] == [1, 2, 3, 4, 5]
 
 

@@ -9,8 +9,7 @@ from experiments.chapters.flows.digits import SimplicityParameters
 from experiments.chapters.simplicity.page import mapping_verdicts
 from experiments.chapters.simplicity.sweep import learned, sweep
 from experiments.chapters.stages import SpaceConfig
-from flows.parameters.files import STUDIES
-from flows.parameters.parse import load_parameters
+from flows.parameters.parse import STUDIES, load_parameters
 
 pytestmark = [pytest.mark.study, pytest.mark.timeout(3600)]
 

@@ -11,7 +11,7 @@ from dynolab.errors import ConfigError
 from experiments.reproduce.flow import FLOW, ReproduceParameters
 from flows import mitigation
 from flows.parameters.validation import validated
-from flows.study import flow
+from flows.study.flow import STUDY
 from tasks.report import ReportConfig
 from tests.flows.analysed import Analysed
 from tests.flows.test_mitigation_flow import SHARED, SMALL
@@ -47,7 +47,7 @@ def test_claims_on_sft_need_it() -> None:
 def test_a_study_names_the_command_that_has_not_run(analysed: Analysed, tmp_path: Path) -> None:
     file = tmp_path / "reproduction.yaml"
     file.write_text(yaml.safe_dump(SHARED | {"seeds": [7]}, sort_keys=False))
-    plan = analysed.plan(flow.FLOW, {"comparisons": {"reproduction": str(file)}})
+    plan = analysed.plan(STUDY, {"comparisons": {"reproduction": str(file)}})
     report = plan.steps[-1].config
     assert isinstance(report, ReportConfig)
     assert report.missing["reproduction"].startswith("reproduce ")

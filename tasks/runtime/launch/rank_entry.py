@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from dynolab.aside import write_text_aside
 from dynolab.errors import ConfigError, DynolabError
 from dynolab.store import library_versions
 from tasks.runtime.launch.devices import check_usable
@@ -63,9 +64,7 @@ def main(given: Program | None) -> None:
         if code != 0:
             reason = str(error) if isinstance(error, DynolabError) else None
             record = json.dumps({"time": time.time(), "exit_code": code, "reason": reason})
-            part = program.failures / f"rank-{rank}.part"
-            part.write_text(record)
-            part.replace(part.with_suffix(".json"))
+            write_text_aside(program.failures / f"rank-{rank}.json", record)
         raise
 
 

@@ -7,7 +7,7 @@ other commands find them in the home's `services.json` (`standing`).
 A command keeps the ports of the servers that it started: no other program can take the port of a
 server that dies, and the server is started again. The ports of another command's servers may be
 taken when that command ends, so each connection to them begins with a question that only a server
-of this home can answer (`proof_of_home.only_to_this_home`).
+of this home can answer (`service.only_to_this_home`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynolab.errors import ConfigError
-from tasks.runtime.servers.proof_of_home import only_to_this_home
-from tasks.runtime.servers.service import MLFLOW, PREFECT, START_SECONDS, Service
+from tasks.runtime.servers.service import MLFLOW, PREFECT, START_SECONDS, Service, only_to_this_home
 from tasks.runtime.system.processes import (
     Process,
     ending_signal,
@@ -31,11 +30,7 @@ from tasks.runtime.system.processes import (
     start_child,
     stop_group,
 )
-from tasks.runtime.system.secret_files import (
-    TOKEN,
-    login_token,
-    own_folder,
-)
+from tasks.runtime.system.secret_files import TOKEN, login_token, own_folder
 
 ALL = (PREFECT, MLFLOW)
 

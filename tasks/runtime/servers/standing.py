@@ -11,16 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from dynolab.aside import write_text_aside
 from dynolab.errors import ConfigError
-from tasks.runtime.servers.proof_of_home import STRANGER, is_of_home
-from tasks.runtime.servers.service import MLFLOW, PREFECT, Service, is_healthy
+from tasks.runtime.servers.service import MLFLOW, PREFECT, STRANGER, Service, is_healthy, is_of_home
 from tasks.runtime.servers.services import ALL, POLL_SECONDS, Services, start_services
-from tasks.runtime.system.processes import (
-    port_in_use,
-)
-from tasks.runtime.system.secret_files import (
-    login_token,
-)
+from tasks.runtime.system.processes import port_in_use
+from tasks.runtime.system.secret_files import login_token
 from tasks.runtime.track.mlflow_pages import FIRST_RUNS
 
 log = logging.getLogger(__name__)
@@ -96,9 +92,7 @@ def standing_services(
             for name, service in services.by_name.items()
         }
         file = _register(services.home)
-        part = file.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        part.replace(file)
+        write_text_aside(file, json.dumps(content, indent=2) + "\n")
         try:
             yield services
         finally:

@@ -123,15 +123,16 @@ class Progress:
 
     def cached(self, name: str, text: str = "") -> None:
         """Show that a stage's result comes from the store."""
-        stage = StageProgress(name, None, self.displays)
-        stage.text = text
-        stage.close("cached")
+        self._say(name, text, "cached")
 
     def note(self, name: str, text: str) -> None:
         """Show a remark on a stage that is about to begin."""
+        self._say(name, text, "noted")
+
+    def _say(self, name: str, text: str, outcome: Outcome) -> None:
         stage = StageProgress(name, None, self.displays)
         stage.text = text
-        stage.close("noted")
+        stage.close(outcome)
 
 
 class StepReporter:
@@ -263,10 +264,7 @@ def run_tags() -> dict[str, str]:
 
 
 def link_mlflow_run(
-    tracker: RunTracker,
-    name: str,
-    *,
-    charts: bool = False,
+    tracker: RunTracker, name: str, *, charts: bool = False
 ) -> threading.Thread | None:
     """Publish a link artifact in Prefect once MLflow has created the run.
 

@@ -17,12 +17,15 @@ import re
 import shutil
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
+
+from dynolab.aside import write_aside, write_text_aside
+from tasks.runtime.track.tail import Tail
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -107,8 +110,7 @@ class RunTracker:
         self.folder, self.record, self.live = folder, record, live
         self.version, self.sent_version, self.created = 1, 0, threading.Event()
         self.writing = threading.Lock()
-        self.offsets: dict[Path, tuple[int, int]] = {}
-        """File of metrics → its inode, and how many of its bytes were sent."""
+        self._tails: dict[Path, Tail] = {}
         self._tracking, self._held_lock = tracking, lock
 
     @property
@@ -130,23 +132,19 @@ class RunTracker:
     def is_sent(self) -> bool:
         """Whether the server has everything so far."""
         try:
-            unsent = (self.unsent_from(file) < file.stat().st_size for file in self.metric_files())
-            return not (self.version > self.sent_version or any(unsent) or any(self.artifacts()))
+            unsent = any(tail.has_more for tail in self.tails())
+            return not (self.version > self.sent_version or unsent or any(self.artifacts()))
         except FileNotFoundError:  # it has just been sent and deleted
             return True
 
-    def metric_files(self) -> list[Path]:
-        """The files of metrics."""
-        return sorted(self.folder.glob("*.jsonl"))
+    def tails(self) -> list[Tail]:
+        """The files of metrics, each with what of it was sent."""
+        files = sorted(self.folder.glob("[!.]*.jsonl"))
+        return [self._tails.setdefault(file, Tail(file)) for file in files]
 
     def artifacts(self) -> Iterator[Path]:
         """The files to upload, whose place below `artifacts/` is that in the run."""
         return (path for path in (self.folder / "artifacts").rglob("*") if path.is_file())
-
-    def unsent_from(self, file: Path) -> int:
-        """Where the unsent lines of a file begin; 0 if another file has taken its place."""
-        status, (inode, offset) = file.stat(), self.offsets.get(file, (0, 0))
-        return offset if status.st_ino == inode and offset <= status.st_size else 0
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         """Log `values` at `step`; NaN and infinities are allowed."""
@@ -192,12 +190,8 @@ class RunTracker:
         The file is copied, so it may be changed or deleted after the call.
         """
         copy = self.folder / "artifacts" / folder.strip("/") / file.name
-        aside = self.folder / f"{uuid.uuid4().hex}.part"
-        with self._logging(f"the artifact {file}"):
-            shutil.copyfile(file, aside)
-            with self.writing:
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                aside.replace(copy)
+        with self._logging(f"the artifact {file}"), self.writing:
+            write_aside(copy, partial(shutil.copyfile, file), folder=self.folder)
 
     def wait_created(self, timeout: float) -> bool:
         """Wait until `run_id` is known; returns False if it is not after `timeout` seconds.
@@ -215,9 +209,7 @@ class RunTracker:
 
     def save(self) -> None:
         """Write `run.json`; the caller holds `writing`."""
-        aside = self.folder / "run.part"
-        aside.write_text(json.dumps(asdict(self.record)), encoding="utf-8")
-        aside.replace(self.folder / "run.json")
+        write_text_aside(self.folder / "run.json", json.dumps(asdict(self.record)))
 
     def release(self) -> None:
         """Let other processes send the folder."""

@@ -13,7 +13,6 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,9 +23,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.utils.rest_utils import verify_rest_response
-from pydantic import ValidationError
 
-from dynolab.errors import unreadable
 from dynolab.results.study import MetricsLine
 from tasks.runtime.track.mlflow_pages import (
     DESCRIPTION_TAG,
@@ -107,8 +104,9 @@ class Sender:
         if version > tracker.sent_version:
             self._send_record(tracker, run)
             tracker.sent_version = version
-        for file in tracker.metric_files():
-            self._send_metrics(tracker, run.run_id, file)
+        for tail in tracker.tails():
+            for lines in tail.batches(LINES_PER_BATCH):
+                self._log_batch(run.run_id, list(self._metrics(tracker, run.run_id, lines)))
         for file in tracker.artifacts():
             inode = file.stat().st_ino
             self._upload(run, file, file.parent.relative_to(tracker.folder / "artifacts"))
@@ -142,26 +140,10 @@ class Sender:
                 model["run_id"] or run.run_id, model["name"], model["source"], model["tags"]
             )
 
-    def _send_metrics(self, tracker: RunTracker, run_id: str, file: Path) -> None:
-        """Send a file's complete lines; a line that a killed writer has begun is never sent."""
-        with file.open("rb") as stream:
-            offset = tracker.unsent_from(file)
-            stream.seek(offset)
-            whole = (line for line in stream if line.endswith(b"\n"))
-            while lines := list(islice(whole, LINES_PER_BATCH)):
-                self._log_batch(run_id, list(self._metrics(tracker, run_id, lines)))
-                offset += sum(map(len, lines))
-                tracker.offsets[file] = (file.stat().st_ino, offset)
-
     def _metrics(
-        self, tracker: RunTracker, run_id: str, lines: Iterable[bytes]
+        self, tracker: RunTracker, run_id: str, lines: Iterable[MetricsLine]
     ) -> Iterator[Metric]:
-        for text in lines:
-            try:
-                line = MetricsLine.model_validate_json(text)
-            except ValidationError as error:
-                log.warning("skipping a line of metrics: it %s", unreadable(error))
-                continue
+        for line in lines:
             for key, value in line.metrics.items():
                 if not (tracker.record.reopened and line.step in self._steps(run_id, key)):
                     yield Metric(key, value, int(line.time * 1000), line.step)
