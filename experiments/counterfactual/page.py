@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from markupsafe import Markup
 
 from dynolab.report.figure import Figure, add_diagonal, in_panel, subplots
@@ -79,7 +78,7 @@ def blamed_table(
         if group.answer is not None:
             of_group = [by_effect[group.name, group.answer, estimate] for estimate in estimates]
             measured = [row.measured for row in repeats if row.group == group.name]
-            seeds = mean_interval(np.array(measured))
+            seeds = mean_interval(measured)
             rows.append(
                 (
                     group.answer,

@@ -176,7 +176,7 @@ def difference(rows: pd.DataFrame, column: str) -> Interval:
     """Compositional − holistic, paired by seed; empty without one of the kinds."""
     kinds = [select(rows, kind=kind) for kind in ("compositional", "holistic")]
     if any(of_kind.empty for of_kind in kinds):
-        return mean_interval(np.array([]))
+        return mean_interval([])
     compositional, holistic = (per_seed(of_kind, column) for of_kind in kinds)
     return mean_interval(compositional - holistic)
 
@@ -185,7 +185,7 @@ def correlation(rows: pd.DataFrame, column: str) -> Interval:
     """Spearman's ρ between a column and the area under the loss, averaged over seeds."""
     measured = rows[[bool(np.isfinite(value).all()) for value in rows[column]]]
     if len(measured) < 3:
-        return mean_interval(np.array([]))
+        return mean_interval([])
     area = np.array(measured.area.to_list()).T
     values = np.array(measured[column].to_list()).T
     return mean_interval(np.asarray(rank_correlation(np.broadcast_to(values, area.shape), area)))

@@ -125,7 +125,7 @@ def _speed_claims(speeds: pd.DataFrame) -> Iterator[Claimed]:
                 "clean-noisy/held_back",
                 "Clean examples hold wrong labels back: with them these are learned more slowly",
                 "Δ of noisy, with − without clean < 0",
-                below("with − without", mean_interval(np.array(differences))),
+                below("with − without", mean_interval(differences)),
             )
 
 
